@@ -1,0 +1,51 @@
+# Every target does its own set-up. `make demo` and `make test` are all that a new machine needs.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help demo test test-fast lint format types bench tools clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-10s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Highwater needs Python 3.11 or newer; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/pip install --quiet --editable . --group dev
+	@touch $@
+
+demo: $(READY) ## A real vLLM engine, the sidecar beside it, and the story told on them
+	$(BIN)/highwater demo
+
+test: $(READY) tools ## Every test: units, HTTP on real ports, and a real engine
+	$(BIN)/highwater demo --prepare
+	$(BIN)/pytest
+
+test-fast: $(READY) ## The tests that need no engine
+	$(BIN)/pytest -m "not engine"
+
+lint: $(READY) ## Lint, format check and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## Format, and mend what lint can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## The figures in docs/figures.md, measured again on this machine
+	$(BIN)/highwater demo --prepare
+	$(BIN)/python -m bench
+
+# promtool and prometheus judge our metrics. Debian has both in one package.
+tools:
+	@command -v promtool >/dev/null && command -v prometheus >/dev/null || { \
+	  echo 'installing prometheus (for promtool)'; \
+	  SUDO=$$( [ "$$(id -u)" = 0 ] || echo sudo ); \
+	  $$SUDO apt-get -qq update && $$SUDO apt-get -qq install -y --no-install-recommends prometheus >/dev/null; }
+
+clean: ## Remove what the targets above made in this tree (the engine's environment stays in the cache)
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
