@@ -1,0 +1,216 @@
+"""Accounting: from what a worker said to exclusive components that sum to what is used. Pure; no I/O, no clock.
+
+The parts are placed one after another into ``used_bytes`` and never overfill it: a part that does not fit any more
+(PyTorch's statistics and the driver's are not read at the same instant; a sleeping engine has unmapped pools that
+PyTorch still counts) is cut, and a note says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from statistics import linear_regression
+
+from app.readings import (
+    Budget,
+    Components,
+    EncoderCacheTotals,
+    Growth,
+    Note,
+    RankDelta,
+    RankReading,
+    WorkerMemory,
+)
+
+COMPONENTS = tuple(field.name for field in fields(Components))
+
+
+def account(worker: WorkerMemory) -> RankReading:
+    """One worker's answer as a reading whose known components sum to ``used_bytes`` exactly."""
+    components, notes = _place(worker)
+    ratio = None
+    if worker.used_bytes is not None and worker.total_bytes:
+        ratio = worker.used_bytes / worker.total_bytes
+    return RankReading(
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        dp_rank=worker.dp_rank,
+        tp_rank=worker.tp_rank,
+        pp_rank=worker.pp_rank,
+        host=worker.host,
+        pid=worker.pid,
+        taken_at=worker.taken_at,
+        device=worker.device,
+        total_bytes=worker.total_bytes,
+        free_bytes=worker.free_bytes,
+        used_bytes=worker.used_bytes,
+        used_ratio=ratio,
+        torch=worker.torch,
+        components=components,
+        encoder_cache=worker.encoder_cache,
+        budget=Budget(
+            gpu_memory_utilization=worker.budget.gpu_memory_utilization,
+            requested_bytes=worker.budget.requested_bytes,
+            headroom_bytes=worker.free_bytes,
+        ),
+        host_memory=worker.host_memory,
+        notes=worker.notes + notes,
+    )
+
+
+def _place(worker: WorkerMemory) -> tuple[Components, tuple[Note, ...]]:
+    encoder = worker.encoder_cache.device_bytes if worker.encoder_cache is not None else None
+    known = {
+        "weights_bytes": worker.weights_bytes,
+        "encoder_cache_bytes": encoder,
+        "kv_cache_bytes": worker.kv_cache_bytes,
+    }
+    if worker.used_bytes is None:
+        return Components(**known), (Note(name="used_bytes", reason="not known, so the components cannot be summed"),)
+
+    unknown = [name for name in ("weights_bytes", "kv_cache_bytes") if known[name] is None]
+    parts = dict(known) | _allocator_parts(worker, sum(size or 0 for size in known.values()), placed_all=not unknown)
+    notes = [_unplaced(name) for name in unknown]
+    placed: dict[str, int | None] = {}
+    left = worker.used_bytes
+    for name, size in parts.items():
+        if size is None:
+            placed[name] = None
+            continue
+        placed[name] = min(max(size, 0), left)
+        left -= placed[name] or 0
+        if size > (placed[name] or 0):
+            notes.append(Note(name=name, reason=f"{size} bytes counted, of which only {placed[name]} fit into used"))
+    return Components(**placed, non_torch_bytes=left), tuple(notes)
+
+
+def _unplaced(name: str) -> Note:
+    return Note(name=name, reason="not known for this worker; its bytes stand under non_torch_bytes")
+
+
+def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> dict[str, int | None]:
+    """What PyTorch's allocator holds beyond the known parts: live tensors (activations) and cached blocks.
+
+    Where weights or KV pool are unknown, live tensors cannot be told from them: activations stay ``None``.
+    """
+    allocated, reserved = worker.torch.allocated_bytes, worker.torch.reserved_bytes
+    if allocated is None or reserved is None:
+        return {"activations_bytes": None, "torch_cached_bytes": None}
+    return {
+        "activations_bytes": max(allocated - placed, 0) if placed_all else None,
+        "torch_cached_bytes": max(reserved - allocated, 0),
+    }
+
+
+def rank_key(reading: RankReading) -> tuple[int, int]:
+    """What identifies a worker across readings; data-parallel engines number their ranks from 0 each."""
+    return (reading.dp_rank or 0, reading.rank or 0)
+
+
+def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:
+    """What changed on each rank that is in both; a component unknown at either end is ``None``."""
+    earlier = {rank_key(reading): reading for reading in before}
+    return tuple(
+        RankDelta(
+            rank=now.rank,
+            dp_rank=now.dp_rank,
+            used_bytes=_minus(now.used_bytes, was.used_bytes),
+            components=_combine(_minus, now.components, was.components),
+        )
+        for now in after
+        if (was := earlier.get(rank_key(now))) is not None
+    )
+
+
+def freed(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:
+    """What each rank gave back; negative where traffic took more meanwhile."""
+    return compare(after, before)
+
+
+def total(deltas: Sequence[RankDelta]) -> tuple[int | None, Components]:
+    """Deltas summed over the ranks: used bytes, and the same by component."""
+    parts = {name: _sum(getattr(delta.components, name) for delta in deltas) for name in COMPONENTS}
+    return _sum(delta.used_bytes for delta in deltas), Components(**parts)
+
+
+def encoder_totals(ranks: Sequence[RankReading]) -> EncoderCacheTotals | None:
+    """The encoder cache over all ranks, or ``None`` where no rank has one (text-only models)."""
+    caches = [rank.encoder_cache for rank in ranks if rank.encoder_cache is not None]
+    if not caches:
+        return None
+    capacities = [cache.capacity_embeds for cache in caches if cache.capacity_embeds is not None]
+    ages = [cache.oldest_age_seconds for cache in caches if cache.oldest_age_seconds is not None]
+    return EncoderCacheTotals(
+        entries=max(cache.entries for cache in caches),
+        device_bytes=sum(cache.device_bytes for cache in caches),
+        host_bytes=sum(cache.host_bytes for cache in caches),
+        capacity_embeds=max(capacities, default=None),
+        oldest_age_seconds=max(ages, default=None),
+    )
+
+
+def growth(
+    baseline: Sequence[RankReading], ranks: Sequence[RankReading], recent: Sequence[tuple[float, float]]
+) -> Growth:
+    """Growth since ``baseline`` and the slope over ``recent``.
+
+    Args:
+        baseline: The first readings after the engine became ready.
+        ranks: The readings now.
+        recent: ``(taken_at, used bytes summed over ranks)`` of the last minute, oldest first.
+    """
+    grown, _ = total(compare(baseline, ranks))
+    return Growth(
+        since_ready_bytes=grown,
+        bytes_per_second=_slope(recent),
+        host_since_ready_bytes=_rss_growth(baseline, ranks),
+        baseline_taken_at=min((reading.taken_at for reading in baseline), default=None),
+    )
+
+
+def used_total(ranks: Iterable[RankReading]) -> int | None:
+    """Used bytes summed over the ranks, ``None`` where none is known."""
+    return _sum(rank.used_bytes for rank in ranks)
+
+
+def host_used(ranks: Sequence[RankReading]) -> int | None:
+    """Host memory in use where the workers run: of the control group if it has a limit, else of the node."""
+    return max((used for used, _ in map(host_share, ranks) if used is not None), default=None)
+
+
+def host_share(rank: RankReading) -> tuple[int | None, int | None]:
+    """``(used, total)`` of the host memory that this worker lives in; ``None`` where not known."""
+    host = rank.host_memory
+    if host.cgroup_limit_bytes and host.cgroup_used_bytes is not None:
+        return host.cgroup_used_bytes, host.cgroup_limit_bytes
+    if host.node_total_bytes and host.node_available_bytes is not None:
+        return host.node_total_bytes - host.node_available_bytes, host.node_total_bytes
+    return None, None
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """Least-squares slope; ``None`` below three points, where it would only show noise."""
+    if len(points) < 3 or points[0][0] == points[-1][0]:  # noqa: PLR2004 - a line through two points says nothing
+        return None
+    start = points[0][0]
+    slope = linear_regression([at - start for at, _ in points], [size for _, size in points]).slope
+    return slope if math.isfinite(slope) else None
+
+
+def _rss_growth(baseline: Sequence[RankReading], ranks: Sequence[RankReading]) -> int | None:
+    earlier = {rank_key(reading): reading.host_memory.rss_bytes for reading in baseline}
+    return _sum(_minus(rank.host_memory.rss_bytes, earlier.get(rank_key(rank))) for rank in ranks)
+
+
+def _minus(now: int | None, was: int | None) -> int | None:
+    return None if now is None or was is None else now - was
+
+
+def _combine(op: Callable[[int | None, int | None], int | None], left: Components, right: Components) -> Components:
+    return Components(**{name: op(getattr(left, name), getattr(right, name)) for name in COMPONENTS})
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None

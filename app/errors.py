@@ -1,0 +1,128 @@
+"""The exception tree: everything that this package raises on purpose.
+
+::
+
+    HighwaterError
+    ├── SettingsError            a setting is wrong; carries every problem found
+    ├── EngineError              a word said to the engine got no good answer
+    │   ├── EngineUnreachable    no connection: it is down, starting, or the URL is wrong
+    │   ├── EngineUnresponsive   connected, but no answer within the deadline
+    │   ├── EngineRefused        an HTTP status that is not the one hoped for
+    │   └── EngineGarbled        an answer that is not what the contract says
+    └── RequestError             an operator's request that cannot be served; carries the HTTP status
+        ├── UnknownName          a remedy, rule, mark or value that does not exist (422)
+        ├── Refused              would be unsafe or cannot help (409)
+        └── NotAvailable         the engine cannot do it now (503)
+
+Foreign exceptions (httpx, json, pydantic) are mapped to these once, at the door where they arise, with ``from``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+_SHOWN_LENGTH = 120
+
+
+class HighwaterError(Exception):
+    """The root of everything that Highwater raises on purpose."""
+
+
+class SettingsError(HighwaterError):
+    """One or more settings are wrong.
+
+    Attributes:
+        problems: One sentence each, naming the key, the value and what would be right.
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+class EngineError(HighwaterError):
+    """The engine gave no good answer. ``reason`` is a bounded word for metrics."""
+
+    reason = "error"
+
+
+class EngineUnreachable(EngineError):
+    """No connection to the engine could be made, or it broke before an answer."""
+
+    reason = "unreachable"
+
+
+class EngineUnresponsive(EngineError):
+    """The engine took the request and has not answered within the deadline."""
+
+    reason = "unresponsive"
+
+
+class EngineRefused(EngineError):
+    """The engine answered with a status that means no.
+
+    Attributes:
+        status: The HTTP status.
+    """
+
+    reason = "refused"
+
+    def __init__(self, message: str, status: int) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class EngineGarbled(EngineError):
+    """The engine answered something that the contract does not allow."""
+
+    reason = "garbled"
+
+
+class RequestError(HighwaterError):
+    """An operator's request that cannot be served.
+
+    Attributes:
+        status: The HTTP status that says so.
+        code: A word for programs.
+    """
+
+    status = 400
+    code = "bad_request"
+
+
+class UnknownName(RequestError):
+    """A name or value that does not exist; the message lists the ones that do."""
+
+    status = 422
+    code = "unknown_name"
+
+    def __init__(self, key: str, value: object, allowed: Iterable[str]) -> None:
+        choices = ", ".join(allowed) or "none yet"
+        super().__init__(f"{key}: {value!r} is not known; allowed: {choices}")
+
+
+class Refused(RequestError):
+    """Doing it would put the engine or its traffic at risk, or cannot help."""
+
+    status = 409
+    code = "refused"
+
+
+class NotAvailable(RequestError):
+    """The engine cannot do it in its present state."""
+
+    status = 503
+    code = "engine_not_available"
+
+
+def sentences(errors: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """A pydantic error list as one sentence a problem: key, value, and what would be right. Never shows a token."""
+    for error in errors:
+        key = ".".join(str(part) for part in error["loc"])
+        if error["type"] == "extra_forbidden":
+            yield f"{key}: there is no such key"
+            continue
+        shown = "" if "token" in key or error["type"] == "missing" or not key else f"{error['input']!r} "
+        message = error["msg"].removeprefix("Value error, ")
+        yield f"{key}: {shown if len(shown) <= _SHOWN_LENGTH else ''}{message}".removeprefix(": ")

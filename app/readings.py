@@ -1,0 +1,364 @@
+"""The frozen values that every layer speaks: what a worker said, what a report says, what happened.
+
+Bytes are integers, times are Unix seconds, ratios are 0 to 1; absent knowledge is ``None``, never 0. Nothing here
+reads, decides or formats anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+SCHEMA = 1
+
+EngineState: TypeAlias = Literal["ready", "starting", "paused", "sleeping", "unresponsive", "down"]
+RulePhase: TypeAlias = Literal["below", "above", "acting", "cooling", "futile"]
+EventKind: TypeAlias = Literal["reset", "refusal", "mark", "state", "policy", "baseline"]
+Trigger: TypeAlias = Literal["policy", "reclaim", "drop-in"]
+Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
+Mode: TypeAlias = Literal["safe", "now"]
+
+# --- what one worker says over the wire (op `memory`; worker_ext/README.md is the contract) ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Which device a worker computes on.
+
+    Attributes:
+        type: ``npu``, ``cuda``, ``xpu`` or ``cpu``.
+        index: The device's index as the worker's process numbers it; ``None`` on CPU.
+        name: The vendor's product name.
+    """
+
+    type: str
+    index: int | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchMemory:
+    """The caching allocator's own statistics (``torch.<device>.memory_stats``); all ``None`` on CPU."""
+
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    alloc_retries: int | None = None
+    ooms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderCache:
+    """Totals of one worker's multimodal encoder cache; storages shared by several entries count once.
+
+    Attributes:
+        entries: How many images (or other items) are cached.
+        device_bytes: What they hold on the device.
+        host_bytes: What was spilled to host memory.
+        capacity_embeds: The scheduler's budget, in embeddings; vLLM evicts lazily and stays near it.
+        oldest_age_seconds: Since the oldest entry was first seen by us: a lower bound.
+    """
+
+    entries: int
+    device_bytes: int
+    host_bytes: int = 0
+    capacity_embeds: int | None = None
+    oldest_age_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerBudget:
+    """What vLLM took for itself at start (``gpu_memory_utilization`` times total)."""
+
+    gpu_memory_utilization: float | None = None
+    requested_bytes: int | None = None
+    init_free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """Host memory as the worker's process sees it."""
+
+    rss_bytes: int | None = None
+    cgroup_used_bytes: int | None = None
+    cgroup_limit_bytes: int | None = None
+    node_total_bytes: int | None = None
+    node_available_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something that could not be known or placed, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """One worker's answer to op ``memory``, as it came."""
+
+    rank: int | None
+    local_rank: int | None = None
+    dp_rank: int | None = None
+    tp_rank: int | None = None
+    pp_rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    taken_at: float
+    device: Device
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    used_bytes: int | None = None
+    torch: TorchMemory = TorchMemory()
+    weights_bytes: int | None = None
+    kv_cache_bytes: int | None = None
+    encoder_cache: EncoderCache | None = None
+    budget: WorkerBudget = WorkerBudget()
+    host_memory: HostMemory = HostMemory()
+    notes: tuple[Note, ...] = ()
+
+
+# --- what the sidecar makes of it ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    """Exclusive parts of ``used_bytes``; the ones that are known sum to it exactly.
+
+    Attributes:
+        weights_bytes: The model's parameters and buffers.
+        kv_cache_bytes: The preallocated KV pool.
+        encoder_cache_bytes: Encoder outputs kept on the device.
+        activations_bytes: Allocated by PyTorch and none of the above.
+        torch_cached_bytes: Reserved by PyTorch's allocator and not allocated: what ``release`` can give back.
+        non_torch_bytes: The rest: contexts, collectives, graphs, workspaces, other processes; on CPU the
+            interpreter, its libraries and the heap.
+    """
+
+    weights_bytes: int | None = None
+    kv_cache_bytes: int | None = None
+    encoder_cache_bytes: int | None = None
+    activations_bytes: int | None = None
+    torch_cached_bytes: int | None = None
+    non_torch_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """vLLM's share of the device, and how much of it is left.
+
+    Attributes:
+        gpu_memory_utilization: The engine's setting.
+        requested_bytes: That share in bytes.
+        headroom_bytes: What the device still has free.
+    """
+
+    gpu_memory_utilization: float | None = None
+    requested_bytes: int | None = None
+    headroom_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReading:
+    """One worker's memory, accounted for."""
+
+    rank: int | None
+    local_rank: int | None
+    dp_rank: int | None
+    tp_rank: int | None
+    pp_rank: int | None
+    host: str | None
+    pid: int | None
+    taken_at: float
+    device: Device
+    total_bytes: int | None
+    free_bytes: int | None
+    used_bytes: int | None
+    used_ratio: float | None
+    torch: TorchMemory
+    components: Components
+    encoder_cache: EncoderCache | None
+    budget: Budget
+    host_memory: HostMemory
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What the engine's own ``/metrics`` said, summed over its engines.
+
+    Attributes:
+        requests_running: Requests in the running batch.
+        requests_waiting: Requests queued in the scheduler.
+        kv_cache_usage_ratio: Of the fullest engine.
+        sleeping: Whether any engine has its weights offloaded or discarded.
+    """
+
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    kv_cache_usage_ratio: float | None = None
+    sleeping: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """The engine as the last poll found it."""
+
+    url: str
+    state: EngineState
+    version: str | None = None
+    model: str | None = None
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    kv_cache_usage_ratio: float | None = None
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderCacheTotals:
+    """The encoder cache over all ranks.
+
+    Attributes:
+        entries: Of the rank that holds most: every tensor-parallel rank holds a full copy.
+        device_bytes: Summed over the ranks.
+        host_bytes: Summed over the ranks.
+        capacity_embeds: Of one rank.
+        oldest_age_seconds: Of the oldest entry of any rank; a lower bound.
+    """
+
+    entries: int
+    device_bytes: int
+    host_bytes: int
+    capacity_embeds: int | None = None
+    oldest_age_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How used bytes moved, summed over the ranks that were there at both ends.
+
+    Attributes:
+        since_ready_bytes: Since the first reading after the engine became ready.
+        bytes_per_second: The slope over the last minute.
+        host_since_ready_bytes: The workers' resident set size (RSS) since then.
+        baseline_taken_at: When that first reading was taken.
+    """
+
+    since_ready_bytes: int | None = None
+    bytes_per_second: float | None = None
+    host_since_ready_bytes: int | None = None
+    baseline_taken_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyState:
+    """A remedy of a rule that is not tried for now, and until when."""
+
+    name: str
+    futile: bool
+    retry_at: float | None = None
+    last_freed_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleStatus:
+    """One rule as it stands."""
+
+    name: str
+    signal: str
+    high_water: float
+    low_water: float
+    phase: RulePhase
+    value: float | None = None
+    since: float | None = None
+    problem: str | None = None
+    remedies: tuple[RemedyState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStatus:
+    """The policy as it stands; ``state`` is that of the rule in the most urgent phase."""
+
+    state: RulePhase
+    mode: Literal["act", "observe"]
+    rules: tuple[RuleStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What ``GET /memory`` shows.
+
+    Attributes:
+        taken_at: When the workers' readings were taken; ``None`` until the first.
+        age_seconds: Since then.
+        stale: Whether that is too long ago to act on.
+    """
+
+    schema: int = SCHEMA
+    taken_at: float | None = None
+    age_seconds: float | None = None
+    stale: bool = True
+    engine: EngineStatus
+    ranks_expected: int | None = None
+    ranks_reported: int = 0
+    ranks: tuple[RankReading, ...] = ()
+    encoder_cache: EncoderCacheTotals | None = None
+    growth: Growth = Growth()
+    policy: PolicyStatus | None = None
+
+
+# --- what was done, and what happened ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDelta:
+    """The difference between two readings of one rank; who makes it says which way round."""
+
+    rank: int | None
+    dp_rank: int | None
+    used_bytes: int | None
+    components: Components
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyResult:
+    """One remedy, run or not, and what it gave back.
+
+    Attributes:
+        remedy: Its name.
+        outcome: ``done``, ``refused``, ``failed`` or (policy in observe mode) ``observed``.
+        reason: Why not, or what the engine said.
+        seconds: From start to the reading after it.
+        freed_bytes: Used bytes before less after, summed over ranks; negative when traffic took more meanwhile.
+        freed_components: The same by component.
+        ranks: The same by rank.
+        frees: What this remedy can free, in words.
+        spares: What it cannot, in words.
+    """
+
+    remedy: str
+    outcome: Outcome
+    reason: str | None = None
+    seconds: float = 0.0
+    freed_bytes: int | None = None
+    freed_components: Components = Components()
+    ranks: tuple[RankDelta, ...] = ()
+    frees: str = ""
+    spares: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened, newest last in the ring."""
+
+    id: int
+    at: float
+    kind: EventKind
+    summary: str
+    trigger: Trigger | None = None
+    rule: str | None = None
+    result: RemedyResult | None = None
