@@ -1,0 +1,236 @@
+"""What was: the ring of readings, the events, the marks, and the watchers of all three.
+
+Kept in memory only and bounded in every direction. Readings are kept as packed floats: an hour of eight ranks at one a
+second is 5 MB so, and 70 MB as the reports themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from app.attribution import COMPONENTS, used_total
+from app.readings import Event, EventKind, RankReading, RemedyResult, Report, Trigger
+
+MARKS_KEPT = 100
+EVENTS_KEPT = 1000
+WATCHER_BACKLOG = 256
+
+_Reader: TypeAlias = Callable[[RankReading], float | None]
+
+
+def _component(name: str) -> _Reader:
+    return lambda rank: getattr(rank.components, name)
+
+
+# What is kept of each rank, by the name under which the history shows it.
+RANK_FIELDS: Mapping[str, _Reader] = {
+    "used_bytes": lambda rank: rank.used_bytes,
+    "free_bytes": lambda rank: rank.free_bytes,
+    "used_ratio": lambda rank: rank.used_ratio,
+    **{name: _component(name) for name in COMPONENTS},
+    "torch_allocated_bytes": lambda rank: rank.torch.allocated_bytes,
+    "torch_reserved_bytes": lambda rank: rank.torch.reserved_bytes,
+    "encoder_cache_entries": lambda rank: rank.encoder_cache.entries if rank.encoder_cache else None,
+    "host_rss_bytes": lambda rank: rank.host_memory.rss_bytes,
+}
+ENGINE_FIELDS = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A named moment.
+
+    Attributes:
+        name: The operator's.
+        at: When.
+        ranks: The readings then.
+    """
+
+    name: str
+    at: float
+    ranks: tuple[RankReading, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at: float
+    identities: tuple[tuple[int | None, int | None, int | None], ...]
+    values: array[float]
+    engine: array[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One thing that a watcher is told: a report or an event."""
+
+    kind: Literal["report", "event"]
+    value: Report | Event
+
+
+class History:
+    """The ring, the events and the marks.
+
+    Args:
+        samples: How many readings are kept.
+        clock: The time in Unix seconds.
+    """
+
+    def __init__(self, samples: int, *, clock: Callable[[], float] = time.time) -> None:
+        self._samples: deque[_Sample] = deque(maxlen=samples)
+        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._marks: dict[str, Mark] = {}
+        self._watchers: set[asyncio.Queue[Told | None]] = set()
+        self._clock = clock
+        self._next_id = 1
+
+    # --- readings ---
+
+    def add(self, report: Report) -> None:
+        """Keep a fresh report, and tell the watchers."""
+        if report.taken_at is not None and not report.stale:
+            self._samples.append(_pack(report))
+        self._tell(Told("report", report))
+
+    def readings(self, since: float, step: float) -> list[dict[str, Any]]:
+        """Readings taken at or after ``since``, oldest first; of each ``step`` seconds the last (0: every one)."""
+        chosen: dict[float, _Sample] = {}
+        for index, sample in enumerate(self._samples):
+            if sample.at >= since:
+                chosen[math.floor(sample.at / step) if step else index] = sample
+        return [_unpack(sample) for sample in chosen.values()]
+
+    def recent_used(self, seconds: float) -> list[tuple[float, float]]:
+        """``(at, used bytes summed over ranks)`` of the last seconds, oldest first; of these workers only."""
+        points: list[tuple[float, float]] = []
+        width = len(RANK_FIELDS)
+        for sample in reversed(self._samples):
+            last = self._samples[-1]
+            if sample.at < last.at - seconds or sample.identities != last.identities:
+                break
+            used = [value for value in sample.values[::width] if not math.isnan(value)]
+            if used:
+                points.append((sample.at, sum(used)))
+        points.reverse()
+        return points
+
+    # --- events ---
+
+    def record(
+        self,
+        kind: EventKind,
+        summary: str,
+        *,
+        trigger: Trigger | None = None,
+        rule: str | None = None,
+        result: RemedyResult | None = None,
+    ) -> Event:
+        """Keep an event, and tell the watchers."""
+        event = Event(
+            id=self._next_id,
+            at=self._clock(),
+            kind=kind,
+            summary=summary,
+            trigger=trigger,
+            rule=rule,
+            result=result,
+        )
+        self._next_id += 1
+        self._events.append(event)
+        self._tell(Told("event", event))
+        return event
+
+    def events(self, *, since: float = 0.0, limit: int = EVENTS_KEPT) -> list[Event]:
+        """Events at or after ``since``, newest first."""
+        newest_first = (event for event in reversed(self._events) if event.at >= since)
+        return [event for event, _ in zip(newest_first, range(limit), strict=False)]
+
+    # --- marks ---
+
+    def mark(self, name: str, ranks: Sequence[RankReading]) -> Mark:
+        """Name this moment. A name used before moves to now; the oldest of too many is forgotten."""
+        self._marks.pop(name, None)
+        mark = Mark(name, self._clock(), tuple(replace(rank, notes=()) for rank in ranks))
+        self._marks[name] = mark
+        while len(self._marks) > MARKS_KEPT:
+            del self._marks[next(iter(self._marks))]
+        used = used_total(ranks)
+        self.record("mark", f"mark {name!r}" + (f" at {used} bytes used" if used is not None else ""))
+        return mark
+
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        """The marks by name, oldest first."""
+        return self._marks
+
+    # --- watchers ---
+
+    @contextmanager
+    def watch(self) -> Iterator[asyncio.Queue[Told | None]]:
+        """A queue of what happens from now on. ``None`` ends it: the watcher was too slow, or the sidecar stops."""
+        queue: asyncio.Queue[Told | None] = asyncio.Queue(WATCHER_BACKLOG)
+        self._watchers.add(queue)
+        try:
+            yield queue
+        finally:
+            self._watchers.discard(queue)
+
+    def close(self) -> None:
+        """End every watcher."""
+        for queue in tuple(self._watchers):
+            self._end(queue)
+
+    def _tell(self, told: Told) -> None:
+        for queue in tuple(self._watchers):
+            try:
+                queue.put_nowait(told)
+            except asyncio.QueueFull:
+                self._end(queue)
+
+    def _end(self, queue: asyncio.Queue[Told | None]) -> None:
+        self._watchers.discard(queue)
+        if queue.full():
+            queue.get_nowait()
+        queue.put_nowait(None)
+
+
+def _pack(report: Report) -> _Sample:
+    values = array("d")
+    for rank in report.ranks:
+        values.extend(_number(read(rank)) for read in RANK_FIELDS.values())
+    return _Sample(
+        at=report.taken_at or 0.0,
+        identities=tuple((rank.dp_rank, rank.rank, rank.pid) for rank in report.ranks),
+        values=values,
+        engine=array("d", (_number(getattr(report.engine, name)) for name in ENGINE_FIELDS)),
+    )
+
+
+def _unpack(sample: _Sample) -> dict[str, Any]:
+    width = len(RANK_FIELDS)
+    return {
+        "at": sample.at,
+        **dict(zip(ENGINE_FIELDS, map(_known, sample.engine), strict=True)),
+        "ranks": [
+            {"dp_rank": dp_rank, "rank": rank, "pid": pid}
+            | dict(zip(RANK_FIELDS, map(_known, sample.values[index * width : (index + 1) * width]), strict=True))
+            for index, (dp_rank, rank, pid) in enumerate(sample.identities)
+        ],
+    }
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _known(value: float) -> float | int | None:
+    if math.isnan(value):
+        return None
+    return int(value) if value.is_integer() else value

@@ -1,0 +1,39 @@
+"""Empty the encoder cache, scheduler and workers together."""
+
+from __future__ import annotations
+
+from app.capabilities import Capabilities
+from app.engine import Engine
+from app.readings import EngineStatus, Mode
+from app.remedies.remedy import Run, missing, post
+
+
+class ResetEncoderCache:
+    """The engine's ``/reset_encoder_cache``: the scheduler forgets first, in order with its queued steps.
+
+    That makes it consistent under live traffic (vllm/v1/core/encoder_cache_manager.py ``reset``).
+    """
+
+    name = "reset_encoder_cache"
+    frees = "encoder outputs on the device; they go back to PyTorch's allocator, and with release to the device"
+    spares = "weights, KV pool, processor caches on the host"
+    needs_release = True
+    path = "/reset_encoder_cache"
+
+    def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
+        """Only where the engine clears both sides itself: clearing the workers' side alone kills it."""
+        if not capabilities.reset_encoder_cache:
+            return missing(self.path, "0.16")
+        if status.state == "sleeping":
+            return "the engine is asleep"
+        if mode == "safe" and capabilities.ec_connector:
+            return "an encoder-cache connector is configured, which keeps references into the cache"
+        return None
+
+    async def run(self, engine: Engine, query: str = "") -> Run:
+        """POST it.
+
+        Raises:
+            EngineError: The engine gave no good answer.
+        """
+        return await post(engine, self.path, query)

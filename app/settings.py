@@ -1,0 +1,128 @@
+"""Every setting: its type, default, unit and meaning, in one frozen object. ``settings_sources`` fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic.fields import FieldInfo
+
+from app.policy_settings import PolicySettings
+
+PREFIX = "HIGHWATER_"
+MIB = 1024 * 1024
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid")
+
+
+class ProxySettings(BaseModel):
+    """The data plane."""
+
+    model_config = _FROZEN
+
+    extra_paths: tuple[str, ...] = Field(
+        default=(), description="further engine paths to proxy, as a JSON list (a trailing / admits all beneath it)"
+    )
+    max_body_bytes: int = Field(256 * MIB, ge=1024, description="a larger request body is answered with 413")
+    connect_seconds: float = Field(5.0, gt=0, allow_inf_nan=False, description="to connect to the engine")
+    first_byte_seconds: float = Field(600.0, gt=0, allow_inf_nan=False, description="to the head of the answer")
+    idle_seconds: float = Field(600.0, gt=0, allow_inf_nan=False, description="between two pieces of an answer")
+
+    @field_validator("extra_paths")
+    @classmethod
+    def _rooted(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            if not path.startswith("/") or path == "/":
+                raise ValueError(f"{path!r} must be a path such as /invocations, not / alone")
+            if path.rstrip("/") == "/collective_rpc":
+                raise ValueError("/collective_rpc is never proxied: it calls any method of any worker")
+        return paths
+
+
+class Settings(BaseModel):
+    """All settings of ``highwater serve``."""
+
+    model_config = _FROZEN
+
+    engine_url: str = Field("http://127.0.0.1:8000", description="the vLLM server: http, https or unix:/path")
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(8001, ge=1, le=65535, description="port to listen on")
+    admin_token: SecretStr | None = Field(None, description="control paths need it; none: loopback peers only")
+    poll_seconds: float = Field(1.0, ge=0.1, le=3600, allow_inf_nan=False, description="time between polls")
+    rpc_deadline_seconds: float = Field(
+        8.0, gt=0, le=600, allow_inf_nan=False, description="after this a worker call counts as unresponsive"
+    )
+    history_seconds: float = Field(3600.0, ge=60, le=86400, allow_inf_nan=False, description="reach of the history")
+    engine_has_extension: bool = Field(
+        False, description="the engine's worker extension is a subclass of ours under another name"
+    )
+    shutdown_seconds: float = Field(
+        30.0, ge=0, le=3600, allow_inf_nan=False, description="how long streams may go on after the signal to stop"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of the sidecar's own log")
+    policy: PolicySettings = PolicySettings()
+    proxy: ProxySettings = ProxySettings()
+
+    @field_validator("engine_url")
+    @classmethod
+    def _reachable_url(cls, value: str) -> str:
+        if value.startswith("unix:"):
+            if not value.removeprefix("unix:").startswith("/"):
+                raise ValueError("must be unix: and an absolute path, such as unix:/run/vllm.sock")
+            return value
+        parts = urlsplit(value)
+        try:
+            port_ok = parts.port is None or parts.port > 0
+        except ValueError:
+            port_ok = False
+        if parts.scheme not in {"http", "https"} or not parts.hostname or not port_ok:
+            raise ValueError("must be http://HOST:PORT, https://HOST:PORT or unix:/PATH")
+        if parts.path not in {"", "/"} or parts.query or parts.fragment or parts.username:
+            raise ValueError("must have no path, query, fragment or credentials")
+        return value.rstrip("/")
+
+    @field_validator("admin_token")
+    @classmethod
+    def _strong_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None:
+            return None
+        text = value.get_secret_value()
+        if len(text) < 8 or not text.isascii() or not text.isprintable() or " " in text:  # noqa: PLR2004 - a floor
+            raise ValueError("must be at least 8 printable ASCII characters without spaces")
+        return value
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _not_a_service_link(cls, value: object) -> object:
+        if isinstance(value, str) and value.startswith("tcp://"):
+            raise ValueError(
+                "was written by Kubernetes for a Service called highwater; set enableServiceLinks: false in the pod"
+            )
+        return value
+
+    @property
+    def stale_seconds(self) -> float:
+        """From this age on a report is shown as stale and not acted upon."""
+        return max(10.0, 3 * self.poll_seconds)
+
+
+def keys() -> Iterator[tuple[str, FieldInfo]]:
+    """Every leaf key in dotted form (``policy.mode``) with its field, in the order of the class."""
+    for name, info in Settings.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            for inner, inner_info in info.annotation.model_fields.items():
+                yield f"{name}.{inner}", inner_info
+        else:
+            yield name, info
+
+
+def is_list(info: FieldInfo) -> bool:
+    """Whether the key takes a list, given as JSON on the command line and in the environment."""
+    return isinstance(info.default, tuple)
+
+
+def variable(key: str) -> str:
+    """The environment variable of a dotted key."""
+    return PREFIX + key.upper().replace(".", "__")

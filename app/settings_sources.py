@@ -1,0 +1,121 @@
+"""Where settings come from, and in which order.
+
+The command line beats the environment, and within each a single key beats a file: flag, file named by ``--config``,
+environment variable, file named by ``HIGHWATER_CONFIG``, default. Every problem is found and told at once, and nothing
+that is wrong is ever ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from app.errors import SettingsError, sentences
+from app.settings import PREFIX, Settings, is_list, keys, variable
+
+CONFIG_VARIABLE = f"{PREFIX}CONFIG"
+# Ours by name and not a setting of the sidecar: where the demonstration keeps the engine's environment.
+_NOT_SETTINGS = frozenset({CONFIG_VARIABLE, f"{PREFIX}CACHE_DIR"})
+# Kubernetes writes these for a Service called "highwater" into every pod of its namespace (service links).
+_SERVICE_LINK = re.compile(rf"{PREFIX}(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP)\w*)")
+
+
+def load(
+    flags: Mapping[str, str] | None = None, *, config: str | None = None, environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Settings from flags, files, environment and defaults.
+
+    Args:
+        flags: Texts by dotted key (``policy.mode``).
+        config: A file named on the command line.
+        environ: The environment; ``os.environ`` by default.
+
+    Raises:
+        SettingsError: With every problem found.
+    """
+    env = os.environ if environ is None else environ
+    layers: tuple[Callable[[], dict[str, Any]], ...] = (
+        lambda: _read_file(env.get(CONFIG_VARIABLE)),
+        lambda: _nest({key: env[variable(key)] for key, _ in keys() if variable(key) in env}),
+        lambda: _read_file(config),
+        lambda: _nest(flags or {}),
+    )
+    problems = list(_unknown_variables(env))
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        try:
+            _overlay(merged, layer())
+        except SettingsError as exc:
+            problems += exc.problems
+    try:
+        settings = Settings(**merged)
+    except ValidationError as exc:
+        problems += sentences(exc.errors(include_url=False))
+    else:
+        if not problems:
+            return settings
+    raise SettingsError(problems)
+
+
+def _unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
+    known = {variable(key) for key, _ in keys()} | _NOT_SETTINGS
+    for name in sorted(env):
+        if name.startswith(PREFIX) and name not in known and not _SERVICE_LINK.fullmatch(name):
+            yield f"{name}: is not a setting; see highwater serve --help"
+
+
+def _read_file(name: str | None) -> dict[str, Any]:
+    if not name:
+        return {}
+    path = Path(name)
+    try:
+        content = _parse(path.suffix, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as exc:
+        raise SettingsError([f"config: {name}: {' '.join(str(exc).split())}"]) from exc
+    if not isinstance(content, dict):
+        raise SettingsError([f"config: {name}: must be a table of settings, not {type(content).__name__}"])
+    return content
+
+
+def _parse(suffix: str, text: str) -> object:
+    if suffix == ".toml":
+        return tomllib.loads(text)
+    if suffix in {".yaml", ".yml"}:
+        return yaml.safe_load(text) or {}
+    raise SettingsError([f"config: a file must end in .toml, .yaml or .yml, not {suffix or 'nothing'}"])
+
+
+def _nest(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Texts by dotted key as a tree; lists are parsed, everything else is the model's to read."""
+    fields = dict(keys())
+    nested: dict[str, Any] = {}
+    problems = []
+    for key, text in texts.items():
+        *sections, leaf = key.split(".")
+        table = nested
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[leaf] = text
+        if is_list(fields[key]):
+            try:
+                table[leaf] = yaml.safe_load(text)  # JSON is YAML
+            except yaml.YAMLError:
+                problems.append(f"{key}: {text!r} is not a JSON list")
+    if problems:
+        raise SettingsError(problems)
+    return nested
+
+
+def _overlay(base: dict[str, Any], top: Mapping[str, Any]) -> None:
+    for key, value in top.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            _overlay(base[key], value)
+        else:
+            base[key] = value

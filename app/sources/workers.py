@@ -1,0 +1,45 @@
+"""The workers' memory, from our extension inside them."""
+
+from __future__ import annotations
+
+from pydantic import TypeAdapter, ValidationError
+
+from app.capabilities import Capabilities
+from app.engine import Engine
+from app.errors import EngineGarbled
+from app.readings import SCHEMA, WorkerMemory
+from app.sources.source import Observation
+
+_WIRE = TypeAdapter(tuple[WorkerMemory, ...])
+
+
+class Workers:
+    """Op ``memory`` on every worker that the API server reaches."""
+
+    name = "workers"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def available(self, capabilities: Capabilities) -> bool:
+        """Only where our extension is known to be loaded."""
+        return capabilities.collective_rpc
+
+    async def read(self) -> Observation:
+        """Ask every worker.
+
+        Raises:
+            EngineError: No good answer.
+        """
+        answers = await self._engine.rpc("memory")
+        for answer in answers:
+            if not answer.get("ok"):
+                raise EngineGarbled(f"rank {answer.get('rank')} could not read its memory: {answer.get('error')}")
+            if answer.get("schema") != SCHEMA:
+                raise EngineGarbled(f"the worker extension speaks schema {answer.get('schema')}, the sidecar {SCHEMA}")
+        try:
+            return Observation(workers=_WIRE.validate_python(answers))
+        except ValidationError as exc:
+            first = exc.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise EngineGarbled(f"worker call memory: {where}: {first['msg']}") from exc
