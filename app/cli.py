@@ -1,0 +1,105 @@
+"""The command line. Reads, calls, prints and exits; no logic of its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import click
+from pydantic import SecretStr
+
+from app import __version__
+from app.errors import SettingsError
+from app.settings import Settings, is_list, keys, variable
+from app.settings_sources import CONFIG_VARIABLE, load
+
+BAD_SETTINGS = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="highwater")
+def main() -> None:
+    """Highwater: where a vLLM server's memory went, and how to get it back without killing traffic."""
+
+
+def _serve(config: str | None, **flags: str | None) -> None:
+    given = {_key(name): value for name, value in flags.items() if value is not None}
+    try:
+        settings = load(given, config=config)
+    except SettingsError as exc:
+        for problem in exc.problems:
+            click.echo(f"highwater: {problem}", err=True)
+        sys.exit(BAD_SETTINGS)
+    _run(settings)
+
+
+def _run(settings: Settings) -> None:
+    # Here and not at the top: `highwater --help` must not load the server.
+    import uvicorn  # noqa: PLC0415
+
+    from app.main import create_app  # noqa: PLC0415
+
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news
+    sidecar = create_app(settings)
+
+    class Server(uvicorn.Server):
+        """Ends live event streams when told to stop; the server would wait for them."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            super().handle_exit(sig, frame)
+            sidecar.close_streams()
+
+    server = Server(
+        uvicorn.Config(
+            sidecar,
+            host=settings.host,
+            port=settings.port,
+            http="httptools",
+            log_config=None,
+            access_log=False,
+            # The engine's own Server and Date pass through; a proxied answer must not carry two of each.
+            server_header=False,
+            date_header=False,
+            # The peer's address decides who may call control paths: no header may change it.
+            proxy_headers=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=int(settings.shutdown_seconds),
+        )
+    )
+    with suppress(KeyboardInterrupt):  # raised again by uvicorn after it has shut down in order
+        server.run()
+    if not server.started:
+        sys.exit(1)
+
+
+def _key(parameter: str) -> str:
+    return parameter.replace("__", ".")
+
+
+def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's FieldInfo
+    default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
+    shown = "see docs/policy.md" if key == "policy.rules" else "none" if default in (None, ()) else str(default)
+    text = f"{field.description} [{variable(key)}; default: {shown}]"
+    metavar = "JSON" if is_list(field) else key.rpartition(".")[2].upper()
+    return click.Option([f"--{key.replace('_', '-')}", key.replace(".", "__")], help=text, metavar=metavar)
+
+
+main.add_command(
+    click.Command(
+        "serve",
+        callback=_serve,
+        params=[
+            click.Option(["--config"], metavar="FILE", help=f"settings in TOML or YAML, same keys [{CONFIG_VARIABLE}]"),
+            *(_option(key, field) for key, field in keys()),
+        ],
+        help="Run the sidecar beside a vLLM server. A flag beats the environment, and both beat a file each names.",
+    )
+)
+
+
+if __name__ == "__main__":
+    main()

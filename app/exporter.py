@@ -1,0 +1,276 @@
+"""Prometheus families, from the last report and from what is counted as it happens.
+
+A scrape does no I/O: it shows the last report, and per-rank families vanish while that is stale, so that a dead
+engine's numbers do not look alive. The golden file ``tests/unit/golden/metrics.txt`` shows every family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.registry import Collector
+
+from app import __version__
+from app.attribution import COMPONENTS, host_share
+from app.readings import EngineState, PolicyStatus, RankReading, RemedyResult, Report, RulePhase, Trigger
+
+_RANK_LABELS = ("rank", "device", "host")
+_POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_RESET_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_FIRST_BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+def _host_ratio(rank: RankReading) -> float | None:
+    used, total = host_share(rank)
+    return used / total if used is not None and total else None
+
+
+# Per rank: metric name, help, and where the value stands.
+_RANK_GAUGES: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...] = (
+    ("device_memory_total_bytes", "Memory of the device.", lambda r: r.total_bytes),
+    ("device_memory_free_bytes", "Memory of the device that nobody uses.", lambda r: r.free_bytes),
+    ("device_memory_used_bytes", "Memory of the device in use; on CPU the worker's RSS.", lambda r: r.used_bytes),
+    ("device_memory_used_ratio", "Used over total memory of the device.", lambda r: r.used_ratio),
+    ("torch_allocated_bytes", "Live tensors in PyTorch's allocator.", lambda r: r.torch.allocated_bytes),
+    ("torch_reserved_bytes", "What PyTorch's allocator took from the device.", lambda r: r.torch.reserved_bytes),
+    ("torch_peak_allocated_bytes", "Highest allocated bytes so far.", lambda r: r.torch.peak_allocated_bytes),
+    ("host_memory_rss_bytes", "Resident set size of the worker's process.", lambda r: r.host_memory.rss_bytes),
+    ("host_memory_used_ratio", "Host memory in use over the cgroup's limit or the node's total.", _host_ratio),
+    (
+        "encoder_cache_oldest_age_seconds",
+        "Time since the oldest encoder cache entry was first seen by a poll: a lower bound.",
+        lambda r: r.encoder_cache.oldest_age_seconds if r.encoder_cache else None,
+    ),
+)
+_RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...] = (
+    (
+        "torch_alloc_retries",
+        "Allocations that succeeded only after cached blocks were freed.",
+        lambda r: r.torch.alloc_retries,
+    ),
+    ("torch_ooms", "Allocations that failed for lack of memory.", lambda r: r.torch.ooms),
+)
+
+
+class Exporter:
+    """Counts what happens, and shows it with the last report.
+
+    Args:
+        report: Gives the last report.
+        policy: Gives the policy as it stands.
+    """
+
+    content_type_classic = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self, report: Callable[[], Report], policy: Callable[[], PolicyStatus]) -> None:
+        registry = self._registry = CollectorRegistry()
+        registry.register(_LastReport(report, policy))
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"highwater_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"highwater_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self._poll_seconds = histogram("poll_duration_seconds", "Duration of a poll of all sources.", _POLL_BUCKETS)
+        self._poll_failures = counter(
+            "poll_failures_total", "Sources that gave no good answer to a poll.", "source", "reason"
+        )
+        self._resets = counter(
+            "resets_total", "Remedies run, refused, failed or only observed.", "remedy", "trigger", "outcome"
+        )
+        self._freed = counter(
+            "reset_freed_bytes_total", "Bytes that remedies gave back, by component.", "remedy", "component"
+        )
+        self._reset_seconds = histogram(
+            "reset_duration_seconds", "Time from a remedy's start to the reading after it.", _RESET_BUCKETS, "remedy"
+        )
+        self._requests = counter("proxy_requests_total", "Proxied requests that ended.", "path_class", "method", "code")
+        self._in_flight = Gauge("highwater_proxy_requests_in_flight", "Proxied requests under way.", registry=registry)
+        self._first_byte = histogram(
+            "proxy_time_to_first_byte_seconds",
+            "Time from a proxied request's head to the head of the engine's answer.",
+            _FIRST_BYTE_BUCKETS,
+        )
+        self._disconnects = counter(
+            "proxy_client_disconnects_total", "Clients that left before their answer was complete."
+        )
+        self._upstream_errors = counter(
+            "proxy_upstream_errors_total", "Proxied requests that the engine failed.", "reason"
+        )
+        build = Gauge("highwater_build_info", "Always 1; the version is a label.", ("version",), registry=registry)
+        build.labels(__version__).set(1)
+
+    # --- what is counted ---
+
+    def polled(self, seconds: float) -> None:
+        """A poll is over."""
+        self._poll_seconds.observe(seconds)
+
+    def poll_failed(self, source: str, reason: str) -> None:
+        """A source gave no good answer."""
+        self._poll_failures.labels(source, reason).inc()
+
+    def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
+        """A remedy was run, refused or failed."""
+        self._resets.labels(result.remedy, trigger, result.outcome).inc()
+        if result.outcome not in {"done", "failed"}:
+            return
+        self._reset_seconds.labels(result.remedy).observe(result.seconds)
+        for component in COMPONENTS:
+            # Negative where traffic took more meanwhile; a counter only goes up.
+            self._freed.labels(result.remedy, _short(component)).inc(
+                max(getattr(result.freed_components, component) or 0, 0)
+            )
+
+    def request_started(self, path_class: str) -> None:
+        """A proxied request is under way."""
+        del path_class
+        self._in_flight.inc()
+
+    def request_ended(self, path_class: str, method: str, code: int, first_byte_seconds: float | None) -> None:
+        """A proxied request is over."""
+        self._in_flight.dec()
+        self._requests.labels(path_class, method, str(code)).inc()
+        if first_byte_seconds is not None:
+            self._first_byte.observe(first_byte_seconds)
+
+    def client_disconnected(self) -> None:
+        """A client left before its answer was complete."""
+        self._disconnects.inc()
+
+    def upstream_error(self, reason: str) -> None:
+        """The engine failed a proxied request."""
+        self._upstream_errors.labels(reason).inc()
+
+    # --- what is shown ---
+
+    def expose(self, accept: str) -> tuple[bytes, str]:
+        """The exposition in the form that the scraper accepts, and its content type."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self._registry), content_type
+
+    def expose_with(self, engine_text: str) -> tuple[bytes, str]:
+        """Our families and then the engine's own; in the classic form, which is what vLLM speaks."""
+        return generate_latest(self._registry) + engine_text.encode(), self.content_type_classic
+
+
+class _LastReport(Collector):
+    """Families that stand in the last report."""
+
+    def __init__(self, report: Callable[[], Report], policy: Callable[[], PolicyStatus]) -> None:
+        self._report = report
+        self._policy = policy
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not take a report that is not there yet."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """One pass over the last report."""
+        report = self._report()
+        yield from _engine_families(report)
+        yield from _policy_families(self._policy())
+        if not report.stale:
+            yield from _rank_families(report.ranks)
+            yield from _growth_families(report)
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"highwater_{name}", text, labels=labels)
+
+
+def _engine_families(report: Report) -> Iterator[Metric]:
+    state = report.engine.state
+    yield GaugeMetricFamily(
+        "highwater_engine_up",
+        "Whether the engine answered the last poll.",
+        value=float(state not in {"down", "starting", "unresponsive"}),
+    )
+    states = _gauge("engine_state", "1 for the state that the engine is in.", ("state",))
+    for name in get_args(EngineState):
+        states.add_metric((name,), float(name == state))
+    yield states
+    if report.ranks_expected is not None:
+        text = "Workers that the engine's configuration asks for."
+        yield GaugeMetricFamily("highwater_ranks_expected", text, value=report.ranks_expected)
+    text = "Workers in the last report."
+    yield GaugeMetricFamily("highwater_ranks_reported", text, value=0 if report.stale else report.ranks_reported)
+    if report.age_seconds is not None:
+        text = "Age of the last reading of the workers."
+        yield GaugeMetricFamily("highwater_report_age_seconds", text, value=report.age_seconds)
+
+
+def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:
+    states = _gauge("policy_state", "1 for the state that the rule is in.", ("rule", "state"))
+    high = _gauge("policy_high_water", "The value at which the rule acts, in its signal's unit.", ("rule",))
+    low = _gauge("policy_low_water", "The value at which the rule is satisfied, in its signal's unit.", ("rule",))
+    for rule in policy.rules:
+        for phase in get_args(RulePhase):
+            states.add_metric((rule.name, phase), float(phase == rule.phase))
+        high.add_metric((rule.name,), rule.high_water)
+        low.add_metric((rule.name,), rule.low_water)
+    yield from (states, high, low)
+
+
+def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
+    labels = [_labels(rank) for rank in ranks]
+    for name, text, read in _RANK_GAUGES:
+        family = _gauge(name, text, _RANK_LABELS)
+        _add(family, labels, ranks, read)
+        yield family
+    for name, text, read in _RANK_COUNTERS:
+        counter = CounterMetricFamily(f"highwater_{name}", text, labels=_RANK_LABELS)
+        _add(counter, labels, ranks, read)
+        yield counter
+    parts = _gauge("memory_component_bytes", "Exclusive parts of the used bytes.", (*_RANK_LABELS, "component"))
+    cache_bytes = _gauge("encoder_cache_bytes", "Bytes of encoder outputs kept.", (*_RANK_LABELS, "residency"))
+    entries = _gauge("encoder_cache_entries", "Encoder outputs kept.", (*_RANK_LABELS, "residency"))
+    for label, rank in zip(labels, ranks, strict=True):
+        for component in COMPONENTS:
+            size = getattr(rank.components, component)
+            if size is not None:
+                parts.add_metric((*label, _short(component)), size)
+        if rank.encoder_cache is not None:
+            cache_bytes.add_metric((*label, "device"), rank.encoder_cache.device_bytes)
+            cache_bytes.add_metric((*label, "host"), rank.encoder_cache.host_bytes)
+            entries.add_metric((*label, "device"), rank.encoder_cache.entries)
+    yield from (parts, cache_bytes, entries)
+
+
+def _growth_families(report: Report) -> Iterator[Metric]:
+    if report.growth.since_ready_bytes is not None:
+        text = "Growth of used bytes over all ranks since the engine became ready."
+        yield GaugeMetricFamily("highwater_growth_bytes", text, value=report.growth.since_ready_bytes)
+    if report.growth.bytes_per_second is not None:
+        text = "Slope of used bytes over all ranks in the last minute."
+        yield GaugeMetricFamily("highwater_growth_bytes_per_second", text, value=report.growth.bytes_per_second)
+
+
+def _add(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    labels: list[tuple[str, str, str]],
+    ranks: tuple[RankReading, ...],
+    read: Callable[[RankReading], float | None],
+) -> None:
+    for label, rank in zip(labels, ranks, strict=True):
+        value = read(rank)
+        if value is not None:
+            family.add_metric(label, value)
+
+
+def _labels(rank: RankReading) -> tuple[str, str, str]:
+    """Rank, device and host. Data-parallel engines number their ranks from 0 each, so theirs are told apart."""
+    number = "" if rank.rank is None else str(rank.rank)
+    if rank.dp_rank:
+        number = f"{rank.dp_rank}.{number}"
+    device = rank.device.type if rank.device.index is None else f"{rank.device.type}:{rank.device.index}"
+    return number, device, rank.host or ""
+
+
+def _short(component: str) -> str:
+    return component.removesuffix("_bytes")

@@ -1,0 +1,177 @@
+"""The one place that wires: settings in, an ASGI application out. The lifespan owns every task.
+
+::
+
+    request ──► Front ──┬── our own paths ──► FastAPI (routes/) ──► poller, governor, history, exporter
+                        ├── admitted by the allow list ──► Proxy ──► engine
+                        └── anything else ──► 404 or 403, naming the setting that would allow it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import httpx
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app import __version__
+from app.allowlist import AllowList
+from app.engine import Engine
+from app.exporter import Exporter
+from app.governor import Governor
+from app.history import History
+from app.poller import Poller
+from app.proxy import Proxy, ProxyLimits, refuse
+from app.readings import PolicyStatus, Report
+from app.remedies import REMEDIES
+from app.routes.access import Access
+from app.routes.body_limit import BodyLimit
+from app.routes.control import control_router
+from app.routes.health import health_router
+from app.routes.memory import memory_router
+from app.routes.problems import answer_problems
+from app.routes.services import Services
+from app.settings import Settings
+from app.sources import all_sources
+from app.sources.encoder_cache import EncoderCacheEntries
+
+CONTROL_BODY_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """The wired application.
+
+    Attributes:
+        services: The parts, for tests and benchmarks.
+        proxy: The data plane.
+        close_streams: Ends every live event stream; the server calls it when it is told to stop, because it waits
+            for open connections.
+    """
+
+    front: ASGIApp
+    services: Services
+    proxy: Proxy
+    close_streams: Callable[[], None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entrance."""
+        await self.front(scope, receive, send)
+
+
+class Front:
+    """Sends each request to where it belongs. Our own paths win; what the allow list refuses goes nowhere."""
+
+    def __init__(self, control: ASGIApp, own_paths: frozenset[str], proxy: Proxy, allowed: AllowList) -> None:
+        self._control = control
+        self._own = own_paths
+        self._proxy = proxy
+        self._allowed = allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Dispatch one request, WebSocket or the lifespan."""
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] in self._own):
+            await self._control(scope, receive, send)
+            return
+        kind = "websocket" if scope["type"] == "websocket" else "http"
+        verdict = self._allowed.judge(scope.get("method", "GET"), scope["raw_path"], kind)  # type: ignore[arg-type]
+        if verdict.admitted:
+            await self._proxy(scope, receive, send)
+        else:
+            await refuse(scope, send, verdict.status, verdict.reason)
+
+
+def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None = None) -> Sidecar:
+    """Wire a sidecar.
+
+    Args:
+        settings: All of them.
+        transport: Replaces the network towards the engine on the control plane, in tests.
+    """
+    engine = Engine(settings.engine_url, rpc_deadline_seconds=settings.rpc_deadline_seconds, transport=transport)
+    history = History(int(settings.history_seconds / settings.poll_seconds) + 1)
+    # The parts that count are made before the parts that are counted: hence the two late looks.
+    exporter = Exporter(lambda: poller.current(), lambda: governor.status())  # noqa: PLW0108
+    poller = Poller(
+        engine,
+        all_sources(engine),
+        history,
+        poll_seconds=settings.poll_seconds,
+        stale_seconds=settings.stale_seconds,
+        engine_has_extension=settings.engine_has_extension,
+        observer=exporter,
+    )
+    governor = Governor(
+        engine,
+        poller,
+        history,
+        remedies=REMEDIES,
+        rules=[rule.rule() for rule in settings.policy.rules],
+        mode=settings.policy.mode,
+        observer=exporter,
+    )
+    poller.listeners.append(governor.notice)
+    limits = ProxyLimits(
+        max_body_bytes=settings.proxy.max_body_bytes,
+        connect_seconds=settings.proxy.connect_seconds,
+        first_byte_seconds=settings.proxy.first_byte_seconds,
+        idle_seconds=settings.proxy.idle_seconds,
+    )
+    proxy = Proxy(settings.engine_url, observer=exporter, limits=limits)
+    tasks: list[asyncio.Task[None]] = []
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await proxy.start()
+        tasks.extend(
+            (asyncio.create_task(poller.run(), name="poller"), asyncio.create_task(governor.run(), name="governor"))
+        )
+        try:
+            yield
+        finally:
+            history.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await proxy.aclose()
+            await engine.aclose()
+
+    def report() -> Report:
+        status: PolicyStatus = governor.status()
+        return replace(poller.current(), policy=status)
+
+    token = settings.admin_token.get_secret_value() if settings.admin_token is not None else None
+    services = Services(
+        poller=poller,
+        governor=governor,
+        history=history,
+        exporter=exporter,
+        entries=EncoderCacheEntries(engine),
+        report=report,
+        alive=lambda: not any(task.done() for task in tasks),
+        control=Access(token),
+    )
+    control, own_paths = _control_plane(services, lifespan)
+    front = Front(BodyLimit(control, CONTROL_BODY_BYTES), own_paths, proxy, AllowList(settings.proxy.extra_paths))
+    return Sidecar(front, services, proxy, history.close)
+
+
+def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) -> tuple[FastAPI, frozenset[str]]:
+    """The FastAPI application and the paths that it answers."""
+    app = FastAPI(
+        title="Highwater",
+        version=__version__,
+        summary="Where a vLLM server's memory went, and how to get it back without killing traffic.",
+        openapi_url="/memory/openapi.json",  # /openapi.json and /docs are the engine's, proxied
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,  # type: ignore[arg-type]
+    )
+    for router in (memory_router(services), control_router(services), health_router(services)):
+        app.include_router(router)
+    answer_problems(app)
+    return app, frozenset(app.openapi()["paths"]) | {"/memory/openapi.json"}

@@ -1,0 +1,297 @@
+"""The loop: ask every source, account for what they say, keep the report. Decides nothing.
+
+Polls never overlap, keep to a grid without jitter, and never repeat a worker call that has not come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from app.attribution import account, encoder_totals, growth
+from app.capabilities import EXTENSION, Capabilities, detect
+from app.engine import Engine
+from app.errors import EngineError, EngineUnreachable, EngineUnresponsive
+from app.history import History
+from app.readings import EngineLoad, EngineState, EngineStatus, Growth, RankReading, Report
+from app.sources import Observation, Source
+
+GROWTH_SECONDS = 60.0
+# How often an engine without our extension is asked again whether it has it now.
+REDETECT_SECONDS = 30.0
+
+log = logging.getLogger("highwater.poller")
+
+
+class PollObserver(Protocol):
+    """Who counts polls."""
+
+    def polled(self, seconds: float) -> None:
+        """One round is over."""
+
+    def poll_failed(self, source: str, reason: str) -> None:
+        """One source failed in it."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """What one round of questions brought."""
+
+    observation: Observation = field(default_factory=Observation)
+    failure: EngineError | None = None
+    first_failure: str | None = None
+
+
+class Poller:
+    """Polls the engine and keeps the last report.
+
+    Args:
+        engine: The engine.
+        sources: Where readings come from, in the order in which they are asked.
+        history: Where reports and state changes are kept.
+        poll_seconds: Time between polls.
+        stale_seconds: The age from which a report is stale.
+        engine_has_extension: The operator's word that our extension is loaded under another name.
+        observer: Who counts polls.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        sources: Sequence[Source],
+        history: History,
+        *,
+        poll_seconds: float,
+        stale_seconds: float,
+        engine_has_extension: bool,
+        observer: PollObserver,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.capabilities = Capabilities()
+        self.metrics_text = ""
+        self.listeners: list[Callable[[Report], None]] = []
+        self._engine = engine
+        self._sources = sources
+        self._history = history
+        self._poll_seconds = poll_seconds
+        self._stale_seconds = stale_seconds
+        self._engine_has_extension = engine_has_extension
+        self._observer = observer
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._detected_at: float | None = None
+        self._was_reached = False
+        self._baseline: tuple[RankReading, ...] = ()
+        self._last = Report(engine=EngineStatus(url=engine.url, state="starting", hint="not asked yet"))
+
+    # --- what others ask ---
+
+    def current(self) -> Report:
+        """The last report, with its age as of now."""
+        if self._last.taken_at is None:
+            return self._last
+        age = max(self._clock() - self._last.taken_at, 0.0)
+        return replace(self._last, age_seconds=age, stale=self._last.stale or age > self._stale_seconds)
+
+    @property
+    def baseline(self) -> tuple[RankReading, ...]:
+        """The first readings after the engine became ready; empty before."""
+        return self._baseline
+
+    async def run(self) -> None:
+        """Poll until cancelled, on a grid that a slow poll does not shift."""
+        next_at = time.monotonic()
+        while True:
+            try:
+                await self.poll()
+            except Exception:
+                # The loop is the product: whatever one round met, the next must come. It is logged and counted.
+                log.exception("poll failed unexpectedly")
+                self._observer.poll_failed("poller", "unexpected")
+            now = time.monotonic()
+            missed = max(int((now - next_at) // self._poll_seconds), 0)
+            next_at += (missed + 1) * self._poll_seconds
+            await asyncio.sleep(next_at - now)
+
+    async def poll(self) -> Report:
+        """One round, now. Rounds asked for at the same time run one after the other."""
+        async with self._turn:
+            started = time.monotonic()
+            outcome = await self._ask()
+            report = self._conclude(outcome)
+            self._observer.polled(time.monotonic() - started)
+        for listener in self.listeners:
+            listener(report)
+        return report
+
+    # --- asking ---
+
+    async def _ask(self) -> _Round:
+        outcome = _Round()
+        try:
+            if self._must_detect():
+                await self._detect()
+        except EngineError as exc:
+            self._observer.poll_failed("detection", exc.reason)
+            outcome.failure = exc
+            return outcome
+        for source in self._sources:
+            if not source.available(self.capabilities):
+                continue
+            try:
+                seen = await source.read()
+            except EngineError as exc:
+                self._observer.poll_failed(source.name, exc.reason)
+                outcome.first_failure = outcome.first_failure or f"{source.name}: {exc}"
+                if isinstance(exc, EngineUnreachable | EngineUnresponsive):
+                    # Asking on would only add questions to a queue that does not move.
+                    outcome.failure = exc
+                    return outcome
+            else:
+                outcome.observation = _merge(outcome.observation, seen)
+        return outcome
+
+    def _must_detect(self) -> bool:
+        if self._detected_at is None:
+            return True
+        return not self.capabilities.collective_rpc and self._clock() - self._detected_at >= REDETECT_SECONDS
+
+    async def _detect(self) -> None:
+        self.capabilities = await detect(self._engine, assume_extension=self._engine_has_extension)
+        self._engine.rpc_allowed = self.capabilities.collective_rpc
+        self._detected_at = self._clock()
+
+    # --- concluding ---
+
+    def _conclude(self, outcome: _Round) -> Report:
+        was, seen = self._last, outcome.observation
+        ranks = tuple(account(worker) for worker in seen.workers) if seen.workers is not None else None
+        state = self._state(outcome)
+        if isinstance(outcome.failure, EngineUnreachable) or self._is_another_engine(ranks):
+            self._forget_engine()
+        elif outcome.failure is None:
+            self._was_reached = True
+        if ranks and state == "ready" and not self._baseline:
+            self._baseline = ranks
+        if seen.metrics_text is not None:
+            self.metrics_text = seen.metrics_text
+        status = self._status(state, seen.load or EngineLoad(), outcome)
+        if ranks is None:
+            # What was last known stays, with its age and marked as stale where the engine is not there to confirm it.
+            lost = was.stale or outcome.failure is not None
+            self._last = replace(was, engine=status, stale=lost, ranks_expected=self.capabilities.ranks_expected)
+        else:
+            self._last = self._fresh(status, ranks)
+        self._history.add(self._last)
+        if was.engine.state != state:
+            self._history.record("state", f"engine {was.engine.state} -> {state}" + _because(status.hint))
+            log.info("engine %s -> %s%s", was.engine.state, state, _because(status.hint))
+        return self.current()
+
+    def _fresh(self, status: EngineStatus, ranks: tuple[RankReading, ...]) -> Report:
+        return Report(
+            taken_at=min((rank.taken_at for rank in ranks), default=self._clock()),
+            age_seconds=0.0,
+            stale=False,
+            engine=status,
+            ranks_expected=self.capabilities.ranks_expected,
+            ranks_reported=len(ranks),
+            ranks=ranks,
+            encoder_cache=encoder_totals(ranks),
+            growth=growth(self._baseline, ranks, self._history.recent_used(GROWTH_SECONDS))
+            if self._baseline
+            else Growth(),
+        )
+
+    def _state(self, outcome: _Round) -> EngineState:
+        if isinstance(outcome.failure, EngineUnresponsive):
+            return "unresponsive"
+        if outcome.failure is not None:
+            return "down" if self._was_reached else "starting"
+        load = outcome.observation.load
+        if load is not None and load.sleeping:
+            return "sleeping"
+        return "paused" if outcome.observation.paused else "ready"
+
+    def _is_another_engine(self, ranks: tuple[RankReading, ...] | None) -> bool:
+        if not ranks or not self._baseline:
+            return False
+        return {rank.pid for rank in ranks}.isdisjoint(rank.pid for rank in self._baseline)
+
+    def _forget_engine(self) -> None:
+        """The next engine at this address may be another version with other options: ask it again."""
+        self._detected_at = None
+        self._engine.rpc_allowed = False
+        self._baseline = ()
+
+    def _status(self, state: EngineState, load: EngineLoad, outcome: _Round) -> EngineStatus:
+        return EngineStatus(
+            url=self._engine.url,
+            state=state,
+            version=self.capabilities.version,
+            model=self.capabilities.model,
+            requests_running=load.requests_running,
+            requests_waiting=load.requests_waiting,
+            kv_cache_usage_ratio=load.kv_cache_usage_ratio,
+            capabilities=self.capabilities.public(),
+            hint=self._hint(outcome),
+        )
+
+    def _hint(self, outcome: _Round) -> str | None:
+        if outcome.failure is not None:
+            return _failure_hint(outcome.failure, self._engine.url, was_reached=self._was_reached)
+        setup = _setup_hint(self.capabilities)
+        if setup is not None or outcome.first_failure is not None:
+            return setup or outcome.first_failure
+        workers, expected = outcome.observation.workers, self.capabilities.ranks_expected
+        if workers is not None and expected is not None and len(workers) < expected:
+            return (
+                f"{len(workers)} of {expected} ranks answer: vLLM's collective_rpc returns only the first "
+                "data-parallel engine's results"
+            )
+        return None
+
+
+def _merge(first: Observation, second: Observation) -> Observation:
+    return Observation(
+        workers=second.workers if second.workers is not None else first.workers,
+        load=second.load or first.load,
+        metrics_text=second.metrics_text if second.metrics_text is not None else first.metrics_text,
+        paused=second.paused if second.paused is not None else first.paused,
+    )
+
+
+def _failure_hint(failure: EngineError, url: str, *, was_reached: bool) -> str:
+    if isinstance(failure, EngineUnreachable):
+        word = "any more" if was_reached else "yet"
+        return f"nothing answers {word} at {url} ({failure}); is vLLM running there, and is engine_url right?"
+    return str(failure)
+
+
+def _setup_hint(capabilities: Capabilities) -> str | None:
+    """Exactly what to add to the engine's command line for the workers' memory to be seen."""
+    if capabilities.collective_rpc:
+        return None
+    flag = f"--worker-extension-cls {EXTENSION} (with the folder that holds worker_ext on its PYTHONPATH)"
+    if not capabilities.dev_mode:
+        return f"start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment and {flag}"
+    if capabilities.extension is None and capabilities.server_info:
+        return f"start vLLM with {flag}"
+    if capabilities.extension is None:
+        return (
+            f"vLLM does not tell its worker extension (GET /server_info); if it was started with {flag}, "
+            "set engine_has_extension=true"
+        )
+    return (
+        f"vLLM was started with --worker-extension-cls {capabilities.extension}; if that class inherits from "
+        f"{EXTENSION}, set engine_has_extension=true"
+    )
+
+
+def _because(hint: str | None) -> str:
+    return f": {hint}" if hint else ""

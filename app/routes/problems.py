@@ -1,0 +1,45 @@
+"""Errors as HTTP answers: one shape for all, ``{"error": {"code", "message"}}``, and never a traceback."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from app.errors import RequestError, sentences
+
+_CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
+
+log = logging.getLogger("highwater.http")
+
+
+def answer_problems(app: FastAPI) -> None:
+    """Let ``app`` answer every error in our shape."""
+
+    @app.exception_handler(RequestError)
+    async def request_error(_: Request, exc: RequestError) -> JSONResponse:
+        return _problem(exc.status, exc.code, str(exc))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
+        if any(error["type"] == "json_invalid" for error in exc.errors()):
+            return _problem(400, "bad_json", "the body is not valid JSON")
+        return _problem(422, "invalid", "; ".join(sentences(exc.errors())))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, exc: HTTPException) -> JSONResponse:
+        answer = _problem(exc.status_code, _CODES.get(exc.status_code, "error"), str(exc.detail))
+        answer.headers.update(exc.headers or {})
+        return answer
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, exc: Exception) -> JSONResponse:
+        log.error("%s %s failed unexpectedly", request.method, request.url.path, exc_info=exc)
+        return _problem(500, "internal", "unexpected; the sidecar's log has the details")
+
+
+def _problem(status: int, code: str, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"code": code, "message": message}}, status)

@@ -1,0 +1,39 @@
+"""What the routers are handed: the parts that ``main`` has wired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.exporter import Exporter
+from app.governor import Governor
+from app.history import History
+from app.poller import Poller
+from app.readings import Report
+from app.routes.access import Access
+from app.sources.encoder_cache import EncoderCacheEntries
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The wired parts.
+
+    Attributes:
+        poller: Keeps the last report.
+        governor: Runs remedies.
+        history: Readings, events, marks.
+        exporter: Prometheus families.
+        entries: The encoder caches' contents.
+        report: The last report with its age and the policy's state.
+        alive: Whether the loops run.
+        control: Lets control calls through, or not.
+    """
+
+    poller: Poller
+    governor: Governor
+    history: History
+    exporter: Exporter
+    entries: EncoderCacheEntries
+    report: Callable[[], Report]
+    alive: Callable[[], bool]
+    control: Access
