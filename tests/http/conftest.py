@@ -1,0 +1,197 @@
+"""Real ports for the HTTP tests: a server under uvicorn, an upstream that misbehaves, a client that sees raw bytes."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+import uvicorn
+
+from app.proxy import Proxy, ProxyLimits
+from tests.fakes.upstream import Upstream
+
+
+@contextlib.asynccontextmanager
+async def serving(app, **options) -> AsyncIterator[int]:
+    """Run an ASGI app under uvicorn as the sidecar does, and yield its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=1,
+        **options,
+    )
+    server = uvicorn.Server(config)
+    server.config.load()
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.001)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
+
+
+@dataclass
+class Answer:
+    """A response as it stood on the wire."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+    complete: bool
+
+    def header(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key == name]
+
+
+class Wire:
+    """A client's connection, one request at a time, nothing interpreted that a test did not ask for."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def request(self, method: str, target: str, *headers: tuple[str, str], body: bytes = b"") -> None:
+        fields = [("host", "sidecar"), *headers]
+        if body:
+            fields.append(("content-length", str(len(body))))
+        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields), "", ""]
+        await self.send("\r\n".join(lines).encode("latin-1") + body)
+
+    async def head(self) -> Answer:
+        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = [tuple(line.split(": ", 1)) for line in lines[1:] if line]
+        return Answer(int(lines[0].split(" ")[1]), headers, b"", complete=False)
+
+    async def chunk(self) -> bytes | None:
+        """Read one chunk; b"" is the final one, None a stream that was cut."""
+        try:
+            size = int(await self.reader.readuntil(b"\r\n"), 16)
+            return (await self.reader.readexactly(size + 2))[:-2]
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def answer(self, *, without_body: bool = False) -> Answer:
+        """Read a whole response by its framing, and say whether it came to its end."""
+        answer = await self.head()
+        if without_body:
+            answer.complete = True
+        elif answer.header("transfer-encoding"):
+            while piece := await self.chunk():
+                answer.body += piece
+            answer.complete = piece == b""
+        else:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                answer.body = await self.reader.readexactly(int((answer.header("content-length") or ["0"])[0]))
+                answer.complete = True
+        return answer
+
+    async def leave(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+@dataclass
+class Observed:
+    """An observer that remembers."""
+
+    started: list[str] = field(default_factory=list)
+    ended: list[tuple[str, str, int, float | None]] = field(default_factory=list)
+    departures: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    def request_started(self, path_class):
+        self.started.append(path_class)
+
+    def request_ended(self, path_class, method, code, first_byte_seconds):
+        self.ended.append((path_class, method, code, first_byte_seconds))
+
+    def client_disconnected(self):
+        self.departures += 1
+
+    def upstream_error(self, reason):
+        self.errors.append(reason)
+
+
+@dataclass
+class Front:
+    """A running proxy: its port, what it observed, and connections to it."""
+
+    port: int
+    observed: Observed
+    wires: list[Wire] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def connect(self) -> Wire:
+        wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port, limit=2**24))
+        self.wires.append(wire)
+        return wire
+
+    async def get(self, target: str, *headers: tuple[str, str]) -> Answer:
+        wire = await self.connect()
+        await wire.request("GET", target, *headers)
+        return await wire.answer()
+
+    async def post(self, target: str, body: bytes, *headers: tuple[str, str]) -> Answer:
+        wire = await self.connect()
+        await wire.request("POST", target, *headers, body=body)
+        return await wire.answer()
+
+
+@pytest.fixture
+async def upstream():
+    async with Upstream() as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def _running_proxy(url: str, **limits) -> AsyncIterator[Front]:
+    proxy = Proxy(url, observer=(observed := Observed()), limits=ProxyLimits(**limits))
+    await proxy.start()
+    async with serving(proxy) as port:
+        front = Front(port, observed)
+        try:
+            yield front
+        finally:
+            for wire in front.wires:
+                await wire.leave()
+    await proxy.aclose()
+
+
+@pytest.fixture
+def run_proxy():
+    """Return what runs a proxy before a given engine, on the loop it is called on."""
+    return _running_proxy
+
+
+@pytest.fixture
+def start_proxy(upstream):
+    """Return what runs a proxy before the fake engine or another, with limits of a test's own."""
+
+    def start(url: str | None = None, **limits):
+        return _running_proxy(url or upstream.url, **limits)
+
+    return start
+
+
+@pytest.fixture
+async def front(start_proxy):
+    async with start_proxy() as running:
+        yield running

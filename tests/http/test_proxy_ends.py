@@ -1,0 +1,409 @@
+"""How conversations end: clients that leave, engines that fail, bodies that are too large."""
+
+import asyncio
+import logging
+import socket
+
+import pytest
+import uvloop
+
+from tests.fakes.upstream import Upstream
+
+
+async def within(seconds, event):
+    await asyncio.wait_for(event.wait(), seconds)
+
+
+async def test_a_client_that_leaves_before_the_answer_frees_the_engine(front, upstream):
+    """The engine's connection closes within a second, so that it stops computing."""
+    arrived = asyncio.Event()
+
+    @upstream.on("/v1/completions")
+    async def think(call):
+        await call.read()
+        arrived.set()
+        await call.wait_until_gone()
+
+    wire = await front.connect()
+    await wire.request("POST", "/v1/completions", body=b"{}")
+    await within(1, arrived)
+    await wire.leave()
+    await within(1, upstream.calls[0].gone)
+    assert front.observed.departures == 1
+    assert front.observed.ended[0][:3] == ("completions", "POST", 499)
+
+
+async def test_a_client_that_leaves_within_the_answer_frees_the_engine(front, upstream):
+    """The same in the middle of a stream."""
+
+    @upstream.on("/v1/completions")
+    async def stream(call):
+        await call.read()
+        await call.begin()
+        await call.chunk(b"data: 1\n\n")
+        await call.wait_until_gone()
+
+    wire = await front.connect()
+    await wire.request("POST", "/v1/completions", body=b"{}")
+    await wire.head()
+    await wire.chunk()
+    await wire.leave()
+    await within(1, upstream.calls[0].gone)
+    assert front.observed.departures == 1
+    assert front.observed.errors == []
+
+
+async def test_a_client_that_leaves_within_its_upload_frees_the_engine(front, upstream):
+    """And the engine never takes the part for the whole: no final chunk is sent."""
+    arrived, broken = asyncio.Event(), asyncio.Event()
+
+    @upstream.on("/v1/completions")
+    async def listen(call):
+        try:
+            async for _ in call.pieces():
+                arrived.set()
+        except asyncio.IncompleteReadError:
+            broken.set()
+            raise
+
+    wire = await front.connect()
+    await wire.request("POST", "/v1/completions", ("transfer-encoding", "chunked"))
+    await wire.send(b"3\r\nabc\r\n")
+    await within(1, arrived)
+    await wire.leave()
+    await within(1, broken)
+    assert front.observed.departures == 1
+
+
+async def test_one_that_leaves_does_not_disturb_the_others(front, upstream):
+    """64 streams, one cancelled: 63 complete."""
+    proceed, begun = asyncio.Event(), 0
+
+    @upstream.on("/v1/completions")
+    async def stream(call):
+        nonlocal begun
+        number = (await call.read()).decode()
+        await call.begin()
+        await call.chunk(f"begin {number}\n".encode())
+        begun += 1
+        if number == "7":
+            return await call.wait_until_gone()
+        await proceed.wait()
+        await call.chunk(f"end {number}\n".encode())
+        return await call.end()
+
+    wires = [await front.connect() for _ in range(64)]
+    for number, wire in enumerate(wires):
+        await wire.request("POST", "/v1/completions", body=str(number).encode())
+    for wire in wires:
+        await wire.head()
+        await wire.chunk()
+    await wires[7].leave()
+    await within(1, next(call for call in upstream.calls if call.body == b"7").gone)
+    proceed.set()
+    for number, wire in enumerate(wires):
+        if number != 7:
+            assert await wire.chunk() == f"end {number}\n".encode()
+            assert await wire.chunk() == b""
+    assert front.observed.departures == 1
+
+
+async def test_an_engine_that_is_down_is_a_502(start_proxy, unused_tcp_port, caplog):
+    """With one line in the log, and the reason counted."""
+    async with start_proxy(f"http://127.0.0.1:{unused_tcp_port}") as front:
+        answer = await front.post("/v1/completions", b"{}", ("x-request-id", "r1"))
+    assert (answer.status, answer.header("x-request-id")) == (502, ["r1"])
+    assert front.observed.errors == ["connect"]
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "POST /v1/completions: the engine does not accept connections, request_id=r1" in line
+
+
+async def test_an_engine_that_hangs_up_without_an_answer_is_a_502(front, upstream):
+    """A POST is not repeated: the engine may have begun."""
+
+    @upstream.on("/v1/completions")
+    async def hang_up(call):
+        await call.read()
+        call.die()
+
+    assert (await front.post("/v1/completions", b"{}")).status == 502
+    assert len(upstream.calls) == 1
+    assert front.observed.errors == ["disconnected"]
+
+
+async def test_a_get_on_a_dead_connection_is_repeated_once(front, upstream):
+    """The pooled connection was closed before any byte of an answer, and GET is safe."""
+
+    @upstream.on("/v1/models")
+    async def once(call):
+        if len(upstream.calls) == 1:
+            call.die()
+        else:
+            await call.answer(b"ok")
+
+    assert (await front.get("/v1/models")).body == b"ok"
+
+
+async def test_an_engine_that_talks_nonsense_is_a_502(front, upstream):
+    """Not HTTP, no answer."""
+
+    @upstream.on("/v1/models")
+    async def babble(call):
+        await call.write(b"SSH-2.0-OpenSSH\r\n\r\n")
+        call.close()
+
+    assert (await front.get("/v1/models")).status == 502
+    assert front.observed.errors == ["malformed"]
+
+
+async def test_an_engine_that_never_answers_is_a_504(start_proxy, upstream):
+    """After first_byte_seconds, and it is let go."""
+
+    @upstream.on("/v1/completions")
+    async def think(call):
+        await call.read()
+        await call.wait_until_gone()
+
+    async with start_proxy(first_byte_seconds=0.05) as front:
+        answer = await front.post("/v1/completions", b"{}")
+        await within(1, upstream.calls[0].gone)
+    assert answer.status == 504
+    assert front.observed.errors == ["first_byte_timeout"]
+
+
+async def test_an_answer_that_stands_still_is_cut(start_proxy, upstream):
+    """After idle_seconds, which is not first_byte_seconds: here the first byte may take longer."""
+
+    @upstream.on("/v1/completions")
+    async def stall(call):
+        await asyncio.sleep(0.09)
+        await call.begin()
+        await call.chunk(b"data: 1\n\n")
+        await call.wait_until_gone()
+
+    async with start_proxy(first_byte_seconds=5, idle_seconds=0.05) as front:
+        answer = await front.get("/v1/completions")
+        await within(1, upstream.calls[0].gone)
+    assert (answer.status, answer.body, answer.complete) == (200, b"data: 1\n\n", False)
+    assert front.observed.errors == ["idle_timeout"]
+
+
+@pytest.mark.parametrize("framing", ["chunked", "counted"])
+@pytest.mark.parametrize("ending", ["die", "close"])
+async def test_an_engine_that_dies_within_its_answer_cuts_the_stream(front, upstream, caplog, framing, ending):
+    """The client sees a stream cut short, never a clean end; the log has no traceback."""
+    seen = asyncio.Event()
+
+    @upstream.on("/v1/completions")
+    async def stream(call):
+        if framing == "chunked":
+            await call.begin()
+            await call.chunk(b"data: 1\n\n")
+        else:
+            await call.head(200, ("content-length", "100"))
+            await call.write(b"data: 1\n\n")
+        await seen.wait()
+        getattr(call, ending)()
+
+    wire = await front.connect()
+    await wire.request("GET", "/v1/completions")
+    head = await wire.head()
+    if framing == "chunked":
+        assert await wire.chunk() == b"data: 1\n\n"
+        seen.set()
+        assert await wire.chunk() is None
+    else:
+        assert await wire.reader.readexactly(9) == b"data: 1\n\n"
+        seen.set()
+        assert await wire.reader.read() == b""
+    assert head.status == 200
+    assert front.observed.errors == ["truncated"]
+    assert not any(record.exc_info for record in caplog.records)
+    assert len([record for record in caplog.records if record.name.startswith("app.")]) == 1
+
+
+async def test_an_engine_whose_framing_breaks_cuts_the_stream(start_proxy, upstream):
+    """A chunk size that is no number: what came before it was delivered, and nothing hangs."""
+    seen = asyncio.Event()
+
+    @upstream.on("/v1/completions")
+    async def stream(call):
+        await call.begin()
+        await call.chunk(b"data: 1\n\n")
+        await seen.wait()
+        await call.write(b"not a size\r\n")
+        await call.wait_until_gone()
+
+    async with start_proxy(idle_seconds=0.1) as front:
+        wire = await front.connect()
+        await wire.request("GET", "/v1/completions")
+        await wire.head()
+        assert await wire.chunk() == b"data: 1\n\n"
+        seen.set()
+        assert await asyncio.wait_for(wire.chunk(), 1) is None
+    assert len(front.observed.errors) == 1
+
+
+async def test_an_early_refusal_reaches_a_client_that_still_uploads(front, upstream):
+    """A 401 while the body is on its way up: delivered at once, and the client may finish sending."""
+
+    @upstream.on("/v1/audio/transcriptions")
+    async def refuse(call):
+        await call.answer(b'{"error":"Unauthorized"}', 401)
+        await call.wait_until_gone()
+
+    wire = await front.connect()
+    await wire.request("POST", "/v1/audio/transcriptions", ("content-length", "1000000"))
+    await wire.send(bytes(1000))
+    answer = await asyncio.wait_for(wire.answer(), 1)
+    assert (answer.status, answer.body) == (401, b'{"error":"Unauthorized"}')
+    await within(1, upstream.calls[0].gone)
+    await wire.send(bytes(999000))
+    await wire.request("GET", "/health")
+    assert (await wire.answer()).status == 200
+
+
+async def test_a_refusal_with_a_closed_door_reaches_the_client(front, upstream):
+    """An engine that answers 413 and closes, with the upload unread."""
+
+    @upstream.on("/v1/audio/transcriptions")
+    async def refuse(call):
+        await call.answer(b"too large", 413, ("connection", "close"))
+        call.close()
+
+    wire = await front.connect()
+    await wire.request("POST", "/v1/audio/transcriptions", ("content-length", "100000"))
+    await wire.send(bytes(1000))
+    answer = await asyncio.wait_for(wire.answer(), 1)
+    assert (answer.status, answer.body) == (413, b"too large")
+
+
+async def test_a_declared_body_over_the_cap_never_reaches_the_engine(start_proxy, upstream):
+    """413 at the head, before a byte is read."""
+    async with start_proxy(max_body_bytes=1000) as front:
+        wire = await front.connect()
+        await wire.request("POST", "/v1/completions", ("content-length", "1001"), ("expect", "100-continue"))
+        answer = await wire.answer()
+    assert answer.status == 413
+    assert b"proxy.max_body_bytes" in answer.body
+    assert upstream.calls == []
+    assert front.observed.errors == []
+
+
+async def test_a_chunked_body_over_the_cap_is_stopped_on_its_way(start_proxy, upstream):
+    """413 for the client; the engine sees a body that breaks off, not one that ends."""
+    begun, broken = asyncio.Event(), asyncio.Event()
+
+    @upstream.on("/v1/completions")
+    async def listen(call):
+        begun.set()
+        try:
+            await call.read()
+        except asyncio.IncompleteReadError:
+            broken.set()
+            raise
+
+    async with start_proxy(max_body_bytes=1000) as front:
+        wire = await front.connect()
+        await wire.request("POST", "/v1/completions", ("transfer-encoding", "chunked"))
+        await wire.send(b"190\r\n" + bytes(400) + b"\r\n")
+        await within(1, begun)
+        await wire.send(b"3e8\r\n" + bytes(1000) + b"\r\n")
+        assert (await asyncio.wait_for(wire.answer(), 1)).status == 413
+        await within(1, broken)
+
+
+async def test_a_body_at_the_cap_passes(start_proxy, upstream):
+    """The limit is inclusive."""
+    async with start_proxy(max_body_bytes=1000) as front:
+        assert (await front.post("/v1/completions", bytes(1000))).status == 200
+
+
+async def test_an_engine_that_stops_taking_the_body_is_a_504(start_proxy, upstream):
+    """Otherwise nobody would notice that the client left."""
+
+    @upstream.on("/v1/completions")
+    async def deaf(call):
+        call.writer.transport.pause_reading()
+        await asyncio.sleep(5)
+
+    async with start_proxy(idle_seconds=0.1) as front:
+        wire = await front.connect()
+        await wire.request("POST", "/v1/completions", ("content-length", str(2**26)))
+        pump = asyncio.create_task(wire.send(bytes(2**26)))
+        assert (await asyncio.wait_for(wire.head(), 3)).status == 504
+        pump.cancel()
+        await asyncio.wait([pump])
+    assert front.observed.errors == ["upload_stalled"]
+
+
+async def test_expect_100_continue_is_answered(front, upstream):
+    """By our own server, when the engine is about to get the body; the header ends here."""
+    wire = await front.connect()
+    await wire.request("POST", "/v1/completions", ("content-length", "3"), ("expect", "100-continue"))
+    assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    await wire.send(b"abc")
+    assert (await wire.answer()).body == b"abc"
+    assert upstream.calls[0].header("expect") == []
+
+
+async def test_a_request_target_that_is_no_path_is_refused(start_proxy, upstream):
+    """`OPTIONS *` and the like; a target must never become part of the host's name."""
+    async with start_proxy() as front:
+        wire = await front.connect()
+        await wire.request("OPTIONS", "*")
+        assert (await wire.answer()).status == 400
+    assert upstream.calls == []
+
+
+async def test_a_connect_that_takes_too_long_is_a_504(start_proxy):
+    """A host that drops packets: here a listener whose backlog is full."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        async with start_proxy(f"http://127.0.0.1:{listener.getsockname()[1]}", connect_seconds=0.05) as front:
+            answer = await front.get("/v1/models")
+        for filler in fillers:
+            filler.close()
+    assert answer.status == 504
+    assert front.observed.errors == ["connect_timeout"]
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        test_a_client_that_leaves_before_the_answer_frees_the_engine,
+        test_a_client_that_leaves_within_the_answer_frees_the_engine,
+        test_a_client_that_leaves_within_its_upload_frees_the_engine,
+        test_one_that_leaves_does_not_disturb_the_others,
+        test_an_engine_that_hangs_up_without_an_answer_is_a_502,
+        test_an_early_refusal_reaches_a_client_that_still_uploads,
+        test_a_refusal_with_a_closed_door_reaches_the_client,
+    ],
+)
+def test_the_ends_are_the_same_on_uvloop(run_proxy, scenario):
+    """The loop of production: who closes what, and when, is where loops differ."""
+
+    async def play():
+        async with Upstream() as upstream, run_proxy(upstream.url) as front:
+            await scenario(front, upstream)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(play())
+
+
+@pytest.mark.parametrize("ending", ["die", "close"])
+@pytest.mark.parametrize("framing", ["chunked", "counted"])
+def test_a_cut_stream_is_cut_on_uvloop_too(run_proxy, caplog, framing, ending):
+    """Here the write buffers differ."""
+
+    async def play():
+        async with Upstream() as upstream, run_proxy(upstream.url) as front:
+            await test_an_engine_that_dies_within_its_answer_cuts_the_stream(front, upstream, caplog, framing, ending)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(play())
