@@ -1,0 +1,267 @@
+"""A real vLLM server as a child process: started, waited for, and ended with everything that it started.
+
+It refuses to leave a process behind, also when its starter is killed (see `keeper.py`), and to listen on anything
+but 127.0.0.1: in dev mode whoever reaches the port may run anything in the workers.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from app.demo import keeper
+from app.demo.errors import DemoError, last_lines
+from app.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from app.demo.environment import EngineEnvironment
+
+EXTENSION_CLASS = "worker_ext.MemoryExtension"
+SHIM_FOLDER = Path(__file__).resolve().parent / "shim"
+START_SECONDS = 400.0
+"""How long a start may take: half a minute on two free cores, many times that where others keep them busy."""
+KV_CACHE_BYTES = 256 * 1024**2
+_PROBE_SECONDS = 0.1
+_GRACE_SECONDS = 10.0
+_STOP_SECONDS = 3 * _GRACE_SECONDS + 5.0  # the keeper's three graces, and a margin
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What kind of engine to start."""
+
+    tensor_parallel: int = 1
+    data_parallel: int = 1
+    multimodal: bool = True
+    """The tiny Qwen3-VL; else the tiny text model."""
+    dev_mode: bool = True
+    """The control paths (collective_rpc, resets, server_info) exist."""
+    extension: bool = True
+    """The workers carry Highwater's extension."""
+    port: int | None = None
+    """Where to listen; a free port where None."""
+    extra_args: tuple[str, ...] = ()
+    """Further arguments of vLLM's server; a later one wins over an earlier one."""
+    extra_env: tuple[tuple[str, str], ...] = ()
+    """Further environment variables."""
+
+
+class Engine:
+    """One vLLM server with the tiny model; a context manager that starts and stops it.
+
+    Args:
+        environment: Where vLLM is installed.
+        options: What kind of engine.
+        folder: Gets the model, the log and the link to the extension; made where missing, never removed.
+    """
+
+    def __init__(
+        self, environment: EngineEnvironment, options: EngineOptions = EngineOptions(), *, folder: Path
+    ) -> None:
+        self.environment = environment
+        self.options = options
+        self.folder = folder.absolute()
+        self.port = options.port or free_port()
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The server's base URL, without a slash at its end."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def served_model(self) -> str:
+        """The model's name in requests."""
+        return "tiny-qwen3-vl" if self.options.multimodal else "tiny-qwen3"
+
+    @property
+    def log_path(self) -> Path:
+        """Where all of the engine's processes write; a restart appends."""
+        return self.folder / "engine.log"
+
+    def log_tail(self, lines: int = 20) -> str:
+        """Return the last lines of the log."""
+        return last_lines(self.log_path, lines)
+
+    def is_running(self) -> bool:
+        """Say whether the server's process lives; that it answers is `/health`'s to say."""
+        return self._keeper is not None and self._keeper.poll() is None
+
+    def pids(self) -> list[int]:
+        """Return the live processes of this engine: API server, EngineCore, workers, resource trackers."""
+        if self._keeper is None:
+            return []
+        return [pid for pid in keeper.session_pids(self._keeper.pid) if pid != self._keeper.pid]
+
+    def worker_pids(self) -> list[int]:
+        """Return the processes that hold the model, by rank: EngineCore itself where it has no worker processes."""
+        titles = {pid: title for pid in self.pids() if (title := _title(pid))}
+        workers = sorted((title, pid) for pid, title in titles.items() if title.startswith("VLLM::Worker"))
+        cores = sorted((title, pid) for pid, title in titles.items() if title.startswith("VLLM::EngineCore"))
+        return [pid for _, pid in workers or cores]
+
+    def start(self, *, timeout_seconds: float = START_SECONDS) -> Self:
+        """Start the server and return when it is ready for requests.
+
+        Raises:
+            DemoError: It ended or was not ready in time; nothing of it is left then.
+        """
+        if self.is_running():
+            return self
+        build_model(self.folder / "model", multimodal=self.options.multimodal)
+        with self.log_path.open("ab") as log:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", keeper.__file__, str(_GRACE_SECONDS), *self._command()],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environ(),
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready(self._keeper, timeout_seconds)
+        except BaseException:  # also Ctrl-C: whoever did not get an engine cannot stop it
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End every process of the engine and return when none is left; a second call does nothing."""
+        if self._keeper is None:
+            return
+        process, self._keeper = self._keeper, None
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        keeper.end_session(process.pid)
+
+    def restart(self) -> Self:
+        """Stop and start again, on the same port."""
+        self.stop()
+        return self.start()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes], timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not is_healthy(self.port):
+            if (status := process.poll()) is not None:
+                raise DemoError.with_log(f"the engine ended with status {status} while it started", self.log_path)
+            if time.monotonic() > deadline:
+                raise DemoError.with_log(f"the engine was not ready within {timeout_seconds:g} s", self.log_path)
+            time.sleep(_PROBE_SECONDS)
+
+    def _command(self) -> list[str]:
+        options = self.options
+        command = [str(self.environment.python), "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(self.folder / "model"), "--served-model-name", self.served_model]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--load-format", "dummy", "--enforce-eager", "--dtype", "bfloat16"]
+        command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "32"]
+        # vLLM would take most of the machine's memory, and it zeroes what it takes: 3 s and resident for each GiB.
+        command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
+        command += ["--tensor-parallel-size", str(options.tensor_parallel)]
+        command += ["--data-parallel-size", str(options.data_parallel)]
+        if options.multimodal:
+            # The token budget is the encoder cache's capacity too. No videos: their largest size would be planned for.
+            command += ["--max-num-batched-tokens", str(CACHE_TOKENS), "--skip-mm-profiling"]
+            command += ["--limit-mm-per-prompt", '{"image": 4, "video": 0}']
+        if options.tensor_parallel > 1:
+            # Else vLLM kills the workers at once, and what the ranks share stays in /dev/shm as vllm_dist_<id>-*.
+            command += ["--shutdown-timeout", "5"]
+        if options.extension:
+            command += ["--worker-extension-cls", EXTENSION_CLASS]
+        return [*command, *options.extra_args]
+
+    def _environ(self) -> dict[str, str]:
+        options = self.options
+        python_path = [str(SHIM_FOLDER)]
+        if options.extension:
+            python_path.append(str(link_extension(self.folder / "extension")))
+        environ = os.environ | {
+            "PYTHONPATH": os.pathsep.join(python_path),
+            "VLLM_SERVER_DEV_MODE": str(int(options.dev_mode)),
+            # Beside the engine: vLLM keeps there what it found out about the model classes, 10 s of every start.
+            "VLLM_CACHE_ROOT": str(self.environment.root / "vllm-cache"),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        ranks = options.tensor_parallel * options.data_parallel
+        if ranks > 1:
+            # vLLM gives a rank a NUMA node of its own by default, and refuses to start where there are fewer nodes.
+            environ["VLLM_CPU_OMP_THREADS_BIND"] = bind_threads(sorted(os.sched_getaffinity(0)), ranks)
+        return environ | dict(options.extra_env)
+
+
+def bind_threads(cpus: list[int], ranks: int) -> str:
+    """Share the CPUs out to the ranks, in vLLM's notation: `0,1|2,3`; with too few CPUs, ranks share one."""
+    if len(cpus) < ranks:
+        return "|".join(str(cpus[rank % len(cpus)]) for rank in range(ranks))
+    share = len(cpus) // ranks
+    return "|".join(",".join(map(str, cpus[rank * share : (rank + 1) * share])) for rank in range(ranks))
+
+
+def link_extension(folder: Path) -> Path:
+    """Make a folder that holds nothing but a link to the `worker_ext` package, for the engine's PYTHONPATH.
+
+    The engine must see this one package and nothing else of the environment that it is installed in.
+
+    Raises:
+        DemoError: `worker_ext` is not installed beside `app`.
+    """
+    spec = find_spec("worker_ext")
+    if spec is None or not spec.submodule_search_locations:
+        raise DemoError("the package worker_ext, which the engine's workers are to load, cannot be found")
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "worker_ext"
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path(spec.submodule_search_locations[0]).absolute(), target_is_directory=True)
+    return folder
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def is_healthy(port: int) -> bool:
+    """Say whether a server on 127.0.0.1 answers `GET /health` with 200 within two seconds."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _title(pid: int) -> str:
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return raw.replace(b"\0", b" ").decode(errors="replace")

@@ -1,0 +1,153 @@
+"""Image and text requests for an engine: the demonstration's, the tests' and the benchmark's clients.
+
+Images are made from a seed with the standard library alone: the same seed gives the same bytes, and another seed
+other bytes, which is all that vLLM's caches look at (an image's `mm_hash` is a hash of its content). It refuses to
+judge the answers: it counts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import struct
+import time
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+IMAGE_SIDE = 512
+REQUEST_SECONDS = 120.0
+KEPT_ERRORS = 5
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_STRIPE_PIXELS = 8
+
+
+@dataclass(frozen=True)
+class TrafficResult:
+    """What became of a number of requests."""
+
+    sent: int
+    failed: int
+    errors: tuple[str, ...]
+    """The first few failures, each in one line."""
+    seconds: float
+
+
+def png(seed: int, *, width: int = IMAGE_SIDE, height: int = IMAGE_SIDE) -> bytes:
+    """Return a PNG of vertical stripes whose colours are drawn from `seed`: a few hundred bytes, RGB, 8 bits."""
+    colours = hashlib.shake_128(seed.to_bytes(16, "big", signed=True)).digest(3 * (-(-width // _STRIPE_PIXELS)))
+    stripes = (colours[start : start + 3] * _STRIPE_PIXELS for start in range(0, len(colours), 3))
+    row = b"".join(stripes)[: 3 * width]
+    rows = (b"\0" + row) * height  # each row begins with its filter: none
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b""))
+    return _PNG_SIGNATURE + b"".join(_png_chunk(kind, data) for kind, data in chunks)
+
+
+def _png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def image_url(seed: int, *, width: int = IMAGE_SIDE, height: int = IMAGE_SIDE) -> str:
+    """Return the seed's image as a `data:` URL."""
+    return "data:image/png;base64," + base64.b64encode(png(seed, width=width, height=height)).decode()
+
+
+async def send_images(
+    url: str,
+    model: str,
+    *,
+    images: Iterable[int],
+    concurrency: int = 4,
+    width: int = IMAGE_SIDE,
+    height: int = IMAGE_SIDE,
+    max_tokens: int = 1,
+    on_done: Callable[[], None] | None = None,
+) -> TrafficResult:
+    """Ask one chat completion per image.
+
+    Args:
+        url: Base URL of the engine, or of the sidecar before it.
+        model: The served model's name.
+        images: One seed per request; a seed that comes again is the same image again.
+        concurrency: Requests in flight at most.
+        width: Of each image, pixels.
+        height: Of each image, pixels.
+        max_tokens: Length of each answer.
+        on_done: Called after each request, failed or not.
+    """
+    contents = (
+        [
+            {"type": "image_url", "image_url": {"url": image_url(seed, width=width, height=height)}},
+            {"type": "text", "text": "What is this?"},
+        ]
+        for seed in images
+    )
+    return await _send(url, model, contents, concurrency=concurrency, max_tokens=max_tokens, on_done=on_done)
+
+
+async def send_texts(
+    url: str,
+    model: str,
+    *,
+    texts: Iterable[str],
+    concurrency: int = 4,
+    max_tokens: int = 8,
+    on_done: Callable[[], None] | None = None,
+) -> TrafficResult:
+    """Ask one chat completion per text; arguments as for `send_images`."""
+    return await _send(url, model, texts, concurrency=concurrency, max_tokens=max_tokens, on_done=on_done)
+
+
+async def _send(
+    url: str,
+    model: str,
+    contents: Iterable[Any],
+    *,
+    concurrency: int,
+    max_tokens: int,
+    on_done: Callable[[], None] | None,
+) -> TrafficResult:
+    bodies = ({"model": model, "max_tokens": max_tokens, "messages": [_user(content)]} for content in contents)
+    errors: list[str] = []
+    sent = 0
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        nonlocal sent
+        # The workers share one generator: each image is made when its turn comes, never all at once.
+        for body in bodies:
+            sent += 1
+            if error := await _post(session, f"{url}/v1/chat/completions", body):
+                errors.append(error)
+            if on_done is not None:
+                on_done()
+
+    began = time.monotonic()
+    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+    connector = aiohttp.TCPConnector(limit=0)  # the workers are the limit
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(work(session))
+    return TrafficResult(sent, len(errors), tuple(errors[:KEPT_ERRORS]), time.monotonic() - began)
+
+
+def _user(content: object) -> dict[str, object]:
+    return {"role": "user", "content": content}
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> str | None:
+    """Send one request; return what failed, or None."""
+    try:
+        async with session.post(url, json=body) as response:
+            text = await response.text()
+            if response.status != 200:  # noqa: PLR2004 - HTTP's word for success
+                return f"HTTP {response.status}: {text[:300]}"
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
