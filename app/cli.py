@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from contextlib import suppress
 from types import FrameType
@@ -99,6 +100,48 @@ main.add_command(
         help="Run the sidecar beside a vLLM server. A flag beats the environment, and both beat a file each names.",
     )
 )
+
+
+@main.command()
+@click.option("--prepare", is_flag=True, help="only install the engine's environment, and end")
+@click.option("--images", default=160, show_default=True, type=click.IntRange(1, 10_000), help="requests to replay")
+@click.option("--port", default=None, type=click.IntRange(1, 65535), help="the sidecar's port  [default: a free one]")
+@click.option("--tensor-parallel", default=1, show_default=True, type=click.IntRange(1, 8), help="workers")
+@click.option("--stay/--no-stay", default=None, help="stay up afterwards  [default: on a terminal]")
+def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None) -> None:
+    """Bring up a real vLLM engine (CPU) with the sidecar beside it, and replay the story on them."""
+    from app.demo import story  # noqa: PLC0415 - `serve` must not load it
+    from app.demo.engine import EngineOptions  # noqa: PLC0415
+    from app.demo.environment import ensure_environment  # noqa: PLC0415
+    from app.demo.errors import DemoError  # noqa: PLC0415
+
+    # An ordinary kill ends the children in order, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        environment = ensure_environment(announce=click.echo)
+        if prepare:
+            return
+        click.echo(f"Starting vLLM {environment.version} with a tiny Qwen3-VL, and the sidecar (about half a minute)")
+        with story.stage(environment, EngineOptions(tensor_parallel=tensor_parallel), port) as (engine, sidecar):
+            story.tell(engine, sidecar, images=images, say=click.echo)
+            if sys.stdout.isatty() if stay is None else stay:
+                _stay(sidecar.url, engine.url)
+    except DemoError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _stay(sidecar_url: str, engine_url: str) -> None:
+    click.echo(
+        f"\nStill up; Ctrl-C ends it. Try:\n"
+        f"  curl '{sidecar_url}/memory?format=text'\n"
+        f"  curl {sidecar_url}/memory/encoder-cache?limit=3\n"
+        f"  curl {sidecar_url}/metrics\n"
+        f"  curl -X POST {sidecar_url}/memory/reclaim\n"
+        f"  curl -N -H 'Accept: text/event-stream' {sidecar_url}/memory/events\n"
+        f"The engine itself is at {engine_url}"
+    )
+    with suppress(KeyboardInterrupt):
+        signal.pause()
 
 
 if __name__ == "__main__":

@@ -32,9 +32,11 @@ from app.readings import (
     Trigger,
 )
 from app.remedies import Remedy
+from app.table import mib
 
 # The rule in the leftmost of these phases gives the policy its state.
 _URGENCY: tuple[RulePhase, ...] = ("acting", "futile", "above", "cooling", "below")
+JUST_BEFORE_SECONDS = 0.25
 WORKING_STATES = frozenset({"ready", "paused"})
 
 log = logging.getLogger("highwater.governor")
@@ -277,7 +279,7 @@ class Governor:
             return await self._measure(order)
 
     async def _measure(self, order: _Order) -> Measured:
-        before = await self._fresh(order)
+        before = await self._before(order)
         refusal = order.remedy.refusal(self._poller.capabilities, before.engine, order.mode)
         if refusal is not None and not order.force:
             result = _result(order.remedy, "refused", reason=refusal)
@@ -312,13 +314,15 @@ class Governor:
         self._record(order, result)
         return Measured(result, before.ranks, readings, answer)
 
-    async def _fresh(self, order: _Order) -> Report:
-        """A reading of now.
+    async def _before(self, order: _Order) -> Report:
+        """A reading of now; the last one if it was taken just before, as on the policy's behalf it was.
 
         Raises:
             NotAvailable: The engine is not there to be asked. That is recorded as a failed reset.
         """
-        report = await self._poller.poll()
+        report = self._poller.current()
+        if report.stale or report.age_seconds is None or report.age_seconds > JUST_BEFORE_SECONDS:
+            report = await self._poller.poll()
         state = report.engine.state
         if state in {"down", "starting", "unresponsive"}:
             reason = f"the engine is {state}" + (f": {report.engine.hint}" if report.engine.hint else "")
@@ -331,7 +335,8 @@ class Governor:
         kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
         summary = f"{result.remedy} {result.outcome}"
         if result.outcome == "done" and result.freed_bytes is not None:
-            summary += f", freed {result.freed_bytes} bytes in {result.seconds:.2f} s"
+            word = "freed" if result.freed_bytes >= 0 else "while use grew by"
+            summary += f", {word} {mib(abs(result.freed_bytes))} MiB in {result.seconds:.2f} s"
         if result.reason:
             summary += f": {result.reason}"
         self._history.record(kind, summary, trigger=order.trigger, rule=order.rule, result=result)

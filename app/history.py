@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from app.attribution import COMPONENTS, used_total
 from app.readings import Event, EventKind, RankReading, RemedyResult, Report, Trigger
+from app.table import mib
 
 MARKS_KEPT = 100
 EVENTS_KEPT = 1000
@@ -162,7 +163,7 @@ class History:
         while len(self._marks) > MARKS_KEPT:
             del self._marks[next(iter(self._marks))]
         used = used_total(ranks)
-        self.record("mark", f"mark {name!r}" + (f" at {used} bytes used" if used is not None else ""))
+        self.record("mark", f"mark {name!r}" + (f" at {mib(used)} MiB used" if used is not None else ""))
         return mark
 
     @property

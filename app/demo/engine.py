@@ -1,25 +1,19 @@
 """A real vLLM server as a child process: started, waited for, and ended with everything that it started.
 
-It refuses to leave a process behind, also when its starter is killed (see `keeper.py`), and to listen on anything
-but 127.0.0.1: in dev mode whoever reaches the port may run anything in the workers.
+It refuses to listen on anything but 127.0.0.1: in dev mode whoever reaches the port may run anything in the workers.
 """
 
 from __future__ import annotations
 
-import http.client
 import os
-import socket
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from app.demo import keeper
 from app.demo.errors import DemoError, last_lines
 from app.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
+from app.demo.process import KeptProcess, free_port
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,9 +25,6 @@ SHIM_FOLDER = Path(__file__).resolve().parent / "shim"
 START_SECONDS = 400.0
 """How long a start may take: half a minute on two free cores, many times that where others keep them busy."""
 KV_CACHE_BYTES = 256 * 1024**2
-_PROBE_SECONDS = 0.1
-_GRACE_SECONDS = 10.0
-_STOP_SECONDS = 3 * _GRACE_SECONDS + 5.0  # the keeper's three graces, and a margin
 
 
 @dataclass(frozen=True)
@@ -72,7 +63,7 @@ class Engine:
         self.options = options
         self.folder = folder.absolute()
         self.port = options.port or free_port()
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._process = KeptProcess("the engine", self.log_path)
 
     @property
     def url(self) -> str:
@@ -95,13 +86,11 @@ class Engine:
 
     def is_running(self) -> bool:
         """Say whether the server's process lives; that it answers is `/health`'s to say."""
-        return self._keeper is not None and self._keeper.poll() is None
+        return self._process.is_running()
 
     def pids(self) -> list[int]:
         """Return the live processes of this engine: API server, EngineCore, workers, resource trackers."""
-        if self._keeper is None:
-            return []
-        return [pid for pid in keeper.session_pids(self._keeper.pid) if pid != self._keeper.pid]
+        return self._process.pids()
 
     def worker_pids(self) -> list[int]:
         """Return the processes that hold the model, by rank: EngineCore itself where it has no worker processes."""
@@ -119,36 +108,13 @@ class Engine:
         if self.is_running():
             return self
         build_model(self.folder / "model", multimodal=self.options.multimodal)
-        with self.log_path.open("ab") as log:
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", keeper.__file__, str(_GRACE_SECONDS), *self._command()],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environ(),
-                cwd=self.folder,
-                start_new_session=True,
-            )
-        try:
-            self._wait_until_ready(self._keeper, timeout_seconds)
-        except BaseException:  # also Ctrl-C: whoever did not get an engine cannot stop it
-            self.stop()
-            raise
+        self._process.start(self._command(), env=self._environ(), cwd=self.folder)
+        self._process.wait_until_answers(self.port, "/health", timeout_seconds)
         return self
 
     def stop(self) -> None:
         """End every process of the engine and return when none is left; a second call does nothing."""
-        if self._keeper is None:
-            return
-        process, self._keeper = self._keeper, None
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        keeper.end_session(process.pid)
+        self._process.stop()
 
     def restart(self) -> Self:
         """Stop and start again, on the same port."""
@@ -162,15 +128,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
-
-    def _wait_until_ready(self, process: subprocess.Popen[bytes], timeout_seconds: float) -> None:
-        deadline = time.monotonic() + timeout_seconds
-        while not is_healthy(self.port):
-            if (status := process.poll()) is not None:
-                raise DemoError.with_log(f"the engine ended with status {status} while it started", self.log_path)
-            if time.monotonic() > deadline:
-                raise DemoError.with_log(f"the engine was not ready within {timeout_seconds:g} s", self.log_path)
-            time.sleep(_PROBE_SECONDS)
 
     def _command(self) -> list[str]:
         options = self.options
@@ -238,25 +195,6 @@ def link_extension(folder: Path) -> Path:
     link.unlink(missing_ok=True)
     link.symlink_to(Path(spec.submodule_search_locations[0]).absolute(), target_is_directory=True)
     return folder
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-def is_healthy(port: int) -> bool:
-    """Say whether a server on 127.0.0.1 answers `GET /health` with 200 within two seconds."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def _title(pid: int) -> str:

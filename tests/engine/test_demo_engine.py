@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from app.demo.engine import Engine, EngineOptions, is_healthy
+from app.demo.engine import Engine, EngineOptions
+from app.demo.process import answers
 from app.demo.errors import DemoError
 from app.demo.model import CACHE_TOKENS, image_cache_bytes, image_tokens
 from app.demo.traffic import IMAGE_SIDE, send_images, send_texts
@@ -91,7 +92,7 @@ def test_nothing_is_left_of_an_engine_whose_starter_was_killed(
         assert len(alive(pids)) >= 3  # API server, EngineCore, worker
         starter.send_signal(signal.SIGKILL)
     wait_until_gone(pids, seconds=30)
-    assert not is_healthy(port)
+    assert not answers(port, "/health")
 
 
 def wait_until_gone(pids: list[int], *, seconds: float) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.demo import keeper
-from app.demo.engine import Engine, EngineOptions, bind_threads, free_port, is_healthy, link_extension
+from app.demo.engine import Engine, EngineOptions, bind_threads, link_extension
+from app.demo.process import answers, free_port
 from app.demo.environment import EngineEnvironment
 from app.demo.errors import DemoError
 
@@ -31,7 +32,7 @@ def test_the_engine_sees_the_extension_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_free_port_has_no_healthy_server() -> None:
-    assert not is_healthy(free_port())
+    assert not answers(free_port(), "/health")
 
 
 def test_the_error_of_a_program_that_failed_tells_its_last_lines(tmp_path: Path) -> None:
