@@ -1,0 +1,172 @@
+"""Stand-ins for tensors, torch and a vLLM worker: the attributes that the extension reads, and no more."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from worker_ext import MemoryExtension
+
+_ADDRESSES = itertools.count(1 << 20, 1 << 20)
+STATS = {
+    "allocated_bytes.all.current": 600,
+    "reserved_bytes.all.current": 900,
+    "allocated_bytes.all.peak": 700,
+    "inactive_split_bytes.all.current": 40,
+    "num_alloc_retries": 3,
+    "num_ooms": 1,
+}
+
+
+class FakeStorage:
+    def __init__(self, nbytes: int, pointer: int | None = None) -> None:
+        self._nbytes = nbytes
+        self._pointer = next(_ADDRESSES) if pointer is None else pointer
+
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def data_ptr(self) -> int:
+        return self._pointer
+
+
+class FakeTensor:
+    def __init__(self, *shape: int, device: str = "npu", storage: FakeStorage | None = None) -> None:
+        self.shape = shape
+        self.device = SimpleNamespace(type=device)
+        self.dtype = "torch.bfloat16"
+        self._storage = storage or FakeStorage(self.numel() * self.element_size())
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        return 2
+
+    def untyped_storage(self) -> FakeStorage:
+        return self._storage
+
+
+class FakeModel:
+    """A model of `layers` tensors of 100 bytes, with one buffer of 20."""
+
+    def __init__(self, layers: int = 3, device: str = "npu") -> None:
+        self._parameters = [FakeTensor(50, device=device) for _ in range(layers)]
+        self._buffers = [FakeTensor(10, device=device)]
+        self.layers: list[Any] = []
+
+    def parameters(self) -> Any:
+        return iter(self._parameters)
+
+    def buffers(self) -> Any:
+        return iter(self._buffers)
+
+    def modules(self) -> Any:
+        return iter([self, *self.layers])
+
+
+class FakeDeviceModule(ModuleType):
+    """`torch.npu`, `torch.cuda` or `torch.xpu`: it keeps every call, and refuses one without a device index."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"torch.{kind}")
+        self.calls: list[tuple[str, Any]] = []
+        self.free = 1_000
+        self.stats: dict[str, object] = dict(STATS)
+
+    def _called(self, name: str, index: object) -> None:
+        assert isinstance(index, int), f"{name} without a device index makes a context on device 0"
+        self.calls.append((name, index))
+
+    def mem_get_info(self, index: object = None) -> tuple[int, int]:
+        self._called("mem_get_info", index)
+        return self.free, 5_000
+
+    def memory_stats(self, index: object = None) -> dict[str, object]:
+        self._called("memory_stats", index)
+        return self.stats
+
+    def get_device_name(self, index: object = None) -> str:
+        self._called("get_device_name", index)
+        return "Fake 9000"
+
+    def get_device_properties(self, index: object = None) -> SimpleNamespace:
+        self._called("get_device_properties", index)
+        return SimpleNamespace(total_memory=5_000)
+
+    def set_device(self, index: object = None) -> None:
+        self._called("set_device", index)
+
+    def empty_cache(self) -> None:
+        self.calls.append(("empty_cache", None))
+        self.free += 250
+        self.stats["reserved_bytes.all.current"] = 650
+
+
+class FakeTorch(ModuleType):
+    def __init__(self, kind: str) -> None:
+        super().__init__("torch")
+        self.__version__ = "2.9.0+fake"
+        self.device_module = FakeDeviceModule(kind)
+        setattr(self, kind, self.device_module)
+
+
+class FakeWorkerBase:
+    """Only a base that the extension can be added to: a class that has `object` alone cannot take another."""
+
+
+def fake_worker(kind: str = "npu", index: int | None = 1, **attributes: Any) -> Any:
+    """Return a worker as vLLM makes one: the extension added to the bases of a class that knows nothing of it."""
+
+    class FakeWorker(FakeWorkerBase):
+        pass
+
+    FakeWorker.__bases__ += (MemoryExtension,)
+    worker = FakeWorker()
+    parallel = SimpleNamespace(
+        data_parallel_rank=0,
+        data_parallel_index=2,
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+        prefill_context_parallel_size=1,
+    )
+    values = {
+        "rank": 3,
+        "local_rank": 1,
+        "device": SimpleNamespace(type=kind, index=index),
+        "model_runner": fake_runner(kind),
+        "parallel_config": parallel,
+        "vllm_config": SimpleNamespace(
+            parallel_config=parallel,
+            cache_config=SimpleNamespace(gpu_memory_utilization=0.9, kv_cache_memory_bytes=None),
+            scheduler_config=SimpleNamespace(encoder_cache_size=8192),
+            compilation_config=SimpleNamespace(static_forward_context={}),
+        ),
+        "requested_memory": 4_500.0,
+        "init_snapshot": SimpleNamespace(free_memory=4_800),
+    }
+    vars(worker).update(values | attributes)
+    return worker
+
+
+def fake_runner(kind: str = "npu", **attributes: Any) -> SimpleNamespace:
+    """Return a model runner V1 with an empty encoder cache and two layers of KV cache."""
+    values = {
+        "encoder_cache": {},
+        "supports_mm_inputs": True,
+        "mm_budget": SimpleNamespace(encoder_cache_size=16384),
+        "requests": {},
+        "kv_caches": [FakeTensor(400, device=kind), FakeTensor(400, device=kind)],
+        "model_memory_usage": 12_345,
+    }
+    return SimpleNamespace(**values | attributes)
+
+
+def ask(worker: Any, op: str, payload: str = "{}") -> dict[str, Any]:
+    """Return a good answer; fail on any other."""
+    answer = json.loads(worker.highwater_rpc(op, payload))
+    assert answer["ok"], answer
+    return answer

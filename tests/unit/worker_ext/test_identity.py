@@ -1,0 +1,65 @@
+"""The head of an answer says who speaks, or null."""
+
+from __future__ import annotations
+
+import os
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from tests.unit.worker_ext.fakes import fake_worker
+from worker_ext.identity import identity
+
+
+def parallel(**sizes: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"tensor_parallel_size": 1, "pipeline_parallel_size": 1} | sizes)
+
+
+def test_ranks_come_from_the_engine():
+    """Rank 3 of 2 x 2 is the second of the second stage, in the third replica."""
+    assert identity(fake_worker()) == {
+        "rank": 3,
+        "local_rank": 1,
+        "dp_rank": 2,
+        "tp_rank": 1,
+        "pp_rank": 1,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("rank", "sizes", "expected"),
+    [
+        (5, {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, (1, 1)),
+        (5, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "prefill_context_parallel_size": 2}, (1, 1)),
+        (3, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "prefill_context_parallel_size": 2}, (1, 0)),
+        (6, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, (0, 1)),
+        (0, {"tensor_parallel_size": 0}, (None, None)),
+        (None, {}, (None, None)),
+        (1, {"pipeline_parallel_size": "2"}, (0, None)),
+        (1, {"prefill_context_parallel_size": None}, (0, None)),
+    ],
+)
+def test_ranks_follow_the_engines_layout(rank, sizes, expected):
+    """DP x PP x PCP x TP, the last varying fastest; an external launcher's ranks go on across replicas."""
+    head = identity(fake_worker(rank=rank, parallel_config=parallel(**sizes)))
+    assert (head["tp_rank"], head["pp_rank"]) == expected
+
+
+def test_an_older_engine_has_the_replicas_rank_alone():
+    """The index came when newer engines began to reset the rank."""
+    assert identity(fake_worker(parallel_config=parallel(data_parallel_rank=1)))["dp_rank"] == 1
+
+
+def test_what_cannot_be_read_is_null():
+    """Never guessed, never raised."""
+
+    class Worker:
+        @property
+        def rank(self) -> int:
+            raise RuntimeError
+
+    head = identity(Worker())
+    assert [head[name] for name in ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank")] == [None] * 5

@@ -1,0 +1,66 @@
+"""A payload is right, or it is refused with what is wrong and what would be right."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.worker_ext.fakes import fake_worker
+from worker_ext.errors import BadPayloadError
+from worker_ext.payload import ChoiceField, IntegerField, parse_payload
+
+FIELDS = {
+    "limit": IntegerField(default=100, minimum=0, maximum=10_000),
+    "sort": ChoiceField(default="bytes", choices=("bytes", "age")),
+}
+
+
+def test_absent_keys_have_their_defaults():
+    """An empty object asks for the defaults."""
+    assert parse_payload("{}", FIELDS) == {"limit": 100, "sort": "bytes"}
+
+
+def test_given_keys_win():
+    """Both ends of a range belong to it."""
+    assert parse_payload('{"limit": 10000, "sort": "age"}', FIELDS) == {"limit": 10_000, "sort": "age"}
+    assert parse_payload('{"limit": 0}', FIELDS)["limit"] == 0
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ('{"limit": -1}', "payload key 'limit' is -1; it must be an integer from 0 to 10000"),
+        ('{"limit": 10001}', "payload key 'limit' is 10001; it must be an integer from 0 to 10000"),
+        ('{"limit": true}', "payload key 'limit' is True; it must be an integer from 0 to 10000"),
+        ('{"limit": 1.0}', "payload key 'limit' is 1.0; it must be an integer from 0 to 10000"),
+        ('{"limit": NaN}', "payload key 'limit' is nan; it must be an integer from 0 to 10000"),
+        ('{"sort": "size"}', """payload key 'sort' is 'size'; it must be one of "bytes", "age\""""),
+        ('{"sort": []}', """payload key 'sort' is []; it must be one of "bytes", "age\""""),
+        ('{"order": 1}', "payload key 'order' is unknown; known keys: limit, sort"),
+        ("[]", "payload is []; it must be one JSON object"),
+        (None, "payload is of type NoneType; it must be the text of one JSON object"),
+        ({"limit": 1}, "payload is of type dict; it must be the text of one JSON object"),
+    ],
+)
+def test_a_wrong_payload_is_named(payload, message):
+    """Key, value, and what would be right."""
+    with pytest.raises(BadPayloadError) as caught:
+        parse_payload(payload, FIELDS)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("payload", ["", "{", "[" * 100_000, '{"limit": ' + "1" * 5000 + "}"])
+def test_what_is_no_json_is_refused(payload):
+    """Also what breaks the parser in its own ways: too deep, too many digits."""
+    with pytest.raises(BadPayloadError):
+        parse_payload(payload, FIELDS)
+
+
+def test_an_operation_without_arguments_takes_none():
+    """Nothing is ignored."""
+    answer = json.loads(fake_worker().highwater_rpc("hello", '{"limit": 1}'))
+    assert answer["error"] == {
+        "code": "bad_payload",
+        "message": "payload key 'limit' is unknown; known keys: none",
+    }

@@ -1,0 +1,39 @@
+"""The contract as it is written is the contract as it is spoken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import worker_ext
+from tests.unit.worker_ext.fakes import FakeTensor, ask, fake_runner, fake_worker
+from worker_ext.operations import OPERATIONS
+
+README = (Path(worker_ext.__file__).parent / "README.md").read_text()
+HEAD = {"schema", "ok", "op", "rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "taken_at"}
+
+
+def example(op: str) -> dict[str, object]:
+    """Return the first JSON object in the operation's section."""
+    section = README.split(f"## `{op}`\n", 1)[1]
+    found, _ = json.JSONDecoder().raw_decode(section[section.index("    {") + 4 :])
+    return found
+
+
+def keys(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: keys(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [keys(value[0])] if value and isinstance(value[0], dict) else []
+    return None
+
+
+@pytest.mark.parametrize("op", sorted(OPERATIONS))
+def test_every_operation_has_an_example_with_its_very_keys(op, torch_device):
+    """In the same nesting."""
+    torch_device("npu")
+    worker = fake_worker(model_runner=fake_runner(encoder_cache={"a": FakeTensor(5)}))
+    answer = {key: value for key, value in ask(worker, op).items() if key not in HEAD}
+    assert keys(example(op)) == keys(answer)

@@ -1,0 +1,89 @@
+"""`release` returns what nobody uses, and says honestly what that gained."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+
+import pytest
+
+from tests.unit.worker_ext.fakes import ask, fake_worker
+
+
+class FakeLibrary:
+    """A C library with these functions; it keeps the calls."""
+
+    def __init__(self, *functions: str) -> None:
+        self.calls: list[str] = []
+        for name in functions:
+            setattr(self, name, lambda *_, name=name: self.calls.append(name))
+
+
+@pytest.mark.parametrize("kind", ["npu", "cuda", "xpu"])
+def test_cached_blocks_go_back_to_the_device(kind, torch_device):
+    """What the device gained is what its driver says."""
+    torch_device(kind)
+    answer = ask(fake_worker(kind), "release")
+    assert answer["mechanism"] == "empty_cache"
+    assert answer["freed_bytes"] == 250
+    assert (answer["before"]["free_bytes"], answer["after"]["free_bytes"]) == (1_000, 1_250)
+    assert (answer["before"]["reserved_bytes"], answer["after"]["reserved_bytes"]) == (900, 650)
+    assert answer["before"]["allocated_bytes"] == answer["after"]["allocated_bytes"] == 600
+    assert answer["gc_collected"] >= 0
+
+
+def test_a_loss_is_told_as_a_loss(torch_device, monkeypatch):
+    """Another process allocated meanwhile: the figure is signed."""
+    module = torch_device("cuda")
+    monkeypatch.setattr(module, "empty_cache", lambda: setattr(module, "free", 400), raising=False)
+    assert ask(fake_worker("cuda"), "release")["freed_bytes"] == -600
+
+
+def test_an_unknown_gain_is_null(torch_device, monkeypatch):
+    """Null, not zero."""
+
+    def fail(*_: object) -> object:
+        raise RuntimeError("driver says no")
+
+    monkeypatch.setattr(type(torch_device("npu")), "mem_get_info", fail)
+    answer = ask(fake_worker(), "release")
+    assert answer["freed_bytes"] is None
+    assert [note["name"] for note in answer["notes"]] == ["free_bytes"]
+
+
+def test_an_npu_is_left_alone_off_the_main_thread(torch_device):
+    """Its workspace's allocator has no lock, and a step may be running."""
+    module = torch_device("npu")
+    worker, answers = fake_worker(), []
+    thread = threading.Thread(target=lambda: answers.append(json.loads(worker.highwater_rpc("release"))))
+    thread.start()
+    thread.join()
+    assert answers[0]["error"]["code"] == "failed"
+    assert ("empty_cache", None) not in module.calls
+
+
+@pytest.mark.parametrize(
+    ("functions", "mechanism"),
+    [
+        (("malloc_trim",), "malloc_trim"),
+        (("malloc_trim", "mallctl"), "jemalloc"),
+        (("malloc_trim", "MallocExtension_ReleaseFreeMemory"), "tcmalloc"),
+        ((), "unsupported"),
+    ],
+)
+def test_the_heap_is_trimmed_by_whoever_keeps_it(functions, mechanism, monkeypatch):
+    """A preloaded allocator takes the C library's place."""
+    library = FakeLibrary(*functions)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    answer = ask(fake_worker("cpu", None), "release")
+    assert answer["mechanism"] == mechanism
+    assert library.calls == list(functions[-1:])
+    assert [note["name"] for note in answer["notes"]] == (["mechanism"] if mechanism == "unsupported" else [])
+
+
+def test_a_cpu_worker_gains_what_its_process_lost():
+    """The machine's free memory moves with everybody's; the resident size is ours alone."""
+    answer = ask(fake_worker("cpu", None), "release")
+    assert answer["freed_bytes"] == answer["before"]["rss_bytes"] - answer["after"]["rss_bytes"]
+    assert answer["before"]["reserved_bytes"] is None

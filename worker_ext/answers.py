@@ -1,0 +1,84 @@
+"""From a call to its answer: find the operation, check the payload, run it, and write one JSON object.
+
+It refuses to let anything out but that object's text.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from worker_ext.errors import BadPayloadError, RequestError, UnknownOpError, describe, printable
+from worker_ext.identity import identity
+from worker_ext.operations import OPERATIONS
+from worker_ext.payload import parse_payload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+SCHEMA = 1
+
+UNANSWERABLE = (
+    '{"schema": 1, "ok": false, "op": null, "rank": null, "local_rank": null, "dp_rank": null, "tp_rank": null, '
+    '"pp_rank": null, "host": null, "pid": null, "taken_at": null, '
+    '"error": {"code": "failed", "message": "the worker extension could not write its answer"}}'
+)
+"""What is left to say when even an error's answer cannot be put together: a constant, because nothing else can fail."""
+
+
+def answer(
+    worker: object,
+    op: object,
+    payload: object,
+    excess: tuple[object, ...] = (),
+    unknown: Mapping[str, object] | None = None,
+) -> str:
+    """Run one operation on a worker and return its answer as ASCII JSON; whatever it raises becomes its `error`."""
+    name = printable(op, 100) if isinstance(op, str) else None
+    try:
+        return _text(worker, name, {"ok": True}, _run(worker, op, payload, excess, unknown or {}))
+    except BaseException as error:  # noqa: BLE001 - errors are data here: raised, they would desynchronise the ranks
+        # Also a SystemExit, with which vLLM's worker answers SIGTERM (multiproc_executor.py, `signal_handler`). One
+        # that lands in these few milliseconds is lost; the executor then kills the worker after its usual wait.
+        message = printable(str(error), 1000) if isinstance(error, RequestError) else describe(error)
+        code = error.code if isinstance(error, RequestError) else "failed"
+        return _text(worker, name, {"ok": False}, {"error": {"code": code, "message": message}})
+
+
+def _run(
+    worker: object, op: object, payload: object, excess: tuple[object, ...], unknown: Mapping[str, object]
+) -> dict[str, Any]:
+    operation = OPERATIONS.get(op) if isinstance(op, str) else None
+    if operation is None:
+        raise UnknownOpError(f"op {printable(repr(op), 100)} is unknown; known: {', '.join(sorted(OPERATIONS))}")
+    if excess or unknown:
+        raise BadPayloadError(
+            f"highwater_rpc takes op and payload; it got {len(excess)} more by position "
+            f"and {printable(', '.join(unknown)) or 'none'} by name"
+        )
+    with _no_collection():
+        return operation.run(worker, parse_payload(payload, operation.fields))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector from running by itself meanwhile.
+
+    A thousand encoder entries make a few thousand short-lived objects, enough to start a full collection now and then:
+    about 100 ms in a process with torch in it, and every call of ours stops the engine. We leave no cycles behind.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _text(worker: object, op: str | None, status: dict[str, Any], body: dict[str, Any]) -> str:
+    head = {"schema": SCHEMA, **status, "op": op, **identity(worker), "taken_at": round(time.time(), 3)}
+    return json.dumps({**head, **body}, allow_nan=False, ensure_ascii=True)

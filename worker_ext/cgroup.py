@@ -1,0 +1,137 @@
+"""The memory limit that a container puts on this process, from the cgroup file systems of either version."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_UNLIMITED = 1 << 60
+"""Version 1 writes "no limit" as the largest multiple of the page size: about 2^63. No machine has 2^60 bytes."""
+
+
+class CgroupMemory(NamedTuple):
+    """Memory of the group whose limit this process will meet first."""
+
+    used_bytes: int | None
+    """Charged to the group, without file pages that the kernel drops before it kills anything."""
+    limit_bytes: int | None
+
+
+class _Files(NamedTuple):
+    levels: tuple[Path, ...]
+    limit: str
+    usage: str
+    inactive: str
+
+
+def read_cgroup(root: Path) -> CgroupMemory:
+    """Return use and limit of the tightest group from the process's own upwards; nulls where there is none.
+
+    Args:
+        root: The file system's root; a test brings its own.
+    """
+    files = _find(root)
+    if files is None:
+        return CgroupMemory(None, None)
+    limited: list[tuple[int, CgroupMemory]] = []
+    for level in files.levels:
+        limit = _number(level / files.limit)
+        used = _used(level, files)
+        if limit is not None and limit < _UNLIMITED:
+            limited.append((limit - (used or 0), CgroupMemory(used, limit)))
+    if limited:
+        return min(limited)[1]
+    return CgroupMemory(_used(files.levels[0], files), None)
+
+
+def _used(level: Path, files: _Files) -> int | None:
+    usage = _number(level / files.usage)
+    if usage is None:
+        return None
+    return max(0, usage - _stat(level / "memory.stat", files.inactive))
+
+
+class _Mount(NamedTuple):
+    group: str
+    point: str
+    kind: str
+    options: str
+
+    @property
+    def is_version_1(self) -> bool:
+        return self.kind == "cgroup" and "memory" in self.options.split(",")
+
+
+# Where the files lie does not change while a worker lives, and finding them costs more than reading them.
+@functools.lru_cache(maxsize=8)
+def _find(root: Path) -> _Files | None:
+    groups = _lines(root / "proc/self/cgroup")
+    mounts = list(_mounts(_lines(root / "proc/self/mountinfo")))
+    # A hybrid machine mounts both versions; memory is then with version 1, which has the controller's name.
+    for line in groups:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if "memory" in controllers.split(","):
+            tops = [(root / mount.point, mount.group) for mount in mounts if mount.is_version_1]
+            levels = _levels(tops, path, "memory.usage_in_bytes")
+            if levels:
+                return _Files(levels, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    for line in groups:
+        if line.startswith("0::"):
+            tops = [(root / mount.point, mount.group) for mount in mounts if mount.kind == "cgroup2"]
+            levels = _levels(tops, line[3:], "memory.current")
+            if levels:
+                return _Files(levels, "memory.max", "memory.current", "inactive_file")
+    return None
+
+
+def _mounts(lines: list[str]) -> Iterator[_Mount]:
+    for line in lines:
+        # id parent major:minor group mount-point options [tags] - kind source options (proc_pid_mountinfo(5))
+        before, _, after = line.partition(" - ")
+        place, rest = before.split(), after.split()
+        if len(place) > 4 and len(rest) > 2:  # noqa: PLR2004 - the fields read below
+            yield _Mount(place[3], place[4].lstrip("/"), rest[0], rest[2])
+
+
+def _levels(tops: list[tuple[Path, str]], path: str, needed: str) -> tuple[Path, ...]:
+    """Return the groups from the process's own up to the top of the first mount that shows any."""
+    for top, mounted in tops:
+        own = top / _relative(path, mounted)
+        levels = [level for level in (own, *own.parents) if level.is_relative_to(top) and (level / needed).is_file()]
+        if levels:
+            return tuple(levels)
+    return ()
+
+
+def _relative(path: str, mounted: str) -> str:
+    """Return the group's path below what is mounted; empty where the container sees only its own group."""
+    path, mounted = path.strip("/"), mounted.strip("/")
+    if mounted and (path + "/").startswith(mounted + "/"):
+        path = path[len(mounted) :].strip("/")
+    elif mounted:
+        path = ""
+    return "" if ".." in path.split("/") else path
+
+
+def _number(path: Path) -> int | None:
+    lines = _lines(path)
+    return int(lines[0]) if lines and lines[0].strip().isdigit() else None
+
+
+def _stat(path: Path, name: str) -> int:
+    for line in _lines(path):
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdigit():
+            return int(value)
+    return 0
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text("ascii", "replace").splitlines()
+    except OSError:  # not Linux, not mounted, not ours to read: the same as not there
+        return []

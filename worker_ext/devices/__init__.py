@@ -1,0 +1,105 @@
+"""The families of devices that a worker may run on, behind one seam.
+
+To add one: a file with a class that has what `DeviceFamily` asks for, and a line in `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from worker_ext.attributes import look_up, text, whole
+from worker_ext.devices.cpu import Cpu
+from worker_ext.devices.cuda import Cuda
+from worker_ext.devices.npu import Npu
+from worker_ext.devices.xpu import Xpu
+from worker_ext.errors import UnreadableError
+
+if TYPE_CHECKING:
+    from worker_ext.devices.figures import AllocatorFigures, Space
+    from worker_ext.host import HostMemory
+    from worker_ext.notes import Notes
+
+
+class DeviceFamily(Protocol):
+    """What a family of devices must be able to tell and do.
+
+    `index` is always the worker's own: a call without one makes a context on device 0 in every rank.
+    """
+
+    type: str
+
+    def prepare(self, index: int | None) -> None:
+        """Make the calling thread fit to ask this device."""
+
+    def name(self, index: int | None) -> str | None:
+        """Return the device's name, such as `Ascend910B3`."""
+
+    def space(self, index: int | None, host: HostMemory) -> Space:
+        """Return the device's memory as its driver sees it, everybody's use included."""
+
+    def allocator(self, index: int | None, notes: Notes) -> AllocatorFigures:
+        """Return the figures of torch's caching allocator, None where there is none or it does not tell."""
+
+    def give_back(self, index: int | None) -> str:
+        """Return unused memory of the allocator to the device; returns what was used for that, or `unsupported`."""
+
+
+FAMILIES: tuple[DeviceFamily, ...] = (
+    Npu(),
+    Cuda(),
+    Xpu(),
+    Cpu(),
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One worker's device."""
+
+    family: DeviceFamily
+    index: int | None
+
+    @property
+    def type(self) -> str:
+        """The device's type in torch's words."""
+        return self.family.type
+
+
+def device_of(worker: object) -> Device:
+    """Return the worker's device, ready to be asked from this thread.
+
+    Raises:
+        UnreadableError: The worker does not tell its device, or it is of a family that we do not know.
+    """
+    return _device(*_label(worker))
+
+
+def describe_device(worker: object, notes: Notes) -> tuple[Device | None, dict[str, Any]]:
+    """Return the worker's device, and its `type`, `index` and `name` for an answer; unknown is null and noted."""
+    label = notes.attempt("device", lambda: _label(worker))
+    device = notes.attempt("device", lambda: _device(*label)) if label else None
+    name = notes.attempt("device.name", lambda: device.family.name(device.index)) if device else None
+    return device, {"type": label[0] if label else None, "index": label[1] if label else None, "name": name}
+
+
+def _device(kind: str | None, index: int | None) -> Device:
+    family = next((family for family in FAMILIES if family.type == kind), None)
+    if family is None:
+        known = ", ".join(family.type for family in FAMILIES)
+        raise UnreadableError(f"the worker's device is of type {kind}; known: {known}")
+    if index is None and kind != "cpu":
+        raise UnreadableError(f"the worker's device is {kind} without an index")
+    family.prepare(index)
+    return Device(family, index)
+
+
+def _label(worker: object) -> tuple[str | None, int | None]:
+    """Return type and index of the worker's device as it states them itself; nothing is asked of the device."""
+    # CPUWorker before vllm 0.23 and NPUWorker of vllm-ascend 0.11 hand the device to their runner and keep none
+    # (v1/worker/cpu_worker.py and vllm_ascend/worker/worker_v1.py, `init_device`).
+    paths = (("device",), ("model_runner", "device"))
+    device = next((found for path in paths if (found := look_up(worker, *path)) is not None), None)
+    if device is None:
+        return text(look_up(worker, "device_config", "device_type")), None
+    return text(look_up(device, "type")), whole(look_up(device, "index"))

@@ -1,0 +1,90 @@
+"""What npu, cuda and xpu have in common: torch gives each the same memory interface under its own name.
+
+Never used: functions without a device index (they make a context on device 0), `memory_snapshot` (it walks every
+block), and anything that waits for the device.
+"""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from worker_ext.attributes import whole
+from worker_ext.devices.figures import AllocatorFigures, Space
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+    from worker_ext.host import HostMemory
+    from worker_ext.notes import Notes
+
+# Our names to torch's keys (torch/cuda/memory.py, `memory_stats`; torch_npu/npu/memory.py has the same).
+_KEYS = {
+    "allocated_bytes": "allocated_bytes.all.current",
+    "reserved_bytes": "reserved_bytes.all.current",
+    "peak_allocated_bytes": "allocated_bytes.all.peak",
+    "inactive_split_bytes": "inactive_split_bytes.all.current",
+    "alloc_retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}
+
+
+class Accelerator:
+    """A device with torch's caching allocator, reached as `torch.<type>`."""
+
+    type: str
+
+    def prepare(self, index: int | None) -> None:
+        """Give a thread that is not the main one its device.
+
+        The main thread of a worker process has it: `init_device` ran there. Any other begins without, and the first
+        call on it would make a context on device 0, whatever index it was given (torch_npu, NPUFunctions.cpp,
+        `GetDevice`). On the main thread nothing is set: what the engine chose there is the engine's.
+        """
+        if not on_main_thread():
+            self._module().set_device(index)
+
+    def name(self, index: int | None) -> str | None:
+        """Return the device's name as its driver tells it."""
+        return str(self._module().get_device_name(index))
+
+    def space(self, index: int | None, host: HostMemory) -> Space:  # noqa: ARG002 - the seam's; the driver knows it all
+        """Return the whole card's memory: other processes' use is in it too."""
+        free, total = self._module().mem_get_info(index)
+        return Space(int(total), int(free), int(total) - int(free))
+
+    def allocator(self, index: int | None, notes: Notes) -> AllocatorFigures:
+        """Return this process's figures on the device."""
+        stats = notes.attempt("torch", lambda: self._module().memory_stats(index))
+        if stats is None:
+            return AllocatorFigures()
+        return AllocatorFigures(**{name: self._figure(stats, name, notes) for name in _KEYS})
+
+    def give_back(self, index: int | None) -> str:  # noqa: ARG002 - the seam's; empty_cache takes none
+        """Return the allocator's cached blocks to the driver."""
+        self._module().empty_cache()
+        return "empty_cache"
+
+    def _module(self) -> ModuleType:
+        # Imported late: with us, torch would come before the engine has chosen its devices. torch.npu is there once
+        # torch_npu has been imported, which vllm-ascend does.
+        return cast("ModuleType", getattr(import_module("torch"), self.type))
+
+    def _figure(self, stats: Mapping[str, object], name: str, notes: Notes) -> int | None:
+        value = whole(stats.get(_KEYS[name]))
+        if value is None:
+            notes.add(f"torch.{name}", f"torch.{self.type}.memory_stats has no {_KEYS[name]}")
+        elif value < 0:
+            # vllm/utils/mem_utils.py says so of sleep mode's allocator: torch's own counters then miss the other half.
+            notes.add(
+                f"torch.{name}", f"torch counts {value}: memory was freed past it, as sleep mode does; 0 is shown"
+            )
+            return 0
+        return value
+
+
+def on_main_thread() -> bool:
+    """Say whether this is the process's main thread, where an engine's worker runs its steps."""
+    return threading.current_thread() is threading.main_thread()

@@ -1,0 +1,65 @@
+"""Workers of vLLM's CPU backend: their device memory is their process's host memory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worker_ext.devices.figures import AllocatorFigures, Space
+
+if TYPE_CHECKING:
+    from worker_ext.host import HostMemory
+    from worker_ext.notes import Notes
+
+
+class Cpu:
+    """The machine's processors."""
+
+    type = "cpu"
+
+    def prepare(self, index: int | None) -> None:
+        """Do nothing: every thread may ask."""
+
+    def name(self, index: int | None) -> str | None:  # noqa: ARG002 - the seam's; there is one
+        """Return the processor's model, or its architecture where the machine does not tell."""
+        return _model_name()
+
+    def space(self, index: int | None, host: HostMemory) -> Space:  # noqa: ARG002 - the seam's; there is one
+        """Return what the process may have in all, what it could still get, and what it has."""
+        return Space(host.total_bytes, host.free_bytes, host.rss_bytes)
+
+    def allocator(self, index: int | None, notes: Notes) -> AllocatorFigures:  # noqa: ARG002 - torch counts nothing here
+        """Return no figures: torch keeps none for host memory."""
+        return AllocatorFigures()
+
+    def give_back(self, index: int | None) -> str:  # noqa: ARG002 - the seam's; there is one
+        """Return free memory of the C library's allocator to the kernel.
+
+        A preloaded tcmalloc (which vLLM's CPU guide recommends) or jemalloc takes the allocator's place, and
+        `malloc_trim` would then trim an empty heap: each is asked in its own way. musl and macOS have none of them.
+        """
+        library = ctypes.CDLL(None)  # what this process's own calls of malloc and free resolve to
+        if hasattr(library, "MallocExtension_ReleaseFreeMemory"):
+            library.MallocExtension_ReleaseFreeMemory()
+            return "tcmalloc"
+        if hasattr(library, "mallctl"):
+            # 4096 is MALLCTL_ARENAS_ALL (jemalloc/jemalloc_macros.h).
+            library.mallctl(b"arena.4096.purge", None, None, None, ctypes.c_size_t(0))
+            return "jemalloc"
+        if hasattr(library, "malloc_trim"):
+            library.malloc_trim(ctypes.c_size_t(0))
+            return "malloc_trim"
+        return "unsupported"
+
+
+@functools.lru_cache(maxsize=1)
+def _model_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None) or platform.machine() or None

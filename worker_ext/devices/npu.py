@@ -1,0 +1,23 @@
+"""Ascend NPUs, through torch_npu."""
+
+from __future__ import annotations
+
+from worker_ext.devices.accelerator import Accelerator, on_main_thread
+from worker_ext.errors import UnreadableError
+
+
+class Npu(Accelerator):
+    """An Ascend NPU."""
+
+    type = "npu"
+
+    def give_back(self, index: int | None) -> str:
+        """Return the allocator's cached blocks and the operators' workspace to the driver.
+
+        Raises:
+            UnreadableError: Called on another thread than the steps run on: the workspace's allocator has no lock
+                (torch_npu, csrc/core/npu/NPUWorkspaceAllocator.cpp).
+        """
+        if not on_main_thread():
+            raise UnreadableError("torch.npu.empty_cache is unsafe on a thread that is not the worker's main thread")
+        return super().give_back(index)

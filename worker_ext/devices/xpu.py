@@ -1,0 +1,24 @@
+"""Intel GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from worker_ext.devices.accelerator import Accelerator
+from worker_ext.devices.figures import Space
+
+if TYPE_CHECKING:
+    from worker_ext.host import HostMemory
+
+
+class Xpu(Accelerator):
+    """An Intel GPU."""
+
+    type = "xpu"
+
+    def space(self, index: int | None, host: HostMemory) -> Space:
+        """Return the device's memory; from a torch that cannot tell what is free, only the total."""
+        module = self._module()
+        if hasattr(module, "mem_get_info"):
+            return super().space(index, host)
+        return Space(int(module.get_device_properties(index).total_memory), None, None)

@@ -1,0 +1,162 @@
+"""The encoder cache of one worker, read without touching it: what is in it, how large, and who still needs it.
+
+Both model runners are known: V1 keeps a dict on the runner, V2 an `EncoderCache` around one. It refuses to change
+anything: an entry that the scheduler believes to be there and is not ends the engine (`Encoder cache miss`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from worker_ext.attributes import look_up, whole
+from worker_ext.errors import UnreadableError
+from worker_ext.storages import is_tensor, storage_of, tensors_in, view_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from worker_ext.sightings import Sightings
+    from worker_ext.storages import Storage, Tensor
+
+
+class Entry(NamedTuple):
+    """The output of one multimodal item."""
+
+    mm_hash: str
+    tensors: list[Tensor]
+    storages: dict[tuple[str, int], Storage]
+
+
+class EncoderOutputs:
+    """What the cache held when it was read.
+
+    Args:
+        kind: `dict` (model runner V1) or `encoder_outputs` (V2).
+        entries: Its entries.
+        device_type: The worker's own device type; storages elsewhere are in host memory.
+    """
+
+    def __init__(self, kind: str, entries: list[Entry], device_type: str) -> None:
+        self.kind = kind
+        self.entries = entries
+        self.storages = {key: storage for entry in entries for key, storage in entry.storages.items()}
+        self._device_type = device_type
+
+    def is_on_device(self, storage: Storage) -> bool:
+        """Say whether a storage is on the worker's device; on a CPU worker that is host memory too."""
+        return storage.device_type == self._device_type
+
+    @property
+    def device_bytes(self) -> int:
+        """The bytes of all storages on the device, each once."""
+        return sum(storage.nbytes for storage in self.storages.values() if self.is_on_device(storage))
+
+    @property
+    def host_bytes(self) -> int:
+        """The bytes of all storages in host memory, each once."""
+        return sum(storage.nbytes for storage in self.storages.values() if not self.is_on_device(storage))
+
+    def ages(self, sightings: Sightings) -> dict[str, float]:
+        """Return the seconds since each entry was first seen."""
+        return sightings.ages({entry.mm_hash: next(iter(entry.storages), None) for entry in self.entries})
+
+
+def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | None:
+    """Return the worker's encoder cache, None where it has none: a text-only model, or a later pipeline stage.
+
+    Raises:
+        UnreadableError: There is one, of a kind that we do not know.
+    """
+    found = find_encoder_cache(worker)
+    if found is None:
+        return None
+    kind, outputs = found
+    # dict's own items(): a subclass that brings entries back from the host at access must not do that for us. And a
+    # copy at once: under Ray's compiled graphs a step may run beside us.
+    entries = [_entry(str(mm_hash), value) for mm_hash, value in list(dict.items(outputs))]
+    return EncoderOutputs(kind, entries, device_type)
+
+
+def find_encoder_cache(worker: object) -> tuple[str, dict[Any, Any]] | None:
+    """Return the kind of the worker's encoder cache and the dict that holds its entries; None where it has none."""
+    runner = look_up(worker, "model_runner")
+    cache = look_up(runner, "encoder_cache")
+    if cache is None:
+        return None
+    if isinstance(cache, dict):
+        # V1 has the dict for every model (vllm/v1/worker/gpu_model_runner.py, `__init__`).
+        unused = look_up(runner, "supports_mm_inputs") is False and not dict.__len__(cache)
+        return None if unused else ("dict", cache)
+    outputs = look_up(cache, "encoder_outputs")  # no truth test of `cache`: an empty EncoderCache is falsy
+    if isinstance(outputs, dict):
+        return "encoder_outputs", outputs
+    raise UnreadableError(f"model_runner.encoder_cache is a {type(cache).__name__}, neither a dict nor around one")
+
+
+def capacity_embeds(worker: object) -> int | None:
+    """Return the embeddings that the scheduler lets the cache hold, None where that is not told."""
+    # V1's budget includes the rule that one item of the largest kind always fits; V2 keeps no budget object.
+    budget = whole(look_up(worker, "model_runner", "mm_budget", "encoder_cache_size"))
+    if budget is not None:
+        return budget
+    return whole(look_up(worker, "vllm_config", "scheduler_config", "encoder_cache_size"))
+
+
+def needed_hashes(worker: object) -> set[str] | None:
+    """Return the cache keys that running requests have not yet computed past; None where that cannot be told.
+
+    Requests that still wait are unknown to a worker, though the scheduler may count on an entry for them: absence from
+    this set is no permission to drop an entry.
+    """
+    pairs = _features_with_progress(worker)
+    if pairs is None:
+        return None
+    needed: set[str] = set()
+    for feature, computed in pairs:
+        offset = whole(look_up(feature, "mm_position", "offset"))
+        length = whole(look_up(feature, "mm_position", "length"))
+        if computed is None or offset is None or length is None or computed < offset + length:
+            needed.add(str(look_up(feature, "identifier")))
+    return needed
+
+
+def _features_with_progress(worker: object) -> Iterator[tuple[object, int | None]] | None:
+    requests = look_up(worker, "model_runner", "requests")
+    if isinstance(requests, dict):
+        return (
+            (feature, whole(look_up(request, "num_computed_tokens")))
+            for request in list(requests.values())
+            for feature in look_up(request, "mm_features") or ()
+        )
+    features = look_up(worker, "model_runner", "encoder_cache", "mm_features")
+    if isinstance(features, dict):
+        return (
+            (feature, _computed_in_v2(worker, request_id))
+            for request_id, items in list(features.items())
+            for feature in items
+        )
+    return None
+
+
+def _computed_in_v2(worker: object, request_id: str) -> int | None:
+    # Kept in host memory beside a copy on the device, which we must not wait for. Not num_computed_tokens_np: that one
+    # runs ahead of the device (vllm/v1/worker/gpu/states.py).
+    states = look_up(worker, "model_runner", "req_states")
+    index = (look_up(states, "req_id_to_index") or {}).get(request_id)
+    computed = look_up(states, "num_computed_prefill_tokens")
+    return None if index is None or computed is None else whole(computed[index])
+
+
+def _entry(mm_hash: str, value: object) -> Entry:
+    # Nearly always one tensor; a cache holds thousands of them, and every call of ours stops the engine.
+    if is_tensor(value):
+        storage = storage_of(value)
+        return Entry(mm_hash, [value], {storage.key: storage} if storage.nbytes else {})
+    tensors = list(tensors_in(value))
+    storages = {storage.key: storage for storage in map(storage_of, tensors) if storage.nbytes}
+    return Entry(mm_hash, tensors, storages)
+
+
+def entry_bytes(entry: Entry) -> int:
+    """Return the bytes of the entry's own elements, without what its storages hold besides."""
+    return sum(map(view_bytes, entry.tensors))

@@ -1,0 +1,48 @@
+"""What can go wrong inside, as exceptions; `answers` turns every one of them into data.
+
+    RequestError             the caller's doing; carries the code of the answer
+      +- UnknownOpError      code "unknown_op"
+      +- BadPayloadError     code "bad_payload"
+    UnreadableError          something is there that we cannot read; becomes a note, or code "failed"
+
+Anything else that is raised, whatever it is, becomes code "failed".
+"""
+
+from __future__ import annotations
+
+
+class RequestError(Exception):
+    """The request cannot be served as it was put."""
+
+    code = "failed"
+
+
+class UnknownOpError(RequestError):
+    """There is no operation of that name."""
+
+    code = "unknown_op"
+
+
+class BadPayloadError(RequestError):
+    """The payload is not a JSON object, or a key or value of it is wrong."""
+
+    code = "bad_payload"
+
+
+class UnreadableError(Exception):
+    """The engine keeps something in a form that we do not know."""
+
+
+def describe(error: BaseException) -> str:
+    """Return an error in one printable line, at most 300 characters."""
+    try:
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    except BaseException:  # noqa: BLE001 - an exception whose own __str__ raises must not cost us the answer
+        text = type(error).__name__
+    return printable(text, 300)
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """Return text in one line of at most `limit` characters, without lone surrogates: strict readers refuse them."""
+    line = " ".join(text[: 4 * limit].encode("utf-8", "replace").decode("utf-8").split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -1,0 +1,34 @@
+"""The class that vLLM mixes into its workers, and nothing else.
+
+vLLM resolves it before the device exists, and appends it to the bases of a live worker class once it has asserted that
+the worker has none of its attributes (vllm/v1/worker/worker_base.py, `init_worker`). Hence one public name, no
+`__init__` (it would never run), no `__slots__`, no metaclass; whatever must be kept stays in `_highwater_state`, set on
+the worker when first needed.
+"""
+
+from __future__ import annotations
+
+from worker_ext.answers import UNANSWERABLE, answer
+
+
+class MemoryExtension:
+    """Adds one remote procedure to a vLLM worker: `highwater_rpc`."""
+
+    def highwater_rpc(self, op: object = "", payload: object = "{}", *excess: object, **unknown: object) -> str:
+        """Answer one question about this worker's memory, or give some back.
+
+        Args:
+            op: An operation's name, such as `memory`; `hello` lists them.
+            payload: The operation's arguments as the text of one JSON object.
+            excess: Refused in the answer. It is here because a call that does not fit raises before our first line.
+            unknown: Refused in the answer, for the same reason.
+
+        Returns:
+            One JSON object in ASCII, always. An exception, a wrong type or a missing argument would do more than fail
+            this call: the replies of all ranks stay one behind for ever (vllm/v1/executor/multiproc_executor.py,
+            `collective_rpc`: it raises at the first failure and leaves the other ranks' replies queued).
+        """
+        try:
+            return answer(self, op, payload, excess, unknown)
+        except BaseException:  # noqa: BLE001 - the last guard, see Returns; SystemExit would end the worker process
+            return UNANSWERABLE

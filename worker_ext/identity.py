@@ -1,0 +1,78 @@
+"""Who answers: the worker's ranks, host and process, at the head of every answer.
+
+A rank that the engine does not tell is null, never guessed: two workers that claim one rank would be added up wrongly.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from worker_ext.attributes import look_up, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+def identity(worker: object) -> dict[str, Any]:
+    """Return `rank`, `local_rank`, `dp_rank`, `tp_rank`, `pp_rank`, `host` and `pid`."""
+    return {
+        "rank": _or_none(lambda: whole(look_up(worker, "rank"))),
+        "local_rank": _or_none(lambda: whole(look_up(worker, "local_rank"))),
+        "dp_rank": _or_none(lambda: _dp_rank(worker)),
+        "tp_rank": _or_none(lambda: _tp_rank(worker)),
+        "pp_rank": _or_none(lambda: _pp_rank(worker)),
+        "host": _or_none(socket.gethostname),
+        "pid": os.getpid(),
+    }
+
+
+def _dp_rank(worker: object) -> int | None:
+    parallel = _parallel_config(worker)
+    # For models without experts newer engines reset data_parallel_rank to 0 in every replica, and only the index still
+    # tells them apart (vllm/v1/engine/core.py, `run_engine_core`). Older engines have the rank alone.
+    index = whole(look_up(parallel, "data_parallel_index"))
+    return whole(look_up(parallel, "data_parallel_rank")) if index is None else index
+
+
+# The ranks of a world lie as (external DP x DP x) PP x PCP x TP, the last varying fastest
+# (vllm/distributed/parallel_state.py, `initialize_model_parallel`). A worker's `rank` counts within its own replica,
+# and across replicas only under an external launcher; the remainders below are right for both.
+def _tp_rank(worker: object) -> int | None:
+    rank = whole(look_up(worker, "rank"))
+    tensor = _size(worker, "tensor_parallel_size")
+    return None if rank is None or tensor is None else rank % tensor
+
+
+def _pp_rank(worker: object) -> int | None:
+    rank = whole(look_up(worker, "rank"))
+    tensor = _size(worker, "tensor_parallel_size")
+    pipeline = _size(worker, "pipeline_parallel_size")
+    if rank is None or tensor is None or pipeline is None:
+        return None
+    if hasattr(_parallel_config(worker), "prefill_context_parallel_size"):
+        context = _size(worker, "prefill_context_parallel_size")
+    else:  # engines before it came lay their ranks as PP x TP
+        context = 1
+    return None if context is None else rank // (tensor * context) % pipeline
+
+
+def _size(worker: object, name: str) -> int | None:
+    size = whole(look_up(_parallel_config(worker), name))
+    return size if size is not None and size > 0 else None
+
+
+def _parallel_config(worker: object) -> object:
+    own = look_up(worker, "parallel_config")
+    found: object = look_up(worker, "vllm_config", "parallel_config") if own is None else own
+    return found
+
+
+def _or_none(read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    except Exception:  # noqa: BLE001 - the head of an error's own answer: what cannot be read stays null
+        return None

@@ -1,0 +1,22 @@
+"""The operations, by name. To add one: a file with an `OPERATION`, and a line here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from worker_ext.operations import encoder_cache, hello, memory, release
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from worker_ext.operations.operation import Operation
+
+_WORKING = (
+    encoder_cache.OPERATION,
+    memory.OPERATION,
+    release.OPERATION,
+)
+
+OPERATIONS: Mapping[str, Operation] = {
+    operation.name: operation for operation in (hello.operation([one.name for one in _WORKING]), *_WORKING)
+}

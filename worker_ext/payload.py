@@ -1,0 +1,100 @@
+"""The arguments of an operation: one JSON object, checked key by key.
+
+Nothing is ignored and nothing is converted: a wrong key or value is refused, naming key, value and what would be right.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from worker_ext.errors import BadPayloadError, describe, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Field(Protocol):
+    """One key of a payload."""
+
+    @property
+    def default(self) -> object:
+        """The value where the key is absent."""
+
+    @property
+    def right(self) -> str:
+        """What a value must be, in words."""
+
+    def accepts(self, value: object) -> bool:
+        """Say whether the value may be used as it is."""
+
+
+@dataclass(frozen=True)
+class IntegerField:
+    """A whole number in a closed range."""
+
+    default: int
+    minimum: int
+    maximum: int
+
+    @property
+    def right(self) -> str:
+        """What a value must be, in words."""
+        return f"an integer from {self.minimum} to {self.maximum}"
+
+    def accepts(self, value: object) -> bool:
+        """Say whether the value may be used as it is."""
+        # JSON's true is a bool, and Python's bool is an int.
+        return isinstance(value, int) and not isinstance(value, bool) and self.minimum <= value <= self.maximum
+
+
+@dataclass(frozen=True)
+class ChoiceField:
+    """One of a few words."""
+
+    default: str
+    choices: tuple[str, ...]
+
+    @property
+    def right(self) -> str:
+        """What a value must be, in words."""
+        return "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
+
+    def accepts(self, value: object) -> bool:
+        """Say whether the value may be used as it is."""
+        return isinstance(value, str) and value in self.choices
+
+
+def parse_payload(payload: object, fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return the arguments for every field, defaults included.
+
+    Raises:
+        BadPayloadError: The payload is not a JSON object, or a key or value of it is wrong.
+    """
+    given = _json_object(payload)
+    known = ", ".join(fields) or "none"
+    for key, value in given.items():
+        if key not in fields:
+            raise BadPayloadError(f"payload key {_shown(key)} is unknown; known keys: {known}")
+        if not fields[key].accepts(value):
+            raise BadPayloadError(f"payload key {_shown(key)} is {_shown(value)}; it must be {fields[key].right}")
+    return {key: given.get(key, field.default) for key, field in fields.items()}
+
+
+def _json_object(payload: object) -> dict[str, Any]:
+    if not isinstance(payload, str):
+        raise BadPayloadError(f"payload is of type {type(payload).__name__}; it must be the text of one JSON object")
+    try:
+        given = json.loads(payload)
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested too deep for the parser
+        raise BadPayloadError(
+            f"payload {_shown(payload)} is not JSON ({describe(error)}); it must be the text of one JSON object"
+        ) from error
+    if not isinstance(given, dict):
+        raise BadPayloadError(f"payload is {_shown(given)}; it must be one JSON object")
+    return given
+
+
+def _shown(value: object) -> str:
+    return printable(repr(value), 80)

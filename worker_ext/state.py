@@ -1,0 +1,29 @@
+"""What is kept between two calls, in one private object on the worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from worker_ext.residency import Residency
+from worker_ext.sightings import Sightings
+
+ATTRIBUTE = "_highwater_state"
+
+
+@dataclass
+class WorkerState:
+    """One worker's memory of earlier calls."""
+
+    sightings: Sightings = field(default_factory=Sightings)
+    residency: Residency = field(default_factory=Residency)
+    weights: tuple[tuple[int, ...], int] | None = None
+    """The models' identities, and the bytes that they were found to take."""
+
+
+def state_of(worker: object) -> WorkerState:
+    """Return the worker's state, made at the first call: a mixed-in class has no `__init__` that runs."""
+    state = getattr(worker, ATTRIBUTE, None)
+    if not isinstance(state, WorkerState):
+        state = WorkerState()
+        setattr(worker, ATTRIBUTE, state)
+    return state

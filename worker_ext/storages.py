@@ -1,0 +1,84 @@
+"""The memory behind tensors: each storage once, however many views share it.
+
+Encoder outputs are often slices of one batch's tensor, and layers share their KV cache: adding up tensors would count
+the same bytes several times. Only metadata is read, never data; that also holds while an engine sleeps and the memory
+behind it is unmapped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+_NESTING = 8
+
+
+class Tensor(Protocol):
+    """What we ask of a tensor: metadata only."""
+
+    device: Any
+    dtype: Any
+    shape: Sequence[int]
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+
+    def element_size(self) -> int:
+        """Return the bytes of one element."""
+
+    def untyped_storage(self) -> Any:  # noqa: ANN401 - torch's; torch is not there when types are checked
+        """Return the allocation behind it."""
+
+
+class Storage(NamedTuple):
+    """One allocation that tensors are views of."""
+
+    pointer: int
+    nbytes: int
+    device_type: str
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells storages apart: a device and the host may use the same addresses."""
+        return self.device_type, self.pointer
+
+
+def tensors_in(value: object, nesting: int = _NESTING) -> Iterator[Tensor]:
+    """Yield the tensors in a value: itself, or in its dicts, lists and tuples; everything else is passed over.
+
+    The KV cache of one layer is a tensor, a tuple (vllm-ascend) or a list (Mamba); profiling puts dicts into the
+    encoder cache (vllm 0.12, v1/worker/gpu_model_runner.py, `profile_run`).
+    """
+    if is_tensor(value):
+        yield value
+    elif nesting and isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item, nesting - 1)
+
+
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Say whether a value is a tensor, by what it can do: this module does not import torch."""
+    return hasattr(value, "untyped_storage")
+
+
+def storage_of(tensor: Tensor) -> Storage:
+    """Return the storage behind one tensor."""
+    device_type = tensor.device.type
+    try:
+        storage = tensor.untyped_storage()
+        return Storage(storage.data_ptr(), storage.nbytes(), device_type)
+    except (NotImplementedError, RuntimeError):  # subclasses without a storage of their own
+        return Storage(id(tensor), view_bytes(tensor), device_type)
+
+
+def view_bytes(tensor: Tensor) -> int:
+    """Return the bytes of the tensor's own elements."""
+    return int(tensor.numel() * tensor.element_size())
+
+
+def unique_storages(tensors: Iterable[Tensor], device_type: str) -> list[Storage]:
+    """Return the storages on devices of one type, each once, without empty ones."""
+    found = {storage.key: storage for storage in map(storage_of, tensors) if storage.device_type == device_type}
+    return [storage for storage in found.values() if storage.nbytes]

@@ -1,0 +1,90 @@
+"""How much memory the model's weights take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeGuard
+
+from worker_ext.attributes import look_up, whole
+from worker_ext.errors import UnreadableError
+from worker_ext.storages import is_tensor, unique_storages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from worker_ext.state import WorkerState
+    from worker_ext.storages import Tensor
+
+
+class Module(Protocol):
+    """What we ask of a model."""
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Yield the weights."""
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Yield what is kept beside the weights."""
+
+    def modules(self) -> Iterator[object]:
+        """Yield the model's layers, itself included."""
+
+
+def weights_bytes(worker: object, device_type: str, state: WorkerState) -> int:
+    """Return the bytes of all weights on the worker's device, a drafter's included.
+
+    Raises:
+        UnreadableError: There is no model to be found.
+    """
+    runner = look_up(worker, "model_runner")
+    # Measured by the engine while it loaded (vllm/v1/worker/gpu_model_runner.py, `load_model`), with what no parameter
+    # shows. Not on CPU, where V1 has no such number and V2's is a difference of the process's peak resident size.
+    measured = whole(look_up(runner, "model_memory_usage"))
+    if device_type != "cpu" and measured is not None and measured > 0:
+        return measured
+    models = _models(runner)
+    if not models:
+        raise UnreadableError("model_runner has neither model_memory_usage nor a model")
+    identities = tuple(map(id, models))
+    # Counted once: weights keep their size, and a large model has thousands of them.
+    if state.weights is None or state.weights[0] != identities:
+        state.weights = (identities, _counted(models, device_type))
+    return state.weights[1]
+
+
+def _models(runner: object) -> list[Module]:
+    model = _called(look_up(runner, "get_model")) or look_up(runner, "model")
+    draft = _called(look_up(runner, "get_draft_model")) or look_up(runner, "drafter", "model")
+    return [found for found in (model, draft) if _is_module(found)]
+
+
+def _is_module(value: object) -> TypeGuard[Module]:
+    return all(hasattr(value, name) for name in ("parameters", "buffers", "modules"))
+
+
+def _called(method: Callable[[], object] | None) -> object:
+    return method() if callable(method) else None
+
+
+def _counted(models: list[Module], device_type: str) -> int:
+    tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+    packed = [part for model in models for part in _packed(model)] if device_type == "cpu" else []
+    tensors += [part for part in packed if not isinstance(part, int)]
+    handles = sum(part for part in packed if isinstance(part, int))
+    return handles + sum(storage.nbytes for storage in unique_storages(tensors, device_type))
+
+
+def _packed(model: Module) -> Iterator[Tensor | int]:
+    """Yield what the CPU backend packed linear weights into: a tensor, or the bytes behind a oneDNN handle.
+
+    It keeps the packed copy in the closure of the layer's `cpu_linear` and drops the parameter
+    (vllm/model_executor/layers/utils.py, `dispatch_cpu_unquantized_gemm`): without it nearly all weights would be
+    missing. A handle tells its matrix's shape only; oneDNN pads a little more than that.
+    """
+    for module in model.modules():
+        cells = getattr(getattr(module, "cpu_linear", None), "__closure__", None) or ()
+        for cell in cells:
+            content = cell.cell_contents
+            rows, columns = whole(look_up(content, "k")), whole(look_up(content, "n"))
+            if is_tensor(content):
+                yield content
+            elif rows and columns and rows > 0 and columns > 0:
+                yield rows * columns * (whole(look_up(module, "weight", "dtype", "itemsize")) or 0)
