@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-fast lint format types bench tools clean
+.PHONY: help demo test test-fast lint format docs bench tools clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-10s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ lint: $(READY) ## Lint, format check and types
 format: $(READY) ## Format, and mend what lint can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(READY) ## Write the tables in docs/ anew from the code
+	$(BIN)/python docs/tables.py
 
 bench: $(READY) ## The figures in docs/figures.md, measured again on this machine
 	$(BIN)/highwater demo --prepare

@@ -17,7 +17,7 @@ EXTENSION = "worker_ext.MemoryExtension"
 PROBED_PATHS = ("/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/pause", "/sleep")
 
 # How POST /pause is told to let requests finish. Unknown parameters are ignored and the default aborts every request
-# (ENGINE.md, finding 3), so the dialect is found out, never guessed.
+# (docs/engine.md, "Pausing"), so the dialect is found out, never guessed.
 PauseDialect: TypeAlias = Literal["wait_for_inflight_requests", "both", "mode"]
 
 

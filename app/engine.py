@@ -1,8 +1,8 @@
 """Every word that the control plane says to vLLM.
 
-What this client refuses to do, because each of these has taken a production engine down (ENGINE.md, finding 1 and
-section B.3): call the workers before our extension is known to be loaded, have two worker calls in flight, send
-``timeout`` in a worker call, or repeat a call that has not come back.
+What this client refuses to do, because each of these has taken a production engine down (docs/engine.md, "Worker
+calls"): call the workers before our extension is known to be loaded, have two worker calls in flight, send ``timeout``
+in a worker call, or repeat a call that has not come back.
 """
 
 from __future__ import annotations
@@ -171,10 +171,10 @@ class Engine:
             body = {"method": RPC_METHOD, "args": [op, json.dumps(payload or {})]}
             call = asyncio.create_task(self._client.post("/collective_rpc", json=body, timeout=None))
             self._outstanding, self._outstanding_op, self._outstanding_since = call, op, time.monotonic()
+            call.add_done_callback(_look_at)
             done, _ = await asyncio.wait({call}, timeout=self._rpc_deadline)
             if not done:
                 # Left running on purpose: the workers will run it, and a second one would queue behind it.
-                call.add_done_callback(_look_at)
                 self._refuse_while_outstanding()
         try:
             response = call.result()
@@ -189,7 +189,7 @@ class Engine:
 
 
 def _look_at(call: asyncio.Task[httpx.Response]) -> None:
-    """Retrieve a late call's end, so that asyncio does not report it as never looked at."""
+    """Retrieve a call's end, so that asyncio does not report a late or abandoned one as never looked at."""
     if not call.cancelled():
         call.exception()
 

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from app import __version__
 from app.attribution import COMPONENTS, host_share
 from app.readings import EngineState, PolicyStatus, RankReading, RemedyResult, Report, RulePhase, Trigger
+from app.table import device_title
 
 _RANK_LABELS = ("rank", "device", "host")
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -268,8 +269,7 @@ def _labels(rank: RankReading) -> tuple[str, str, str]:
     number = "" if rank.rank is None else str(rank.rank)
     if rank.dp_rank:
         number = f"{rank.dp_rank}.{number}"
-    device = rank.device.type if rank.device.index is None else f"{rank.device.type}:{rank.device.index}"
-    return number, device, rank.host or ""
+    return number, device_title(rank.device), rank.host or ""
 
 
 def _short(component: str) -> str:

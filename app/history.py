@@ -96,7 +96,8 @@ class History:
 
     def add(self, report: Report) -> None:
         """Keep a fresh report, and tell the watchers."""
-        if report.taken_at is not None and not report.stale:
+        is_new = not self._samples or self._samples[-1].at != report.taken_at
+        if report.taken_at is not None and not report.stale and is_new:
             self._samples.append(_pack(report))
         self._tell(Told("report", report))
 

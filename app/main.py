@@ -101,6 +101,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         all_sources(engine),
         history,
         poll_seconds=settings.poll_seconds,
+        idle_poll_seconds=settings.idle_poll_seconds,
         stale_seconds=settings.stale_seconds,
         engine_has_extension=settings.engine_has_extension,
         observer=exporter,

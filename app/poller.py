@@ -1,6 +1,9 @@
 """The loop: ask every source, account for what they say, keep the report. Decides nothing.
 
-Polls never overlap, keep to a grid without jitter, and never repeat a worker call that has not come back.
+Polls never overlap, keep to a grid without jitter, and never repeat a worker call that has not come back. While the
+engine is idle the workers are asked less often: vLLM's multiprocess workers spin on a core for a second after each call
+(vllm/distributed/device_communicators/shm_broadcast.py, ``SpinCondition``), so that a call a second would keep a core
+busy for each rank, and nothing moves in an idle engine.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ class Poller:
         sources: Where readings come from, in the order in which they are asked.
         history: Where reports and state changes are kept.
         poll_seconds: Time between polls.
+        idle_poll_seconds: Time between two questions to the workers of an idle engine.
         stale_seconds: The age from which a report is stale.
         engine_has_extension: The operator's word that our extension is loaded under another name.
         observer: Who counts polls.
@@ -70,6 +74,7 @@ class Poller:
         stale_seconds: float,
         engine_has_extension: bool,
         observer: PollObserver,
+        idle_poll_seconds: float = 5.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.capabilities = Capabilities()
@@ -79,6 +84,7 @@ class Poller:
         self._sources = sources
         self._history = history
         self._poll_seconds = poll_seconds
+        self._idle_poll_seconds = idle_poll_seconds
         self._stale_seconds = stale_seconds
         self._engine_has_extension = engine_has_extension
         self._observer = observer
@@ -86,6 +92,7 @@ class Poller:
         self._turn = asyncio.Lock()
         self._detected_at: float | None = None
         self._was_reached = False
+        self._work_done: float | None = None
         self._baseline: tuple[RankReading, ...] = ()
         self._last = Report(engine=EngineStatus(url=engine.url, state="starting", hint="not asked yet"))
 
@@ -108,7 +115,7 @@ class Poller:
         next_at = time.monotonic()
         while True:
             try:
-                await self.poll()
+                await self.poll(spare_idle=True)
             except Exception:
                 # The loop is the product: whatever one round met, the next must come. It is logged and counted.
                 log.exception("poll failed unexpectedly")
@@ -118,11 +125,15 @@ class Poller:
             next_at += (missed + 1) * self._poll_seconds
             await asyncio.sleep(next_at - now)
 
-    async def poll(self) -> Report:
-        """One round, now. Rounds asked for at the same time run one after the other."""
+    async def poll(self, *, spare_idle: bool = False) -> Report:
+        """One round, now. Rounds asked for at the same time run one after the other.
+
+        Args:
+            spare_idle: Leave the workers alone if the engine has done nothing since they were last asked.
+        """
         async with self._turn:
             started = time.monotonic()
-            outcome = await self._ask()
+            outcome = await self._ask(spare_idle=spare_idle)
             report = self._conclude(outcome)
             self._observer.polled(time.monotonic() - started)
         for listener in self.listeners:
@@ -131,7 +142,7 @@ class Poller:
 
     # --- asking ---
 
-    async def _ask(self) -> _Round:
+    async def _ask(self, *, spare_idle: bool) -> _Round:
         outcome = _Round()
         try:
             if self._must_detect():
@@ -142,6 +153,8 @@ class Poller:
             return outcome
         for source in self._sources:
             if not source.available(self.capabilities):
+                continue
+            if source.wakes_workers and spare_idle and self._may_rest(outcome.observation.load):
                 continue
             try:
                 seen = await source.read()
@@ -155,6 +168,14 @@ class Poller:
             else:
                 outcome.observation = _merge(outcome.observation, seen)
         return outcome
+
+    def _may_rest(self, load: EngineLoad | None) -> bool:
+        """Whether the workers' last reading still holds: nothing ran since, and it is not long ago."""
+        age = self.current().age_seconds
+        if load is None or not load.is_idle or load.work_done is None or self._last.stale or age is None:
+            return False
+        # A little less than the time itself, or the poll that falls on it would be one poll late.
+        return load.work_done == self._work_done and age < self._idle_poll_seconds - self._poll_seconds / 2
 
     def _must_detect(self) -> bool:
         if self._detected_at is None:
@@ -187,6 +208,7 @@ class Poller:
             self._last = replace(was, engine=status, stale=lost, ranks_expected=self.capabilities.ranks_expected)
         else:
             self._last = self._fresh(status, ranks)
+            self._work_done = seen.load.work_done if seen.load is not None else None
         self._history.add(self._last)
         if was.engine.state != state:
             self._history.record("state", f"engine {was.engine.state} -> {state}" + _because(status.hint))

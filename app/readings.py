@@ -27,12 +27,12 @@ class Device:
     """Which device a worker computes on.
 
     Attributes:
-        type: ``npu``, ``cuda``, ``xpu`` or ``cpu``.
+        type: ``npu``, ``cuda``, ``xpu`` or ``cpu``; ``None`` where the worker does not name its device.
         index: The device's index as the worker's process numbers it; ``None`` on CPU.
         name: The vendor's product name.
     """
 
-    type: str
+    type: str | None = None
     index: int | None = None
     name: str | None = None
 
@@ -195,12 +195,19 @@ class EngineLoad:
         requests_waiting: Requests queued in the scheduler.
         kv_cache_usage_ratio: Of the fullest engine.
         sleeping: Whether any engine has its weights offloaded or discarded.
+        work_done: Tokens and requests counted so far; the same number twice means that nothing ran in between.
     """
 
     requests_running: int | None = None
     requests_waiting: int | None = None
     kv_cache_usage_ratio: float | None = None
     sleeping: bool | None = None
+    work_done: float | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is known to run or wait."""
+        return self.requests_running == 0 and self.requests_waiting == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 
+from app.allowlist import AllowList
 from app.policy_settings import PolicySettings
 
 PREFIX = "HIGHWATER_"
@@ -32,12 +33,8 @@ class ProxySettings(BaseModel):
 
     @field_validator("extra_paths")
     @classmethod
-    def _rooted(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
-        for path in paths:
-            if not path.startswith("/") or path == "/":
-                raise ValueError(f"{path!r} must be a path such as /invocations, not / alone")
-            if path.rstrip("/") == "/collective_rpc":
-                raise ValueError("/collective_rpc is never proxied: it calls any method of any worker")
+    def _admissible(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        AllowList(paths)  # raises ValueError on an entry that could never match, or that no setting may open
         return paths
 
 
@@ -51,6 +48,9 @@ class Settings(BaseModel):
     port: int = Field(8001, ge=1, le=65535, description="port to listen on")
     admin_token: SecretStr | None = Field(None, description="control paths need it; none: loopback peers only")
     poll_seconds: float = Field(1.0, ge=0.1, le=3600, allow_inf_nan=False, description="time between polls")
+    idle_poll_seconds: float = Field(
+        5.0, ge=0.1, le=3600, allow_inf_nan=False, description="time between questions to an idle engine's workers"
+    )
     rpc_deadline_seconds: float = Field(
         8.0, gt=0, le=600, allow_inf_nan=False, description="after this a worker call counts as unresponsive"
     )
@@ -79,7 +79,7 @@ class Settings(BaseModel):
             port_ok = False
         if parts.scheme not in {"http", "https"} or not parts.hostname or not port_ok:
             raise ValueError("must be http://HOST:PORT, https://HOST:PORT or unix:/PATH")
-        if parts.path not in {"", "/"} or parts.query or parts.fragment or parts.username:
+        if parts.path not in {"", "/"} or parts.query or parts.fragment or "@" in parts.netloc:
             raise ValueError("must have no path, query, fragment or credentials")
         return value.rstrip("/")
 
@@ -105,7 +105,7 @@ class Settings(BaseModel):
     @property
     def stale_seconds(self) -> float:
         """From this age on a report is shown as stale and not acted upon."""
-        return max(10.0, 3 * self.poll_seconds)
+        return max(10.0, 3 * self.poll_seconds, 2 * self.idle_poll_seconds + self.poll_seconds)
 
 
 def keys() -> Iterator[tuple[str, FieldInfo]]:

@@ -41,13 +41,13 @@ def load(
         SettingsError: With every problem found.
     """
     env = os.environ if environ is None else environ
+    problems = list(_unknown_variables(env))
     layers: tuple[Callable[[], dict[str, Any]], ...] = (
         lambda: _read_file(env.get(CONFIG_VARIABLE)),
-        lambda: _nest({key: env[variable(key)] for key, _ in keys() if variable(key) in env}),
+        lambda: _nest({key: env[variable(key)] for key, _ in keys() if variable(key) in env}, problems),
         lambda: _read_file(config),
-        lambda: _nest(flags or {}),
+        lambda: _nest(flags or {}, problems),
     )
-    problems = list(_unknown_variables(env))
     merged: dict[str, Any] = {}
     for layer in layers:
         try:
@@ -92,24 +92,26 @@ def _parse(suffix: str, text: str) -> object:
     raise SettingsError([f"config: a file must end in .toml, .yaml or .yml, not {suffix or 'nothing'}"])
 
 
-def _nest(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Texts by dotted key as a tree; lists are parsed, everything else is the model's to read."""
+def _nest(texts: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    """Texts by dotted key as a tree; lists are parsed, everything else is the model's to read.
+
+    A list that is none goes to ``problems`` and is left out, so that the rest is still looked at.
+    """
     fields = dict(keys())
     nested: dict[str, Any] = {}
-    problems = []
     for key, text in texts.items():
+        value: object = text
+        if is_list(fields[key]):
+            try:
+                value = yaml.safe_load(text)  # JSON is YAML
+            except yaml.YAMLError:
+                problems.append(f"{key}: {text!r} is not a JSON list")
+                continue
         *sections, leaf = key.split(".")
         table = nested
         for section in sections:
             table = table.setdefault(section, {})
-        table[leaf] = text
-        if is_list(fields[key]):
-            try:
-                table[leaf] = yaml.safe_load(text)  # JSON is YAML
-            except yaml.YAMLError:
-                problems.append(f"{key}: {text!r} is not a JSON list")
-    if problems:
-        raise SettingsError(problems)
+        table[leaf] = value
     return nested
 
 

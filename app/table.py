@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from app.attribution import COMPONENTS
-from app.readings import RankReading, Report
+from app.readings import Device, RankReading, Report
 
 MIB = 1024 * 1024
 UNKNOWN = "-"
@@ -29,6 +29,12 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A plain table, the first column left, the others right."""
     align = ("left", *("right" for _ in headers[1:]))
     return tabulate(rows, headers, tablefmt="simple", colalign=align if rows else None, disable_numparse=True)
+
+
+def device_title(device: Device) -> str:
+    """``npu:0``, or ``cpu``."""
+    kind = device.type or "unknown"
+    return kind if device.index is None else f"{kind}:{device.index}"
 
 
 def report_text(report: Report) -> str:
@@ -54,7 +60,7 @@ def _headline(report: Report) -> str:
 def _ranks_table(ranks: Sequence[RankReading]) -> str:
     headers = ["MiB", *(f"rank {_rank_title(rank)}" for rank in ranks)]
     rows = [
-        ["device", *(_device_title(rank) for rank in ranks)],
+        ["device", *(device_title(rank.device) for rank in ranks)],
         ["total", *(mib(rank.total_bytes) for rank in ranks)],
         ["used", *(mib(rank.used_bytes) for rank in ranks)],
     ]
@@ -71,11 +77,6 @@ def _ranks_table(ranks: Sequence[RankReading]) -> str:
 def _rank_title(rank: RankReading) -> str:
     number = UNKNOWN if rank.rank is None else str(rank.rank)
     return f"{rank.dp_rank}.{number}" if rank.dp_rank else number
-
-
-def _device_title(rank: RankReading) -> str:
-    device = rank.device
-    return device.type if device.index is None else f"{device.type}:{device.index}"
 
 
 def _footer(report: Report) -> str:

@@ -144,8 +144,8 @@ def _automatic(
     """Traffic until the policy acts by itself; returns the events of it, oldest first."""
     before = sidecar.call("GET", "/policy")
     say(
-        f"\nNow by itself: PUT /policy with a rule that acts once the encoder cache reaches {mib(RULE_HIGH_BYTES)} MiB, "
-        "and traffic until it does"
+        f"\nNow by itself: PUT /policy with a rule that acts once the encoder cache holds {mib(RULE_HIGH_BYTES)} MiB, "
+        "and traffic until then"
     )
     sidecar.call("PUT", "/policy", {"rules": [RULE]})
     try:

@@ -17,14 +17,16 @@ WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"
 KV_USAGE_BEFORE_0_12 = "vllm:gpu_cache_usage_perc"
 SLEEP_STATE = "vllm:engine_sleep_state"
+WORK_DONE = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total")
 # Parsing the whole page (a thousand lines) every second would cost more than all else that the sidecar does.
-_WANTED = (RUNNING, WAITING, KV_USAGE, KV_USAGE_BEFORE_0_12, SLEEP_STATE)
+_WANTED = (RUNNING, WAITING, KV_USAGE, KV_USAGE_BEFORE_0_12, SLEEP_STATE, *WORK_DONE)
 
 
 class EngineMetrics:
     """Requests running and waiting, KV usage, sleep state. Needs no development mode."""
 
     name = "engine_metrics"
+    wakes_workers = False
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -59,11 +61,13 @@ def parse_load(text: str) -> EngineLoad:
     waiting = [value for name, _, value in samples if name == WAITING]
     usage = [value for name, _, value in samples if name in {KV_USAGE, KV_USAGE_BEFORE_0_12}]
     asleep = [value for name, state, value in samples if name == SLEEP_STATE and state != "awake"]
+    work = [value for name, _, value in samples if name in WORK_DONE]
     return EngineLoad(
         requests_running=int(sum(running)) if running else None,
         requests_waiting=int(sum(waiting)) if waiting else None,
         kv_cache_usage_ratio=max(usage, default=None),
         sleeping=any(asleep) if asleep else None,
+        work_done=sum(work) if work else None,
     )
 
 

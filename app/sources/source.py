@@ -33,6 +33,10 @@ class Source(Protocol):
     def name(self) -> str:
         """A bounded word, the ``source`` label of ``highwater_poll_failures_total``."""
 
+    @property
+    def wakes_workers(self) -> bool:
+        """Whether reading it wakes the workers, which is not free on an idle engine."""
+
     def available(self, capabilities: Capabilities) -> bool:
         """Whether this engine has it."""
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from app.demo.engine import Engine, EngineOptions
 from app.demo.environment import EngineEnvironment, ensure_environment
+from app.demo.process import KeptProcess, free_port
+from app.demo.sidecar import DemoSidecar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,3 +63,66 @@ def engine_factory(
 def engine(engine_factory: Callable[..., Engine]) -> Engine:
     """The engine that the tests share: one worker, images, dev mode, Highwater's extension. Leave it as it was."""
     return engine_factory()
+
+
+@pytest.fixture(scope="session")
+def sidecar(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoSidecar]:
+    """A sidecar beside the shared engine, with the policy in observe mode, so that it acts only when told to."""
+    with sidecar_beside(engine, tmp_path_factory.mktemp("sidecar"), HIGHWATER_POLICY__MODE="observe") as started:
+        yield started
+
+
+@contextmanager
+def sidecar_beside(engine: Engine, folder: Path, **settings: str) -> Iterator[DemoSidecar]:
+    """A sidecar that has seen its engine."""
+    with DemoSidecar(engine.url, folder=folder, settings=settings) as started:
+        wait_for(started, lambda report: report["engine"]["state"] == "ready")
+        yield started
+
+
+def wait_for(sidecar: DemoSidecar, wanted: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
+    """The first report that is as wanted; fails with the last one."""
+    deadline = time.monotonic() + seconds
+    while True:
+        report: dict[str, Any] = sidecar.call("GET", "/memory")
+        if wanted(report):
+            return report
+        assert time.monotonic() < deadline, report
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Callable[..., Callable[[str], list[Any]]]]:
+    """`prometheus(target, path, params)` starts a real Prometheus that scrapes it and returns a function to query."""
+    process = KeptProcess("prometheus", tmp_path / "prometheus.log")
+    port = free_port()
+
+    def start(target: str, path: str, params: dict[str, list[str]]) -> Callable[[str], list[Any]]:
+        job = {
+            "job_name": "highwater",
+            "metrics_path": path,
+            "params": params,
+            "scrape_interval": "1s",
+            "static_configs": [{"targets": [target]}],
+        }
+        config = tmp_path / "prometheus.yml"
+        config.write_text(json.dumps({"scrape_configs": [job]}))  # JSON is YAML
+        command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
+        command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
+        process.start(command, env=dict(os.environ), cwd=tmp_path)
+        process.wait_until_answers(port, "/-/ready", 60.0)
+
+        def query(expression: str) -> list[Any]:
+            deadline = time.monotonic() + 20.0
+            while True:
+                answer = httpx.get(
+                    f"http://127.0.0.1:{port}/api/v1/query", params={"query": expression}, trust_env=False
+                ).json()
+                if answer["data"]["result"] or time.monotonic() > deadline:
+                    return list(answer["data"]["result"])
+                time.sleep(0.2)
+
+        return query
+
+    yield start
+    process.stop()

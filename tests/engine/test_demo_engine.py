@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from app.demo.engine import Engine, EngineOptions
-from app.demo.process import answers
 from app.demo.errors import DemoError
 from app.demo.model import CACHE_TOKENS, image_cache_bytes, image_tokens
+from app.demo.process import answers
 from app.demo.traffic import IMAGE_SIDE, send_images, send_texts
 
 if TYPE_CHECKING:

@@ -1,0 +1,96 @@
+"""The fake engine of the fast tests, held to the real one: the same questions, answers of the same shape."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from tests.fakes.engine import FakeEngine
+
+from app.capabilities import detect
+from app.engine import Engine as EngineClient
+
+if TYPE_CHECKING:
+    from app.demo.engine import Engine
+
+OPS = ("hello", "memory", "encoder_cache", "release", "no_such_op")
+
+
+def shape(value: Any) -> Any:
+    """A value with its scalars replaced by their kind; null fits any kind, and lists are told by their first item."""
+    if isinstance(value, dict):
+        return {key: shape(inner) for key, inner in sorted(value.items())}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    if value is None:
+        return None
+    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+
+
+def differences(fake: Any, real: Any, where: str = "") -> list[str]:
+    """Where the fake's shape is not the real one's."""
+    if fake is None or real is None:
+        return []
+    if isinstance(fake, dict) and isinstance(real, dict):
+        found = [f"{where}.{key}: only one side has it" for key in sorted(fake.keys() ^ real.keys())]
+        return found + [
+            d for key in fake.keys() & real.keys() for d in differences(fake[key], real[key], f"{where}.{key}")
+        ]
+    if isinstance(fake, list) and isinstance(real, list):
+        return differences(fake[0], real[0], f"{where}[]") if fake and real else []
+    return [] if fake == real else [f"{where}: {fake} is not {real}"]
+
+
+@pytest.fixture
+async def clients(engine: Engine) -> Any:
+    transport = httpx.ASGITransport(app=FakeEngine(version="0.32.0"))
+    async with EngineClient("http://fake", transport=transport) as fake, EngineClient(engine.url) as real:
+        fake.rpc_allowed = real.rpc_allowed = True
+        yield fake, real
+
+
+@pytest.mark.parametrize("op", OPS)
+async def test_a_worker_answers_in_the_same_shape(clients: Any, op: str) -> None:
+    """Every op, and an unknown one."""
+    fake, real = [shape((await client.rpc(op))[0]) for client in clients]
+    assert differences(fake, real) == []
+
+
+@pytest.mark.parametrize("path", ["/version", "/is_paused", "/is_sleeping"])
+async def test_a_question_is_answered_in_the_same_shape(clients: Any, path: str) -> None:
+    """The small GETs."""
+    fake, real = [shape(await client.get_json(path)) for client in clients]
+    assert fake == real
+
+
+@pytest.mark.parametrize("path", ["/reset_mm_cache", "/reset_encoder_cache", "/reset_prefix_cache"])
+async def test_a_reset_is_answered_alike(clients: Any, path: str) -> None:
+    """Status, and the keys of the body."""
+    fake, real = [await client.post(path) for client in clients]
+    assert (fake.status, shape(fake.json_object())) == (real.status, shape(real.json_object()))
+
+
+async def test_detection_finds_the_same(clients: Any) -> None:
+    """What can be done does not differ between the two, sizes and model aside."""
+    fake, real = [(await detect(client)).public() for client in clients]
+    for configured in ("tensor_parallel", "gpu_memory_utilization", "executor"):
+        del fake[configured], real[configured]
+    assert fake == real
+
+
+async def test_routes_are_probed_alike(clients: Any) -> None:
+    """A GET tells a POST-only route from one that is not there."""
+    for path in ("/collective_rpc", "/reset_mm_cache", "/nothing_here"):
+        fake, real = [await client.has_post(path) for client in clients]
+        assert fake == real, path
+
+
+async def test_a_result_is_one_ascii_json_text(clients: Any) -> None:
+    """On the wire a worker's result is a string, not an object."""
+    for client in clients:
+        response = await client._client.post("/collective_rpc", json={"method": "highwater_rpc", "args": ["hello"]})
+        (result,) = response.json()["results"][:1]
+        assert result.isascii()
+        assert json.loads(result)["op"] == "hello"

@@ -1,0 +1,312 @@
+"""The sidecar beside real engines: what an operator is promised, seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import openai
+import pytest
+
+from app.attribution import COMPONENTS
+from app.demo.sidecar import DemoSidecar
+from app.demo.story import Story, story_table, tell
+from app.demo.traffic import image_url, send_images, send_texts
+from app.table import MIB
+
+from .conftest import sidecar_beside, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from app.demo.engine import Engine
+
+IMAGES = 40
+
+
+def rss_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)[1]) * 1024
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def get(sidecar: DemoSidecar, path: str, **kwargs: Any) -> httpx.Response:
+    return httpx.get(sidecar.url + path, trust_env=False, timeout=30, **kwargs)
+
+
+def post(sidecar: DemoSidecar, path: str, **kwargs: Any) -> httpx.Response:
+    return httpx.post(sidecar.url + path, trust_env=False, timeout=60, **kwargs)
+
+
+# --- one worker, images ---
+
+
+def test_components_sum_to_what_the_kernel_says_of_the_worker(engine: Engine, sidecar: DemoSidecar) -> None:
+    """Exclusive components sum to used bytes exactly, and used is the worker's RSS."""
+    report = wait_for(sidecar, lambda report: not report["stale"] and report["ranks"])
+    (rank,) = report["ranks"]
+    assert sum(rank["components"][name] or 0 for name in COMPONENTS) == rank["used_bytes"]
+    assert rank["pid"] in engine.worker_pids()
+    assert rank["used_bytes"] == pytest.approx(rss_bytes(rank["pid"]), rel=0.1)
+    assert rank["components"]["weights_bytes"] > 10 * MIB
+    assert rank["components"]["kv_cache_bytes"] == 256 * MIB
+    assert (report["ranks_reported"], report["ranks_expected"]) == (1, 1)
+    assert report["engine"]["version"] == engine.environment.version
+    assert report["engine"]["model"] == engine.served_model
+
+
+async def test_the_story_is_told_and_its_numbers_agree(engine: Engine, sidecar: DemoSidecar) -> None:
+    """Growth shows, reset_mm_cache leaves the encoder cache alone, reclaim empties it, the policy acts by itself."""
+    sidecar.call("PUT", "/policy", {"mode": "act"})
+    try:
+        story: Story = await asyncio.to_thread(tell, engine, sidecar, images=IMAGES, say=lambda _: None)
+    finally:
+        sidecar.call("PUT", "/policy", {"mode": "observe"})
+    ready, traffic, after_mm, after = (moment[0] for moment in story.moments.values())
+    assert traffic["used_bytes"] - ready["used_bytes"] > 100 * MIB
+    assert traffic["encoder_cache"]["entries"] == IMAGES
+    assert after_mm["encoder_cache"] | {"oldest_age_seconds": 0} == traffic["encoder_cache"] | {"oldest_age_seconds": 0}
+    assert after["encoder_cache"]["entries"] == 0
+    results = {result["remedy"]: result for result in story.reclaim["results"]}
+    assert results["reset_encoder_cache"]["freed_bytes"]["components"]["encoder_cache_bytes"] > 100 * MIB
+    done = [event["result"] for event in story.automatic if event["result"]]
+    assert [result["outcome"] for result in done] == ["done"]
+    assert done[0]["freed_components"]["encoder_cache_bytes"] > 32 * MIB
+    assert "rank 0 (cpu" in story_table(story)
+
+
+def test_a_drop_in_reset_answers_as_vllm_does_and_tells_more(engine: Engine, sidecar: DemoSidecar) -> None:
+    """The status and body of vLLM's own answer are in ours."""
+    direct = httpx.post(f"{engine.url}/reset_prefix_cache", trust_env=False, timeout=30)
+    ours = post(sidecar, "/reset_prefix_cache?reset_external=false")
+    assert ours.status_code == direct.status_code
+    assert direct.json().items() <= ours.json().items()
+    assert ours.json()["freed_bytes"]["components"]["kv_cache_bytes"] == 0
+    assert "preallocated" in ours.json()["does_not_free"]
+
+
+async def test_the_cache_is_listed_entry_by_entry(engine: Engine, sidecar: DemoSidecar) -> None:
+    """Each image is one entry, largest first, with its shape and age; totals agree with the report."""
+    sidecar.call("POST", "/reset_encoder_cache")
+    sizes = [(512, 512), (256, 256)]
+    for seed, (width, height) in enumerate(sizes, start=9000):
+        await send_images(sidecar.url, engine.served_model, images=[seed], width=width, height=height)
+    (rank,) = get(sidecar, "/memory/encoder-cache?limit=2").json()["ranks"]
+    large, small = rank["entries"]
+    assert large["bytes"] == 4 * small["bytes"] == 512 * 512 // 1024 * 8192 * 2
+    assert (large["residency"], large["dtype"]) == ("device", "bfloat16")
+    assert small["referenced"] is False
+    assert rank["entries_total"] >= 2
+
+
+async def test_images_through_the_proxy_by_the_real_client(engine: Engine, sidecar: DemoSidecar) -> None:
+    """The OpenAI client streams an image request through the sidecar, and gets the text that it gets directly."""
+    content = [
+        {"type": "image_url", "image_url": {"url": image_url(77)}},
+        {"type": "text", "text": "What is this?"},
+    ]
+
+    async def ask(url: str) -> str:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            stream = await client.chat.completions.create(
+                model=engine.served_model,
+                messages=[{"role": "user", "content": content}],
+                max_tokens=12,
+                temperature=0,
+                stream=True,
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+    assert await ask(sidecar.url) == await ask(engine.url)
+
+
+async def test_a_client_that_leaves_takes_its_request_along(engine: Engine, sidecar: DemoSidecar) -> None:
+    """After a disconnect in mid-stream the engine has nothing running."""
+    body = {
+        "model": engine.served_model,
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 3000,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    async with (
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
+        client.stream("POST", f"{sidecar.url}/v1/chat/completions", json=body) as response,
+    ):
+        chunks = response.aiter_bytes()  # kept: httpx closes the response with its iterator
+        assert (await anext(chunks)).startswith(b"data: ")
+        await asyncio.to_thread(wait_for, sidecar, lambda report: report["engine"]["requests_running"] == 1)
+    await asyncio.to_thread(wait_for, sidecar, lambda report: report["engine"]["requests_running"] == 0, 10.0)
+
+
+def test_no_way_leads_to_the_workers(sidecar: DemoSidecar) -> None:
+    """/collective_rpc is refused by any method and spelling, /memory goes on."""
+    for path in ("/collective_rpc", "/v1/../collective_rpc", "/v1/%2e%2e/collective_rpc", "//collective_rpc"):
+        url = httpx.URL(sidecar.url, raw_path=path.encode())
+        answer = httpx.post(url, json={"method": "highwater_rpc", "args": ["hello"]}, trust_env=False)
+        assert answer.status_code in {400, 403, 404}, path
+        assert "results" not in answer.text
+
+
+def test_server_info_and_sleep_state_pass_through(engine: Engine, sidecar: DemoSidecar) -> None:
+    """The read-only development paths are vLLM's own, query string and all."""
+    info = get(sidecar, "/server_info?config_format=json").json()
+    assert info["vllm_config"]["parallel_config"]["worker_extension_cls"] == "worker_ext.MemoryExtension"
+    assert get(sidecar, "/is_sleeping").json() == {"is_sleeping": False}
+
+
+def test_a_real_prometheus_scrapes_it(sidecar: DemoSidecar, tmp_path: Path, prometheus: Callable[..., Any]) -> None:
+    """Prometheus stores our families, ours and the engine's from one target, and promtool finds nothing to say."""
+    exposition = get(sidecar, "/metrics").text
+    lint = subprocess.run(
+        ["promtool", "check", "metrics"], input=exposition, text=True, capture_output=True, check=False
+    )
+    assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")
+    query = prometheus(f"127.0.0.1:{sidecar.port}", "/metrics", {"engine": ["1"]})
+    (used,) = query("highwater_device_memory_used_bytes")
+    assert used["metric"]["device"] == "cpu"
+    assert float(used["value"][1]) > 500 * MIB
+    (balance,) = query("sum(highwater_memory_component_bytes) - sum(highwater_device_memory_used_bytes)")
+    assert float(balance["value"][1]) == 0
+    assert query("vllm:num_requests_running")
+
+
+def test_live_events_arrive(sidecar: DemoSidecar) -> None:
+    """A reader of the event stream gets the report at once, and a mark as it is made."""
+    with httpx.stream(
+        "GET", f"{sidecar.url}/memory/events", headers={"Accept": "text/event-stream"}, trust_env=False, timeout=20
+    ) as response:
+        lines = response.iter_lines()
+        assert next(lines) == "event: report"
+        assert json.loads(next(lines).removeprefix("data: "))["engine"]["state"] == "ready"
+        threading.Thread(target=sidecar.call, args=("POST", "/memory/marks", {"name": "seen live"})).start()
+        assert any("seen live" in line for line in lines if line.startswith("data: "))
+
+
+def test_an_idle_engines_workers_are_left_alone(engine: Engine, sidecar: DemoSidecar) -> None:
+    """vLLM's workers spin for a second after each call: on an idle engine they are asked once in five seconds."""
+    (pid,) = engine.worker_pids()
+    wait_for(sidecar, lambda report: report["engine"]["requests_running"] == 0)
+    ages = set()
+    began, used = time.monotonic(), cpu_seconds(pid)
+    while time.monotonic() - began < 12.0:
+        ages.add(round(sidecar.call("GET", "/memory")["age_seconds"]))
+        time.sleep(0.25)
+    assert {1, 2, 3, 4} <= ages
+    assert cpu_seconds(pid) - used < 0.6 * 12.0
+
+
+# --- other engines ---
+
+
+@pytest.fixture(scope="module")
+def two_ranks(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
+    engine = engine_factory(tensor_parallel=2, multimodal=False)
+    with sidecar_beside(engine, tmp_path_factory.mktemp("tp2")) as sidecar:
+        yield engine, sidecar
+    engine.stop()
+
+
+def test_two_ranks_of_a_text_model_are_both_seen(two_ranks: tuple[Engine, DemoSidecar]) -> None:
+    """With -tp 2 both ranks report, each with its own process; a text-only model has no encoder cache."""
+    engine, sidecar = two_ranks
+    report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
+    assert report["ranks_expected"] == 2
+    assert {rank["pid"] for rank in report["ranks"]} == set(engine.worker_pids())
+    assert [rank["tp_rank"] for rank in report["ranks"]] == [0, 1]
+    assert report["encoder_cache"] is None
+    assert all(rank["components"]["encoder_cache_bytes"] is None for rank in report["ranks"])
+    assert get(sidecar, "/memory/encoder-cache").json()["ranks"][1]["present"] is False
+
+
+async def test_release_reaches_both_ranks_under_traffic(two_ranks: tuple[Engine, DemoSidecar]) -> None:
+    """Releases while texts are generated: no request fails, and every release is measured on both ranks."""
+    engine, sidecar = two_ranks
+    traffic = asyncio.create_task(
+        send_texts(sidecar.url, engine.served_model, texts=[f"text {n}" for n in range(24)], max_tokens=16)
+    )
+    for _ in range(5):
+        answer = (await asyncio.to_thread(post, sidecar, "/memory/reclaim", json={"remedies": ["release"]})).json()
+        (result,) = answer["results"]
+        assert (result["outcome"], len(result["freed_bytes"]["ranks"])) == ("done", 2)
+    assert (await traffic).failed == 0
+
+
+def test_two_data_parallel_engines_are_counted_although_one_answers(
+    engine_factory: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """With -dp 2 vLLM returns engine 0 only: the report says 1 of 2, and why."""
+    engine = engine_factory(data_parallel=2, multimodal=False)
+    try:
+        with sidecar_beside(engine, tmp_path) as sidecar:
+            report = wait_for(sidecar, lambda report: report["ranks_reported"] > 0)
+            assert (report["ranks_reported"], report["ranks_expected"]) == (1, 2)
+            assert "data-parallel" in report["engine"]["hint"]
+    finally:
+        engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"dev_mode": False, "extension": False}, "VLLM_SERVER_DEV_MODE=1"),
+        ({"extension": False}, "--worker-extension-cls worker_ext.MemoryExtension"),
+    ],
+)
+async def test_an_engine_that_lacks_something_is_served_and_told_what_to_add(
+    engine_factory: Callable[..., Engine], tmp_path: Path, options: dict[str, bool], hint: str
+) -> None:
+    """/memory answers with the exact hint, the proxy works, and what cannot be done is refused with the reason."""
+    engine = engine_factory(multimodal=False, **options)
+    try:
+        with sidecar_beside(engine, tmp_path) as sidecar:
+            report = sidecar.call("GET", "/memory")
+            assert hint in report["engine"]["hint"]
+            assert report["engine"]["requests_running"] == 0
+            assert (await send_texts(sidecar.url, engine.served_model, texts=["a"])).failed == 0
+            refused = await asyncio.to_thread(post, sidecar, "/memory/reclaim", json={"remedies": ["release"]})
+            assert refused.status_code == 409
+            assert "worker extension" in refused.json()["results"][0]["reason"]
+            assert get(sidecar, "/readyz").status_code == 200
+    finally:
+        engine.stop()
+
+
+def test_a_sidecar_outlives_its_engine_and_knows_the_next(
+    engine_factory: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """Started before the engine, through its death and restart: the states are told, and growth starts anew."""
+    engine = engine_factory(multimodal=False)
+    engine.stop()
+    with DemoSidecar(engine.url, folder=tmp_path) as sidecar:
+        assert wait_for(sidecar, lambda report: report["engine"]["hint"])["engine"]["state"] == "starting"
+        assert get(sidecar, "/readyz").status_code == 503
+        engine.start()
+        first = wait_for(sidecar, lambda report: report["ranks"] and not report["stale"])
+        engine.stop()
+        down = wait_for(sidecar, lambda report: report["engine"]["state"] == "down")
+        assert down["stale"] is True
+        assert post(sidecar, "/memory/reclaim").status_code == 503
+        assert post(sidecar, "/v1/completions", json={}).status_code == 502
+        assert get(sidecar, "/livez").status_code == 200
+        engine.start()
+        second = wait_for(sidecar, lambda report: report["ranks"] and not report["stale"])
+        assert second["ranks"][0]["pid"] != first["ranks"][0]["pid"]
+        assert second["growth"]["baseline_taken_at"] > first["growth"]["baseline_taken_at"]
+        summaries = [event["summary"] for event in sidecar.call("GET", "/memory/events")["events"]]
+    engine.stop()
+    moves = [re.match(r"engine \w+ -> \w+", text)[0] for text in reversed(summaries) if text.startswith("engine ")]
+    assert moves == ["engine starting -> ready", "engine ready -> down", "engine down -> ready"]
+    assert any(text.startswith("release failed: the engine is down") for text in summaries)
