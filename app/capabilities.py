@@ -33,6 +33,7 @@ class Capabilities:
         reset_prefix_cache: Whether the route is there; likewise the next two.
         pause: The dialect of ``POST /pause``, or ``None`` without it.
         is_sleeping: Whether ``GET /is_sleeping`` is there; likewise ``is_paused``.
+        server_info: Whether ``GET /server_info`` tells the configuration: not every version can write it.
         model: The first served model name.
         tensor_parallel: Sizes; ``None`` where ``/server_info`` does not tell.
         ec_connector: Whether an encoder-cache connector is configured (it keeps references to the cache).
@@ -139,7 +140,7 @@ async def detect(engine: Asks, *, assume_extension: bool = False) -> Capabilitie
         pause=_pause_dialect(facts, version),
         is_sleeping="/is_sleeping" in facts.paths,
         is_paused="/is_paused" in facts.paths,
-        server_info="/server_info" in facts.paths,
+        server_info=bool(config),
         model=_model(config),
         tensor_parallel=_size(config, "tensor_parallel_size"),
         pipeline_parallel=_size(config, "pipeline_parallel_size"),
@@ -170,7 +171,6 @@ async def _facts(engine: Asks) -> _Facts:
     # Only the JSON form contains worker_extension_cls. Versions that cannot dump it answer 422 or 500: not known.
     info = await engine.get_json("/server_info", config_format="json")
     if isinstance(info, dict):
-        facts.paths |= {"/server_info"}
         config = info.get("vllm_config")
         facts.config = config if isinstance(config, dict) else {}
     return facts

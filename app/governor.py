@@ -134,7 +134,9 @@ class Governor:
         """Judge the current report by every rule, and act where a rule says so."""
         self._check_baselines()
         for rule in self.rules:
-            while (decision := self._decide(rule)).action == "act":
+            # One step for each report: the measuring poll after a remedy brings the report for the next.
+            decision = self._decide(rule)
+            if decision.action == "act":
                 await self._act(rule, decision)
 
     def _decide(self, rule: Rule) -> Decision:
@@ -321,7 +323,9 @@ class Governor:
             NotAvailable: The engine is not there to be asked. That is recorded as a failed reset.
         """
         report = self._poller.current()
-        if report.stale or report.age_seconds is None or report.age_seconds > JUST_BEFORE_SECONDS:
+        age = report.age_seconds
+        # What is asked for now may be refused for the requests of this very moment (reset_mm_cache before 0.14).
+        if order.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
             report = await self._poller.poll()
         state = report.engine.state
         if state in {"down", "starting", "unresponsive"}:

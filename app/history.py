@@ -22,7 +22,9 @@ from app.table import mib
 
 MARKS_KEPT = 100
 EVENTS_KEPT = 1000
+WATCHERS_MOST = 64
 WATCHER_BACKLOG = 256
+READINGS_MOST = 1000
 
 _Reader: TypeAlias = Callable[[RankReading], float | None]
 
@@ -101,13 +103,21 @@ class History:
             self._samples.append(_pack(report))
         self._tell(Told("report", report))
 
-    def readings(self, since: float, step: float) -> list[dict[str, Any]]:
-        """Readings taken at or after ``since``, oldest first; of each ``step`` seconds the last (0: every one)."""
+    def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
+        """Readings taken at or after ``since``, oldest first; of each ``step`` seconds the last (0: every one).
+
+        Returns:
+            The step that was used, and the readings. It is larger than the one asked for where that would give more
+            than ``READINGS_MOST``: writing many megabytes of JSON would hold up every stream of the proxy.
+        """
+        wanted = [sample for sample in self._samples if sample.at >= since]
+        if wanted:
+            finest = (wanted[-1].at - wanted[0].at) / (READINGS_MOST - 1)
+            step = max(step, finest) if step or len(wanted) > READINGS_MOST else step
         chosen: dict[float, _Sample] = {}
-        for index, sample in enumerate(self._samples):
-            if sample.at >= since:
-                chosen[math.floor(sample.at / step) if step else index] = sample
-        return [_unpack(sample) for sample in chosen.values()]
+        for index, sample in enumerate(wanted):
+            chosen[math.floor(sample.at / step) if step else index] = sample
+        return step, [_unpack(sample) for sample in chosen.values()]
 
     def recent_used(self, seconds: float) -> list[tuple[float, float]]:
         """``(at, used bytes summed over ranks)`` of the last seconds, oldest first; of these workers only."""
@@ -173,6 +183,10 @@ class History:
         return self._marks
 
     # --- watchers ---
+
+    def can_watch(self) -> bool:
+        """Whether there is room for one more watcher."""
+        return len(self._watchers) < WATCHERS_MOST
 
     @contextmanager
     def watch(self) -> Iterator[asyncio.Queue[Told | None]]:

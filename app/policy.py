@@ -169,18 +169,20 @@ def judge(
 ) -> RuleMemory:
     """Take in how a remedy went.
 
-    A remedy that was refused or failed, was only observed, or freed less than ``min_effect_bytes``, is worn out for a
-    while, twice as long each time; one that helped is forgiven. The rule then rests (relieved), or is above again and
-    the next reading tries the next remedy.
+    A remedy that was refused or failed, or freed less than ``min_effect_bytes``, is worn out for a while, twice as long
+    each time; one that helped is forgiven, and of one that was only observed nothing is learnt. The rule then rests
+    (relieved), or is above again and the next reading tries the next remedy.
     """
     memory = replace(memory, last_run={**memory.last_run, remedy: now})
     # reset_prefix_cache frees blocks, never bytes: there the signal itself is the judge.
     helped = outcome == "done" and (
         (freed_bytes or 0) >= rule.min_effect_bytes or (value is not None and rule.relieved(value))
     )
-    worn = {name: entry for name, entry in memory.worn_out.items() if name != remedy}
-    if not helped:
-        before = memory.worn_out.get(remedy)
+    worn = dict(memory.worn_out)
+    if helped:
+        worn.pop(remedy, None)
+    elif outcome != "observed":
+        before = worn.get(remedy)
         backoff = min(before.backoff_seconds * 2, BACKOFF_MOST_SECONDS) if before else BACKOFF_FIRST_SECONDS
         worn[remedy] = WornOut(
             value=value if value is not None else rule.high_water, backoff_seconds=backoff, retry_at=now + backoff

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from app.attribution import compare
 from app.errors import EngineError, NotAvailable, UnknownName
-from app.history import MARKS_KEPT, Mark
+from app.history import MARKS_KEPT, WATCHERS_MOST, Mark
 from app.readings import Event, RankDelta, Report
 from app.routes.services import Services
 from app.table import report_text
@@ -113,11 +113,12 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
     async def readings(query: Annotated[HistoryQuery, Query()]) -> JSONResponse:
         """Readings from the ring, oldest first, and the events of that span."""
         since = _moment(history.marks, query.since)
+        step, listed = history.readings(since, query.step)
         body = {
             "schema": 1,
             "now": time.time(),
-            "step": query.step,
-            "readings": history.readings(since, query.step),
+            "step": step,
+            "readings": listed,
             "events": _EVENTS.dump_python(history.events(since=since), mode="json"),
             "marks": [{"name": mark.name, "at": mark.at} for mark in history.marks.values()],
         }
@@ -127,6 +128,8 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
     async def events(request: Request, query: Annotated[EventsQuery, Query()]) -> Response:
         """What happened, newest first; with ``Accept: text/event-stream`` reports and events as they come."""
         if "text/event-stream" in request.headers.get("accept", ""):
+            if not services.history.can_watch():
+                raise NotAvailable(f"{WATCHERS_MOST} readers follow the events already; close one, or poll")
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             return StreamingResponse(_live(services), media_type="text/event-stream", headers=headers)
         listed = _EVENTS.dump_python(history.events(limit=query.limit), mode="json")
