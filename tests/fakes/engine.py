@@ -1,0 +1,571 @@
+"""vLLM's control face, as one version of it shows it: an ASGI app with workers that hold bytes.
+
+Used in process (`FakeEngine().transport()`) and on a real port. `tests/engine/test_contract.py` holds it to the real
+engine. The default is the story's machine: two NPUs of 65,452,113,920 bytes, 57,766 MiB in use once up, and
+`serve_images()` makes it 61,548. `core_on` wires the sidecar's core to it on a clock that only tests move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from packaging.version import Version
+from pydantic import TypeAdapter
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from app.attribution import account
+from app.engine import Engine
+from app.governor import Governor
+from app.history import History
+from app.policy import Rule
+from app.poller import Poller
+from app.readings import RankReading, RemedyResult, Report, Trigger, WorkerMemory
+from app.remedies import REMEDIES
+from app.sources import Source, all_sources
+
+MIB = 1024 * 1024
+EXTENSION = "worker_ext.MemoryExtension"
+TOTAL = 65_452_113_920
+USED_READY = 57_766 * MIB
+USED_AFTER = 61_548 * MIB
+WEIGHTS = 31_459_200_000
+KV_POOL = 21_540_531_712
+ACTIVATIONS = 256 * MIB
+NON_TORCH = 1_178 * MIB
+CACHED = USED_READY - WEIGHTS - KV_POOL - ACTIVATIONS - NON_TORCH
+IMAGES = 31  # of 122 MiB: 3,782 MiB, the growth of the benchmark
+IMAGE_BYTES = 122 * MIB
+NODE = 512 * 1024 * MIB
+_WIRE = TypeAdapter(tuple[WorkerMemory, ...])
+
+
+class FakeClock:
+    """Unix seconds that pass only when a test says so."""
+
+    def __init__(self, now: float = 1_763_660_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class FakeWorker:
+    """One worker: where its bytes are. What is freed moves to torch's cached blocks, and `release` gives those back."""
+
+    rank: int
+    dp_rank: int
+    pid: int
+    weights: int = WEIGHTS
+    kv_cache: int = KV_POOL
+    activations: int = ACTIVATIONS
+    cached: int = CACHED
+    non_torch: int = NON_TORCH
+    total: int = TOTAL
+    rss: int = 6 * 1024 * MIB
+    host_used: int = 128 * 1024 * MIB
+    host_limit: int = NODE
+    entries: dict[str, int] = field(default_factory=dict)
+    seen_at: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def allocated(self) -> int:
+        return self.weights + self.kv_cache + self.activations + sum(self.entries.values())
+
+    @property
+    def used(self) -> int:
+        return self.allocated + self.cached + self.non_torch
+
+    def forget_entries(self) -> None:
+        self.cached += sum(self.entries.values())
+        self.entries.clear()
+        self.seen_at.clear()
+
+    def memory(self, now: float) -> dict[str, Any]:
+        for name in self.entries:
+            self.seen_at.setdefault(name, now)
+        oldest = max((now - at for at in self.seen_at.values()), default=None)
+        return {
+            "device": {"type": "npu", "index": self.rank, "name": "Ascend910B3"},
+            "total_bytes": self.total,
+            "free_bytes": self.total - self.used,
+            "used_bytes": self.used,
+            "torch": {
+                "allocated_bytes": self.allocated,
+                "reserved_bytes": self.allocated + self.cached,
+                "peak_allocated_bytes": self.allocated + ACTIVATIONS,
+                "inactive_split_bytes": 0,
+                "alloc_retries": 0,
+                "ooms": 0,
+            },
+            "weights_bytes": self.weights,
+            "kv_cache_bytes": self.kv_cache,
+            "kv_cache_reserved_bytes": self.kv_cache,
+            "encoder_cache": {
+                "entries": len(self.entries),
+                "device_bytes": sum(self.entries.values()),
+                "host_bytes": 0,
+                "capacity_embeds": 16_384,
+                "oldest_age_seconds": oldest,
+            },
+            "budget": {
+                "gpu_memory_utilization": 0.9,
+                "requested_bytes": TOTAL * 9 // 10,
+                "init_free_bytes": TOTAL - NON_TORCH,
+            },
+            "host_memory": {
+                "rss_bytes": self.rss,
+                "cgroup_used_bytes": self.host_used,
+                "cgroup_limit_bytes": self.host_limit,
+                "node_total_bytes": NODE,
+                "node_available_bytes": NODE - self.host_used,
+            },
+            "notes": [],
+            "elapsed_ms": 1.5,
+        }
+
+    def encoder_cache(self, now: float, limit: int = 100, sort: str = "bytes") -> dict[str, Any]:
+        rows = [
+            {
+                "mm_hash": name,
+                "shape": [256, 8192],
+                "dtype": "bfloat16",
+                "bytes": size,
+                "storage_bytes": size,
+                "shared_with": 0,
+                "age_seconds": now - self.seen_at.setdefault(name, now),
+                "residency": "device",
+                "referenced": False,
+            }
+            for name, size in self.entries.items()
+        ]
+        rows.sort(key=lambda row: row["age_seconds" if sort == "age" else "bytes"], reverse=True)
+        return {
+            "present": True,
+            "entries": rows[:limit],
+            "entries_total": len(rows),
+            "storages": len(rows),
+            "device_bytes": sum(self.entries.values()),
+            "host_bytes": 0,
+            "capacity_embeds": 16_384,
+        }
+
+    def release(self) -> dict[str, Any]:
+        before, self.cached = self._figures(), 0
+        after = self._figures()
+        return {
+            "before": before,
+            "after": after,
+            "freed_bytes": after["free_bytes"] - before["free_bytes"],
+            "gc_collected": 0,
+            "mechanism": "empty_cache",
+            "notes": [],
+            "elapsed_ms": 450.0,
+        }
+
+    def _figures(self) -> dict[str, int]:
+        return {
+            "free_bytes": self.total - self.used,
+            "reserved_bytes": self.allocated + self.cached,
+            "allocated_bytes": self.allocated,
+            "rss_bytes": self.rss,
+        }
+
+    def hello(self) -> dict[str, Any]:
+        return {
+            "ops": ["encoder_cache", "hello", "memory", "release"],
+            "extension_version": "0.1.0",
+            "device": {"type": "npu", "index": self.rank, "name": "Ascend910B3"},
+            "worker_class": "vllm_ascend.worker.worker.NPUWorker",
+            "runner_class": "vllm_ascend.worker.model_runner_v1.NPUModelRunner",
+            "runner_version": "v1",
+            "vllm_version": "0.32.0",
+            "torch_version": "2.8.0",
+            "encoder_cache_kind": "dict",
+            "notes": [],
+        }
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request as it arrived."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def op(self) -> str | None:
+        """The operation, where it was a call to the workers."""
+        return json.loads(self.body)["args"][0] if self.path == "/collective_rpc" else None
+
+
+class FakeEngine:
+    """The app. Every public attribute is a knob that a test may turn at any time.
+
+    Args:
+        version: What `/version` says; routes, parameters and answers follow it as vLLM's do.
+        dev_mode: `VLLM_SERVER_DEV_MODE`.
+        extension: `--worker-extension-cls`, or None. Any class is taken to inherit from ours.
+        openapi: False is `--disable-fastapi-docs`.
+        tensor_parallel: Workers per engine.
+        data_parallel: Engines; as with the real one, `/collective_rpc` returns engine 0's answers only.
+        clock: What `taken_at` is read from.
+    """
+
+    def __init__(
+        self,
+        version: str = "0.32.0",
+        *,
+        dev_mode: bool = True,
+        extension: str | None = EXTENSION,
+        openapi: bool = True,
+        tensor_parallel: int = 2,
+        data_parallel: int = 1,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.version, self.dev_mode, self.extension, self.openapi = version, dev_mode, extension, openapi
+        self.tensor_parallel, self.data_parallel = tensor_parallel, data_parallel
+        self.model = "Qwen/Qwen3-VL-32B-Instruct"
+        self.running, self.waiting, self.kv_usage, self.paused, self.asleep = 0, 0, 0.0, False, False
+        self.tokens = 0  # prompt tokens so far; they move when it works
+        self.ec_connector = False
+        self.prefix_blocks_in_use = False
+        self.down = False
+        self.late: set[str] = set()  # paths that do not answer in time
+        self.failing: dict[str, int] = {}  # paths that answer with this status
+        self.hang: asyncio.Event | None = None  # worker calls wait for it
+        self.garble: Callable[[list[dict[str, Any]]], object] | None = None  # makes a worker call's whole body
+        self.breaks = False  # the connection breaks at a worker call's answer
+        self.calls: list[Call] = []
+        self.rpcs_in_flight = 0
+        self.most_rpcs_in_flight = 0
+        self._clock = clock
+        self._pids = iter(range(4242, 10_000))
+        self.workers: list[FakeWorker] = []
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Another process at the same address: new pids, nothing cached."""
+        self.workers = [
+            FakeWorker(rank, dp_rank, next(self._pids))
+            for dp_rank in range(self.data_parallel)
+            for rank in range(self.tensor_parallel)
+        ]
+
+    def serve_images(self, count: int = IMAGES, size: int = IMAGE_BYTES) -> None:
+        """As many new images through the encoder: each rank keeps a copy of each output."""
+        self.tokens += count * 256
+        for worker in self.workers:
+            first = len(worker.entries)
+            worker.entries |= {f"{first + number:064x}": size for number in range(count)}
+
+    def reload(self, version: str) -> None:
+        """An engine of another version in its place."""
+        self.version = version
+        self.start_again()
+
+    def asked(self, path: str) -> list[Call]:
+        """The calls of that path, oldest first."""
+        return [call for call in self.calls if call.path == path]
+
+    def ops(self) -> list[str]:
+        """The operations asked of the workers, oldest first."""
+        return [call.op or "" for call in self.asked("/collective_rpc")]
+
+    def readings(self) -> tuple[RankReading, ...]:
+        """What the sidecar makes of the workers' memory now."""
+        reached = [worker for worker in self.workers if worker.dp_rank == 0]
+        return tuple(map(account, _WIRE.validate_python([self._answer(worker, "memory") for worker in reached])))
+
+    def transport(self) -> httpx.AsyncBaseTransport:
+        """A transport that ends here, and that can lose the connection or the patience."""
+        return _Transport(self)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            request = Request(scope, receive)
+            body = await request.body()
+            query = scope["query_string"].decode("latin-1")
+            self.calls.append(Call(scope["method"], scope["path"], query, dict(request.headers), body))
+            receive = _replay(body)
+        await Starlette(routes=self._routes())(scope, receive, send)
+
+    # --- routes, by version ---
+
+    def _has(self, version: str) -> bool:
+        return Version(self.version) >= Version(version)
+
+    def _table(self) -> dict[str, tuple[str, Callable[[Request], Any], tuple[str, ...]]]:
+        dev, pausing = self.dev_mode, self._has("0.12") and (self.dev_mode or not self._has("0.16"))
+        pause_parameters = (
+            ("mode", "clear_cache") if self._has("0.32") else ("wait_for_inflight_requests", "clear_cache")
+        )
+        if self._has("0.16") and not self._has("0.32"):
+            pause_parameters = ("mode", *pause_parameters)
+        rows = (
+            (True, "/version", "GET", lambda _: JSONResponse({"version": self.version}), ()),
+            (True, "/health", "GET", _empty, ()),
+            (True, "/metrics", "GET", self._metrics, ()),
+            (True, "/v1/models", "GET", lambda _: JSONResponse({"data": [{"id": self.model}]}), ()),
+            (dev, "/collective_rpc", "POST", self._collective_rpc, ()),
+            (dev, "/server_info", "GET", self._server_info, ("config_format",)),
+            (dev, "/reset_prefix_cache", "POST", self._reset_prefix_cache, ("reset_running_requests",)),
+            (dev and self._has("0.11.2"), "/reset_mm_cache", "POST", self._reset_mm_cache, ()),
+            (dev and self._has("0.16"), "/reset_encoder_cache", "POST", self._reset_encoder_cache, ()),
+            (dev, "/sleep", "POST", _empty, ("level", "mode")),
+            (dev, "/is_sleeping", "GET", lambda _: JSONResponse({"is_sleeping": self.asleep}), ()),
+            (pausing, "/pause", "POST", _empty, pause_parameters),
+            (pausing, "/resume", "POST", _empty, ()),
+            (pausing, "/is_paused", "GET", lambda _: JSONResponse({"is_paused": self.paused}), ()),
+        )
+        return {path: (method, handler, names) for there, path, method, handler, names in rows if there}
+
+    def _routes(self) -> list[Route]:
+        routes = [
+            Route(path, self._or_fail(handler), methods=[method])
+            for path, (method, handler, _) in self._table().items()
+        ]
+        if self.openapi:
+            routes.append(Route("/openapi.json", self._openapi_page))
+        return routes
+
+    def _or_fail(self, handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            if request.url.path in self.failing:
+                return PlainTextResponse("Internal Server Error", self.failing[request.url.path])
+            answered = handler(request)
+            return await answered if asyncio.iscoroutine(answered) else answered
+
+        return answer
+
+    def _openapi_page(self, _: Request) -> Response:
+        # /metrics is a mount and not listed, as in vLLM.
+        paths = {
+            path: {method.lower(): {"parameters": [{"name": name, "in": "query"} for name in names]}}
+            for path, (method, _, names) in self._table().items()
+            if path != "/metrics"
+        }
+        return JSONResponse({"openapi": "3.1.0", "paths": paths})
+
+    def _server_info(self, request: Request) -> Response:
+        if request.query_params.get("config_format") != "json":
+            return JSONResponse({"vllm_config": "model='...', as text"})
+        parallel = {
+            "worker_extension_cls": self.extension or "",
+            "tensor_parallel_size": self.tensor_parallel,
+            "pipeline_parallel_size": 1,
+            "data_parallel_size": self.data_parallel,
+            "distributed_executor_backend": "mp",
+        }
+        config = {
+            "model_config": {"model": "/models/qwen3-vl", "served_model_name": self.model},
+            "parallel_config": parallel,
+            "cache_config": {"gpu_memory_utilization": 0.9},
+            "ec_transfer_config": {"ec_connector": "ECExampleConnector"} if self.ec_connector else None,
+        }
+        return JSONResponse({"vllm_config": config})
+
+    def _metrics(self, _: Request) -> Response:
+        labels = f'engine="0",model_name="{self.model}"'
+        usage = "vllm:kv_cache_usage_perc" if self._has("0.12") else "vllm:gpu_cache_usage_perc"
+        lines = [
+            "# HELP vllm:num_requests_running Number of requests in model execution batches.",
+            "# TYPE vllm:num_requests_running gauge",
+            f"vllm:num_requests_running{{{labels}}} {float(self.running)}",
+            "# HELP vllm:num_requests_waiting Number of requests waiting to be processed.",
+            "# TYPE vllm:num_requests_waiting gauge",
+            f"vllm:num_requests_waiting{{{labels}}} {float(self.waiting)}",
+            f"# HELP {usage} KV-cache usage. 1 means 100 percent usage.",
+            f"# TYPE {usage} gauge",
+            f"{usage}{{{labels}}} {self.kv_usage}",
+            "# HELP vllm:prompt_tokens_total Number of prefill tokens processed.",
+            "# TYPE vllm:prompt_tokens_total counter",
+            f"vllm:prompt_tokens_total{{{labels}}} {float(self.tokens)}",
+        ]
+        if self._has("0.11.2"):
+            lines += ["# HELP vllm:engine_sleep_state Engine sleep state.", "# TYPE vllm:engine_sleep_state gauge"]
+            state = {"awake": not self.asleep, "weights_offloaded": self.asleep, "discard_all": False}
+            lines += [
+                f'vllm:engine_sleep_state{{{labels},sleep_state="{name}"}} {float(on)}' for name, on in state.items()
+            ]
+        return PlainTextResponse("\n".join(lines) + "\n")
+
+    # --- resets ---
+
+    def _reset_prefix_cache(self, _: Request) -> Response:
+        if self._has("0.26"):
+            return JSONResponse({"success": not self.prefix_blocks_in_use})
+        return Response()
+
+    def _reset_mm_cache(self, _: Request) -> Response:
+        for worker in self.workers:
+            worker.host_used -= min(worker.host_used, 1024 * MIB)
+        return Response()
+
+    def _reset_encoder_cache(self, _: Request) -> Response:
+        for worker in self.workers:
+            worker.forget_entries()
+        return Response()
+
+    # --- worker calls ---
+
+    async def _collective_rpc(self, request: Request) -> Response:
+        call = await request.json()
+        if "method" not in call:
+            return JSONResponse({"detail": "Missing 'method' in request body"}, 400)
+        if self.extension is None or call["method"] != "highwater_rpc":
+            return PlainTextResponse("Internal Server Error", 500)  # and the real one's queues are out of step now
+        self.rpcs_in_flight += 1
+        self.most_rpcs_in_flight = max(self.most_rpcs_in_flight, self.rpcs_in_flight)
+        try:
+            await (self.hang.wait() if self.hang is not None else asyncio.sleep(0))
+        finally:
+            self.rpcs_in_flight -= 1
+        answers = [self._answer(worker, *call["args"]) for worker in self.workers if worker.dp_rank == 0]
+        if self.garble is not None:
+            return JSONResponse(self.garble(answers))
+        return JSONResponse({"results": [json.dumps(answer) for answer in answers]})
+
+    def _answer(self, worker: FakeWorker, op: str, payload: str = "{}") -> dict[str, Any]:
+        now = self._clock()
+        identity = {
+            "rank": worker.rank,
+            "local_rank": worker.rank,
+            "dp_rank": worker.dp_rank,
+            "tp_rank": worker.rank,
+            "pp_rank": 0,
+            "host": "node-a",
+            "pid": worker.pid,
+            "taken_at": now,
+        }
+        bodies: dict[str, Callable[[], dict[str, Any]]] = {
+            "hello": worker.hello,
+            "memory": lambda: worker.memory(now),
+            "encoder_cache": lambda: worker.encoder_cache(now, **json.loads(payload)),
+            "release": worker.release,
+        }
+        head = {"schema": 1, "ok": op in bodies, "op": op, **identity}
+        if op not in bodies:
+            return head | {"error": {"code": "unknown_op", "message": f"op {op!r} is unknown"}}
+        return head | bodies[op]()
+
+
+def _empty(_: Request) -> Response:
+    return Response()
+
+
+def _replay(body: bytes) -> Callable[[], Any]:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+class _Transport(httpx.AsyncBaseTransport):
+    """To the fake without a socket. What a socket would do, lose the connection or be late, it does on demand."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self._asgi = httpx.ASGITransport(app=engine)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if self._engine.down:
+            raise httpx.ConnectError("All connection attempts failed", request=request)
+        if request.url.path in self._engine.late:
+            raise httpx.ReadTimeout("", request=request)
+        response = await self._asgi.handle_async_request(request)
+        if self._engine.breaks and request.url.path == "/collective_rpc":
+            raise httpx.ReadError("", request=request)
+        return response
+
+
+# --- the core, wired to it ---
+
+
+@dataclass
+class Counted:
+    """Who counts polls and remedies, and remembers them."""
+
+    polls: int = 0
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    remedies: list[tuple[str, Trigger, str]] = field(default_factory=list)
+
+    def polled(self, seconds: float) -> None:
+        del seconds
+        self.polls += 1
+
+    def poll_failed(self, source: str, reason: str) -> None:
+        self.failures.append((source, reason))
+
+    def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
+        self.remedies.append((result.remedy, trigger, result.outcome))
+
+
+@dataclass
+class Core:
+    """Poller, governor and history on one fake engine and one fake clock."""
+
+    fake: FakeEngine
+    clock: FakeClock
+    engine: Engine
+    history: History
+    poller: Poller
+    governor: Governor
+    counted: Counted
+
+    async def tick(self, seconds: float = 1.0, *, spare_idle: bool = False) -> Report:
+        """Let time pass, poll once, and let the policy look at it."""
+        self.clock.advance(seconds)
+        report = await self.poller.poll(spare_idle=spare_idle)
+        await self.governor.consider()
+        return report
+
+    def summaries(self, kind: str | None = None) -> list[str]:
+        """What the events say, oldest first."""
+        return [event.summary for event in reversed(self.history.events()) if kind in {None, event.kind}]
+
+
+def core_on(
+    version: str = "0.32.0",
+    *,
+    rules: Sequence[Rule] = (),
+    mode: Any = "act",
+    sources: Callable[[Engine], Sequence[Source]] = all_sources,
+    engine_has_extension: bool = False,
+    rpc_deadline_seconds: float = 0.02,
+    **knobs: Any,
+) -> Core:
+    """Wire the core as `app.main` does, but for the clock and the network; `knobs` are FakeEngine's."""
+    clock, counted = FakeClock(), Counted()
+    fake = FakeEngine(version, clock=clock, **knobs)
+    engine = Engine("http://engine:8000", rpc_deadline_seconds=rpc_deadline_seconds, transport=fake.transport())
+    history = History(100, clock=clock)
+    poller = Poller(
+        engine,
+        sources(engine),
+        history,
+        poll_seconds=1.0,
+        stale_seconds=10.0,
+        engine_has_extension=engine_has_extension,
+        observer=counted,
+        clock=clock,
+    )
+    governor = Governor(
+        engine, poller, history, remedies=REMEDIES, rules=rules, mode=mode, observer=counted, clock=clock
+    )
+    return Core(fake, clock, engine, history, poller, governor, counted)

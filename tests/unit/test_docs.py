@@ -1,0 +1,56 @@
+"""The documentation tells what the code has: tables are compared, links and paths are looked up."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from app.main import create_app
+from app.settings_sources import load
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def load_tables():
+    spec = importlib.util.spec_from_file_location("docs_tables", DOCS / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tables = load_tables()
+
+
+@pytest.mark.parametrize("name", sorted(tables.TABLES))
+def test_tables_are_what_the_code_says(name: str):
+    """`make docs` writes them anew."""
+    assert (DOCS / name).read_text() == tables.rendered(name)
+
+
+def test_every_path_of_ours_is_documented():
+    """Each path that the control plane answers stands in docs/http.md."""
+    text = (DOCS / "http.md").read_text()
+    own = create_app(load(environ={})).front._own
+    assert [path for path in sorted(own) if f"`{path}`" not in text and f"{path}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "document", ["README.md", "CONTRIBUTING.md", "worker_ext/README.md", *(f"docs/{p.name}" for p in DOCS.glob("*.md"))]
+)
+def test_links_lead_somewhere(document: str):
+    """Relative links name files that are there."""
+    path = ROOT / document
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_the_readmes_commands_are_the_makefiles():
+    """Every `make` target that is told about exists."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    told = re.findall(r"`?make ([a-z-]+)", (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text())
+    assert told
+    assert set(told) <= targets

@@ -1,0 +1,263 @@
+"""`/metrics`: a golden file of the story, every family that is promised, and nothing of a dead engine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from app import __version__
+from app.attribution import encoder_totals, freed, growth, total
+from app.exporter import Exporter
+from app.readings import (
+    Components,
+    EngineStatus,
+    HostMemory,
+    PolicyStatus,
+    RemedyResult,
+    Report,
+    RuleStatus,
+    TorchMemory,
+)
+from tests.fakes.engine import FakeClock, FakeEngine
+
+GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
+
+# As docs and ARCHITECTURE.md promise them, without the prefix.
+_NAMES = (
+    "device_memory_total_bytes device_memory_free_bytes device_memory_used_bytes device_memory_used_ratio "
+    "memory_component_bytes torch_allocated_bytes torch_reserved_bytes torch_peak_allocated_bytes "
+    "torch_alloc_retries_total torch_ooms_total encoder_cache_bytes encoder_cache_entries "
+    "encoder_cache_oldest_age_seconds host_memory_rss_bytes host_memory_used_ratio growth_bytes growth_bytes_per_second "
+    "engine_up engine_state ranks_expected ranks_reported report_age_seconds poll_duration_seconds poll_failures_total "
+    "policy_state policy_high_water policy_low_water resets_total reset_freed_bytes_total reset_duration_seconds "
+    "proxy_requests_total proxy_requests_in_flight proxy_time_to_first_byte_seconds proxy_client_disconnects_total "
+    "proxy_upstream_errors_total build_info"
+)
+PROMISED = tuple(_NAMES.split())
+PER_RANK = {name for name in PROMISED if re.match(r"device_|memory_|torch_|encoder_|host_|growth_", name)}
+
+
+def story() -> tuple[Report, RemedyResult]:
+    """After the benchmark and one reset of the encoder cache with release, a second ago."""
+    clock = FakeClock()
+    fake = FakeEngine(clock=clock)
+    ready = fake.readings()
+    fake.serve_images()
+    grown = fake.readings()
+    clock.advance(60.0)
+    fake.workers[1].forget_entries()
+    now = fake.readings()
+    result = RemedyResult(remedy="reset_encoder_cache", outcome="done", seconds=0.4)
+    freed_bytes, components = total(freed(grown, now))
+    status = EngineStatus(url="http://engine:8000", state="ready", version="0.32.0")
+    report = Report(
+        taken_at=now[0].taken_at,
+        age_seconds=0.5,
+        stale=False,
+        engine=status,
+        ranks_expected=2,
+        ranks_reported=2,
+        ranks=now,
+        encoder_cache=encoder_totals(now),
+        growth=growth(ready, now, [(0.0, 0.0), (1.0, 812.0), (2.0, 1624.0)]),
+    )
+    return report, replace(result, freed_bytes=freed_bytes, freed_components=components)
+
+
+POLICY = PolicyStatus(
+    state="cooling",
+    mode="act",
+    rules=(RuleStatus(name="device", signal="device_used_ratio", high_water=0.93, low_water=0.9, phase="cooling"),),
+)
+
+
+def exporter_of(report: Report, result: RemedyResult | None = None) -> Exporter:
+    exporter = Exporter(lambda: report, lambda: POLICY)
+    exporter.polled(0.003)
+    exporter.poll_failed("workers", "garbled")
+    if result is not None:
+        exporter.remedy_ended(result, "policy")
+    exporter.remedy_ended(RemedyResult(remedy="reset_mm_cache", outcome="refused"), "drop-in")
+    exporter.request_started("chat")
+    exporter.request_started("chat")
+    exporter.request_ended("chat", "POST", 200, 0.2)
+    exporter.client_disconnected()
+    exporter.upstream_error("no_connection")
+    return exporter
+
+
+def classic(exporter: Exporter) -> str:
+    return exporter.expose("text/plain")[0].decode()
+
+
+def without_creation_times(text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if not re.match(r"(# \w+ )?\w+_created\b", line))
+
+
+def families(text: str) -> set[str]:
+    """The names that TYPE lines tell, without the prefix; counters in the classic format end in _total."""
+    return {line.split()[2].removeprefix("highwater_") for line in text.splitlines() if line.startswith("# TYPE ")}
+
+
+def samples(text: str, name: str, *by: str) -> dict[tuple[str, ...], float]:
+    """Values by the named labels; two series with the same would be one too few."""
+    found = [
+        (tuple(sample.labels[label] for label in by), sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == f"highwater_{name}"
+    ]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def test_the_page_is_the_golden_one():
+    """Every name, help, label and value. After a change that is meant: HIGHWATER_GOLDEN=write pytest, and read it."""
+    text = without_creation_times(classic(exporter_of(*story()))).replace(f'"{__version__}"', '"VERSION"')
+    if os.environ.get("HIGHWATER_GOLDEN") == "write":
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_every_promised_family_is_there_and_no_other():
+    """What is not documented is not exported."""
+    assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
+    assert len(PROMISED) == 36
+
+
+def test_promtool_has_nothing_to_say():
+    """Names, units, help texts and types by Prometheus' own lint."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        if os.environ.get("CI"):
+            pytest.fail("promtool is not there, and CI must have it: make tools")
+        pytest.skip("promtool is not installed; make tools brings it")
+    told = subprocess.run(
+        [promtool, "check", "metrics"], input=exporter_of(*story()).expose("")[0], capture_output=True, check=False
+    )
+    assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_a_help_text_is_a_sentence(name):
+    """It begins with a capital (or PyTorch's own name) and ends with a full stop."""
+    (told,) = re.findall(rf"^# HELP highwater_{name} (.*)$", GOLDEN.read_text(encoding="utf-8"), re.MULTILINE)
+    assert told[0].isupper() or told[0] == "1"
+    assert told.endswith(".")
+
+
+def test_a_stale_report_shows_no_rank():
+    """A dead engine's numbers must not look alive: per-rank families vanish, the rest says why."""
+    report, _ = story()
+    text = classic(exporter_of(replace(report, stale=True, age_seconds=60.0)))
+    assert families(text) & PER_RANK == set()
+    assert samples(text, "ranks_reported") == {(): 0.0}
+    assert samples(text, "report_age_seconds") == {(): 60.0}
+
+
+@pytest.mark.parametrize(
+    ("state", "up"),
+    [("ready", 1), ("paused", 1), ("sleeping", 1), ("starting", 0), ("down", 0), ("unresponsive", 0)],
+)
+def test_one_state_is_one(state, up):
+    """engine_state has a series for each state, so that alerts need no absent()."""
+    report, _ = story()
+    text = classic(exporter_of(replace(report, engine=replace(report.engine, state=state))))
+    states = samples(text, "engine_state", "state")
+    assert {name for (name,), value in states.items() if value} == {state}
+    assert len(states) == 6
+    assert samples(text, "engine_up") == {(): up}
+
+
+def test_what_is_not_known_has_no_series():
+    """Never a zero for absent knowledge: on CPU there is no allocator, in a text model no encoder cache."""
+    report, _ = story()
+    ranks = tuple(
+        replace(
+            rank,
+            torch=TorchMemory(),
+            encoder_cache=None,
+            components=Components(weights_bytes=5, non_torch_bytes=6),
+            host_memory=HostMemory(rss_bytes=7),
+        )
+        for rank in report.ranks
+    )
+    text = classic(exporter_of(replace(report, ranks=ranks)))
+    for name in ("torch_allocated_bytes", "torch_ooms_total", "encoder_cache_bytes", "host_memory_used_ratio"):
+        assert samples(text, name) == {}
+    parts = samples(text, "memory_component_bytes", "rank", "component")
+    assert {component for _, component in parts} == {"weights", "non_torch"}
+
+
+def test_before_the_first_reading_the_page_is_there():
+    """A scrape never fails, whatever the engine does."""
+    text = classic(Exporter(lambda: Report(engine=EngineStatus(url="x", state="starting")), lambda: POLICY))
+    assert samples(text, "engine_up") == {(): 0.0}
+    assert samples(text, "report_age_seconds") == {}
+    assert samples(text, "ranks_expected") == {}
+
+
+def test_components_sum_to_used_in_the_page_too():
+    """sum(highwater_memory_component_bytes) == highwater_device_memory_used_bytes."""
+    text = classic(exporter_of(*story()))
+    parts = samples(text, "memory_component_bytes", "rank", "component")
+    for (rank,), used in samples(text, "device_memory_used_bytes", "rank").items():
+        assert sum(size for (of, _), size in parts.items() if of == rank) == used
+
+
+def test_data_parallel_ranks_are_told_apart():
+    """Each engine numbers its ranks from 0: without the engine two series would be one."""
+    report, _ = story()
+    ranks = (*report.ranks, *(replace(rank, dp_rank=1) for rank in report.ranks))
+    text = classic(exporter_of(replace(report, ranks=ranks)))
+    assert set(samples(text, "device_memory_used_bytes", "rank")) == {("0",), ("1",), ("1.0",), ("1.1",)}
+
+
+def test_a_counter_never_goes_down():
+    """Traffic that took more than a reset gave back is no negative count."""
+    report, result = story()
+    worse = replace(result, freed_components=Components(encoder_cache_bytes=-5))
+    text = classic(exporter_of(report, worse))
+    freed_bytes = samples(text, "reset_freed_bytes_total", "remedy", "component")
+    assert freed_bytes["reset_encoder_cache", "encoder_cache"] == 0.0
+
+
+def test_what_was_not_run_has_no_duration():
+    """A refusal is counted, and measures nothing."""
+    text = classic(exporter_of(story()[0]))
+    told = samples(text, "resets_total", "remedy", "trigger", "outcome")
+    assert told == {("reset_mm_cache", "drop-in", "refused"): 1.0}
+    assert samples(text, "reset_duration_seconds_count") == {}
+
+
+def test_a_host_name_cannot_break_the_page():
+    """Label values are escaped."""
+    report, _ = story()
+    name = 'a"b\\c\nd'
+    text = classic(exporter_of(replace(report, ranks=(replace(report.ranks[0], host=name),))))
+    assert set(samples(text, "device_memory_used_bytes", "host")) == {(name,)}
+
+
+def test_openmetrics_is_spoken_where_it_is_asked_for():
+    """With its own content type and end."""
+    body, content_type = exporter_of(*story()).expose("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+    assert len(list(parse_openmetrics(body.decode()))) == len(PROMISED)
+
+
+def test_the_engines_own_families_follow_ours():
+    """One scrape for both, in the classic format, every family once."""
+    body, content_type = exporter_of(*story()).expose_with("# TYPE vllm:x gauge\nvllm:x 1.0\n")
+    assert content_type.startswith("text/plain")
+    names = [family.name for family in text_string_to_metric_families(body.decode())]
+    assert names[-1] == "vllm:x"
+    assert len(names) == len(set(names))

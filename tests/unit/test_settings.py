@@ -1,0 +1,320 @@
+"""Settings: where they come from, in which order, and how wrong ones are told."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from pydantic import ValidationError
+from pydantic_core import PydanticUndefined
+
+from app.errors import SettingsError
+from app.policy_settings import PolicyChange, RuleSettings
+from app.settings import PREFIX, Settings, is_list, keys, variable
+from app.settings_sources import load
+
+KEYS = dict(keys())
+TOKEN = "hunter2hunter2"
+GOOD_RULE = {"name": "kv", "signal": "kv_cache_usage_ratio", "high_water": 0.9, "low_water": 0.5}
+
+
+def problems(flags=None, *, config=None, environ=None) -> tuple[str, ...]:
+    with pytest.raises(SettingsError) as caught:
+        load(flags, config=config, environ=environ or {})
+    return caught.value.problems
+
+
+@pytest.fixture
+def write(tmp_path):
+    """`write("a.toml", text)` returns the file's name."""
+
+    def written(name: str, text: str) -> str:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return written
+
+
+# --- each key ---
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_has_a_type_a_default_and_a_sentence(key):
+    """One place tells all: help, documentation and chart are held to it."""
+    info = KEYS[key]
+    assert info.annotation is not None
+    assert info.default is not PydanticUndefined
+    assert info.description
+    assert len(info.description) > 10
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_has_one_name_everywhere(key):
+    """Flag, variable and file key lead to the same field; the variable is the key in capitals."""
+    assert variable(key) == PREFIX + key.upper().replace(".", "__")
+    bad = "{" if is_list(KEYS[key]) else "\x00"
+    by_flag, by_variable = problems_or_value({key: bad}, {}), problems_or_value({}, {variable(key): bad})
+    assert by_flag == by_variable
+
+
+def problems_or_value(flags, environ):
+    try:
+        return load(flags, environ=environ)
+    except SettingsError as exc:
+        return exc.problems
+
+
+def test_the_defaults_are_fixed():
+    """Those that ARCHITECTURE.md names are a promise."""
+    settings = load(environ={})
+    assert (settings.engine_url, settings.host, settings.port) == ("http://127.0.0.1:8000", "127.0.0.1", 8001)
+    assert (settings.admin_token, settings.poll_seconds, settings.policy.mode) == (None, 1.0, "act")
+    assert [rule.signal for rule in settings.policy.rules] == ["device_used_ratio", "host_used_ratio"]
+
+
+def test_settings_are_frozen():
+    """Nobody changes them on the way."""
+    with pytest.raises(ValidationError):
+        load(environ={}).port = 1
+
+
+# --- where from ---
+
+
+def test_the_order_is_flag_file_variable_file_default(write):
+    """Flag, --config, variable, HIGHWATER_CONFIG, default: each beats what comes after it."""
+    variable_file = write("variable.toml", "port = 1004\nhost = '1.0.0.4'\npoll_seconds = 4\nlog_level = 'error'\n")
+    flag_file = write("flag.yaml", "port: 1002\nhost: 1.0.0.2\n")
+    environ = {
+        "HIGHWATER_CONFIG": variable_file,
+        "HIGHWATER_PORT": "1003",
+        "HIGHWATER_HOST": "1.0.0.3",
+        "HIGHWATER_POLL_SECONDS": "3",
+    }
+    settings = load({"port": "1001"}, config=flag_file, environ=environ)
+    assert (settings.port, settings.host, settings.poll_seconds, settings.log_level) == (1001, "1.0.0.2", 3.0, "error")
+    assert settings.history_seconds == 3600.0
+
+
+def test_a_section_is_merged_key_by_key(write):
+    """A file's policy.mode does not lose its policy.rules to a flag."""
+    name = write(
+        "a.toml", f"[policy]\nmode = 'observe'\nrules = [{as_toml(GOOD_RULE)}]\n[proxy]\nmax_body_bytes = 4096\n"
+    )
+    settings = load({"policy.mode": "act"}, config=name, environ={"HIGHWATER_PROXY__CONNECT_SECONDS": "2"})
+    assert (settings.policy.mode, [rule.name for rule in settings.policy.rules]) == ("act", ["kv"])
+    assert (settings.proxy.max_body_bytes, settings.proxy.connect_seconds) == (4096, 2.0)
+
+
+def as_toml(rule) -> str:
+    return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in rule.items()) + "}"
+
+
+@pytest.mark.parametrize("where", ["flag", "variable"])
+def test_lists_are_given_as_json(where):
+    """Rules and paths on the command line and in the environment."""
+    texts = {"policy.rules": json.dumps([GOOD_RULE]), "proxy.extra_paths": '["/invocations"]'}
+    environ = {variable(key): text for key, text in texts.items()}
+    settings = load(texts, environ={}) if where == "flag" else load(environ=environ)
+    assert settings.policy.rules[0].rule().remedies == ("reset_prefix_cache",)
+    assert settings.proxy.extra_paths == ("/invocations",)
+
+
+# --- what is wrong ---
+
+
+def test_all_problems_are_told_at_once(write):
+    """With key and value, from every place where settings come from."""
+    name = write("a.toml", "poll_second = 1\nlog_level = 'loud'\n")
+    environ = {"HIGHWATER_PROT": "1", "HIGHWATER_PROXY__EXTRA_PATHS": "[", "HIGHWATER_HISTORY_SECONDS": "1"}
+    told = problems({"port": "eighty", "engine_url": "ftp://engine"}, config=name, environ=environ)
+    for key, value in {
+        "HIGHWATER_PROT": "is not a setting",
+        "proxy.extra_paths": "'['",
+        "poll_second": "there is no such key",
+        "log_level": "'loud'",
+        "history_seconds": "'1'",
+        "port": "'eighty'",
+        "engine_url": "'ftp://engine'",
+    }.items():
+        assert any(problem.startswith(f"{key}: ") and value in problem for problem in told), (key, told)
+    assert len(told) == 7
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "engine:8000",
+        "http://",
+        "http://engine:port",
+        "http://engine:99999",
+        "http://engine:0",
+        "http://engine/v1",
+        "http://engine?x=1",
+        "http://user:secret@engine",
+        "http://:secret@engine",
+        "unix:run/vllm.sock",
+        "unix:",
+        "http://[::1",
+        "",
+    ],
+)
+def test_a_url_that_cannot_work_is_fatal(url):
+    """At start, with the shapes that can."""
+    (problem,) = problems({"engine_url": url})
+    assert problem.startswith("engine_url: ")
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("http://engine:8000/", "http://engine:8000"),
+        ("https://[::1]:8000", "https://[::1]:8000"),
+        ("unix:/run/vllm.sock", "unix:/run/vllm.sock"),
+    ],
+)
+def test_a_url_that_can_is_kept(url, kept):
+    """HTTP, HTTPS and a Unix socket."""
+    assert load({"engine_url": url}, environ={}).engine_url == kept
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        ({"port": "0"}, "greater than or equal to 1"),
+        ({"port": "65536"}, "less than or equal to 65535"),
+        ({"poll_seconds": "nan"}, "finite"),
+        ({"policy.mode": "watch"}, "'act' or 'observe'"),
+        ({"policy.rules": "5"}, "policy.rules"),
+        ({"policy.rules": '[{"name": "x"}]'}, "policy.rules.0.signal"),
+        ({"proxy.extra_paths": '["invocations"]'}, "must start with '/'"),
+        ({"proxy.extra_paths": '["/collective_rpc/"]'}, "never proxied"),
+        ({"proxy.extra_paths": '["/a//b"]'}, "empty segment"),
+        ({"proxy.extra_paths": '["/v1/collective_rpc"]'}, "never proxied"),
+        ({"admin_token": "short"}, "at least 8"),
+        ({"admin_token": "with a space in it"}, "spaces"),
+    ],
+)
+def test_a_wrong_value_is_never_ignored(flags, word):
+    """It is fatal at start, and the sentence tells what would be right."""
+    assert any(word in problem for problem in problems(flags)), problems(flags)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "word"),
+    [
+        ("a.toml", "port = ", "a.toml"),
+        ("a.yaml", "{", "a.yaml"),
+        ("a.yaml", "- 1", "must be a table"),
+        ("a.json", "{}", ".toml, .yaml or .yml"),
+        ("a.toml", "policy = 5\nport = 0", "policy: 5"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(write, name, text, word):
+    """Wrong syntax, wrong shape, wrong kind."""
+    assert any(word in problem for problem in problems(config=write(name, text)))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    """Never silently the defaults."""
+    (problem,) = problems(environ={"HIGHWATER_CONFIG": str(tmp_path / "gone.toml")})
+    assert "gone.toml" in problem
+
+
+# --- Kubernetes ---
+
+
+def test_service_links_are_not_settings():
+    """A Service called highwater puts these into every pod of its namespace."""
+    links = {
+        "HIGHWATER_SERVICE_HOST": "10.0.0.1",
+        "HIGHWATER_SERVICE_PORT": "8001",
+        "HIGHWATER_SERVICE_PORT_HTTP": "8001",
+        "HIGHWATER_PORT_8001_TCP": "tcp://10.0.0.1:8001",
+        "HIGHWATER_PORT_8001_TCP_ADDR": "10.0.0.1",
+        "HIGHWATER_METRICS_SERVICE_HOST": "10.0.0.2",
+        "HIGHWATER_CACHE_DIR": "/var/cache",
+    }
+    assert load(environ=links) == load(environ={})
+
+
+def test_the_link_that_is_a_setting_by_name_is_explained():
+    """HIGHWATER_PORT=tcp://... cannot be told from a setting: what to do is said."""
+    (problem,) = problems(environ={"HIGHWATER_PORT": "tcp://10.0.0.1:8001"})
+    assert "enableServiceLinks: false" in problem
+
+
+# --- the token ---
+
+
+@pytest.mark.parametrize("token", ["tiny123", "with spaces " + TOKEN, "ümlaut" + TOKEN])
+def test_a_token_is_in_no_message(token):
+    """Also a wrong one may be nearly right."""
+    told = " ".join(problems({"admin_token": token}))
+    assert "admin_token" in told
+    assert token not in told
+    assert TOKEN not in told
+
+
+def test_a_token_of_another_type_is_in_no_message(write):
+    """YAML makes a number of digits."""
+    told = " ".join(problems(config=write("a.yaml", "admin_token: 1234567890123\n")))
+    assert "admin_token" in told
+    assert "1234567890123" not in told
+
+
+def test_a_token_is_masked_wherever_settings_are_shown(caplog):
+    """repr, str, logs and dumps."""
+    settings = load(environ={"HIGHWATER_ADMIN_TOKEN": TOKEN})
+    with caplog.at_level(logging.DEBUG):
+        logging.getLogger("test").info("%r %s", settings, settings)
+    shown = f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()} {caplog.text}"
+    assert TOKEN not in shown
+    assert settings.admin_token is not None
+    assert settings.admin_token.get_secret_value() == TOKEN
+
+
+# --- rules ---
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"signal": "gpu"}, "is not a signal; allowed: device_used_ratio"),
+        ({"low_water": 0.9}, "low_water must be under high_water"),
+        ({"high_water": 1.5}, "ratios from 0 to 1"),
+        ({"signal": "device_free_bytes"}, "less is worse there"),
+        ({"remedies": ["release"]}, "remedy 'release' cannot lower kv_cache_usage_ratio; allowed: reset_prefix_cache"),
+        ({"sustain_seconds": -1}, "greater than or equal to 0"),
+        ({"high_water": float("inf")}, "finite"),
+        ({"cooldown": 5}, "there is no such key|Extra inputs"),
+        ({"name": ""}, "at least 1 character"),
+        ({"min_effect_bytes": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_a_rule_that_cannot_work_is_refused(change, word):
+    """The message names the value and what would be right."""
+    with pytest.raises(ValidationError, match=word.replace("(", r"\(")):
+        RuleSettings(**{**GOOD_RULE, **change})
+
+
+def test_a_rule_without_remedies_owns_all_that_can_help():
+    """In the order of the table."""
+    assert RuleSettings(name="d", signal="device_free_bytes", high_water=1, low_water=2).rule().remedies == (
+        "release",
+        "reset_encoder_cache",
+    )
+
+
+def test_rule_names_are_unique():
+    """A name is a label in metrics."""
+    with pytest.raises(ValidationError, match="twice or more: kv"):
+        PolicyChange(rules=[GOOD_RULE, GOOD_RULE])
+
+
+def test_a_report_is_stale_after_three_polls_and_not_before_ten_seconds():
+    """A slow poll is no reason to look dead."""
+    assert Settings().stale_seconds == 10.0
+    assert Settings(poll_seconds=60).stale_seconds == 180.0
