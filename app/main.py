@@ -33,7 +33,7 @@ from app.routes.body_limit import BodyLimit
 from app.routes.control import control_router
 from app.routes.health import health_router
 from app.routes.memory import memory_router
-from app.routes.problems import answer_problems
+from app.routes.problems import PROBLEM_RESPONSES, answer_problems
 from app.routes.services import Services
 from app.settings import Settings
 from app.sources import all_sources
@@ -170,6 +170,7 @@ def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) ->
         openapi_url="/memory/openapi.json",  # /openapi.json and /docs are the engine's, proxied
         docs_url=None,
         redoc_url=None,
+        responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )
     for router in (memory_router(services), control_router(services), health_router(services)):

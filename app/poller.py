@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from app.attribution import account, encoder_totals, growth
 from app.capabilities import EXTENSION, Capabilities, detect
@@ -47,6 +47,7 @@ class _Round:
     observation: Observation = field(default_factory=Observation)
     failure: EngineError | None = None
     first_failure: str | None = None
+    rested: bool = False
 
 
 class Poller:
@@ -93,6 +94,7 @@ class Poller:
         self._detected_at: float | None = None
         self._was_reached = False
         self._work_done: float | None = None
+        self._public_capabilities: dict[str, Any] = {}
         self._baseline: tuple[RankReading, ...] = ()
         self._last = Report(engine=EngineStatus(url=engine.url, state="starting", hint="not asked yet"))
 
@@ -129,7 +131,7 @@ class Poller:
         """One round, now. Rounds asked for at the same time run one after the other.
 
         Args:
-            spare_idle: Leave the workers alone if the engine has done nothing since they were last asked.
+            spare_idle: Leave all but the API server alone if the engine has done nothing since they were last asked.
         """
         async with self._turn:
             started = time.monotonic()
@@ -154,7 +156,8 @@ class Poller:
         for source in self._sources:
             if not source.available(self.capabilities):
                 continue
-            if source.wakes_workers and spare_idle and self._may_rest(outcome.observation.load):
+            if source.wakes_engine and spare_idle and self._may_rest(outcome.observation.load):
+                outcome.rested = True
                 continue
             try:
                 seen = await source.read()
@@ -184,6 +187,7 @@ class Poller:
 
     async def _detect(self) -> None:
         self.capabilities = await detect(self._engine, assume_extension=self._engine_has_extension)
+        self._public_capabilities = self.capabilities.public()
         self._engine.rpc_allowed = self.capabilities.collective_rpc
         self._detected_at = self._clock()
 
@@ -238,7 +242,8 @@ class Poller:
         load = outcome.observation.load
         if load is not None and load.sleeping:
             return "sleeping"
-        return "paused" if outcome.observation.paused else "ready"
+        was_paused = self._last.engine.state == "paused"
+        return "paused" if outcome.observation.paused or (outcome.rested and was_paused) else "ready"
 
     def _is_another_engine(self, ranks: tuple[RankReading, ...] | None) -> bool:
         if not ranks or not self._baseline:
@@ -260,7 +265,7 @@ class Poller:
             requests_running=load.requests_running,
             requests_waiting=load.requests_waiting,
             kv_cache_usage_ratio=load.kv_cache_usage_ratio,
-            capabilities=self.capabilities.public(),
+            capabilities=self._public_capabilities,
             hint=self._hint(outcome),
         )
 

@@ -65,7 +65,7 @@ def _ranks_table(ranks: Sequence[RankReading]) -> str:
         ["used", *(mib(rank.used_bytes) for rank in ranks)],
     ]
     rows += [
-        [f"  {component_title(name)}", *(mib(getattr(rank.components, name)) for rank in ranks)] for name in COMPONENTS
+        [f"- {component_title(name)}", *(mib(getattr(rank.components, name)) for rank in ranks)] for name in COMPONENTS
     ]
     rows += [
         ["free", *(mib(rank.free_bytes) for rank in ranks)],

@@ -57,9 +57,12 @@ def _is_local(request: Request) -> bool:
     # Browsers then send an Origin, and a Host that is neither localhost nor an address.
     host = request.headers.get("host", "")
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    try:
+        if origin is not None and urlsplit(origin).netloc != host:
+            return False
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # brackets that do not match, or hold no address
         return False
-    name = urlsplit(f"//{host}").hostname or ""
     return name == "localhost" or _is_address(name)
 
 

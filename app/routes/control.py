@@ -42,7 +42,11 @@ def control_router(services: Services) -> APIRouter:
     governor = services.governor
     control = [Depends(services.control)]
 
-    @router.post("/memory/reclaim", dependencies=control)
+    @router.post(
+        "/memory/reclaim",
+        dependencies=control,
+        responses={409: {"description": "Every remedy was refused; the body is as with 200"}},
+    )
     async def reclaim(body: Annotated[ReclaimRequest | None, Body()] = None) -> JSONResponse:
         """Run remedies in order and tell what each gave back, per rank."""
         wanted = body or ReclaimRequest()
@@ -85,7 +89,12 @@ def _policy(services: Services) -> dict[str, Any]:
 
 
 def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) -> None:
-    @router.post(path, name=name, dependencies=[Depends(services.control)])
+    @router.post(
+        path,
+        name=name,
+        dependencies=[Depends(services.control)],
+        responses={503: {"description": "The engine is not there, or went in the middle of it"}},
+    )
     async def drop_in(request: Request, mode: Mode = "now", force: bool = False) -> JSONResponse:
         """As vLLM's own, query string and all; the answer is vLLM's and what the reset gave back."""
         pairs = request.scope["query_string"].decode("latin-1").split("&")

@@ -78,21 +78,21 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
     router = APIRouter(tags=["memory"])
     history = services.history
 
-    @router.get("/memory", response_model=Report)
+    @router.get("/memory", response_model=Report, responses={200: {"content": {"text/plain": {}}}})
     async def memory(request: Request, query: Annotated[MemoryQuery, Query()]) -> Response:
         """Where the memory is, as of the last poll; as a table with ``Accept: text/plain`` or ``?format=text``."""
         report = services.report()
         if _wants_text(request, query.format):
             return PlainTextResponse(report_text(report))
-        body = _REPORT.dump_python(report, mode="json")
-        if query.since is not None:
-            mark = _mark(history.marks, query.since)
-            body["since"] = {
-                "mark": mark.name,
-                "at": mark.at,
-                "ranks": _DELTAS.dump_python(compare(mark.ranks, report.ranks), mode="json"),
-            }
-        return JSONResponse(body)
+        if query.since is None:
+            return Response(_REPORT.dump_json(report), media_type="application/json")
+        mark = _mark(history.marks, query.since)
+        since = {
+            "mark": mark.name,
+            "at": mark.at,
+            "ranks": _DELTAS.dump_python(compare(mark.ranks, report.ranks), mode="json"),
+        }
+        return JSONResponse(_REPORT.dump_python(report, mode="json") | {"since": since})
 
     @router.get("/memory/encoder-cache")
     async def encoder_cache(query: Annotated[EntriesQuery, Query()]) -> JSONResponse:
@@ -124,7 +124,7 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
         }
         return JSONResponse(body)
 
-    @router.get("/memory/events")
+    @router.get("/memory/events", responses={200: {"content": {"text/event-stream": {}}}})
     async def events(request: Request, query: Annotated[EventsQuery, Query()]) -> Response:
         """What happened, newest first; with ``Accept: text/event-stream`` reports and events as they come."""
         if "text/event-stream" in request.headers.get("accept", ""):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from app.errors import RequestError, sentences
@@ -14,6 +16,26 @@ from app.errors import RequestError, sentences
 _CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 
 log = logging.getLogger("highwater.http")
+
+
+class Problem(BaseModel):
+    """A word for programs, and a sentence for people."""
+
+    code: str
+    message: str
+
+
+class ProblemAnswer(BaseModel):
+    """The body of every error."""
+
+    error: Problem
+
+
+# For the OpenAPI page, which would show FastAPI's own shape otherwise.
+PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ProblemAnswer, "description": "What is wrong with the request, and what would be right"},
+    503: {"model": ProblemAnswer, "description": "The engine is not there to be asked"},
+}
 
 
 def answer_problems(app: FastAPI) -> None:

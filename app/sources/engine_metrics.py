@@ -26,7 +26,7 @@ class EngineMetrics:
     """Requests running and waiting, KV usage, sleep state. Needs no development mode."""
 
     name = "engine_metrics"
-    wakes_workers = False
+    wakes_engine = False
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -12,7 +12,7 @@ class PauseState:
     """``GET /is_paused``, which vLLM 0.17 and newer answers from the engine itself."""
 
     name = "pause_state"
-    wakes_workers = False
+    wakes_engine = True
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

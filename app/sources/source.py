@@ -34,8 +34,8 @@ class Source(Protocol):
         """A bounded word, the ``source`` label of ``highwater_poll_failures_total``."""
 
     @property
-    def wakes_workers(self) -> bool:
-        """Whether reading it wakes the workers, which is not free on an idle engine."""
+    def wakes_engine(self) -> bool:
+        """Whether reading it wakes more than the API server, which is not free on an idle engine."""
 
     def available(self, capabilities: Capabilities) -> bool:
         """Whether this engine has it."""

@@ -17,7 +17,7 @@ class Workers:
     """Op ``memory`` on every worker that the API server reaches."""
 
     name = "workers"
-    wakes_workers = True
+    wakes_engine = True
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

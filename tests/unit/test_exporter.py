@@ -35,11 +35,11 @@ _NAMES = (
     "device_memory_total_bytes device_memory_free_bytes device_memory_used_bytes device_memory_used_ratio "
     "memory_component_bytes torch_allocated_bytes torch_reserved_bytes torch_peak_allocated_bytes "
     "torch_alloc_retries_total torch_ooms_total encoder_cache_bytes encoder_cache_entries "
-    "encoder_cache_oldest_age_seconds host_memory_rss_bytes host_memory_used_ratio growth_bytes growth_bytes_per_second "
-    "engine_up engine_state ranks_expected ranks_reported report_age_seconds poll_duration_seconds poll_failures_total "
-    "policy_state policy_high_water policy_low_water resets_total reset_freed_bytes_total reset_duration_seconds "
-    "proxy_requests_total proxy_requests_in_flight proxy_time_to_first_byte_seconds proxy_client_disconnects_total "
-    "proxy_upstream_errors_total build_info"
+    "encoder_cache_oldest_age_seconds host_memory_rss_bytes host_memory_used_ratio growth_bytes "
+    "growth_bytes_per_second engine_up engine_state ranks_expected ranks_reported report_age_seconds "
+    "poll_duration_seconds poll_failures_total policy_state policy_high_water policy_low_water resets_total "
+    "reset_freed_bytes_total reset_duration_seconds proxy_requests_total proxy_requests_in_flight "
+    "proxy_time_to_first_byte_seconds proxy_client_disconnects_total proxy_upstream_errors_total build_info"
 )
 PROMISED = tuple(_NAMES.split())
 PER_RANK = {name for name in PROMISED if re.match(r"device_|memory_|torch_|encoder_|host_|growth_", name)}

@@ -360,7 +360,7 @@ async def test_a_new_source_is_asked_with_the_others():
 
     class Odd:
         name = "odd"
-        wakes_workers = False
+        wakes_engine = False
 
         def available(self, _):
             return True

@@ -1,0 +1,105 @@
+"""The command line: every setting has its flag, and what is wrong ends the start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner, Result
+
+from app import __version__, cli
+from app.settings import Settings, keys, variable
+
+KEYS = dict(keys())
+TOKEN = "hunter2hunter2"
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[Settings]:
+    """Settings that `serve` would have run with; nothing is served."""
+    settings: list[Settings] = []
+    monkeypatch.setattr(cli, "_run", settings.append)
+    return settings
+
+
+def invoke(*arguments: str, **environ: str) -> Result:
+    return CliRunner().invoke(cli.main, arguments, env=environ)
+
+
+def flag(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_help_tells_of_every_key(key):
+    """Flag, variable and sentence."""
+    text = " ".join(invoke("serve", "--help", COLUMNS="120").output.split())
+    assert f" {flag(key)} " in text
+    assert f"[{variable(key)};" in text
+    assert KEYS[key].description in text
+
+
+def test_the_help_tells_of_no_other_key():
+    """A flag that is gone is gone from the help."""
+    words = invoke("serve", "--help").output.split()
+    assert {word for word in words if word.startswith("--") and word.strip("-")} == {
+        "--config",
+        "--help",
+        *map(flag, KEYS),
+    }
+
+
+def test_flags_reach_the_settings(started):
+    """With their types, and over the environment."""
+    result = invoke("serve", "--port", "9001", "--policy.mode", "observe", HIGHWATER_PORT="9002")
+    assert result.exit_code == 0, result.output
+    assert (started[0].port, started[0].policy.mode) == (9001, "observe")
+
+
+def test_a_file_reaches_the_settings(started, tmp_path):
+    """--config beats the variable of the same key."""
+    (tmp_path / "a.toml").write_text("port = 9003\n", encoding="utf-8")
+    assert invoke("serve", "--config", str(tmp_path / "a.toml"), HIGHWATER_PORT="9002").exit_code == 0
+    assert started[0].port == 9003
+
+
+def test_all_problems_are_printed_and_the_start_ends(started):
+    """Exit status 2, one line for each on stderr, and nothing is served."""
+    result = invoke("serve", "--port", "eighty", "--policy.rules", "[", HIGHWATER_PROT="1", HIGHWATER_LOG_LEVEL="loud")
+    assert (result.exit_code, result.stdout, started) == (2, "", [])
+    lines = result.stderr.splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("highwater: ") for line in lines)
+    for word in ("port: 'eighty'", "policy.rules: '['", "HIGHWATER_PROT:", "log_level: 'loud'"):
+        assert any(word in line for line in lines), (word, lines)
+
+
+def test_an_unknown_flag_ends_the_start(started):
+    """Never ignored."""
+    result = invoke("serve", "--bad")
+    assert (result.exit_code, started) == (2, [])
+    assert "--bad" in result.stderr
+
+
+def test_the_token_is_never_printed(started):
+    """Neither right nor wrong."""
+    result = invoke("serve", "--admin-token", TOKEN + " ", HIGHWATER_PORT="x")
+    assert result.exit_code == 2
+    assert TOKEN not in result.output
+    assert TOKEN not in invoke("serve", "--help", HIGHWATER_ADMIN_TOKEN=TOKEN).output
+
+
+def test_the_version_is_the_packages():
+    """One place."""
+    assert invoke("--version").output.split()[-1] == __version__
+
+
+def test_the_help_loads_no_server():
+    """It answers at once: neither web server nor HTTP clients are imported."""
+    code = (
+        "import sys; from app.cli import main; main(['serve', '--help'], standalone_mode=False); "
+        "sys.exit(' '.join({'uvicorn', 'fastapi', 'aiohttp', 'httpx', 'torch'} & set(sys.modules)) or 0)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (0, "")
