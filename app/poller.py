@@ -276,9 +276,10 @@ class Poller:
         if setup is not None or outcome.first_failure is not None:
             return setup or outcome.first_failure
         workers, expected = outcome.observation.workers, self.capabilities.ranks_expected
-        if workers is not None and expected is not None and len(workers) < expected:
+        reported = len(workers) if workers is not None else self._last.ranks_reported
+        if reported and expected is not None and reported < expected:
             return (
-                f"{len(workers)} of {expected} ranks answer: vLLM's collective_rpc returns only the first "
+                f"{reported} of {expected} ranks answer: vLLM's collective_rpc returns only the first "
                 "data-parallel engine's results"
             )
         return None

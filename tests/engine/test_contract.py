@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from tests.fakes.engine import FakeEngine
 
 from app.capabilities import detect
 from app.engine import Engine as EngineClient
+from tests.fakes.engine import FakeEngine
 
 if TYPE_CHECKING:
     from app.demo.engine import Engine

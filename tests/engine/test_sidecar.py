@@ -284,6 +284,7 @@ async def test_an_engine_that_lacks_something_is_served_and_told_what_to_add(
         engine.stop()
 
 
+@pytest.mark.timeout(900)  # starts an engine three times
 def test_a_sidecar_outlives_its_engine_and_knows_the_next(
     engine_factory: Callable[..., Engine], tmp_path: Path
 ) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from app.demo import keeper
 from app.demo.engine import Engine, EngineOptions, bind_threads, link_extension
-from app.demo.process import answers, free_port
 from app.demo.environment import EngineEnvironment
 from app.demo.errors import DemoError
+from app.demo.process import answers, free_port
 
 
 @pytest.mark.parametrize(

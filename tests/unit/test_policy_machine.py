@@ -46,12 +46,15 @@ class PolicyMachine(RuleBasedStateMachine):
             return
         if self.rule.relieved(value):
             assert self.memory.phase in {"below", "cooling"}
-        if before.phase == "below":
+        if self.at_rest(before):
             self.track(value)
         if decision.action == "act":
             assert decision.remedy is not None
             self.may_act(before, value, decision.remedy)
             self.running = decision.remedy
+
+    def at_rest(self, memory: RuleMemory) -> bool:
+        return memory.phase == "below" or (memory.phase == "cooling" and self.now >= memory.cooling_until)
 
     def track(self, value: int) -> None:
         if not self.rule.reached(value):
@@ -66,7 +69,7 @@ class PolicyMachine(RuleBasedStateMachine):
         assert self.now - self.ran_at.get(remedy, -1e9) >= cooldown, "the same remedy twice within the cooldown"
         _, until, then = self.backoffs.get(remedy, (0.0, 0.0, 0.0))
         assert self.now >= until or value - then >= 10, "worn out, and the signal has not moved"
-        if before.phase == "below":
+        if self.at_rest(before):
             assert self.reached_since is not None
             assert self.now - self.reached_since >= self.rule.sustain_seconds
 

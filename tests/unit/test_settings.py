@@ -314,7 +314,9 @@ def test_rule_names_are_unique():
         PolicyChange(rules=[GOOD_RULE, GOOD_RULE])
 
 
-def test_a_report_is_stale_after_three_polls_and_not_before_ten_seconds():
-    """A slow poll is no reason to look dead."""
-    assert Settings().stale_seconds == 10.0
-    assert Settings(poll_seconds=60).stale_seconds == 180.0
+@pytest.mark.parametrize(
+    ("poll", "idle", "stale"), [(1.0, 1.0, 10.0), (1.0, 5.0, 11.0), (60.0, 5.0, 180.0), (1.0, 60.0, 121.0)]
+)
+def test_a_report_is_stale_when_polls_were_missed(poll, idle, stale):
+    """Three of them, or two of an idle engine's; never before ten seconds: one slow poll is no reason to look dead."""
+    assert Settings(poll_seconds=poll, idle_poll_seconds=idle).stale_seconds == stale

@@ -26,7 +26,9 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 def test_every_module_of_both_packages_is_in_the_wheel(names: set[str]) -> None:
     """The demonstration's shim and the type markers too."""
     modules = {
-        path.relative_to(ROOT).as_posix() for package in ("app", "worker_ext") for path in (ROOT / package).rglob("*.py")
+        path.relative_to(ROOT).as_posix()
+        for package in ("app", "worker_ext")
+        for path in (ROOT / package).rglob("*.py")
     }
     assert "app/demo/shim/sitecustomize.py" in modules
     assert modules | {"app/py.typed", "worker_ext/py.typed"} <= names

@@ -1,0 +1,60 @@
+"""One measured figure beside its goal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a figure should be: `under` the limit, or `at least` it."""
+
+    direction: Literal["under", "at least"]
+    limit: float
+
+    def is_met(self, value: float) -> bool:
+        """Whether the value is on the right side."""
+        return value < self.limit if self.direction == "under" else value >= self.limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One line of docs/figures.md.
+
+    Attributes:
+        what: What was measured.
+        value: The one number that the goal judges.
+        unit: Of the value and the goal; empty for ratios.
+        goal: `None` where the figure is only reported.
+        spread: The other numbers of the same measurement, in words: never only the best one.
+        method: How it was measured.
+    """
+
+    what: str
+    value: float
+    unit: str
+    goal: Goal | None
+    spread: str
+    method: str
+
+    def row(self) -> tuple[str, str, str, str]:
+        """What, goal, measured, met."""
+        goal = f"{self.goal.direction} {self._with_unit(f'{self.goal.limit:g}')}" if self.goal else "none"
+        met = "" if self.goal is None else "yes" if self.goal.is_met(self.value) else "**no**"
+        return self.what, goal, f"{self._with_unit(number(self.value))} ({self.spread})", met
+
+    def _with_unit(self, text: str) -> str:
+        return f"{text} {self.unit}".rstrip()
+
+
+def number(value: float) -> str:
+    """Three digits that count, none of them in powers of ten."""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The nearest rank: a value that was really measured."""
+    return sorted(values)[max(math.ceil(len(values) * percent / 100) - 1, 0)]

@@ -1,0 +1,38 @@
+"""What the benchmarks share: a folder, and one real engine, started when the first of them asks for it."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from app.demo.engine import Engine, EngineOptions
+from app.demo.environment import EngineEnvironment
+
+
+class Stage:
+    """A context manager that ends all that was started on it."""
+
+    def __init__(self, environment: EngineEnvironment) -> None:
+        self._environment = environment
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @cached_property
+    def folder(self) -> Path:
+        """For logs; removed at the end."""
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="highwater-bench-")))
+
+    @cached_property
+    def engine(self) -> Engine:
+        """A vLLM with the tiny multimodal model and our extension; whoever uses it leaves its caches as they fall."""
+        print("starting vLLM ...", flush=True)
+        engine = Engine(self._environment, EngineOptions(), folder=self.folder / "engine")
+        return self._stack.enter_context(engine)

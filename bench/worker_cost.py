@@ -1,0 +1,64 @@
+"""How long a poll holds a worker up: op `memory` inside it, with the encoder cache full of small entries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from typing import Any
+
+import httpx
+
+from app.capabilities import EXTENSION
+from app.demo.errors import DemoError
+from app.demo.model import CACHE_TOKENS, image_tokens
+from app.demo.traffic import send_images
+from app.engine import RPC_METHOD
+from bench.figure import Figure, number
+from bench.stage import Stage
+
+WIDTH, HEIGHT = 128, 192
+ENTRIES = CACHE_TOKENS // image_tokens(WIDTH, HEIGHT)
+CALL_SECONDS = 60.0
+GAP_SECONDS = 0.05
+
+
+def measure(stage: Stage, *, short: bool) -> list[Figure]:
+    """Milliseconds that the worker counts itself. No sidecar runs meanwhile: one caller only."""
+    first = random.getrandbits(40)  # images that no cache has seen
+    with httpx.Client(base_url=stage.engine.url, timeout=CALL_SECONDS, trust_env=False) as client:
+        client.post("/reset_encoder_cache").raise_for_status()
+        empty = [_memory(client) for _ in range(50)]
+        images = range(first, first + ENTRIES)
+        size = {"width": WIDTH, "height": HEIGHT}
+        traffic = send_images(stage.engine.url, stage.engine.served_model, images=images, concurrency=16, **size)
+        result = asyncio.run(traffic)
+        if result.failed:
+            raise DemoError(f"{result.failed} of {result.sent} image requests failed: {result.errors}")
+        full = [_memory(client) for _ in range(60 if short else 300)]
+    times = [answer["elapsed_ms"] for answer in full]
+    held = full[-1]["encoder_cache"]["entries"]
+    return [
+        Figure(
+            what=f"Op `memory` inside a worker, {held} encoder cache entries, median",
+            value=statistics.median(times),
+            unit="ms",
+            goal=None,
+            spread=f"longest {number(max(times))}; with an empty cache "
+            f"{number(statistics.median(answer['elapsed_ms'] for answer in empty))}, "
+            f"longest {number(max(answer['elapsed_ms'] for answer in empty))}",
+            method=f"real engine, idle, its encoder cache filled with images of {WIDTH} x {HEIGHT}; `elapsed_ms` of "
+            f"{len(times)} answers of `{EXTENSION}`, asked directly with no sidecar running. For so long the engine "
+            "makes no step.",
+        )
+    ]
+
+
+def _memory(client: httpx.Client) -> dict[str, Any]:
+    time.sleep(GAP_SECONDS)
+    response = client.post("/collective_rpc", json={"method": RPC_METHOD, "args": ["memory", "{}"]})
+    answer: dict[str, Any] = json.loads(response.raise_for_status().json()["results"][0])
+    assert answer["ok"], answer
+    return answer

@@ -1,0 +1,741 @@
+"""The control plane on a real port, every path of it, with a fake engine behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from app.main import CONTROL_BODY_BYTES, Sidecar, create_app
+from app.policy_settings import PolicySettings
+from app.settings import Settings
+from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, FakeEngine
+from tests.http.conftest import Wire, serving
+
+TOKEN = "correct-horse-battery"
+ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
+OWN_PATHS = {
+    "/memory": {"get"},
+    "/memory/encoder-cache": {"get"},
+    "/memory/history": {"get"},
+    "/memory/events": {"get"},
+    "/memory/marks": {"post"},
+    "/memory/reclaim": {"post"},
+    "/reset_mm_cache": {"post"},
+    "/reset_prefix_cache": {"post"},
+    "/reset_encoder_cache": {"post"},
+    "/policy": {"get", "put"},
+    "/metrics": {"get"},
+    "/livez": {"get"},
+    "/readyz": {"get"},
+}
+RULE = {"name": "cache", "signal": "encoder_cache_bytes", "high_water": 2**30, "low_water": 0}
+
+
+@contextlib.asynccontextmanager
+async def alive(app: Sidecar) -> AsyncIterator[None]:
+    """The lifespan, as a server drives it."""
+    inbox: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    outbox: asyncio.Queue[Any] = asyncio.Queue()
+    task = asyncio.create_task(app({"type": "lifespan", "asgi": {"version": "3.0"}}, inbox.get, outbox.put))
+    inbox.put_nowait({"type": "lifespan.startup"})
+    assert (await outbox.get())["type"] == "lifespan.startup.complete"
+    try:
+        yield
+    finally:
+        inbox.put_nowait({"type": "lifespan.shutdown"})
+        assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
+        await task
+
+
+@dataclass
+class Running:
+    """A sidecar before a fake engine."""
+
+    fake: FakeEngine
+    app: Sidecar
+    client: httpx.AsyncClient
+    port: int
+
+    async def poll(self) -> None:
+        await self.app.services.poller.poll()
+
+    async def raw(self, method: str, target: str, *headers: tuple[str, str], body: bytes = b"") -> int:
+        """The status of a request that is sent exactly as written."""
+        wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port))
+        try:
+            await wire.request(method, target, *headers, body=body)
+            return (await wire.head()).status
+        finally:
+            await wire.leave()
+
+
+@contextlib.asynccontextmanager
+async def sidecar_before(fake: FakeEngine, *, engine_port: int | None = None, **options: Any) -> AsyncIterator[Running]:
+    """The sidecar on a real port; without the engine's port it reaches the fake in process, and cannot proxy."""
+    # Polls only when a test asks; rules only where a test brings some.
+    quiet = {"poll_seconds": 60.0, "policy": PolicySettings(rules=()), **options}
+    settings = Settings(engine_url=f"http://127.0.0.1:{engine_port or 8000}", **quiet)
+    app = create_app(settings, transport=fake.transport() if engine_port is None else None)
+    async with (
+        alive(app),
+        serving(app) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+    ):
+        await app.services.poller.poll()
+        yield Running(fake, app, client, port)
+
+
+@contextlib.asynccontextmanager
+async def both_on_ports(**settings: Any) -> AsyncIterator[Running]:
+    """Nothing replaced: sidecar, control connection, proxy, engine."""
+    fake = FakeEngine()
+    async with serving(fake) as engine_port, sidecar_before(fake, engine_port=engine_port, **settings) as sidecar:
+        yield sidecar
+
+
+@pytest.fixture
+def fake() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def running(fake):
+    async with sidecar_before(fake) as sidecar:
+        yield sidecar
+
+
+# For tests that only ask, or only look at whether something came through: one sidecar for all of them.
+shares = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def _open():
+    async with both_on_ports() as sidecar:
+        yield sidecar
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def _guarded():
+    async with both_on_ports(admin_token=TOKEN) as sidecar:
+        yield sidecar
+
+
+@pytest.fixture
+def shared(_open):
+    """Without a token; nothing has been asked of the engine yet."""
+    _open.fake.calls.clear()
+    return _open
+
+
+@pytest.fixture
+def guarded(_guarded):
+    """With an admin token; nothing has been asked of the engine yet."""
+    _guarded.fake.calls.clear()
+    return _guarded
+
+
+def error(answer: httpx.Response) -> tuple[int, str]:
+    """Status and message, of the one shape that every error has."""
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "message"}
+    assert "Traceback" not in answer.text
+    return answer.status_code, body["error"]["message"]
+
+
+def resets(fake: FakeEngine) -> list[str]:
+    return [call.op or call.path for call in fake.calls if call.method == "POST" and call.op != "memory"]
+
+
+@shares
+async def test_the_paths_are_the_promised_ones(shared):
+    """Ours and no others; the engine's /openapi.json stays the engine's."""
+    page = (await shared.client.get("/memory/openapi.json")).json()
+    assert {path: set(methods) for path, methods in page["paths"].items()} == OWN_PATHS
+    assert "/collective_rpc" in (await shared.client.get("/openapi.json")).json()["paths"]
+
+
+# --- /memory ---
+
+
+@shares
+async def test_the_report_over_a_real_connection(shared):
+    """Nothing replaced: sidecar, control connection, engine."""
+    report = (await shared.client.get("/memory")).json()
+    assert (report["engine"]["state"], report["ranks_reported"]) == ("ready", 2)
+    assert report["engine"]["url"].startswith("http://127.0.0.1:")
+
+
+async def test_the_report_in_json(running):
+    """Bytes are integers, the components sum to what is used, and nothing is missing."""
+    running.fake.serve_images()
+    await running.poll()
+    answer = await running.client.get("/memory")
+    report = answer.json()
+    assert answer.headers["content-type"] == "application/json"
+    assert set(report) == {
+        *("schema", "taken_at", "age_seconds", "stale", "engine", "ranks_expected", "ranks_reported", "ranks"),
+        *("encoder_cache", "growth", "policy"),
+    }
+    assert (report["schema"], report["stale"], report["ranks_expected"]) == (1, False, 2)
+    rank = report["ranks"][0]
+    assert (rank["used_bytes"], sum(rank["components"].values())) == (USED_AFTER, USED_AFTER)
+    assert rank["device"] == {"type": "npu", "index": 0, "name": "Ascend910B3"}
+    assert report["engine"]["capabilities"]["pause"] == "mode"
+    assert report["growth"]["since_ready_bytes"] == ENCODER_BYTES
+    assert (report["policy"]["state"], report["encoder_cache"]["entries"]) == ("below", IMAGES)
+
+
+@shares
+@pytest.mark.parametrize(
+    ("query", "accept", "kind"),
+    [
+        ("", "*/*", "application/json"),
+        ("", "text/plain", "text/plain; charset=utf-8"),
+        ("", "text/plain, application/json", "application/json"),
+        ("?format=text", "*/*", "text/plain; charset=utf-8"),
+        ("?format=text", "application/json", "text/plain; charset=utf-8"),
+        ("?format=json", "text/plain", "application/json"),
+    ],
+)
+async def test_the_report_as_text(shared, query, accept, kind):
+    """For a terminal, by Accept or by ?format, which wins."""
+    answer = await shared.client.get(f"/memory{query}", headers={"Accept": accept})
+    assert answer.headers["content-type"] == kind
+    if kind.startswith("text"):
+        assert "57,766.0" in answer.text
+
+
+async def test_what_changed_since_a_mark(running):
+    """Per rank and component."""
+    made = await running.client.post("/memory/marks", json={"name": "before bench"})
+    assert (made.status_code, made.json()["ranks"]) == (201, [0, 1])
+    running.fake.serve_images()
+    await running.poll()
+    since = (await running.client.get("/memory", params={"since": "before bench"})).json()["since"]
+    assert since["mark"] == "before bench"
+    assert [rank["used_bytes"] for rank in since["ranks"]] == [IMAGES * IMAGE_BYTES] * 2
+    assert since["ranks"][0]["components"]["weights_bytes"] == 0
+
+
+async def test_a_mark_is_taken_now(running):
+    """Not of the last poll: a fresh reading is its moment's."""
+    running.fake.serve_images(1)
+    await running.client.post("/memory/marks", json={"name": "one"})
+    running.fake.serve_images(1)
+    await running.poll()
+    since = (await running.client.get("/memory?since=one")).json()["since"]
+    assert since["ranks"][0]["used_bytes"] == IMAGE_BYTES
+
+
+# --- /memory/encoder-cache ---
+
+
+async def test_the_entries_of_the_encoder_cache(running):
+    """Each rank's, largest first, with its totals; limit cuts the list and not the totals."""
+    running.fake.serve_images(2, size=10)
+    running.fake.serve_images(1, size=30)
+    first, second = (await running.client.get("/memory/encoder-cache?limit=2")).json()["ranks"]
+    assert (first["rank"], second["rank"]) == (0, 1)
+    assert [entry["bytes"] for entry in first["entries"]] == [30, 10]
+    assert (first["entries_total"], first["device_bytes"], first["capacity_embeds"]) == (3, 50, 16384)
+    assert {"mm_hash", "shape", "dtype", "age_seconds", "residency", "referenced"} <= set(first["entries"][0])
+
+
+async def test_the_entries_of_one_rank_by_age(running):
+    """Oldest first; one rank alone."""
+    running.fake.serve_images(3, size=10)
+    worker = running.fake.workers[1]
+    worker.seen_at = {name: 1000.0 * number for number, name in enumerate(worker.entries)}
+    (rank,) = (await running.client.get("/memory/encoder-cache?rank=1&sort=age&limit=2")).json()["ranks"]
+    assert [entry["mm_hash"][-1] for entry in rank["entries"]] == ["0", "1"]
+    assert rank["rank"] == 1
+
+
+async def test_entries_without_the_extension_are_not_available():
+    """503 with what to do about it."""
+    async with sidecar_before(FakeEngine(extension=None)) as running:
+        status, message = error(await running.client.get("/memory/encoder-cache"))
+    assert status == 503
+    assert "--worker-extension-cls worker_ext.MemoryExtension" in message
+
+
+async def test_entries_of_an_engine_that_is_gone_are_not_available(running):
+    """503, not a traceback."""
+    running.fake.down = True
+    assert error(await running.client.get("/memory/encoder-cache"))[0] == 503
+
+
+# --- history, events ---
+
+
+async def test_the_history_since_a_mark_and_by_step(running):
+    """Readings oldest first, the events of that span, the marks."""
+    await running.client.post("/memory/marks", json={"name": "m"})
+    running.fake.serve_images()
+    await running.poll()
+    whole = (await running.client.get("/memory/history")).json()
+    used = [reading["ranks"][0]["used_bytes"] for reading in whole["readings"]]
+    assert (set(used[:-1]), used[-1]) == ({USED_READY}, USED_AFTER)
+    assert [mark["name"] for mark in whole["marks"]] == ["m"]
+    assert [event["kind"] for event in whole["events"]] == ["mark", "state"]
+    since = (await running.client.get("/memory/history?since=m")).json()
+    assert [reading["ranks"][0]["used_bytes"] for reading in since["readings"]] == [USED_AFTER]
+    thinned = (await running.client.get("/memory/history?step=86400")).json()
+    assert (len(thinned["readings"]), thinned["step"]) == (1, 86400.0)
+    later = (await running.client.get(f"/memory/history?since={whole['now'] + 60}")).json()
+    assert (later["readings"], later["events"]) == ([], [])
+
+
+async def test_events_newest_first(running):
+    """As many as asked for."""
+    for name in "abc":
+        await running.client.post("/memory/marks", json={"name": name})
+    events = (await running.client.get("/memory/events?limit=2")).json()["events"]
+    assert [event["summary"].partition(" at")[0] for event in events] == ["mark 'c'", "mark 'b'"]
+
+
+async def test_reports_and_events_live(running):
+    """The report now, and then what happens, as it happens; ids are the events'."""
+    headers = {"Accept": "text/event-stream"}
+    async with running.client.stream("GET", "/memory/events", headers=headers) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        messages = messages_of(stream)
+        kind, report = await anext(messages)
+        assert (kind, report["ranks"][0]["used_bytes"]) == ("report", USED_READY)
+        running.fake.serve_images()
+        await running.client.post("/memory/marks", json={"name": "live"})
+        kind, report = await anext(messages)
+        assert (kind, report["ranks"][0]["used_bytes"]) == ("report", USED_AFTER)
+        kind, event = await anext(messages)
+        assert (kind, event["kind"]) == ("event", "mark")
+        running.app.close_streams()
+        assert [message async for message in messages] == []
+
+
+async def messages_of(stream: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
+    kind = ""
+    async for line in stream.aiter_lines():
+        name, _, value = line.partition(": ")
+        if name == "event":
+            kind = value
+        elif name == "data":
+            yield kind, json.loads(value)
+
+
+async def test_a_reader_that_leaves_is_forgotten(running):
+    """No queue is filled for nobody."""
+    async with running.client.stream("GET", "/memory/events", headers={"Accept": "text/event-stream"}) as stream:
+        await anext(messages_of(stream))
+        assert len(running.app.services.history._watchers) == 1
+    for _ in range(200):
+        await running.client.get("/livez")
+        if not running.app.services.history._watchers:
+            break
+    assert not running.app.services.history._watchers
+
+
+# --- reclaim ---
+
+
+async def test_reclaim_gives_back_and_tells(running):
+    """Nothing said: all that can lower the device's use, in order; each with before, after and freed."""
+    running.fake.serve_images()
+    await running.poll()
+    answer = await running.client.post("/memory/reclaim")
+    body = answer.json()
+    assert (answer.status_code, body["mode"], body["dry_run"]) == (200, "safe", False)
+    release, encoder = body["results"]
+    assert (release["remedy"], release["freed_bytes"]["total"]) == ("release", 2 * CACHED)
+    assert (encoder["remedy"], encoder["freed_bytes"]["total"]) == ("reset_encoder_cache", ENCODER_BYTES)
+    assert [rank["used_bytes"] for rank in encoder["after"]] == [USED_READY - CACHED] * 2
+    assert encoder["freed_bytes"]["ranks"][1]["components"]["encoder_cache_bytes"] == IMAGES * IMAGE_BYTES
+    assert resets(running.fake) == ["release", "/reset_encoder_cache", "release"]
+
+
+async def test_reclaim_in_the_order_asked_for(running):
+    """The list is the order."""
+    body = {"remedies": ["reset_prefix_cache", "release"], "mode": "now"}
+    results = (await running.client.post("/memory/reclaim", json=body)).json()["results"]
+    assert [result["remedy"] for result in results] == ["reset_prefix_cache", "release"]
+    assert resets(running.fake) == ["/reset_prefix_cache", "release"]
+
+
+async def test_a_dry_run_does_nothing(running):
+    """And says what would be done."""
+    answer = await running.client.post("/memory/reclaim", json={"dry_run": True})
+    assert [result["outcome"] for result in answer.json()["results"]] == ["observed", "observed"]
+    assert resets(running.fake) == []
+
+
+async def test_all_refused_is_a_conflict():
+    """409 where nothing was done; each remedy says why."""
+    async with sidecar_before(FakeEngine("0.12.0")) as running:
+        answer = await running.client.post("/memory/reclaim", json={"remedies": ["reset_encoder_cache"]})
+        events = (await running.client.get("/memory/events")).json()["events"]
+    assert answer.status_code == 409
+    assert "no /reset_encoder_cache" in answer.json()["results"][0]["reason"]
+    assert (events[0]["kind"], events[0]["trigger"]) == ("refusal", "reclaim")
+
+
+# --- drop-ins ---
+
+
+@pytest.mark.parametrize("name", ["reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache"])
+async def test_a_drop_in_is_vllms_own_and_more(running, name):
+    """Same path, query string and all but for ours; the answer is vLLM's and what it freed."""
+    answer = await running.client.post(f"/{name}?reset_running_requests=true&mode=now&x=%2F+&force=false&y")
+    body = answer.json()
+    (call,) = running.fake.asked(f"/{name}")
+    assert (call.query, call.body) == ("reset_running_requests=true&x=%2F+&y", b"")
+    assert (answer.status_code, body["outcome"], body["remedy"]) == (200, "done", name)
+    assert body.get("success") is (True if name == "reset_prefix_cache" else None)
+    assert len(body["before"]) == len(body["after"]) == 2
+    assert body["frees"]
+    assert body["does_not_free"]
+    assert resets(running.fake) == [f"/{name}"]
+
+
+async def test_the_finding_of_the_story(running):
+    """After the benchmark /reset_mm_cache answers 200 and frees nothing on the device; the answer says so."""
+    running.fake.serve_images()
+    body = (await running.client.post("/reset_mm_cache")).json()
+    assert body["freed_bytes"]["total"] == 0
+    assert [rank["used_bytes"] for rank in body["after"]] == [USED_AFTER] * 2
+    assert "device memory" in body["does_not_free"]
+
+
+async def test_the_engines_own_error_passes(running):
+    """Its status, and outcome failed."""
+    running.fake.failing["/reset_prefix_cache"] = 500
+    answer = await running.client.post("/reset_prefix_cache")
+    assert (answer.status_code, answer.json()["outcome"]) == (500, "failed")
+
+
+async def test_a_drop_in_is_refused_where_it_hangs_the_engine():
+    """vLLM 0.12 with a request under way: 409 unless the operator insists; mode=safe refuses also when idle."""
+    async with sidecar_before(FakeEngine("0.12.0")) as running:
+        running.fake.running = 1
+        status, message = error(await running.client.post("/reset_mm_cache"))
+        assert (status, "can hang for ever" in message) == (409, True)
+        running.fake.running = 0
+        assert error(await running.client.post("/reset_mm_cache?mode=safe"))[0] == 409
+        assert resets(running.fake) == []
+        assert (await running.client.post("/reset_mm_cache")).status_code == 200
+        running.fake.running = 1
+        assert (await running.client.post("/reset_mm_cache?force=true")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/reset_mm_cache", "/memory/reclaim"])
+async def test_an_engine_that_is_down_is_503_and_an_event(running, path):
+    """Nothing hangs, and the attempt is on record."""
+    running.fake.down = True
+    status, message = error(await running.client.post(path))
+    assert status == 503
+    assert message.startswith("the engine is down")
+    event = (await running.client.get("/memory/events")).json()["events"][0]
+    assert (event["kind"], event["result"]["outcome"]) == ("reset", "failed")
+
+
+async def test_an_engine_that_goes_in_the_middle_of_a_reset_is_503(running):
+    """The answer has what was known before, and nothing made up."""
+    running.fake.late = {"/reset_encoder_cache"}
+    answer = await running.client.post("/reset_encoder_cache")
+    assert (answer.status_code, answer.json()["outcome"]) == (503, "failed")
+    assert "no answer in time" in answer.json()["reason"]
+
+
+# --- policy ---
+
+
+async def test_the_policy_is_shown_with_its_state():
+    """The defaults, as they stand and what they did."""
+    async with sidecar_before(FakeEngine(), policy=PolicySettings()) as running:
+        policy = (await running.client.get("/policy")).json()
+    assert (policy["mode"], [rule["name"] for rule in policy["rules"]]) == ("act", ["device", "host"])
+    assert [status["phase"] for status in policy["status"]["rules"]] == ["below", "below"]
+    assert policy["last_decisions"] == []
+
+
+async def test_a_changed_policy_acts(running):
+    """PUT, traffic, and the reset comes by itself; its decisions are shown."""
+    put = await running.client.put("/policy", json={"rules": [RULE]})
+    assert (put.status_code, put.json()["rules"][0]["remedies"]) == (200, ["reset_encoder_cache"])
+    running.fake.serve_images()
+    async with running.client.stream("GET", "/memory/events", headers={"Accept": "text/event-stream"}) as stream:
+        messages = messages_of(stream)
+        await anext(messages)
+        await running.poll()
+        while (await anext(messages))[1].get("summary") != "rule cache: acting -> cooling at encoder_cache_bytes 0":
+            pass
+    decisions = (await running.client.get("/policy")).json()["last_decisions"]
+    assert [decision["kind"] for decision in decisions] == ["policy", "reset", "policy", "policy"]
+    assert resets(running.fake) == ["/reset_encoder_cache", "release"]
+
+
+async def test_what_is_left_out_of_a_change_stays(running):
+    """The mode alone, and then the rules alone."""
+    await running.client.put("/policy", json={"rules": [RULE], "mode": "observe"})
+    policy = (await running.client.put("/policy", json={"mode": "act"})).json()
+    assert ([rule["name"] for rule in policy["rules"]], policy["mode"]) == (["cache"], "act")
+    policy = (await running.client.put("/policy", json={"rules": []})).json()
+    assert (policy["rules"], policy["mode"]) == ([], "act")
+
+
+async def test_a_wrong_change_changes_nothing(running):
+    """Validated whole, before anything is taken."""
+    await running.client.put("/policy", json={"rules": [RULE]})
+    bad = {"mode": "observe", "rules": [RULE | {"name": "good"}, RULE | {"low_water": 2**31}]}
+    assert error(await running.client.put("/policy", json=bad))[0] == 422
+    policy = (await running.client.get("/policy")).json()
+    assert ([rule["name"] for rule in policy["rules"]], policy["mode"]) == (["cache"], "act")
+
+
+# --- metrics, health ---
+
+
+async def test_metrics_are_of_the_last_report(running):
+    """A scrape asks nobody anything."""
+    calls = len(running.fake.calls)
+    answer = await running.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    (used,) = re.findall(r'^highwater_device_memory_used_bytes{.*rank="0"} (.*)$', answer.text, re.MULTILINE)
+    assert float(used) == USED_READY
+    assert "vllm:" not in answer.text
+    assert len(running.fake.calls) == calls
+
+
+async def test_one_scrape_can_serve_both(running):
+    """?engine=1 appends the engine's own families."""
+    text = (await running.client.get("/metrics?engine=1")).text
+    assert "highwater_engine_up 1.0" in text
+    assert "vllm:num_requests_running" in text
+
+
+async def test_health_tells_the_two_apart(running):
+    """Liveness never depends on the engine; readiness says why not."""
+    assert (await running.client.get("/readyz")).json() == {"ready": True, "engine": "ready", "reason": None}
+    running.fake.down = True
+    await running.poll()
+    assert (await running.client.get("/livez")).status_code == 200
+    answer = await running.client.get("/readyz")
+    assert (answer.status_code, answer.json()["engine"]) == (503, "down")
+    assert "nothing answers any more" in answer.json()["reason"]
+
+
+async def test_a_loop_that_ended_is_not_alive(running):
+    """Kubernetes restarts the sidecar then."""
+    for task in asyncio.all_tasks():
+        if task.get_name() == "poller":
+            task.cancel()
+            await asyncio.wait({task})
+    assert (await running.client.get("/livez")).status_code == 503
+
+
+# --- bad input ---
+
+
+@shares
+@pytest.mark.parametrize(
+    ("method", "target", "body", "words"),
+    [
+        ("POST", "/memory/reclaim", {"remedies": ["reboot"]}, ("'reboot'", "release, reset_encoder_cache")),
+        ("POST", "/memory/reclaim", {"remedies": []}, ("remedies", "at least 1")),
+        ("POST", "/memory/reclaim", {"mode": "hard"}, ("'hard'", "'safe' or 'now'")),
+        ("POST", "/memory/reclaim", {"remedy": ["release"]}, ("remedy", "no such key")),
+        ("POST", "/memory/reclaim", [1], ("body",)),
+        ("POST", "/memory/marks", {"name": ""}, ("name", "at least 1")),
+        ("POST", "/memory/marks", {"name": "a\nb"}, ("name", "pattern")),
+        ("POST", "/memory/marks", {"name": "x" * 129}, ("name", "at most 128")),
+        ("POST", "/memory/marks", {}, ("name", "required")),
+        ("POST", "/memory/marks", None, ("body", "required")),
+        ("PUT", "/policy", {"rules": [RULE | {"signal": "heat"}]}, ("signal", "'heat'", "device_used_ratio")),
+        ("PUT", "/policy", {"rules": [RULE, RULE]}, ("rules", "unique", "cache")),
+        ("PUT", "/policy", {"rules": [RULE | {"remedies": ["release"]}]}, ("'release' cannot lower",)),
+        ("PUT", "/policy", {"rules": [RULE] * 33}, ("rules", "at most 32")),
+        ("PUT", "/policy", {"mode": "off"}, ("mode", "'off'", "'act' or 'observe'")),
+        ("PUT", "/policy", {"modus": "act"}, ("modus", "no such key")),
+        ("POST", "/reset_mm_cache?mode=soon", None, ("mode", "'soon'", "'safe' or 'now'")),
+        ("POST", "/reset_mm_cache?force=maybe", None, ("force", "'maybe'")),
+        ("GET", "/memory?since=never", None, ("since", "'never'", "none yet")),
+        ("GET", "/memory?format=xml", None, ("format", "'xml'", "'json' or 'text'")),
+        ("GET", "/memory?formt=text", None, ("formt", "no such key")),
+        ("GET", "/memory/encoder-cache?rank=7", None, ("rank", "7", "0, 1")),
+        ("GET", "/memory/encoder-cache?rank=one", None, ("rank", "'one'")),
+        ("GET", "/memory/encoder-cache?limit=-1", None, ("limit", "'-1'")),
+        ("GET", "/memory/encoder-cache?sort=hash", None, ("sort", "'hash'", "'bytes' or 'age'")),
+        ("GET", "/memory/history?since=never", None, ("since", "'never'", "Unix seconds")),
+        ("GET", "/memory/history?since=nan", None, ("since", "'nan'")),
+        ("GET", "/memory/history?step=inf", None, ("step", "finite")),
+        ("GET", "/memory/history?steps=1", None, ("steps", "no such key")),
+        ("GET", "/memory/events?limit=0", None, ("limit", "'0'")),
+        ("GET", "/metrics?engine=perhaps", None, ("engine", "'perhaps'")),
+        ("GET", "/metrics?engines=1", None, ("engines", "no such key")),
+    ],
+)
+async def test_a_wrong_value_is_named_with_what_would_be_right(shared, method, target, body, words):
+    """422, one sentence a problem, and nothing is done."""
+    status, message = error(await shared.client.request(method, target, json=body))
+    assert status == 422
+    assert all(word in message for word in words), message
+    assert set(resets(shared.fake)) <= {"encoder_cache"}, "a listing may have been asked for, no more"
+
+
+@shares
+@pytest.mark.parametrize("path", ["/memory/reclaim", "/memory/marks"])
+@pytest.mark.parametrize("body", [b"{", b"\xff\xfe{", b'{"name": NaN}x', b"\x00", b"{" * 5000])
+async def test_malformed_json_is_a_bad_request(shared, path, body):
+    """400, never a traceback."""
+    answer = await shared.client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert error(answer)[0] == 400
+
+
+@shares
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_that_no_control_call_needs_is_refused(shared, chunked):
+    """413 before it is read whole, whether counted or not."""
+
+    async def pieces():
+        for _ in range(CONTROL_BODY_BYTES // 2**16 + 1):
+            yield b"x" * 2**16
+
+    body = pieces() if chunked else b"x" * (CONTROL_BODY_BYTES + 1)
+    assert error(await shared.client.post("/memory/marks", content=body))[0] == 413
+
+
+@shares
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("DELETE", "/memory"), ("GET", "/memory/reclaim"), ("POST", "/policy"), ("GET", "/reset_mm_cache")],
+)
+async def test_another_method_on_our_paths_is_told(shared, method, path):
+    """405 with Allow, and it is not proxied either."""
+    answer = await shared.client.request(method, path)
+    assert error(answer)[0] == 405
+    assert answer.headers["allow"]
+    assert path not in {call.path for call in shared.fake.calls}
+
+
+# --- access ---
+
+CONTROL = [
+    ("POST", "/memory/marks", {"name": "m"}),
+    ("POST", "/memory/reclaim", None),
+    ("POST", "/reset_mm_cache", None),
+    ("POST", "/reset_prefix_cache", None),
+    ("POST", "/reset_encoder_cache", None),
+    ("PUT", "/policy", {"mode": "observe"}),
+]
+READ = [path for path, methods in OWN_PATHS.items() if "get" in methods]
+
+
+@shares
+@pytest.mark.parametrize(("method", "path", "body"), CONTROL)
+async def test_control_needs_the_token_that_is_set(guarded, method, path, body):
+    """401 without and with a wrong one, also from loopback; with it, done; and it never reaches the engine."""
+    client = guarded.client
+    for headers in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": f"Basic {TOKEN}"}):
+        answer = await client.request(method, path, json=body, headers=headers)
+        assert error(answer)[0] == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert resets(guarded.fake) == []
+    answer = await client.request(method, path, json=body, headers={"Authorization": f"Bearer {TOKEN}"})
+    assert answer.is_success
+    assert TOKEN not in str(guarded.fake.calls)
+
+
+@shares
+@pytest.mark.parametrize("path", READ)
+async def test_reading_is_open(guarded, path):
+    """Dashboards and scrapers need no token."""
+    assert (await guarded.client.get(path)).status_code == 200
+
+
+@shares
+async def test_a_clients_own_key_passes_on_the_data_plane(guarded):
+    """Authorization on /v1 is between client and engine."""
+    await guarded.client.get("/v1/models", headers={"Authorization": "Bearer sk-mine"})
+    (call,) = guarded.fake.asked("/v1/models")
+    assert call.headers["authorization"] == "Bearer sk-mine"
+
+
+@shares
+@pytest.mark.parametrize(("method", "path", "body"), CONTROL)
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"X-Forwarded-For": "10.0.0.7"},
+        {"Forwarded": "for=10.0.0.7"},
+        {"X-Real-IP": "10.0.0.7"},
+        {"Host": "evil.example"},
+        {"Origin": "https://evil.example"},
+        {"Host": "evil.example:8001", "Origin": "http://evil.example:8001"},
+        {"Host": "[::1"},
+    ],
+    ids="+".join,
+)
+async def test_without_a_token_only_this_machine_may(shared, method, path, body, header):
+    """Neither who came through a reverse proxy, nor a web page in the operator's browser."""
+    status, message = error(await shared.client.request(method, path, json=body, headers=header))
+    assert (status, "HIGHWATER_ADMIN_TOKEN" in message) == (403, True)
+    assert resets(shared.fake) == []
+
+
+# --- what never passes ---
+
+
+@shares
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/collective_rpc",
+        "/collective_rpc/",
+        "/collective_rpc?x=1",
+        "//collective_rpc",
+        "/v1/../collective_rpc",
+        "/v1/%2e%2e/collective_rpc",
+        "/v1/..%2fcollective_rpc",
+        "/%63ollective_rpc",
+        "/%2563ollective_rpc",
+        "/memory/../collective_rpc",
+        "/metrics/../collective_rpc",
+        "/collective_rpc;a",
+        "/collective_rpc%00",
+        "/v1/collective_rpc",
+        "/./collective_rpc",
+        "/\\collective_rpc",
+        "http://127.0.0.1/collective_rpc",
+    ],
+)
+async def test_no_trick_reaches_the_workers(shared, target):
+    """Whatever is written as the path, the engine does not see it."""
+    body = b'{"method": "shutdown"}'
+    assert await shared.raw("POST", target, ("content-type", "application/json"), body=body) in {400, 403, 404}
+    assert not any(b"shutdown" in call.body for call in shared.fake.calls)
+
+
+@shares
+@pytest.mark.parametrize(
+    "path", ["/pause", "/sleep", "/resume", "/reset_mm_cache/", "/memory/", "/metrics/", "/server_info"]
+)
+async def test_the_engines_control_paths_are_not_proxied(shared, path):
+    """Nor ours with a slash at the end."""
+    assert await shared.raw("POST", path) in {403, 404}
+    assert not any(call.method == "POST" and call.path == path for call in shared.fake.calls)
+
+
+@shares
+@pytest.mark.parametrize("path", ["/version", "/health", "/is_paused", "/is_sleeping", "/server_info", "/v1/models"])
+async def test_what_only_reads_is_proxied(shared, path):
+    """As vLLM answers it."""
+    answer = await shared.client.get(path)
+    assert (answer.status_code, shared.fake.asked(path)[-1].method) == (200, "GET")

@@ -1,0 +1,89 @@
+"""Our OpenAPI page, held to the running sidecar: whatever fits the schema, and much that does not, is answered well."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+import uvicorn
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from app.main import create_app
+from app.policy_settings import PolicySettings
+from app.settings import Settings
+from tests.fakes.engine import FakeEngine
+
+EXAMPLES = 12
+
+
+@contextlib.contextmanager
+def in_a_thread(app) -> Iterator[str]:
+    """A server with the app's lifespan, beside a test that is not async."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http="httptools", log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="sidecar")
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.fixture(scope="module")
+def page():
+    fake = FakeEngine()
+    fake.serve_images(3)
+    app = create_app(
+        Settings(poll_seconds=60.0, policy=PolicySettings(rules=()), log_level="error"), transport=fake.transport()
+    )
+    with in_a_thread(app) as url:
+        # The listener takes connections before the server runs: the first request waits for it.
+        yield schemathesis.openapi.from_url(f"{url}/memory/openapi.json")
+
+
+# Not schemathesis' own pytest plugin: it breaks on pytest 9.2.
+OPERATIONS = [
+    *(f"GET /memory{below}" for below in ("", "/encoder-cache", "/history", "/events")),
+    *(f"POST /{path}" for path in ("memory/marks", "memory/reclaim")),
+    *(f"POST /reset_{cache}_cache" for cache in ("mm", "prefix", "encoder")),
+    *(f"GET /{path}" for path in ("policy", "metrics", "livez", "readyz")),
+    "PUT /policy",
+]
+TAKES_NOTHING = {"GET /policy", "GET /livez", "GET /readyz"}  # and so nothing can be wrong
+
+
+def test_every_operation_is_tried(page):
+    """A new path is tried with the others."""
+    assert {result.ok().label for result in page.get_all_operations()} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("label", "mode"),
+    [(label, GenerationMode.POSITIVE) for label in OPERATIONS]
+    + [(label, GenerationMode.NEGATIVE) for label in OPERATIONS if label not in TAKES_NOTHING],
+)
+def test_every_answer_fits_the_schema(page, label, mode):
+    """No 5xx but a 503 that says why; a documented status; a body and a content type as the page has them."""
+    (operation,) = [result.ok() for result in page.get_all_operations() if result.ok().label == label]
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    def tried(case):
+        response = case.call(timeout=10)
+        # That a name is known is more than a schema can say; and a 503 is an answer where it is documented.
+        excluded = [positive_data_acceptance]
+        if response.status_code == 503:
+            excluded.append(not_a_server_error)
+        case.validate_response(response, excluded_checks=excluded)
+
+    tried()
