@@ -13,12 +13,11 @@ import click
 from app.demo.environment import ensure_environment
 from bench import idle, reaction, scrape, throughput, worker_cost
 from bench.figure import Figure
-from bench.machine import busy_cores, description
+from bench.machine import busy_seconds, description
 from bench.page import figures_page, figures_table
 from bench.stage import Stage
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "figures.md"
-LOOK_SECONDS = 3.0
 # Of other processes, in cores: from here on a reader must know.
 DISTURBED_CORES = 0.2
 
@@ -45,13 +44,13 @@ def main(*, short: bool, only: tuple[str, ...]) -> None:
     disturbed: dict[str, float] = {}
     with Stage(environment) as stage:
         for name in only or BENCHES:
-            disturbed[name] = busy_cores(LOOK_SECONDS)
-            print(f"{name} (others use {disturbed[name]:.1f} cores) ...", flush=True)
-            began = time.monotonic()
+            print(f"{name} ...", flush=True)
+            began, others = time.monotonic(), busy_seconds() - stage.cpu_seconds()
             found = BENCHES[name](stage, short=short)
+            seconds = time.monotonic() - began
+            disturbed[name] = (busy_seconds() - stage.cpu_seconds() - others) / seconds
             figures += found
-            disturbed[name] = max(disturbed[name], busy_cores(LOOK_SECONDS))
-            print(f"{figures_table(found, 'grid')}\n{name} took {time.monotonic() - began:.0f} s\n", flush=True)
+            print(f"{figures_table(found, 'grid')}\n{seconds:.0f} s; others took {disturbed[name]:.1f} cores\n")
     print(figures_table(figures, "grid"))
     if not only:
         PAGE.parent.mkdir(exist_ok=True)
@@ -71,8 +70,8 @@ def _notes(disturbed: Mapping[str, float]) -> list[str]:
         return []
     listed = ", ".join(f"{name} {cores:.1f}" for name, cores in busy.items())
     return [
-        "Other processes kept the machine busy: times are too long and rates too low. Cores that they took right "
-        f"before or after each measurement: {listed}. CPU times are steadier than these."
+        "Other processes kept the machine busy: times are too long and rates too low. Cores that they took "
+        f"meanwhile: {listed}."
     ]
 
 

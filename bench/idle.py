@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 
 from bench.figure import Figure, Goal, number
-from bench.sidecar import MIB, cpu_seconds, process_id, process_memory, sidecar_beside
+from bench.machine import cpu_seconds
+from bench.sidecar import MIB, process_id, process_memory, sidecar_beside
 from bench.stage import Stage
 
 SETTLE_SECONDS = 5.0

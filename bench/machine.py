@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from pathlib import Path
 
 CLOCK_TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 GIB = 1024**3
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7  # fields of the line `cpu` of /proc/stat; proc(5)
+_UTIME, _STIME = 11, 12  # fields of /proc/<pid>/stat, counted from behind the command's name
 
 
 def description(vllm_version: str) -> str:
@@ -29,14 +29,14 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def busy_cores(seconds: float) -> float:
-    """How many cores were taken over the next `seconds`, by anybody, the hypervisor's other guests too."""
-    before = _cpu_ticks()
-    time.sleep(seconds)
-    spent = [after - start for after, start in zip(_cpu_ticks(), before, strict=True)]
-    return (sum(spent) - spent[_IDLE] - spent[_IOWAIT]) * CLOCK_TICK_SECONDS / seconds
-
-
-def _cpu_ticks() -> list[int]:
+def busy_seconds() -> float:
+    """Core-seconds that were taken so far, by anybody, the hypervisor's other guests too."""
     # Guest time is in user time already.
-    return [int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").split()[1 : _STEAL + 2]]
+    ticks = [int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").split()[1 : _STEAL + 2]]
+    return (sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT]) * CLOCK_TICK_SECONDS
+
+
+def cpu_seconds(pid: int) -> float:
+    """A process's user and system time so far, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[_UTIME]) + int(fields[_STIME])) * CLOCK_TICK_SECONDS

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from bench.figure import Figure, Goal, number, percentile
-from bench.sidecar import cpu_seconds, process_id, sidecar_beside
+from bench.machine import cpu_seconds
+from bench.sidecar import process_id, sidecar_beside
 from bench.simulated_engine import ENTRIES, RANKS, SimulatedEngine
 from bench.stage import Stage
 

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from app.demo.errors import DemoError
 from app.demo.sidecar import DemoSidecar
-from bench.machine import CLOCK_TICK_SECONDS
 
 READY_SECONDS = 60.0
 MIB = 1024**2
-_UTIME, _STIME = 11, 12  # fields of /proc/<pid>/stat, counted from behind the command's name; proc(5)
 
 
 @contextmanager
@@ -55,9 +53,3 @@ def process_memory(pid: int) -> ProcessMemory:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
     return ProcessMemory(sizes["Rss"], sizes["Pss"])
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time so far, all threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[_UTIME]) + int(fields[_STIME])) * CLOCK_TICK_SECONDS

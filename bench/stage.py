@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import ExitStack
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Self
 
 from app.demo.engine import Engine, EngineOptions
 from app.demo.environment import EngineEnvironment
+from bench.machine import cpu_seconds
 
 
 class Stage:
@@ -36,3 +38,10 @@ class Stage:
         print("starting vLLM ...", flush=True)
         engine = Engine(self._environment, EngineOptions(), folder=self.folder / "engine")
         return self._stack.enter_context(engine)
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the benchmarks so far: this process, all that it started and that has ended, and the engine."""
+        times = os.times()
+        own = times.user + times.system + times.children_user + times.children_system
+        engine: Engine | None = self.__dict__.get("engine")
+        return own + sum(cpu_seconds(pid) for pid in engine.pids()) if engine is not None else own

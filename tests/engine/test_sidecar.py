@@ -211,7 +211,7 @@ def test_an_idle_engines_workers_are_left_alone(engine: Engine, sidecar: DemoSid
 # --- other engines ---
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def two_ranks(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
     engine = engine_factory(tensor_parallel=2, multimodal=False)
     with sidecar_beside(engine, tmp_path_factory.mktemp("tp2")) as sidecar:
@@ -219,29 +219,31 @@ def two_ranks(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.Te
     engine.stop()
 
 
-def test_two_ranks_of_a_text_model_are_both_seen(two_ranks: tuple[Engine, DemoSidecar]) -> None:
-    """With -tp 2 both ranks report, each with its own process; a text-only model has no encoder cache."""
-    engine, sidecar = two_ranks
-    report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
-    assert report["ranks_expected"] == 2
-    assert {rank["pid"] for rank in report["ranks"]} == set(engine.worker_pids())
-    assert [rank["tp_rank"] for rank in report["ranks"]] == [0, 1]
-    assert report["encoder_cache"] is None
-    assert all(rank["components"]["encoder_cache_bytes"] is None for rank in report["ranks"])
-    assert get(sidecar, "/memory/encoder-cache").json()["ranks"][1]["present"] is False
+class TestTwoRanks:
+    """Tensor parallel; the engine is ended with its last test, as two idle workers would slow the next start."""
 
+    def test_two_ranks_of_a_text_model_are_both_seen(self, two_ranks: tuple[Engine, DemoSidecar]) -> None:
+        """With -tp 2 both ranks report, each with its own process; a text-only model has no encoder cache."""
+        engine, sidecar = two_ranks
+        report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
+        assert report["ranks_expected"] == 2
+        assert {rank["pid"] for rank in report["ranks"]} == set(engine.worker_pids())
+        assert [rank["tp_rank"] for rank in report["ranks"]] == [0, 1]
+        assert report["encoder_cache"] is None
+        assert all(rank["components"]["encoder_cache_bytes"] is None for rank in report["ranks"])
+        assert get(sidecar, "/memory/encoder-cache").json()["ranks"][1]["present"] is False
 
-async def test_release_reaches_both_ranks_under_traffic(two_ranks: tuple[Engine, DemoSidecar]) -> None:
-    """Releases while texts are generated: no request fails, and every release is measured on both ranks."""
-    engine, sidecar = two_ranks
-    traffic = asyncio.create_task(
-        send_texts(sidecar.url, engine.served_model, texts=[f"text {n}" for n in range(24)], max_tokens=16)
-    )
-    for _ in range(5):
-        answer = (await asyncio.to_thread(post, sidecar, "/memory/reclaim", json={"remedies": ["release"]})).json()
-        (result,) = answer["results"]
-        assert (result["outcome"], len(result["freed_bytes"]["ranks"])) == ("done", 2)
-    assert (await traffic).failed == 0
+    async def test_release_reaches_both_ranks_under_traffic(self, two_ranks: tuple[Engine, DemoSidecar]) -> None:
+        """Releases while texts are generated: no request fails, and every release is measured on both ranks."""
+        engine, sidecar = two_ranks
+        traffic = asyncio.create_task(
+            send_texts(sidecar.url, engine.served_model, texts=[f"text {n}" for n in range(24)], max_tokens=16)
+        )
+        for _ in range(5):
+            answer = (await asyncio.to_thread(post, sidecar, "/memory/reclaim", json={"remedies": ["release"]})).json()
+            (result,) = answer["results"]
+            assert (result["outcome"], len(result["freed_bytes"]["ranks"])) == ("done", 2)
+        assert (await traffic).failed == 0
 
 
 def test_two_data_parallel_engines_are_counted_although_one_answers(
