@@ -126,3 +126,10 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[..., Callable[[str], list[An
 
     yield start
     process.stop()
+
+
+def ask_all(engine: Engine, op: str, payload: str = "{}") -> list[dict[str, Any]]:
+    """Every worker's answer, as the sidecar gets them."""
+    body = {"method": "highwater_rpc", "args": [op, payload]}
+    response = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False)
+    return [json.loads(text) for text in response.raise_for_status().json()["results"]]

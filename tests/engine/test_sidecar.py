@@ -9,6 +9,7 @@ import re
 import subprocess
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import openai
 import pytest
 
 from app.attribution import COMPONENTS
+from app.demo.engine import Engine, EngineOptions
 from app.demo.sidecar import DemoSidecar
 from app.demo.story import Story, story_table, tell
 from app.demo.traffic import image_url, send_images, send_texts
@@ -25,9 +27,9 @@ from app.table import MIB
 from .conftest import sidecar_beside, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from app.demo.engine import Engine
+    from app.demo.environment import EngineEnvironment
 
 IMAGES = 40
 
@@ -211,41 +213,6 @@ def test_an_idle_engines_workers_are_left_alone(engine: Engine, sidecar: DemoSid
 # --- other engines ---
 
 
-@pytest.fixture(scope="class")
-def two_ranks(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
-    engine = engine_factory(tensor_parallel=2, multimodal=False)
-    with sidecar_beside(engine, tmp_path_factory.mktemp("tp2")) as sidecar:
-        yield engine, sidecar
-    engine.stop()
-
-
-class TestTwoRanks:
-    """Tensor parallel; the engine is ended with its last test, as two idle workers would slow the next start."""
-
-    def test_two_ranks_of_a_text_model_are_both_seen(self, two_ranks: tuple[Engine, DemoSidecar]) -> None:
-        """With -tp 2 both ranks report, each with its own process; a text-only model has no encoder cache."""
-        engine, sidecar = two_ranks
-        report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
-        assert report["ranks_expected"] == 2
-        assert {rank["pid"] for rank in report["ranks"]} == set(engine.worker_pids())
-        assert [rank["tp_rank"] for rank in report["ranks"]] == [0, 1]
-        assert report["encoder_cache"] is None
-        assert all(rank["components"]["encoder_cache_bytes"] is None for rank in report["ranks"])
-        assert get(sidecar, "/memory/encoder-cache").json()["ranks"][1]["present"] is False
-
-    async def test_release_reaches_both_ranks_under_traffic(self, two_ranks: tuple[Engine, DemoSidecar]) -> None:
-        """Releases while texts are generated: no request fails, and every release is measured on both ranks."""
-        engine, sidecar = two_ranks
-        traffic = asyncio.create_task(
-            send_texts(sidecar.url, engine.served_model, texts=[f"text {n}" for n in range(24)], max_tokens=16)
-        )
-        for _ in range(5):
-            answer = (await asyncio.to_thread(post, sidecar, "/memory/reclaim", json={"remedies": ["release"]})).json()
-            (result,) = answer["results"]
-            assert (result["outcome"], len(result["freed_bytes"]["ranks"])) == ("done", 2)
-        assert (await traffic).failed == 0
-
-
 def test_two_data_parallel_engines_are_counted_although_one_answers(
     engine_factory: Callable[..., Engine], tmp_path: Path
 ) -> None:
@@ -286,14 +253,15 @@ async def test_an_engine_that_lacks_something_is_served_and_told_what_to_add(
         engine.stop()
 
 
-@pytest.mark.timeout(900)  # starts an engine three times
+@pytest.mark.timeout(900)  # starts an engine twice
 def test_a_sidecar_outlives_its_engine_and_knows_the_next(
-    engine_factory: Callable[..., Engine], tmp_path: Path
+    engine_environment: EngineEnvironment, tmp_path: Path
 ) -> None:
     """Started before the engine, through its death and restart: the states are told, and growth starts anew."""
-    engine = engine_factory(multimodal=False)
-    engine.stop()
-    with DemoSidecar(engine.url, folder=tmp_path) as sidecar:
+    engine = Engine(engine_environment, EngineOptions(multimodal=False), folder=tmp_path / "engine")
+    with ExitStack() as stack:
+        stack.callback(engine.stop)
+        sidecar = stack.enter_context(DemoSidecar(engine.url, folder=tmp_path))
         assert wait_for(sidecar, lambda report: report["engine"]["hint"])["engine"]["state"] == "starting"
         assert get(sidecar, "/readyz").status_code == 503
         engine.start()
@@ -309,7 +277,6 @@ def test_a_sidecar_outlives_its_engine_and_knows_the_next(
         assert second["ranks"][0]["pid"] != first["ranks"][0]["pid"]
         assert second["growth"]["baseline_taken_at"] > first["growth"]["baseline_taken_at"]
         summaries = [event["summary"] for event in sidecar.call("GET", "/memory/events")["events"]]
-    engine.stop()
     moves = [re.match(r"engine \w+ -> \w+", text)[0] for text in reversed(summaries) if text.startswith("engine ")]
     assert moves == ["engine starting -> ready", "engine ready -> down", "engine down -> ready"]
     assert any(text.startswith("release failed: the engine is down") for text in summaries)

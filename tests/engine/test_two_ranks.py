@@ -1,0 +1,77 @@
+"""Tensor parallel: both ranks are seen, measured, and stay in step."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from app.demo.sidecar import DemoSidecar
+from app.demo.traffic import send_texts
+
+from .conftest import ask_all, sidecar_beside, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from app.demo.engine import Engine
+
+
+@pytest.fixture(scope="module")
+def two_ranks(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
+    """A text model on two workers and a sidecar; ended with this file, as idle workers would slow the next start."""
+    engine = engine_factory(tensor_parallel=2, multimodal=False)
+    with sidecar_beside(engine, tmp_path_factory.mktemp("tp2")) as sidecar:
+        yield engine, sidecar
+    engine.stop()
+
+
+def test_both_ranks_of_a_text_model_are_seen(two_ranks: tuple[Engine, DemoSidecar]) -> None:
+    """Each with its own process; a text-only model has no encoder cache."""
+    engine, sidecar = two_ranks
+    report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
+    assert report["ranks_expected"] == 2
+    assert {rank["pid"] for rank in report["ranks"]} == set(engine.worker_pids())
+    assert [rank["tp_rank"] for rank in report["ranks"]] == [0, 1]
+    assert report["encoder_cache"] is None
+    assert all(rank["components"]["encoder_cache_bytes"] is None for rank in report["ranks"])
+    assert sidecar.call("GET", "/memory/encoder-cache")["ranks"][1]["present"] is False
+
+
+async def test_release_reaches_both_ranks_under_traffic(two_ranks: tuple[Engine, DemoSidecar]) -> None:
+    """Releases while texts are generated: no request fails, and every release is measured on both ranks."""
+    engine, sidecar = two_ranks
+    traffic = asyncio.create_task(
+        send_texts(sidecar.url, engine.served_model, texts=[f"text {n}" for n in range(24)], max_tokens=16)
+    )
+    for _ in range(5):
+        answer = await asyncio.to_thread(sidecar.call, "POST", "/memory/reclaim", {"remedies": ["release"]})
+        (result,) = answer["results"]
+        assert (result["outcome"], len(result["freed_bytes"]["ranks"])) == ("done", 2)
+    assert (await traffic).failed == 0
+
+
+def test_both_ranks_stay_in_step_after_every_kind_of_error(engine_after_errors: Engine) -> None:
+    """A method that raised would leave rank 1 one reply behind for ever: the next good call is answered in step."""
+    answers = ask_all(engine_after_errors, "hello")
+    assert [(one["op"], one["ok"], one["rank"], one["tp_rank"]) for one in answers] == [
+        ("hello", True, 0, 0),
+        ("hello", True, 1, 1),
+    ]
+    assert {one["weights_bytes"] > 0 for one in ask_all(engine_after_errors, "memory")} == {True}
+
+
+@pytest.fixture
+def engine_after_errors(two_ranks: tuple[Engine, DemoSidecar]) -> Engine:
+    """The engine after one call of each kind that our extension refuses."""
+    engine, _ = two_ranks
+    for op, payload in (("nonsense", "{}"), ("memory", "["), ("encoder_cache", '{"limit": -1}')):
+        answers = ask_all(engine, op, payload)
+        assert [(one["op"], one["rank"], one["ok"]) for one in answers] == [(op, 0, False), (op, 1, False)]
+    # Too few and too many arguments: refused in the answer, not raised.
+    for arguments in ([], ["hello", "{}", "more"]):
+        body = {"method": "highwater_rpc", "args": arguments}
+        httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False).raise_for_status()
+    return engine
