@@ -10,9 +10,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import httpx
 from fastapi import FastAPI
@@ -26,7 +27,6 @@ from app.governor import Governor
 from app.history import History
 from app.poller import Poller
 from app.proxy import Proxy, ProxyLimits, refuse
-from app.readings import PolicyStatus, Report
 from app.remedies import REMEDIES
 from app.routes.access import Access
 from app.routes.body_limit import BodyLimit
@@ -40,6 +40,7 @@ from app.sources import all_sources
 from app.sources.encoder_cache import EncoderCacheEntries
 
 CONTROL_BODY_BYTES = 1024 * 1024
+HISTORY_SAMPLES_MOST = 86_400  # a day at one a second: 120 MB with eight ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,32 @@ class Front:
             await refuse(scope, send, verdict.status, verdict.reason)
 
 
+class Loops:
+    """The tasks that run as long as the sidecar does.
+
+    Args:
+        loops: Coroutine functions that run until cancelled.
+    """
+
+    def __init__(self, *loops: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._loops = loops
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start every loop."""
+        self._tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in self._loops]
+
+    async def stop(self) -> None:
+        """Cancel every loop, and return when all have ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+
+    def alive(self) -> bool:
+        """Whether none has ended."""
+        return not any(task.done() for task in self._tasks)
+
+
 def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None = None) -> Sidecar:
     """Wire a sidecar.
 
@@ -93,7 +120,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         transport: Replaces the network towards the engine on the control plane, in tests.
     """
     engine = Engine(settings.engine_url, rpc_deadline_seconds=settings.rpc_deadline_seconds, transport=transport)
-    history = History(int(settings.history_seconds / settings.poll_seconds) + 1)
+    history = History(min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST))
     # The parts that count are made before the parts that are counted: hence the two late looks.
     exporter = Exporter(lambda: poller.current(), lambda: governor.status())  # noqa: PLW0108
     poller = Poller(
@@ -123,27 +150,19 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         idle_seconds=settings.proxy.idle_seconds,
     )
     proxy = Proxy(settings.engine_url, observer=exporter, limits=limits)
-    tasks: list[asyncio.Task[None]] = []
+    loops = Loops(poller.run, governor.run)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await proxy.start()
-        tasks.extend(
-            (asyncio.create_task(poller.run(), name="poller"), asyncio.create_task(governor.run(), name="governor"))
-        )
+        loops.start()
         try:
             yield
         finally:
             history.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await loops.stop()
             await proxy.aclose()
             await engine.aclose()
-
-    def report() -> Report:
-        status: PolicyStatus = governor.status()
-        return replace(poller.current(), policy=status)
 
     token = settings.admin_token.get_secret_value() if settings.admin_token is not None else None
     services = Services(
@@ -152,8 +171,8 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         history=history,
         exporter=exporter,
         entries=EncoderCacheEntries(engine),
-        report=report,
-        alive=lambda: not any(task.done() for task in tasks),
+        report=lambda: replace(poller.current(), policy=governor.status()),
+        alive=loops.alive,
         control=Access(token),
     )
     control, own_paths = _control_plane(services, lifespan)

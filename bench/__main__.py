@@ -11,6 +11,7 @@ from typing import TypeAlias
 import click
 
 from app.demo.environment import ensure_environment
+from app.demo.errors import DemoError
 from bench import idle, reaction, scrape, throughput, worker_cost
 from bench.figure import Figure
 from bench.machine import busy_seconds, description
@@ -39,6 +40,13 @@ BENCHES: Mapping[str, Measure] = {
 )
 def main(*, short: bool, only: tuple[str, ...]) -> None:
     """Measure the figures of docs/figures.md on this machine."""
+    try:
+        _run(short=short, only=only)
+    except DemoError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _run(*, short: bool, only: tuple[str, ...]) -> None:
     environment = ensure_environment(announce=click.echo)
     figures: list[Figure] = []
     disturbed: dict[str, float] = {}

@@ -31,6 +31,7 @@ class Figure:
         goal: `None` where the figure is only reported.
         spread: The other numbers of the same measurement, in words: never only the best one.
         method: How it was measured.
+        noise: How far two measurements of the same thing lay apart. A goal nearer than that is not decided.
     """
 
     what: str
@@ -39,12 +40,19 @@ class Figure:
     goal: Goal | None
     spread: str
     method: str
+    noise: float = 0.0
 
     def row(self) -> tuple[str, str, str, str]:
         """What, goal, measured, met."""
         goal = f"{self.goal.direction} {self._with_unit(f'{self.goal.limit:g}')}" if self.goal else "none"
-        met = "" if self.goal is None else "yes" if self.goal.is_met(self.value) else "**no**"
-        return self.what, goal, f"{self._with_unit(number(self.value))} ({self.spread})", met
+        return self.what, goal, f"{self._with_unit(number(self.value))} ({self.spread})", self._verdict()
+
+    def _verdict(self) -> str:
+        if self.goal is None:
+            return ""
+        if abs(self.value - self.goal.limit) < self.noise:
+            return "not decided"
+        return "yes" if self.goal.is_met(self.value) else "**no**"
 
     def _with_unit(self, text: str) -> str:
         return f"{text} {self.unit}".rstrip()

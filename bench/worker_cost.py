@@ -23,6 +23,7 @@ WIDTH, HEIGHT = 128, 192
 ENTRIES = CACHE_TOKENS // image_tokens(WIDTH, HEIGHT)
 CALL_SECONDS = 60.0
 GAP_SECONDS = 0.05
+CONCURRENCY = 16
 
 
 def measure(stage: Stage, *, short: bool) -> list[Figure]:
@@ -32,9 +33,10 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
         client.post("/reset_encoder_cache").raise_for_status()
         empty = [_memory(client) for _ in range(50)]
         images = range(first, first + ENTRIES)
-        size = {"width": WIDTH, "height": HEIGHT}
-        traffic = send_images(stage.engine.url, stage.engine.served_model, images=images, concurrency=16, **size)
-        result = asyncio.run(traffic)
+        url, model = stage.engine.url, stage.engine.served_model
+        result = asyncio.run(
+            send_images(url, model, images=images, concurrency=CONCURRENCY, width=WIDTH, height=HEIGHT)
+        )
         if result.failed:
             raise DemoError(f"{result.failed} of {result.sent} image requests failed: {result.errors}")
         full = [_memory(client) for _ in range(60 if short else 300)]

@@ -535,7 +535,7 @@ async def test_health_tells_the_two_apart(running):
 async def test_a_loop_that_ended_is_not_alive(running):
     """Kubernetes restarts the sidecar then."""
     for task in asyncio.all_tasks():
-        if task.get_name() == "poller":
+        if task.get_name() == "Poller.run":
             task.cancel()
             await asyncio.wait({task})
     assert (await running.client.get("/livez")).status_code == 503
