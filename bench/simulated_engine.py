@@ -157,7 +157,7 @@ def create_app() -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        return Response(None)
+        return Response()
 
     @app.get("/version")
     async def version() -> dict[str, str]:

@@ -99,7 +99,7 @@ def _figure(name: str, rates: Sequence[Mapping[str, float]], control: Sequence[f
         method=f"real engine, {requests} requests of {MAX_TOKENS} tokens straight to it, {CONCURRENCY} at a time; "
         f"{len(rates)} rounds of four slices (none, 1/s, 5/s, none again) in changing order; each round's ratio is to "
         "the mean of its two slices without a sidecar, the median of the rounds counts. The engine, the client and "
-        "the sidecar share the machine's cores. A ratio nearer to its goal than the two slices without a sidecar ever lay "
+        "the sidecar share the machine's cores. A ratio nearer to its goal than the slices without a sidecar lay "
         "apart decides nothing.",
         noise=max(abs(one - 1) for one in control),
     )
