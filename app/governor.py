@@ -303,6 +303,8 @@ class Governor:
             ok, reason, answer = run.ok, run.reason, run.answer
         after = await self._poller.poll()
         readings = () if after.stale else after.ranks
+        if ok and before.ranks and not readings:
+            reason = f"not measured, as no reading came after it: {after.engine.hint or after.engine.state}"
         deltas = freed(before.ranks, readings)
         freed_bytes, freed_components = total(deltas)
         result = _result(order.remedy, "done" if ok else "failed", reason=reason)

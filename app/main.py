@@ -39,6 +39,7 @@ from app.settings import Settings
 from app.sources import all_sources
 from app.sources.encoder_cache import EncoderCacheEntries
 
+NOT_FOUND = 404
 CONTROL_BODY_BYTES = 1024 * 1024
 HISTORY_SAMPLES_MOST = 86_400  # a day at one a second: 120 MB with eight ranks
 
@@ -83,7 +84,9 @@ class Front:
         if verdict.admitted:
             await self._proxy(scope, receive, send)
         else:
-            await refuse(scope, send, verdict.status, verdict.reason)
+            # For whoever is here for the first time, with curl and no documentation.
+            ours = ". The sidecar's own: /memory, /metrics, /policy, /readyz" if verdict.status == NOT_FOUND else ""
+            await refuse(scope, send, verdict.status, verdict.reason + ours)
 
 
 class Loops:

@@ -43,6 +43,9 @@ def test_both_ranks_of_a_text_model_are_seen(two_ranks: tuple[Engine, DemoSideca
 async def test_release_reaches_both_ranks_under_traffic(two_ranks: tuple[Engine, DemoSidecar]) -> None:
     """Releases while texts are generated: no request fails, and every release is measured on both ranks."""
     engine, sidecar = two_ranks
+    # The first batch of a fresh engine takes longer than a worker call may.
+    assert (await send_texts(sidecar.url, engine.served_model, texts=["warm", "up"])).failed == 0
+    await asyncio.to_thread(wait_for, sidecar, lambda report: report["engine"]["state"] == "ready")
     traffic = asyncio.create_task(
         send_texts(sidecar.url, engine.served_model, texts=[f"text {n}" for n in range(24)], max_tokens=16)
     )

@@ -9,7 +9,8 @@ import pytest
 
 from app.errors import NotAvailable, Refused, UnknownName
 from app.policy import SIGNAL_REMEDIES, Rule
-from app.remedies import REMEDIES
+from app.remedies import REMEDIES, Run
+from app.remedies.release import Release
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, MIB, TOTAL, USED_AFTER, USED_READY, Core, core_on
 
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
@@ -422,3 +423,25 @@ def test_every_remedy_that_a_rule_may_name_can_be_carried_out():
     """Rules are validated against the table; the governor knows all of it."""
     names = {remedy.name for remedy in REMEDIES}
     assert {name for allowed in SIGNAL_REMEDIES.values() for name in allowed} <= names
+
+
+class Stand(Release):
+    """`release`, with another run."""
+
+    def __init__(self, run) -> None:
+        self.run = run
+
+
+async def test_a_reset_that_nobody_could_measure_says_so():
+    """Done, as the engine said; but what it freed is not known, and never 0."""
+    core = core_on(rules=[DEVICE])
+    await core.tick()
+
+    async def run_and_fall_silent(engine, query=""):
+        core.fake.down = True
+        return Run(ok=True)
+
+    core.governor.remedies = {"release": Stand(run_and_fall_silent)}
+    (measured,) = await core.governor.reclaim(["release"], mode="now", dry_run=False)
+    assert (measured.result.outcome, measured.result.freed_bytes, measured.result.ranks) == ("done", None, ())
+    assert "not measured" in measured.result.reason
