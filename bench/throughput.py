@@ -7,6 +7,7 @@ how much those two differ is how much the machine's own noise is worth.
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from bench.stage import Stage
 
 SETTLE_SECONDS = 2.0
 CONCURRENCY = 8
+REQUESTS = 48
 MAX_TOKENS = 200
 PROMPT = "The tide came in over the flats, and the marks on the pole went under one by one."
 # Slice name to time between polls; None: no sidecar at all.
@@ -28,15 +30,26 @@ SLICES: Mapping[str, str | None] = {"none": None, "1/s": "1", "5/s": "0.2", "non
 
 def measure(stage: Stage, *, short: bool) -> list[Figure]:
     """A ratio for each pace of polling."""
-    requests = 48
     rounds = 3 if short else 8
-    asyncio.run(_generate(stage, requests // 2))  # warm
-    rates = [_round(stage, requests, turn=turn) for turn in range(rounds)]
+    asyncio.run(_generate(stage, REQUESTS // 2))  # warm
+    rates = [_round(stage, turn=turn) for turn in range(rounds)]
     control = [rate["none again"] / rate["none"] for rate in rates]
-    return [_figure(name, rates, control, requests) for name, poll in SLICES.items() if poll is not None]
+    paces = [name for name, poll in SLICES.items() if poll is not None]
+    ratios = {
+        name: [rate[name] / statistics.mean((rate["none"], rate["none again"])) for rate in rates] for name in paces
+    }
+    plain = statistics.median(value for rate in rates for value in (rate["none"], rate["none again"]))
+    noise = 2 * _standard_error([control, *ratios.values()])
+    return [_figure(name, ratios[name], control, noise, plain) for name in paces]
 
 
-def _round(stage: Stage, requests: int, *, turn: int) -> dict[str, float]:
+def _standard_error(series: Sequence[Sequence[float]]) -> float:
+    """Of the median of one series, by how all of them scatter round their own; 1.25 is a median's for normal noise."""
+    strays = [value - statistics.median(one) for one in series for value in one]
+    return 1.25 * statistics.stdev(strays) / math.sqrt(len(series[0]))
+
+
+def _round(stage: Stage, *, turn: int) -> dict[str, float]:
     """Tokens a second of each slice; every round begins with another slice, every other one runs backwards."""
     names = list(SLICES)
     start = turn % len(names)
@@ -45,7 +58,7 @@ def _round(stage: Stage, requests: int, *, turn: int) -> dict[str, float]:
     for name in reversed(order) if turn % 2 else order:
         with _polling(stage, SLICES[name]):
             time.sleep(SETTLE_SECONDS)
-            rates[name] = asyncio.run(_generate(stage, requests))
+            rates[name] = asyncio.run(_generate(stage, REQUESTS))
     print("  tokens/s:", ", ".join(f"{name} {rates[name]:.0f}" for name in names), flush=True)
     return rates
 
@@ -86,20 +99,18 @@ async def _generate(stage: Stage, requests: int) -> float:
     return tokens / seconds
 
 
-def _figure(name: str, rates: Sequence[Mapping[str, float]], control: Sequence[float], requests: int) -> Figure:
-    ratios = [rate[name] / statistics.mean((rate["none"], rate["none again"])) for rate in rates]
-    plain = statistics.median(value for rate in rates for value in (rate["none"], rate["none again"]))
+def _figure(name: str, ratios: Sequence[float], control: Sequence[float], noise: float, plain: float) -> Figure:
     return Figure(
         what=f"Engine's tokens/s with a poll at {name}, over that without",
         value=statistics.median(ratios),
         unit="",
         goal=Goal("at least", 0.98),
         spread=f"rounds {number(min(ratios))} to {number(max(ratios))}; the same without a sidecar, twice: "
-        f"{number(min(control))} to {number(max(control))}; {plain:.0f} tokens/s without",
-        method=f"real engine, {requests} requests of {MAX_TOKENS} tokens straight to it, {CONCURRENCY} at a time; "
-        f"{len(rates)} rounds of four slices (none, 1/s, 5/s, none again) in changing order; each round's ratio is to "
+        f"{number(min(control))} to {number(max(control))}; noise {number(noise)}; {plain:.0f} tokens/s without",
+        method=f"real engine, {REQUESTS} requests of {MAX_TOKENS} tokens straight to it, {CONCURRENCY} at a time; "
+        f"{len(ratios)} rounds of four slices (none, 1/s, 5/s, none again) in changing order; each round's ratio is to "
         "the mean of its two slices without a sidecar, the median of the rounds counts. The engine, the client and "
-        "the sidecar share the machine's cores. A ratio nearer to its goal than the slices without a sidecar lay "
-        "apart decides nothing.",
-        noise=max(abs(one - 1) for one in control),
+        "the sidecar share the machine's cores. Noise is twice the "
+        "standard error of a median, by how all ratios scatter: a goal nearer than that is not decided.",
+        noise=noise,
     )
