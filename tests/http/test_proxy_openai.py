@@ -56,7 +56,7 @@ async def test_a_stream_given_up(client, upstream):
     )
     await anext(aiter(stream))
     await stream.close()
-    await asyncio.wait_for(upstream.calls[0].gone.wait(), 1)
+    await asyncio.wait_for(upstream.calls[0].gone.wait(), 10)
 
 
 async def test_an_engine_that_is_down_reads_as_such(start_proxy, unused_tcp_port):

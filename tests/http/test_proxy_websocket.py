@@ -91,7 +91,7 @@ async def test_the_clients_close_code_reaches_the_engine(realtime, engine, code,
     """With its reason."""
     async with connect(realtime.websocket_url) as socket:
         await socket.close(code, reason)
-    end = await asyncio.wait_for(engine.ends.get(), 1)
+    end = await asyncio.wait_for(engine.ends.get(), 10)
     assert (end.code, end.reason) == (code, reason)
 
 
@@ -101,7 +101,7 @@ async def test_a_client_that_vanishes_closes_the_engine(realtime, engine):
         await socket.send("hello")
         await socket.recv()
         socket.transport.abort()
-        end = await asyncio.wait_for(engine.ends.get(), 1)
+        end = await asyncio.wait_for(engine.ends.get(), 10)
     assert end.code in (1000, 1001)
 
 
@@ -154,8 +154,8 @@ async def test_a_client_that_leaves_within_the_handshake_frees_the_engine(front,
     key = ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
     upgrade = (("connection", "Upgrade"), ("upgrade", "websocket"), ("sec-websocket-version", "13"), key)
     await wire.request("GET", "/v1/realtime", *upgrade)
-    await asyncio.wait_for(arrived.wait(), 1)
+    await asyncio.wait_for(arrived.wait(), 10)
     assert upstream.calls[0].header("sec-websocket-key") != [key[1]]
     await wire.leave()
-    await asyncio.wait_for(upstream.calls[0].gone.wait(), 1)
+    await asyncio.wait_for(upstream.calls[0].gone.wait(), 10)
     assert front.observed.departures == 1
