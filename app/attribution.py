@@ -189,6 +189,12 @@ def host_share(rank: RankReading) -> tuple[int | None, int | None]:
     return None, None
 
 
+def host_ratio(rank: RankReading) -> float | None:
+    """Used over total of the host memory that this worker lives in."""
+    used, total = host_share(rank)
+    return used / total if used is not None and total else None
+
+
 def _slope(points: Sequence[tuple[float, float]]) -> float | None:
     """Least-squares slope; ``None`` below three points, where it would only show noise."""
     if len(points) < 3 or points[0][0] == points[-1][0]:  # noqa: PLR2004 - a line through two points says nothing

@@ -15,7 +15,7 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.registry import Collector
 
 from app import __version__
-from app.attribution import COMPONENTS, host_share
+from app.attribution import COMPONENTS, host_ratio
 from app.readings import EngineState, PolicyStatus, RankReading, RemedyResult, Report, RulePhase, Trigger
 from app.table import device_title
 
@@ -23,11 +23,6 @@ _RANK_LABELS = ("rank", "device", "host")
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _RESET_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _FIRST_BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-
-
-def _host_ratio(rank: RankReading) -> float | None:
-    used, total = host_share(rank)
-    return used / total if used is not None and total else None
 
 
 # Per rank: metric name, help, and where the value stands.
@@ -40,7 +35,7 @@ _RANK_GAUGES: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...]
     ("torch_reserved_bytes", "What PyTorch's allocator took from the device.", lambda r: r.torch.reserved_bytes),
     ("torch_peak_allocated_bytes", "Highest allocated bytes so far.", lambda r: r.torch.peak_allocated_bytes),
     ("host_memory_rss_bytes", "Resident set size of the worker's process.", lambda r: r.host_memory.rss_bytes),
-    ("host_memory_used_ratio", "Host memory in use over the cgroup's limit or the node's total.", _host_ratio),
+    ("host_memory_used_ratio", "Host memory in use over the cgroup's limit or the node's total.", host_ratio),
     (
         "encoder_cache_oldest_age_seconds",
         "Time since the oldest encoder cache entry was first seen by a poll: a lower bound.",

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from app.attribution import host_share
+from app.attribution import host_ratio
 from app.readings import Outcome, Report, RulePhase
 
 # The signals, and the remedies that can lower each: a reset that cannot help only costs cache hits.
@@ -255,8 +255,7 @@ def _encoder_cache_bytes(report: Report) -> float | None:
 
 
 def _host_used_ratio(report: Report) -> float | None:
-    shares = map(host_share, report.ranks)
-    return max((used / total for used, total in shares if used is not None and total), default=None)
+    return max((ratio for ratio in map(host_ratio, report.ranks) if ratio is not None), default=None)
 
 
 def _host_growth_bytes(report: Report) -> float | None:
