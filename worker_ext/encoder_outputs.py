@@ -1,7 +1,8 @@
 """The encoder cache of one worker, read without touching it: what is in it, how large, and who still needs it.
 
 Both model runners are known: V1 keeps a dict on the runner, V2 an `EncoderCache` around one. It refuses to change
-anything: an entry that the scheduler believes to be there and is not ends the engine (`Encoder cache miss`).
+anything: an entry that the scheduler believes to be there and is not ends the engine (`Encoder cache miss`). What was
+spilled to host memory is read where it lies.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worker_ext.attributes import look_up, whole
 from worker_ext.errors import UnreadableError
-from worker_ext.storages import is_tensor, storage_of, tensors_in, view_bytes
+from worker_ext.spilling_dict import Spilled, SpillingDict
+from worker_ext.storages import Storage, is_tensor, storage_of, tensors_in, view_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from worker_ext.sightings import Sightings
-    from worker_ext.storages import Storage, Tensor
+    from worker_ext.state import WorkerState
+    from worker_ext.storages import Tensor
+
+_HOST = "host"
+"""In place of a device's type, for storages that we put into host memory: on a CPU worker the types are the same."""
 
 
 class Entry(NamedTuple):
@@ -25,6 +30,10 @@ class Entry(NamedTuple):
     mm_hash: str
     tensors: list[Tensor]
     storages: dict[tuple[str, int], Storage]
+    origin: tuple[str, int] | None = None
+    """The storage that it was made in."""
+    idle_seconds: float | None = None
+    """Since the engine's last access; None where the cache is not watched."""
 
 
 class EncoderOutputs:
@@ -56,9 +65,16 @@ class EncoderOutputs:
         """The bytes of all storages in host memory, each once."""
         return sum(storage.nbytes for storage in self.storages.values() if not self.is_on_device(storage))
 
-    def ages(self, sightings: Sightings) -> dict[str, float]:
+    @property
+    def host_entries(self) -> int:
+        """The entries that lie in host memory."""
+        return sum(
+            bool(entry.storages) and not any(map(self.is_on_device, entry.storages.values())) for entry in self.entries
+        )
+
+    def ages(self, state: WorkerState) -> dict[str, float]:
         """Return the seconds since each entry was first seen."""
-        return sightings.ages({entry.mm_hash: next(iter(entry.storages), None) for entry in self.entries})
+        return state.sightings.ages({entry.mm_hash: entry.origin for entry in self.entries})
 
 
 def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | None:
@@ -73,8 +89,41 @@ def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | N
     kind, outputs = found
     # dict's own items(): a subclass that brings entries back from the host at access must not do that for us. And a
     # copy at once: under Ray's compiled graphs a step may run beside us.
-    entries = [_entry(str(mm_hash), value) for mm_hash, value in list(dict.items(outputs))]
+    items = list(dict.items(outputs))
+    entries = [_entry(str(mm_hash), value) for mm_hash, value in items]
+    if isinstance(outputs, SpillingDict):
+        entries = [
+            entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
+            for (key, _), entry in zip(items, entries, strict=True)
+        ]
     return EncoderOutputs(kind, entries, device_type)
+
+
+def encoder_cache_block(worker: object, device_type: str, state: WorkerState) -> dict[str, Any] | None:
+    """Return the cache's figures for an answer, None where the worker has none."""
+    outputs = read_encoder_outputs(worker, device_type)
+    if outputs is None:
+        return None
+    oldest = max(outputs.ages(state).values(), default=None)
+    return {
+        "entries": len(outputs.entries),
+        "device_bytes": outputs.device_bytes,
+        "host_bytes": outputs.host_bytes,
+        "host_entries": outputs.host_entries,
+        "capacity_embeds": capacity_embeds(worker),
+        "oldest_age_seconds": None if oldest is None else round(oldest, 3),
+        **moves(state),
+    }
+
+
+def moves(state: WorkerState) -> dict[str, Any]:
+    """Return for an answer what was moved between device and host since the engine started."""
+    ledger = state.ledger
+    return {
+        "spills": ledger.spills,
+        "restores": ledger.restores,
+        "restore_seconds": round(ledger.restore_seconds, 6),
+    }
 
 
 def find_encoder_cache(worker: object) -> tuple[str, dict[Any, Any]] | None:
@@ -151,10 +200,13 @@ def _entry(mm_hash: str, value: object) -> Entry:
     # Nearly always one tensor; a cache holds thousands of them, and every call of ours stops the engine.
     if is_tensor(value):
         storage = storage_of(value)
-        return Entry(mm_hash, [value], {storage.key: storage} if storage.nbytes else {})
+        return Entry(mm_hash, [value], {storage.key: storage} if storage.nbytes else {}, storage.key)
+    if isinstance(value, Spilled):
+        storage = Storage(storage_of(value.host).pointer, value.host_bytes, _HOST)
+        return Entry(mm_hash, [value.host], {storage.key: storage}, value.origin)
     tensors = list(tensors_in(value))
     storages = {storage.key: storage for storage in map(storage_of, tensors) if storage.nbytes}
-    return Entry(mm_hash, tensors, storages)
+    return Entry(mm_hash, tensors, storages, next(iter(storages), None))
 
 
 def entry_bytes(entry: Entry) -> int:

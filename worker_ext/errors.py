@@ -3,6 +3,7 @@
     RequestError             the caller's doing; carries the code of the answer
       +- UnknownOpError      code "unknown_op"
       +- BadPayloadError     code "bad_payload"
+      +- RefusedError        code "refused"
     UnreadableError          something is there that we cannot read; becomes a note, or code "failed"
 
 Anything else that is raised, whatever it is, becomes code "failed".
@@ -27,6 +28,12 @@ class BadPayloadError(RequestError):
     """The payload is not a JSON object, or a key or value of it is wrong."""
 
     code = "bad_payload"
+
+
+class RefusedError(RequestError):
+    """The request is in order, but to do it here and now would be dangerous, or would do nothing of what was meant."""
+
+    code = "refused"
 
 
 class UnreadableError(Exception):

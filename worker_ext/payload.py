@@ -6,6 +6,7 @@ Nothing is ignored and nothing is converted: a wrong key or value is refused, na
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -47,6 +48,44 @@ class IntegerField:
         """Say whether the value may be used as it is."""
         # JSON's true is a bool, and Python's bool is an int.
         return isinstance(value, int) and not isinstance(value, bool) and self.minimum <= value <= self.maximum
+
+
+@dataclass(frozen=True)
+class OptionalIntegerField:
+    """A whole number from a minimum on, or null, which means the same as no key."""
+
+    minimum: int
+    default: None = None
+
+    @property
+    def right(self) -> str:
+        """What a value must be, in words."""
+        return f"an integer from {self.minimum} on, or null"
+
+    def accepts(self, value: object) -> bool:
+        """Say whether the value may be used as it is."""
+        return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= self.minimum)
+
+
+@dataclass(frozen=True)
+class OptionalNumberField:
+    """A finite number from a minimum on, or null, which means the same as no key."""
+
+    minimum: float
+    default: None = None
+
+    @property
+    def right(self) -> str:
+        """What a value must be, in words."""
+        return f"a number from {self.minimum:g} on, or null"
+
+    def accepts(self, value: object) -> bool:
+        """Say whether the value may be used as it is."""
+        if value is None:
+            return True
+        # Integers may be beyond what a float can hold; NaN and Infinity pass Python's JSON parser.
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and value >= self.minimum and value != math.inf  # type: ignore[operator]
 
 
 @dataclass(frozen=True)

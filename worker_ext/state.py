@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from worker_ext.residency import Residency
 from worker_ext.sightings import Sightings
+from worker_ext.spilling_dict import Ledger
 
 ATTRIBUTE = "_highwater_state"
 
@@ -16,6 +17,8 @@ class WorkerState:
 
     sightings: Sightings = field(default_factory=Sightings)
     residency: Residency = field(default_factory=Residency)
+    ledger: Ledger = field(default_factory=Ledger)
+    """What was moved between device and host; it outlives a cache that the engine makes anew."""
     weights: tuple[tuple[int, ...], int] | None = None
     """The models' identities, and the bytes that they were found to take."""
 

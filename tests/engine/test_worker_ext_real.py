@@ -13,7 +13,7 @@ import pytest
 
 import worker_ext
 from app.demo.engine import SHIM_FOLDER, link_extension
-from app.demo.traffic import send_images
+from app.demo.traffic import image_url, send_images
 
 from .conftest import ask_all
 
@@ -127,6 +127,63 @@ def test_weights_that_the_cpu_backend_packed_are_counted(probe):
     assert answer["after"] == pytest.approx(answer["before"], rel=0.2)
 
 
+def test_spilled_tensors_come_back_bit_for_bit(probe):
+    """bfloat16, views of a batch, transposed, gapped, NaN: by every way that a dict is read or copied."""
+    answer = probe("spill_and_access")
+    assert answer["spilled"] == ["first", "second", "transposed", "gapped", "half", "odd"]
+    assert answer["gone"] == [True] * 6, "storages that were let go are still there"
+    assert all(answer["same"].values()), answer["same"]
+    assert all(answer["again"].values()), answer["again"]
+    assert all(answer["dense_strides"])
+    assert answer["trimmed"]["encoder_cache"]["device_bytes"] == 0
+    # The gapped view's storage was larger than its elements, and so is what the device got back.
+    assert answer["trimmed"]["spilled_bytes"] - answer["trimmed"]["host_bytes_added"] == (32 * 16 - 16 * 4) * 4
+    assert (answer["left"], answer["memory"]["host_bytes"]) == ([], 0)
+    assert answer["memory"]["spills"] == answer["memory"]["restores"] == 9 * 6
+
+
+def test_a_device_that_is_full_costs_no_entry(probe):
+    """torch's own error: once, and the access succeeds; twice, and the entry stays where it is."""
+    answer = probe("restore_failures")
+    assert (answer["once"], answer["twice"]) == (64, "out of memory")
+    assert answer["still"] == ["second", "transposed", "gapped", "half", "odd"]
+    assert (answer["restored"]["restored_entries"], answer["restored"]["left_entries"]) == (0, 5)
+    assert [note["name"] for note in answer["restored"]["notes"]] == ["left_entries"]
+    assert answer["popped"] == ["cpu", [3, 5, 7]]
+    assert (answer["left"], answer["rest"]) == (["second", "transposed", "gapped"], 0)
+
+
+def test_runner_v1s_own_methods_use_a_cache_that_spills(probe):
+    """They store, read, free and reset as ever; what they free is not brought back first."""
+    answer = probe("spill_under_v1")
+    assert (answer["trimmed"]["kind"], answer["trimmed"]["spilled_entries"]) == ("dict", 6)
+    assert answer["read"] == {"second": True, "gapped": True}
+    assert answer["missing"] is None
+    assert answer["keys"] == ["transposed", "gapped", "half"]
+    assert (answer["after"]["spills"], answer["after"]["restores"]) == (6, 2)
+    assert (answer["kind"], answer["reset"]["entries"]) == (True, 0)
+
+
+def test_runner_v2s_own_methods_use_a_cache_that_spills(probe):
+    """Its encoder runner takes spilled entries for cached, and gathers them."""
+    answer = probe("spill_under_v2")
+    assert (answer["needed"]["spilled_entries"], answer["needed"]["kept"]["needed_entries"]) == (0, 2)
+    assert (answer["trimmed"]["kind"], answer["trimmed"]["spilled_entries"]) == ("encoder_outputs", 2)
+    assert (answer["gone"], answer["to_encode"], answer["gathered"]) == (True, ["c"], [True, True])
+    assert (answer["before"]["host_bytes"], answer["freed"]["host_bytes"]) == (160, 80)
+    assert answer["freed"]["restores"] == answer["before"]["restores"] == 2
+    assert (answer["length"], answer["reset"]) == (1, 0)
+
+
+def test_a_trim_that_finds_nothing_costs_milliseconds(probe, capsys):
+    """So does an access to a cache that is watched cost next to nothing."""
+    answer = probe("spill_costs")
+    with capsys.disabled():
+        print("\nspilling:", json.dumps(answer))  # noqa: T201 - a figure to see
+    assert all(found["cpu_median_ms"] < 25 for found in answer["trims"].values())
+    assert answer["access_us"]["ours"] < 5
+
+
 @pytest.mark.parametrize(
     ("pattern", "mechanism"),
     [("", "malloc_trim"), ("libtcmalloc*.so.*", "tcmalloc"), ("libjemalloc.so.*", "jemalloc")],
@@ -145,7 +202,7 @@ def test_free_heap_goes_back_to_the_kernel(probe, pattern, mechanism):
 def test_a_live_engine_introduces_itself(engine: Engine):
     """What the sidecar decides by."""
     hello = ask(engine, "hello")
-    assert hello["ops"] == ["encoder_cache", "hello", "memory", "release"]
+    assert hello["ops"] == ["encoder_cache", "hello", "memory", "release", "restore", "trim"]
     assert hello["device"]["type"] == "cpu"
     assert hello["worker_class"] == "vllm.v1.worker.cpu_worker.CPUWorker"
     assert (hello["runner_version"], hello["encoder_cache_kind"]) == ("v1", "dict")
@@ -186,6 +243,40 @@ async def test_images_fill_the_cache_and_a_reset_with_release_gives_it_back(engi
     assert after["encoder_cache"]["device_bytes"] == 0
     assert release["freed_bytes"] > 0
     assert after["used_bytes"] < full["used_bytes"] - listing["device_bytes"] / 2
+
+
+def describe_image(engine: Engine, seed: int) -> str:
+    """Return what the engine says of one image, with nothing left to chance, by tokens that it names one by one."""
+    content = [{"type": "image_url", "image_url": {"url": image_url(seed)}}, {"type": "text", "text": "What is this?"}]
+    body = {
+        "model": engine.served_model, "max_tokens": 8, "temperature": 0, "logprobs": True,
+        "messages": [{"role": "user", "content": content}],
+    }  # fmt: skip
+    response = httpx.post(f"{engine.url}/v1/chat/completions", json=body, timeout=120, trust_env=False)
+    choice = response.raise_for_status().json()["choices"][0]
+    return json.dumps([entry["token"] for entry in choice["logprobs"]["content"]])
+
+
+def test_a_live_engine_answers_the_same_from_entries_that_were_spilled(engine: Engine):
+    """The scheduler never notices: the same images again need no encoder, only their way back."""
+    seeds = range(9_000_000, 9_000_004)  # nobody else's: what the prefix cache knows is not encoded again
+    reset_encoder_cache(engine)
+    first = [describe_image(engine, seed) for seed in seeds]
+    trim = ask(engine, "trim")
+    assert (trim["kind"], trim["spilled_entries"]) == ("dict", 4)
+    assert (trim["encoder_cache"]["entries"], trim["encoder_cache"]["device_bytes"]) == (4, 0)
+    # Without this the prompts would come from the prefix cache, and nobody would look at the images.
+    httpx.post(f"{engine.url}/reset_prefix_cache", timeout=60, trust_env=False).raise_for_status()
+    assert [describe_image(engine, seed) for seed in seeds] == first
+    after = ask(engine, "memory")["encoder_cache"]
+    assert (after["entries"], after["host_bytes"]) == (4, 0)
+    assert after["restores"] - trim["encoder_cache"]["restores"] == 4
+    ask(engine, "trim", '{"free_bytes": 1}')
+    back = ask(engine, "restore")
+    assert (back["restored_entries"], back["left_entries"]) == (1, 0)
+    ask(engine, "trim")
+    reset_encoder_cache(engine)
+    assert ask(engine, "memory")["encoder_cache"]["host_bytes"] == 0
 
 
 def test_the_probe_sees_this_trees_extension():

@@ -28,6 +28,8 @@ class DeviceFamily(Protocol):
     """
 
     type: str
+    pins_host_memory: bool
+    """Whether copies from and to host memory gain from pages that are locked in place."""
 
     def prepare(self, index: int | None) -> None:
         """Make the calling thread fit to ask this device."""
@@ -43,6 +45,9 @@ class DeviceFamily(Protocol):
 
     def give_back(self, index: int | None) -> str:
         """Return unused memory of the allocator to the device; returns what was used for that, or `unsupported`."""
+
+    def synchronize(self, index: int | None) -> None:
+        """Wait until everything that was put on the device's streams is done."""
 
 
 FAMILIES: tuple[DeviceFamily, ...] = (

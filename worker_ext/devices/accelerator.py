@@ -1,7 +1,7 @@
 """What npu, cuda and xpu have in common: torch gives each the same memory interface under its own name.
 
 Never used: functions without a device index (they make a context on device 0), `memory_snapshot` (it walks every
-block), and anything that waits for the device.
+block). Only `synchronize` waits for the device, for an operation that moves what its streams may still read.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Accelerator:
     """A device with torch's caching allocator, reached as `torch.<type>`."""
 
     type: str
+    pins_host_memory = True
 
     def prepare(self, index: int | None) -> None:
         """Give a thread that is not the main one its device.
@@ -66,6 +67,10 @@ class Accelerator:
         """Return the allocator's cached blocks to the driver."""
         self._module().empty_cache()
         return "empty_cache"
+
+    def synchronize(self, index: int | None) -> None:
+        """Wait for all of the device's streams."""
+        self._module().synchronize(index)
 
     def _module(self) -> ModuleType:
         # Imported late: with us, torch would come before the engine has chosen its devices. torch.npu is there once

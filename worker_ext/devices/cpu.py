@@ -19,6 +19,7 @@ class Cpu:
     """The machine's processors."""
 
     type = "cpu"
+    pins_host_memory = False
 
     def prepare(self, index: int | None) -> None:
         """Do nothing: every thread may ask."""
@@ -53,6 +54,9 @@ class Cpu:
             library.malloc_trim(ctypes.c_size_t(0))
             return "malloc_trim"
         return "unsupported"
+
+    def synchronize(self, index: int | None) -> None:
+        """Do nothing: an operation on the processor is done when it returns."""
 
 
 @functools.lru_cache(maxsize=1)

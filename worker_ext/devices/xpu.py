@@ -15,6 +15,7 @@ class Xpu(Accelerator):
     """An Intel GPU."""
 
     type = "xpu"
+    pins_host_memory = False
 
     def space(self, index: int | None, host: HostMemory) -> Space:
         """Return the device's memory; from a torch that cannot tell what is free, only the total."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker_ext.operations import encoder_cache, hello, memory, release
+from worker_ext.operations import encoder_cache, hello, memory, release, restore, trim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +15,8 @@ _WORKING = (
     encoder_cache.OPERATION,
     memory.OPERATION,
     release.OPERATION,
+    restore.OPERATION,
+    trim.OPERATION,
 )
 
 OPERATIONS: Mapping[str, Operation] = {

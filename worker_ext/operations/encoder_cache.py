@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import device_of
-from worker_ext.encoder_outputs import capacity_embeds, entry_bytes, needed_hashes, read_encoder_outputs
+from worker_ext.encoder_outputs import capacity_embeds, entry_bytes, moves, needed_hashes, read_encoder_outputs
 from worker_ext.errors import printable
 from worker_ext.operations.operation import Operation
 from worker_ext.payload import ChoiceField, IntegerField
@@ -21,16 +21,17 @@ _MOST_ENTRIES = 10_000
 
 def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer's body."""
-    outputs = read_encoder_outputs(worker, device_of(worker).type)
+    outputs, state = read_encoder_outputs(worker, device_of(worker).type), state_of(worker)
     if outputs is None:
-        return {"present": False, "entries": [], **_totals(None), "capacity_embeds": None}
-    listing = _Listing(outputs, outputs.ages(state_of(worker).sightings), needed_hashes(worker))
+        return {"present": False, "entries": [], **_totals(None), "capacity_embeds": None, **moves(state)}
+    listing = _Listing(outputs, outputs.ages(state), needed_hashes(worker))
     first = sorted(outputs.entries, key=listing.order(arguments["sort"]))[: arguments["limit"]]
     return {
         "present": True,
         "entries": [listing.row(entry) for entry in first],
         **_totals(outputs),
         "capacity_embeds": capacity_embeds(worker),
+        **moves(state),
     }
 
 
@@ -84,6 +85,7 @@ class _Listing:
             "storage_bytes": sum(storage.nbytes for storage in entry.storages.values()),
             "shared_with": len(sharers - {entry.mm_hash}),
             "age_seconds": round(self._ages[entry.mm_hash], 3),
+            "idle_seconds": None if entry.idle_seconds is None else round(entry.idle_seconds, 3),
             "residency": "device" if on_device else "host",
             "referenced": None if self._needed is None else entry.mm_hash in self._needed,
         }

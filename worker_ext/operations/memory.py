@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from worker_ext.attributes import fraction, look_up, whole
 from worker_ext.devices import describe_device
 from worker_ext.devices.figures import AllocatorFigures, Space
-from worker_ext.encoder_outputs import capacity_embeds, read_encoder_outputs
+from worker_ext.encoder_outputs import encoder_cache_block
 from worker_ext.host import read_host
 from worker_ext.kv_cache import kv_cache_storages
 from worker_ext.notes import Notes
@@ -75,7 +75,7 @@ def _components(worker: object, device: Device | None, state: WorkerState, notes
     kind = device.type
     weights = notes.attempt("weights_bytes", lambda: weights_bytes(worker, kind, state))
     resident, reserved = _kv_cache(worker, kind, state, notes)
-    encoder = notes.attempt("encoder_cache", lambda: _encoder_cache(worker, kind, state))
+    encoder = notes.attempt("encoder_cache", lambda: encoder_cache_block(worker, kind, state))
     return dict(zip(names, (weights, resident, reserved, encoder), strict=True))
 
 
@@ -88,20 +88,6 @@ def _kv_cache(worker: object, kind: str, state: WorkerState, notes: Notes) -> tu
         return reserved, reserved
     resident = notes.attempt("kv_cache_bytes", lambda: state.residency.total(storages))
     return notes.missing("kv_cache_bytes", resident, "the C library cannot tell which pages are resident"), reserved
-
-
-def _encoder_cache(worker: object, kind: str, state: WorkerState) -> dict[str, Any] | None:
-    outputs = read_encoder_outputs(worker, kind)
-    if outputs is None:
-        return None
-    oldest = max(outputs.ages(state.sightings).values(), default=None)
-    return {
-        "entries": len(outputs.entries),
-        "device_bytes": outputs.device_bytes,
-        "host_bytes": outputs.host_bytes,
-        "capacity_embeds": capacity_embeds(worker),
-        "oldest_age_seconds": None if oldest is None else round(oldest, 3),
-    }
 
 
 def _budget(worker: object, notes: Notes) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -34,10 +35,16 @@ class FakeStorage:
 
 
 class FakeTensor:
-    def __init__(self, *shape: int, device: str = "npu", storage: FakeStorage | None = None) -> None:
+    """Metadata, and a `content` in place of elements; a copy has the same content on a storage of its own."""
+
+    def __init__(
+        self, *shape: int, device: str = "npu", storage: FakeStorage | None = None, content: Any = None
+    ) -> None:
         self.shape = shape
         self.device = SimpleNamespace(type=device)
         self.dtype = "torch.bfloat16"
+        self.content = content
+        self.is_pinned = False
         self._storage = storage or FakeStorage(self.numel() * self.element_size())
 
     def numel(self) -> int:
@@ -76,6 +83,9 @@ class FakeDeviceModule(ModuleType):
         self.calls: list[tuple[str, Any]] = []
         self.free = 1_000
         self.stats: dict[str, object] = dict(STATS)
+        self.pin_error: Exception | None = None
+        self.copy_errors: list[Exception | None] = []
+        """What the next copies raise, one each; None lets one pass."""
 
     def _called(self, name: str, index: object) -> None:
         assert isinstance(index, int), f"{name} without a device index makes a context on device 0"
@@ -100,6 +110,9 @@ class FakeDeviceModule(ModuleType):
     def set_device(self, index: object = None) -> None:
         self._called("set_device", index)
 
+    def synchronize(self, index: object = None) -> None:
+        self._called("synchronize", index)
+
     def empty_cache(self) -> None:
         self.calls.append(("empty_cache", None))
         self.free += 250
@@ -107,11 +120,35 @@ class FakeDeviceModule(ModuleType):
 
 
 class FakeTorch(ModuleType):
+    """It keeps every copy as (from, to) in the device module's calls, and fails as it is told to."""
+
+    Tensor = FakeTensor
+
     def __init__(self, kind: str) -> None:
         super().__init__("torch")
         self.__version__ = "2.9.0+fake"
         self.device_module = FakeDeviceModule(kind)
         setattr(self, kind, self.device_module)
+        self.inference_mode = nullcontext
+
+    def empty_like(self, tensor: FakeTensor, device: Any, pin_memory: bool = False) -> FakeTensor:
+        if pin_memory and self.device_module.pin_error:
+            raise self.device_module.pin_error
+        made = FakeTensor(*tensor.shape)
+        made.device = SimpleNamespace(type="cpu") if device == "cpu" else device
+        made.is_pinned = pin_memory
+        made.copy_ = lambda source: self._copy(source, made)
+        return made
+
+    def _copy(self, source: FakeTensor, made: FakeTensor) -> FakeTensor:
+        module = self.device_module
+        module.calls.append(("copy", (source.device.type, made.device.type)))
+        error = module.copy_errors.pop(0) if module.copy_errors else None
+        if error is not None:
+            raise error
+        made.content = source.content
+        del made.copy_
+        return made
 
 
 class FakeWorkerBase:
@@ -170,3 +207,10 @@ def ask(worker: Any, op: str, payload: str = "{}") -> dict[str, Any]:
     answer = json.loads(worker.highwater_rpc(op, payload))
     assert answer["ok"], answer
     return answer
+
+
+def refusal(worker: Any, op: str, payload: str = "{}") -> str:
+    """Return the reason for which an operation is refused; fail on any other answer."""
+    answer = json.loads(worker.highwater_rpc(op, payload))
+    assert answer.get("error", {}).get("code") == "refused", answer
+    return answer["error"]["message"]

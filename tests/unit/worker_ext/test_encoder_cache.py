@@ -55,6 +55,7 @@ def test_an_entry_is_told_in_full():
             "storage_bytes": 32_768,
             "shared_with": 0,
             "age_seconds": 0.0,
+            "idle_seconds": None,
             "residency": "device",
             "referenced": False,
         }
@@ -62,6 +63,7 @@ def test_an_entry_is_told_in_full():
     totals = {key: answer[key] for key in ("entries_total", "storages", "device_bytes", "host_bytes")}
     assert totals == {"entries_total": 1, "storages": 1, "device_bytes": 32_768, "host_bytes": 0}
     assert answer["capacity_embeds"] == 16384
+    assert (answer["spills"], answer["restores"], answer["restore_seconds"]) == (0, 0, 0.0)
 
 
 def test_views_of_one_storage_count_once():

@@ -105,10 +105,10 @@ def test_a_subclass_of_two_extensions_can_be_loaded():
 
 def test_an_unknown_op_names_the_known_ones():
     """A newer sidecar beside an older worker gets a reason, not an exception."""
-    error = parsed(fake_worker().highwater_rpc("trim_everything"))["error"]
+    error = parsed(fake_worker().highwater_rpc("shrink"))["error"]
     assert error == {
         "code": "unknown_op",
-        "message": "op 'trim_everything' is unknown; known: encoder_cache, hello, memory, release",
+        "message": "op 'shrink' is unknown; known: encoder_cache, hello, memory, release, restore, trim",
     }
 
 

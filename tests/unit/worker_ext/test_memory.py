@@ -94,8 +94,12 @@ def test_an_empty_encoder_cache_is_there(torch_device):
         "entries": 0,
         "device_bytes": 0,
         "host_bytes": 0,
+        "host_entries": 0,
         "capacity_embeds": 16384,
         "oldest_age_seconds": None,
+        "spills": 0,
+        "restores": 0,
+        "restore_seconds": 0.0,
     }
 
 

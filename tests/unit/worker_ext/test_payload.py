@@ -8,12 +8,13 @@ import pytest
 
 from tests.unit.worker_ext.fakes import fake_worker
 from worker_ext.errors import BadPayloadError
-from worker_ext.payload import ChoiceField, IntegerField, parse_payload
+from worker_ext.payload import ChoiceField, IntegerField, OptionalIntegerField, OptionalNumberField, parse_payload
 
 FIELDS = {
     "limit": IntegerField(default=100, minimum=0, maximum=10_000),
     "sort": ChoiceField(default="bytes", choices=("bytes", "age")),
 }
+OPTIONAL = {"bytes": OptionalIntegerField(minimum=0), "seconds": OptionalNumberField(minimum=0)}
 
 
 def test_absent_keys_have_their_defaults():
@@ -47,6 +48,41 @@ def test_a_wrong_payload_is_named(payload, message):
     """Key, value, and what would be right."""
     with pytest.raises(BadPayloadError) as caught:
         parse_payload(payload, FIELDS)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("payload", "values"),
+    [
+        ("{}", (None, None)),
+        ('{"bytes": null, "seconds": null}', (None, None)),
+        ('{"bytes": 0, "seconds": 0}', (0, 0)),
+        ('{"bytes": 123456789012345678901, "seconds": 0.5}', (123456789012345678901, 0.5)),
+        pytest.param('{"seconds": 1' + "0" * 400 + "}", (None, 10**400), id="more than a float holds"),
+    ],
+)
+def test_null_is_as_good_as_absent(payload, values):
+    """Callers may send every key."""
+    assert tuple(parse_payload(payload, OPTIONAL).values()) == values
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ('{"bytes": -1}', "payload key 'bytes' is -1; it must be an integer from 0 on, or null"),
+        ('{"bytes": 1.0}', "payload key 'bytes' is 1.0; it must be an integer from 0 on, or null"),
+        ('{"bytes": false}', "payload key 'bytes' is False; it must be an integer from 0 on, or null"),
+        ('{"seconds": -0.1}', "payload key 'seconds' is -0.1; it must be a number from 0 on, or null"),
+        ('{"seconds": NaN}', "payload key 'seconds' is nan; it must be a number from 0 on, or null"),
+        ('{"seconds": Infinity}', "payload key 'seconds' is inf; it must be a number from 0 on, or null"),
+        ('{"seconds": "9"}', "payload key 'seconds' is '9'; it must be a number from 0 on, or null"),
+        ('{"seconds": true}', "payload key 'seconds' is True; it must be a number from 0 on, or null"),
+    ],
+)
+def test_a_wrong_optional_value_is_named(payload, message):
+    """As any other."""
+    with pytest.raises(BadPayloadError) as caught:
+        parse_payload(payload, OPTIONAL)
     assert str(caught.value) == message
 
 

@@ -1,0 +1,42 @@
+"""`restore`: bring every encoder output that lies in host memory back to the device."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from worker_ext.devices import device_of
+from worker_ext.encoder_outputs import encoder_cache_block
+from worker_ext.mover import Mover
+from worker_ext.notes import Notes
+from worker_ext.operations.operation import Operation
+from worker_ext.spilling import refuse_now, spilled_entries, spilling_cache
+from worker_ext.state import state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def restore(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+    """Return the answer's body."""
+    started = time.perf_counter()
+    notes, state, device = Notes(), state_of(worker), device_of(worker)
+    cache = spilling_cache(worker)
+    mover = Mover(device, notes)
+    if cache is not None and spilled_entries(cache):
+        refuse_now(worker)
+        mover.bring_back(cache)
+    else:
+        notes.add("restored_entries", "nothing lies in host memory")
+    return {
+        "restored_entries": mover.entries,
+        "restored_bytes": mover.device_bytes,
+        "left_entries": mover.failed,
+        "encoder_cache": encoder_cache_block(worker, device.type, state),
+        "copy_seconds": round(mover.seconds, 6),
+        "notes": notes.as_list(),
+        "elapsed_ms": round((time.perf_counter() - started) * 1000, 3),
+    }
+
+
+OPERATION = Operation("restore", {}, restore)

@@ -1,0 +1,97 @@
+"""`trim`: move the encoder outputs that were not used for longest to host memory; the next access brings each back.
+
+It drops nothing: to the engine every entry is still there.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from worker_ext.devices import device_of
+from worker_ext.encoder_outputs import encoder_cache_block, find_encoder_cache, needed_hashes
+from worker_ext.errors import BadPayloadError, RefusedError
+from worker_ext.host_budget import read_host_budget
+from worker_ext.mover import Mover
+from worker_ext.notes import Notes
+from worker_ext.operations.operation import Operation
+from worker_ext.payload import OptionalIntegerField, OptionalNumberField
+from worker_ext.spill_plan import Plan, Target, make_plan
+from worker_ext.spilling import spilled_entries, watch
+from worker_ext.state import state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from worker_ext.spilling_dict import SpillingDict
+
+
+def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer's body."""
+    started = time.perf_counter()
+    target = Target(*(arguments[name] for name in Target._fields))
+    _check_one(target)
+    notes, state, device = Notes(), state_of(worker), device_of(worker)
+    cache = watch(worker, device, state)
+    mover = Mover(device, notes)
+    plan = _plan(worker, cache, target, mover, notes)
+    if cache is not None and plan.groups and plan.asked_bytes != 0:
+        taken = sum(value.host_bytes for value in spilled_entries(cache).values())
+        budget = read_host_budget(worker, arguments["host_budget_bytes"], taken, notes)
+        mover.spill(cache, plan.groups, plan.asked_bytes, budget.left)
+        if mover.over_budget and not mover.entries and not mover.failed:
+            raise RefusedError(f"{budget}: no entry fits, and {mover.over_budget} stay on the device")
+    if device.type == "cpu" and mover.entries:
+        notes.add("spilled_bytes", "device and host memory are the same on a CPU worker: this gave nothing back")
+    return {
+        "kind": _kind(worker),
+        "asked_bytes": plan.asked_bytes,
+        "spilled_entries": mover.entries,
+        "spilled_bytes": mover.device_bytes,
+        "host_bytes_added": mover.host_bytes,
+        "kept": {
+            "needed_entries": plan.kept_as_needed,
+            "over_budget_entries": mover.over_budget,
+            "unspillable_entries": plan.unspillable + mover.failed,
+        },
+        "encoder_cache": encoder_cache_block(worker, device.type, state),
+        "copy_seconds": round(mover.seconds, 6),
+        "notes": notes.as_list(),
+        "elapsed_ms": round((time.perf_counter() - started) * 1000, 3),
+    }
+
+
+OPERATION = Operation(
+    "trim",
+    {
+        "free_bytes": OptionalIntegerField(minimum=0),
+        "keep_bytes": OptionalIntegerField(minimum=0),
+        "idle_seconds": OptionalNumberField(minimum=0),
+        "host_budget_bytes": OptionalIntegerField(minimum=0),
+    },
+    trim,
+)
+
+
+def _check_one(target: Target) -> None:
+    given = [name for name, value in target._asdict().items() if value is not None]
+    if len(given) > 1:
+        raise BadPayloadError(f"payload keys {given[0]!r} and {given[1]!r} exclude each other; give one of them")
+
+
+def _kind(worker: object) -> str | None:
+    found = find_encoder_cache(worker)
+    return found[0] if found else None
+
+
+def _plan(worker: object, cache: SpillingDict | None, target: Target, mover: Mover, notes: Notes) -> Plan:
+    if not cache:
+        reason = "it is empty" if cache is not None else "this worker has none: a text model, or a later pipeline stage"
+        notes.add("encoder_cache", reason)
+        return Plan([], target.asked_bytes(0), 0, 0)
+    needed = needed_hashes(worker)
+    if needed is None:
+        # No danger: what is needed after all comes back, later by a copy.
+        notes.add("kept.needed_entries", "the runner does not tell what running requests need: nothing was held back")
+    plan = make_plan(cache, target, mover.copies.can_take, needed, mover.device_type)
+    return plan if needed is not None else plan._replace(kept_as_needed=None)

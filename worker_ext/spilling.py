@@ -1,0 +1,116 @@
+"""The encoder cache as one that can spill: when that must not be, and how it is put in place.
+
+It refuses wherever somebody else may hold on to the cache or its tensors, or a step may run beside us: the engine dies
+of an entry that is not where it believes it to be.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from worker_ext.attributes import look_up
+from worker_ext.devices.accelerator import on_main_thread
+from worker_ext.encoder_outputs import find_encoder_cache
+from worker_ext.errors import RefusedError
+from worker_ext.holders import other_holders
+from worker_ext.host_copies import HostCopies
+from worker_ext.spilling_dict import Spilled, SpillingDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from worker_ext.devices import Device
+    from worker_ext.state import WorkerState
+
+# vllm-ascend 0.30 moves encoder outputs to host memory itself (vllm_ascend/worker/model_runner_v1.py).
+_ASCENDS_OWN = ("cpu_encoder_cache", "tmp_encoder_cache", "_pending_encoder_cache_copies")
+
+
+def spilling_cache(worker: object) -> SpillingDict | None:
+    """Return the worker's encoder cache where it is ours already, None where it is not, or there is none."""
+    found = find_encoder_cache(worker)
+    return found[1] if found and isinstance(found[1], SpillingDict) else None
+
+
+def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | None:
+    """Return the worker's encoder cache as ours, put in place at the first call; None where the worker has none.
+
+    Raises:
+        RefusedError: It must stay as it is.
+    """
+    found = find_encoder_cache(worker)
+    if found is None:
+        return None
+    is_ours, is_plain, name = isinstance(found[1], SpillingDict), type(found[1]) is dict, type(found[1]).__name__
+    del found  # one reference more to the dict would look like somebody's
+    refuse_now(worker)
+    reason = next(_reasons_in_the_configuration(worker), None)
+    if reason is None and not (is_ours or is_plain):
+        reason = f"the encoder cache is a {name}: somebody else's dict, which may do more than hold entries"
+    if reason is not None:
+        raise RefusedError(reason)
+    if not is_ours:
+        _put_in_place(worker, device, state)
+    return spilling_cache(worker)
+
+
+def refuse_now(worker: object) -> None:
+    """Check what may change between two calls.
+
+    Raises:
+        RefusedError: This is not the moment to move tensors.
+    """
+    if not on_main_thread():
+        raise RefusedError("this is not the worker's main thread, on which its steps run: one may be running now")
+    # Memory that an engine gave up when it fell asleep may be somebody else's now. Engines before they had this object
+    # do not tell a worker that it sleeps (vllm/device_allocator/sleep_mode_backend.py); /is_sleeping does.
+    sleep = look_up(worker, "_sleep_mode_backend", "_state")
+    if sleep is not None and sleep != "RUNNING":
+        raise RefusedError(f"the engine sleeps (sleep mode is {sleep}): its memory is not to be touched until it wakes")
+
+
+def _reasons_in_the_configuration(worker: object) -> Iterator[str]:
+    config, runner = look_up(worker, "vllm_config"), look_up(worker, "model_runner")
+    if config is None:
+        yield "the worker has no vllm_config: who else uses its encoder cache cannot be told"
+    connector = look_up(config, "ec_transfer_config")
+    if connector is not None:
+        # They keep the dict, compare the identity of tensors and copy from raw addresses
+        # (vllm/v1/worker/gpu/ec_connector.py; distributed/ec_transfer/ec_connector/mooncake).
+        name = look_up(connector, "ec_connector")
+        yield f"an encoder cache connector is configured (ec_transfer_config: {name}), which uses the same tensors"
+    manager = look_up(config, "ec_manager_config", "encoder_cache_manager_cls")
+    if manager is not None:
+        yield f"an encoder cache manager of its own is configured (encoder_cache_manager_cls: {manager})"
+    for name in _ASCENDS_OWN:
+        if hasattr(runner, name):
+            yield f"vllm-ascend moves encoder outputs to host memory itself (model_runner.{name} is there)"
+    # vLLM's developers can have every wait for the device raise within a step (vllm/utils/gpu_sync_debug.py): also the
+    # copy that brings an entry back.
+    if look_up(sys.modules.get("vllm.utils.gpu_sync_debug"), "_SYNC_CHECK_MODE") == "error":
+        yield "VLLM_GPU_SYNC_CHECK=error is set, under which to bring an entry back would end the engine"
+    backend = look_up(config, "parallel_config", "distributed_executor_backend")
+    if "ray" in str(backend).lower() or look_up(config, "parallel_config", "use_ray") is True:
+        yield f"the executor is Ray's ({backend}), under which a step may run beside this call"
+
+
+def _put_in_place(worker: object, device: Device, state: WorkerState) -> None:
+    owner, name = _owner(worker)
+    holders = other_holders(owner, name)
+    if holders:
+        raise RefusedError(f"somebody else holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
+    copies = HostCopies(device)
+    # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
+    setattr(owner, name, SpillingDict(getattr(owner, name), copies.to_device, state.ledger))
+
+
+def _owner(worker: object) -> tuple[Any, str]:
+    runner = look_up(worker, "model_runner")
+    cache = look_up(runner, "encoder_cache")
+    return (runner, "encoder_cache") if isinstance(cache, dict) else (cache, "encoder_outputs")
+
+
+def spilled_entries(cache: SpillingDict) -> dict[Any, Spilled]:
+    """Return the entries that lie in host memory, in the cache's order."""
+    return {key: value for key, value in dict.items(cache) if type(value) is Spilled}
