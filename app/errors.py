@@ -12,7 +12,8 @@
     └── RequestError             an operator's request that cannot be served; carries the HTTP status
         ├── UnknownName          a remedy, rule, mark or value that does not exist (422)
         ├── Refused              would be unsafe or cannot help (409)
-        └── NotAvailable         the engine cannot do it now (503)
+        ├── NotAvailable         the engine cannot do it now (503)
+        └── NotKept              it could not be written to the state file, and so was not done (507)
 
 Foreign exceptions (httpx, json, pydantic) are mapped to these once, at the door where they arise, with ``from``.
 """
@@ -114,6 +115,16 @@ class NotAvailable(RequestError):
 
     status = 503
     code = "engine_not_available"
+
+
+class NotKept(RequestError):
+    """It could not be written to the state file; what was kept before still is."""
+
+    status = 507
+    code = "not_kept"
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"state_file: {path} could not be written: {reason}; what was kept before still is")
 
 
 def sentences(errors: Iterable[Mapping[str, Any]]) -> Iterator[str]:

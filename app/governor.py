@@ -1,118 +1,86 @@
-"""Decide, act, measure, record: carries out what the pure policy decides and what operators ask for.
+"""The policy's side: looks at every report, and has relief carried out where a rule says so.
 
-One remedy at a time, each measured by a fresh poll before and after it. Every remedy asked for leaves an event, also
-one that was refused or failed.
+Deciding is the pure policy's (``policy``), doing and measuring is ``relief``'s; in between stand the rules in force,
+what is remembered of each, and what of that is told.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from app.attribution import freed, host_used, total
-from app.engine import Engine, EngineAnswer
-from app.errors import EngineError, NotAvailable, Refused, UnknownName
+from app.errors import NotAvailable
 from app.history import History
-from app.policy import Decision, Rule, RuleMemory, baseline_problem, decide, judge, signal_value
-from app.poller import Poller
-from app.readings import (
-    Mode,
-    Outcome,
-    PolicyStatus,
-    RankReading,
-    RemedyResult,
-    RemedyState,
-    Report,
-    RulePhase,
-    RuleStatus,
-    Trigger,
+from app.policy import (
+    ACTIONS_PER_HOUR,
+    HOUR_SECONDS,
+    Decision,
+    HourlyBudget,
+    PolicyMode,
+    Rule,
+    RuleMemory,
+    Trial,
+    baseline_problem,
+    decide,
+    effect,
+    judge,
+    resting_value,
+    signal_value,
+    target,
+    usable_from,
 )
-from app.remedies import Remedy
-from app.table import mib
+from app.poller import Poller
+from app.readings import ActionBudget, PolicyStatus, RemedyState, Report, RulePhase, RuleStatus
+from app.relief import Measured, Relief
 
 # The rule in the leftmost of these phases gives the policy its state.
 _URGENCY: tuple[RulePhase, ...] = ("acting", "futile", "above", "cooling", "below")
-JUST_BEFORE_SECONDS = 0.25
 WORKING_STATES = frozenset({"ready", "paused"})
 
 log = logging.getLogger("highwater.governor")
 
 
-class RemedyObserver(Protocol):
-    """Who counts remedies."""
-
-    def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
-        """One remedy was run, refused or failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A remedy's result with the readings around it and, on the drop-in paths, the engine's own answer."""
-
-    result: RemedyResult
-    before: tuple[RankReading, ...]
-    after: tuple[RankReading, ...]
-    answer: EngineAnswer | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """What to run and on whose behalf."""
-
-    remedy: Remedy
-    trigger: Trigger
-    mode: Mode = "safe"
-    rule: str | None = None
-    query: str = ""
-    force: bool = False
-    dry_run: bool = False
-    release_after: bool = True
-
-
 class Governor:
-    """Runs remedies, on the policy's behalf and on operators'.
+    """Watches the signals, and acts by the rules.
 
     Args:
-        engine: The engine.
-        poller: For capabilities, and for fresh readings around each remedy.
+        relief: Carries remedies out.
+        poller: For fresh readings.
         history: Where events go.
-        remedies: All there are.
         rules: The policy's rules.
         mode: ``act``, or ``observe``: decide and record, and do nothing.
-        observer: Who counts remedies.
+        max_actions_per_hour: How many remedies may be started within an hour, over all rules.
         clock: Seconds that only go forward.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        relief: Relief,
         poller: Poller,
         history: History,
         *,
-        remedies: Sequence[Remedy],
         rules: Sequence[Rule],
-        mode: Literal["act", "observe"],
-        observer: RemedyObserver,
+        mode: PolicyMode,
+        max_actions_per_hour: int = ACTIONS_PER_HOUR,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.remedies: Mapping[str, Remedy] = {remedy.name: remedy for remedy in remedies}
         self.rules = tuple(rules)
         self.mode = mode
-        self._engine = engine
+        self.max_actions_per_hour = max_actions_per_hour
+        self._relief = relief
         self._poller = poller
         self._history = history
-        self._observer = observer
         self._clock = clock
         self._memories: dict[str, RuleMemory] = {}
         self._problems: dict[str, str] = {}
-        self._acting = asyncio.Lock()
+        # One each: what was only observed must not use up what may really be done.
+        self._started: dict[PolicyMode, tuple[float, ...]] = {"act": (), "observe": ()}
+        self._told_budget_at = -math.inf
         self._news = asyncio.Event()
-
-    # --- the policy's side ---
 
     def notice(self, report: Report) -> None:
         """A new report is there; ``run`` looks at it. Never blocks the poller."""
@@ -135,16 +103,19 @@ class Governor:
         self._check_baselines()
         for rule in self.rules:
             # One step for each report: the measuring poll after a remedy brings the report for the next.
+            if rule not in self.rules:
+                continue  # replaced while a remedy of another rule ran
             decision = self._decide(rule)
             if decision.action == "act":
-                await self._act(rule, decision)
+                await self._act(rule, decision.remedy or "")
+            elif decision.action == "over_budget":
+                self._tell_budget(rule, decision.remedy or "")
 
     def _decide(self, rule: Rule) -> Decision:
-        memory = self._memories.get(rule.name, RuleMemory())
-        if self._acting.locked():
+        if self._relief.busy:
             return Decision()  # an operator's remedy is running: its effect comes first
-        memory_after, decision = decide(rule, memory, self._signal(rule), self._clock())
-        self._remember(rule, memory_after)
+        memory, decision = decide(rule, self._memory(rule), self._signal(rule), self._clock(), self._budget)
+        self._remember(rule, memory)
         return decision
 
     def _signal(self, rule: Rule) -> float | None:
@@ -154,210 +125,150 @@ class Governor:
             return None
         return signal_value(rule.signal, report)
 
-    async def _act(self, rule: Rule, decision: Decision) -> None:
-        remedy = self.remedies[decision.remedy or ""]
-        order = _Order(remedy, "policy", rule=rule.name)
-        measured: Measured | None = None
+    async def _act(self, rule: Rule, remedy: str) -> None:
+        mode, unspent = self.mode, self._started[self.mode]
+        self._started[mode] = self._budget.spend(self._clock()).started
+        aim = target(rule, self._poller.current())
+        trial = Trial(at=0.0, outcome="failed")
         try:
-            measured = self._observe(order) if self.mode == "observe" else await self._carry_out(order)
+            measured = await self._relief.for_rule(rule.name, remedy, target=aim, observe=mode == "observe")
+            trial = _trial(rule, measured)
+            if measured.result.outcome == "refused" and not measured.result.held_seconds:
+                self._started[mode] = unspent  # nothing was done, and no request waited for it
         except NotAvailable as exc:
             log.info("rule %s: %s", rule.name, exc)  # recorded as an event already
+            self._started[mode] = unspent
+            trial = replace(trial, reason=str(exc))
         finally:
             # Also when cancelled in the middle: the rule must not stay in "acting".
-            memory = judge(
-                rule,
-                self._memories.get(rule.name, RuleMemory()),
-                remedy.name,
-                outcome=measured.result.outcome if measured is not None else "failed",
-                freed_bytes=_relief(rule, measured) if measured is not None else None,
-                value=self._signal(rule),
-                now=self._clock(),
-            )
-            self._remember(rule, memory)
+            if rule in self.rules:
+                trial = replace(trial, at=self._clock())
+                self._remember(rule, judge(rule, self._memory(rule), remedy, trial, value=self._signal(rule)))
 
-    def _observe(self, order: _Order) -> Measured:
-        result = _result(order.remedy, "observed", reason="the policy is in observe mode")
-        self._record(order, result)
-        return Measured(result, (), ())
+    def _memory(self, rule: Rule) -> RuleMemory:
+        return self._memories.get(rule.name, RuleMemory())
 
     def _remember(self, rule: Rule, memory: RuleMemory) -> None:
-        was = self._memories.get(rule.name, RuleMemory())
+        was = self._memory(rule)
         self._memories[rule.name] = memory
         if was.phase != memory.phase:
             value = self._signal(rule)
             at = "" if value is None else f" at {rule.signal} {value:g}"
             self._history.record("policy", f"rule {rule.name}: {was.phase} -> {memory.phase}{at}", rule=rule.name)
 
-    def _check_baselines(self) -> None:
-        baseline = self._poller.baseline
-        if not baseline:
-            self._problems.clear()
+    @property
+    def _budget(self) -> HourlyBudget:
+        return HourlyBudget(most=self.max_actions_per_hour, started=self._started[self.mode])
+
+    def _tell_budget(self, rule: Rule, remedy: str) -> None:
+        """Say that the budget is used up: once, and again when it still, or again, is after an hour."""
+        now = self._clock()
+        if now - self._told_budget_at < HOUR_SECONDS:
             return
+        self._told_budget_at = now
+        free_at = self._budget.allows_from(now)
+        rest = "none is allowed" if free_at is None else f"the next may start in {free_at - now:.0f} s"
+        summary = f"the budget of {self.max_actions_per_hour} actions an hour is used up: {remedy} must wait; {rest}"
+        self._history.record("policy", summary, rule=rule.name)
+        log.warning("rule %s: %s", rule.name, summary)
+
+    def _check_baselines(self) -> None:
         # At rest means before any growth: the first readings after the engine became ready.
-        at_rest = replace(self._poller.current(), ranks=baseline)
+        baseline = self._poller.baseline
         for rule in self.rules:
-            if rule.signal not in {"device_used_ratio", "device_free_bytes", "host_used_ratio"}:
-                continue
-            problem = baseline_problem(rule, signal_value(rule.signal, at_rest))
-            if problem is not None and self._problems.get(rule.name) != problem:
+            problem = baseline_problem(rule, resting_value(rule.signal, baseline))
+            if problem is None:
+                self._problems.pop(rule.name, None)
+            elif self._problems.get(rule.name) != problem:
                 self._problems[rule.name] = problem
                 self._history.record("baseline", problem, rule=rule.name)
                 log.warning("%s", problem)
 
     def status(self) -> PolicyStatus:
         """The policy as it stands."""
-        statuses = tuple(self._rule_status(rule) for rule in self.rules)
+        now = self._clock()
+        to_unix = time.time() - now
+        statuses = tuple(self._rule_status(rule, now, to_unix) for rule in self.rules)
         phases = {status.phase for status in statuses}
         state: RulePhase = next((phase for phase in _URGENCY if phase in phases), "below")
-        return PolicyStatus(state=state, mode=self.mode, rules=statuses)
+        return PolicyStatus(state=state, mode=self.mode, rules=statuses, budget=self._budget_status(now, to_unix))
 
-    def _rule_status(self, rule: Rule) -> RuleStatus:
-        memory = self._memories.get(rule.name, RuleMemory())
-        now, unix = self._clock(), time.time()
-
-        def remedy_state(name: str) -> RemedyState:
-            worn = memory.worn_out.get(name)
-            return RemedyState(
-                name=name,
-                futile=worn is not None and now < worn.retry_at,
-                retry_at=unix + worn.retry_at - now if worn is not None else None,
-                last_freed_bytes=memory.last_freed.get(name),
-            )
-
+    def _rule_status(self, rule: Rule, now: float, to_unix: float) -> RuleStatus:
+        memory, value = self._memory(rule), self._signal(rule)
         return RuleStatus(
             name=rule.name,
             signal=rule.signal,
             high_water=rule.high_water,
             low_water=rule.low_water,
             phase=memory.phase,
-            value=self._signal(rule),
-            since=unix + memory.since - now if memory.since else None,
+            value=value,
+            since=memory.since + to_unix if memory.since else None,
             problem=self._problems.get(rule.name),
-            remedies=tuple(remedy_state(name) for name in rule.remedies),
+            remedies=tuple(
+                _remedy_state(rule, memory, name, value, now=now, to_unix=to_unix) for name in rule.remedies
+            ),
         )
 
-    def replace_policy(self, rules: Sequence[Rule], mode: Literal["act", "observe"], what: str) -> None:
-        """Take a new, already validated policy. What is remembered of unchanged rules stays."""
+    def _budget_status(self, now: float, to_unix: float) -> ActionBudget:
+        budget = self._budget
+        used_up, free_at = not budget.allows(now), budget.allows_from(now)
+        return ActionBudget(
+            max_actions_per_hour=budget.most,
+            started_last_hour=len(budget.recent(now)),
+            used_up=used_up,
+            until=free_at + to_unix if used_up and free_at is not None else None,
+        )
+
+    def replace_policy(
+        self, rules: Sequence[Rule], mode: PolicyMode, what: str, *, max_actions_per_hour: int | None = None
+    ) -> None:
+        """Take a new, already validated policy. What is remembered of unchanged rules stays, and what was spent.
+
+        Args:
+            rules: All of them.
+            mode: ``act`` or ``observe``.
+            what: The event's words.
+            max_actions_per_hour: ``None`` leaves it as it is.
+        """
         unchanged = {rule.name for rule in rules if rule in self.rules}
         kept = {name: memory for name, memory in self._memories.items() if name in unchanged}
         self.rules, self.mode = tuple(rules), mode
-        self._memories, self._problems = kept, {}
+        if max_actions_per_hour is not None:
+            self.max_actions_per_hour = max_actions_per_hour
+        self._memories, self._problems, self._told_budget_at = kept, {}, -math.inf
         self._history.record("policy", what)
         self._news.set()
 
-    # --- the operators' side ---
 
-    async def reclaim(self, names: Sequence[str], *, mode: Mode, dry_run: bool) -> list[Measured]:
-        """Run remedies in this order on an operator's behalf.
-
-        Raises:
-            UnknownName: There is no such remedy.
-            NotAvailable: The engine is not there to be asked.
-        """
-        for name in names:
-            if name not in self.remedies:
-                raise UnknownName("remedies", name, self.remedies)
-        chosen = [self.remedies[name] for name in names]
-        return [await self._carry_out(_Order(remedy, "reclaim", mode=mode, dry_run=dry_run)) for remedy in chosen]
-
-    async def drop_in(self, name: str, *, query: str, mode: Mode, force: bool) -> Measured:
-        """Run one of vLLM's own resets, as a client asked for it.
-
-        Raises:
-            Refused: It could hang or kill this engine.
-            NotAvailable: The engine is not there to be asked.
-        """
-        # No release after it: a client that asks for vLLM's reset gets that and nothing more.
-        order = _Order(self.remedies[name], "drop-in", mode=mode, query=query, force=force, release_after=False)
-        measured = await self._carry_out(order)
-        if measured.result.outcome == "refused":
-            raise Refused(f"{name}: {measured.result.reason}")
-        return measured
-
-    # --- carrying out ---
-
-    async def _carry_out(self, order: _Order) -> Measured:
-        async with self._acting:
-            return await self._measure(order)
-
-    async def _measure(self, order: _Order) -> Measured:
-        before = await self._before(order)
-        refusal = order.remedy.refusal(self._poller.capabilities, before.engine, order.mode)
-        if refusal is not None and not order.force:
-            result = _result(order.remedy, "refused", reason=refusal)
-            if not order.dry_run:
-                self._record(order, result)
-            return Measured(result, before.ranks, before.ranks)
-        if order.dry_run:
-            return Measured(_result(order.remedy, "observed", reason="dry run"), before.ranks, before.ranks)
-
-        started = time.monotonic()
-        reason: str | None
-        try:
-            run = await order.remedy.run(self._engine, order.query)
-            if run.ok and order.remedy.needs_release and order.release_after and self._engine.rpc_allowed:
-                await self._engine.rpc("release")
-        except EngineError as exc:
-            ok, reason, answer = False, str(exc), None
-        else:
-            ok, reason, answer = run.ok, run.reason, run.answer
-        after = await self._poller.poll()
-        readings = () if after.stale else after.ranks
-        if ok and before.ranks and not readings:
-            reason = f"not measured, as no reading came after it: {after.engine.hint or after.engine.state}"
-        deltas = freed(before.ranks, readings)
-        freed_bytes, freed_components = total(deltas)
-        result = _result(order.remedy, "done" if ok else "failed", reason=reason)
-        result = replace(
-            result,
-            seconds=time.monotonic() - started,
-            freed_bytes=freed_bytes,
-            freed_components=freed_components,
-            ranks=deltas,
-        )
-        self._record(order, result)
-        return Measured(result, before.ranks, readings, answer)
-
-    async def _before(self, order: _Order) -> Report:
-        """A reading of now; the last one if it was taken just before, as on the policy's behalf it was.
-
-        Raises:
-            NotAvailable: The engine is not there to be asked. That is recorded as a failed reset.
-        """
-        report = self._poller.current()
-        age = report.age_seconds
-        # What is asked for now may be refused for the requests of this very moment (reset_mm_cache before 0.14).
-        if order.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
-            report = await self._poller.poll()
-        state = report.engine.state
-        if state in {"down", "starting", "unresponsive"}:
-            reason = f"the engine is {state}" + (f": {report.engine.hint}" if report.engine.hint else "")
-            self._record(order, _result(order.remedy, "failed", reason=reason))
-            raise NotAvailable(reason)
-        return replace(report, ranks=()) if report.stale else report
-
-    def _record(self, order: _Order, result: RemedyResult) -> None:
-        self._observer.remedy_ended(result, order.trigger)
-        kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
-        summary = f"{result.remedy} {result.outcome}"
-        if result.outcome == "done" and result.freed_bytes is not None:
-            word = "freed" if result.freed_bytes >= 0 else "while use grew by"
-            summary += f", {word} {mib(abs(result.freed_bytes))} MiB in {result.seconds:.2f} s"
-        if result.reason:
-            summary += f": {result.reason}"
-        self._history.record(kind, summary, trigger=order.trigger, rule=order.rule, result=result)
-        log.info("%s (%s)", summary, order.rule or order.trigger)
+def _trial(rule: Rule, measured: Measured) -> Trial:
+    """How a remedy went for a rule; ``at`` is the caller's to set."""
+    result = measured.result
+    was_run = result.outcome in {"done", "failed"}
+    freed = effect(rule.signal, measured.before, measured.after) if was_run else None
+    return Trial(at=0.0, outcome=result.outcome, reason=result.reason, effect=freed)
 
 
-def _result(remedy: Remedy, outcome: Outcome, *, reason: str | None) -> RemedyResult:
-    return RemedyResult(remedy=remedy.name, outcome=outcome, reason=reason, frees=remedy.frees, spares=remedy.spares)
-
-
-def _relief(rule: Rule, measured: Measured) -> int | None:
-    """What the remedy freed of what the rule watches, in bytes; ``None`` where that was not measured."""
-    if rule.signal == "encoder_cache_bytes":
-        return measured.result.freed_components.encoder_cache_bytes
-    if rule.signal.startswith("host_"):
-        before, after = host_used(measured.before), host_used(measured.after)
-        return None if before is None or after is None else before - after
-    return measured.result.freed_bytes
+def _remedy_state(
+    rule: Rule, memory: RuleMemory, name: str, value: float | None, *, now: float, to_unix: float
+) -> RemedyState:
+    free_at = usable_from(rule, memory, name, value)
+    futile = name in memory.worn_out and now < free_at
+    if memory.phase == "cooling":
+        free_at = max(free_at, memory.cooling_until)
+    trial = memory.trials.get(name)
+    state = RemedyState(
+        name=name,
+        futile=futile,
+        retry_at=free_at + to_unix if now < free_at else None,
+    )
+    if trial is None:
+        return state
+    freed = trial.effect
+    return replace(
+        state,
+        last_run_at=trial.at + to_unix,
+        last_outcome=trial.outcome,
+        last_reason=trial.reason,
+        last_freed_bytes=freed.total_bytes if freed is not None else None,
+        last_freed_ranks=freed.ranks if freed is not None else (),
+    )

@@ -14,23 +14,24 @@ No I/O, no clock, no logging, no asyncio. The governor carries decisions out and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from app.attribution import host_ratio
-from app.readings import Outcome, Report, RulePhase
+from app.attribution import host_ratio, host_share, host_used, rank_key
+from app.readings import UNNEEDED, Outcome, RankFreed, RankReading, Report, RulePhase, Target
 
 # The signals, and the remedies that can lower each: a reset that cannot help only costs cache hits.
-_DEVICE = ("release", "reset_encoder_cache")
+_DEVICE = ("release", "trim_encoder_cache", "reset_encoder_cache")
 _HOST = ("reset_mm_cache", "release")
 SIGNAL_REMEDIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "device_used_ratio": _DEVICE,
         "device_free_bytes": _DEVICE,
         "device_growth_bytes": _DEVICE,
-        "encoder_cache_bytes": ("reset_encoder_cache",),
+        "encoder_cache_bytes": ("trim_encoder_cache", "reset_encoder_cache"),
         "host_used_ratio": _HOST,
         "host_growth_bytes": _HOST,
         "kv_cache_usage_ratio": ("reset_prefix_cache",),
@@ -41,8 +42,11 @@ FALLING_SIGNALS = frozenset({"device_free_bytes"})
 RATIO_SIGNALS = frozenset({"device_used_ratio", "host_used_ratio", "kv_cache_usage_ratio"})
 BACKOFF_FIRST_SECONDS = 60.0
 BACKOFF_MOST_SECONDS = 3600.0
+HOUR_SECONDS = 3600.0
+ACTIONS_PER_HOUR = 60
 
-Action: TypeAlias = Literal["none", "act"]
+PolicyMode: TypeAlias = Literal["act", "observe"]
+Action: TypeAlias = Literal["none", "act", "over_budget"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,70 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HourlyBudget:
+    """How many remedies the policy may start within an hour, over all rules.
+
+    Attributes:
+        most: So many.
+        started: When the last ones were started, oldest first.
+    """
+
+    most: int = ACTIONS_PER_HOUR
+    started: tuple[float, ...] = ()
+
+    def recent(self, now: float) -> tuple[float, ...]:
+        """When those of the last hour were started."""
+        return tuple(at for at in self.started if now < at + HOUR_SECONDS)
+
+    def allows(self, now: float) -> bool:
+        """Whether one more may be started."""
+        return len(self.recent(now)) < self.most
+
+    def allows_from(self, now: float) -> float | None:
+        """When one more may be started; ``None`` where that is never, as none are allowed."""
+        recent = self.recent(now)
+        if self.most == 0:
+            return None
+        return now if len(recent) < self.most else recent[len(recent) - self.most] + HOUR_SECONDS
+
+    def spend(self, now: float) -> HourlyBudget:
+        """The budget with one more started now."""
+        return replace(self, started=(*self.recent(now), now))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What a remedy did for a signal, in bytes that it freed of what the signal watches.
+
+    Attributes:
+        judged_bytes: What the remedy is judged by: of the rank that was worst, where the signal is the worst rank's.
+        total_bytes: Over all ranks.
+        ranks: Of each rank.
+    """
+
+    judged_bytes: int | None
+    total_bytes: int | None
+    ranks: tuple[RankFreed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """How a remedy went.
+
+    Attributes:
+        at: When it ended.
+        outcome: What became of it.
+        reason: Why not, or what the engine said.
+        effect: What it did for the signal; ``None`` where that was not measured.
+    """
+
+    at: float
+    outcome: Outcome
+    reason: str | None = None
+    effect: Effect | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WornOut:
     """A remedy that did too little: when it may be tried again."""
 
@@ -102,32 +170,33 @@ class RuleMemory:
         since: When it entered it.
         reached_since: Since when the signal has been at high water.
         cooling_until: When the rest ends.
-        last_run: When each remedy last ran.
+        trials: How each remedy went last, with the last effect that was measured.
         worn_out: The remedies that did too little, by name.
-        last_freed: What each remedy freed when it last ran.
     """
 
     phase: RulePhase = "below"
     since: float = 0.0
     reached_since: float | None = None
     cooling_until: float = 0.0
-    last_run: Mapping[str, float] = field(default_factory=dict)
+    trials: Mapping[str, Trial] = field(default_factory=dict)
     worn_out: Mapping[str, WornOut] = field(default_factory=dict)
-    last_freed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do now. With ``act``, the remedy to run."""
+    """What to do now. With ``act`` the remedy to run, with ``over_budget`` the one that must wait."""
 
     action: Action = "none"
     remedy: str | None = None
 
 
 _NOTHING = Decision()
+_FRESH_BUDGET = HourlyBudget()
 
 
-def decide(rule: Rule, memory: RuleMemory, value: float | None, now: float) -> tuple[RuleMemory, Decision]:
+def decide(
+    rule: Rule, memory: RuleMemory, value: float | None, now: float, budget: HourlyBudget = _FRESH_BUDGET
+) -> tuple[RuleMemory, Decision]:
     """Look at one reading.
 
     Args:
@@ -135,6 +204,7 @@ def decide(rule: Rule, memory: RuleMemory, value: float | None, now: float) -> t
         memory: What is remembered of it.
         value: The signal, or ``None`` where there is no fresh reading: then nothing is done and nothing forgotten.
         now: The time, in seconds.
+        budget: What may still be started in this hour.
     """
     if value is None or memory.phase == "acting":
         return memory, _NOTHING
@@ -150,75 +220,66 @@ def decide(rule: Rule, memory: RuleMemory, value: float | None, now: float) -> t
         if now - since < rule.sustain_seconds:
             return memory, _NOTHING
         memory = _enter(memory, "above", now)
-    remedy = _next_remedy(rule, memory, value, now)
-    if remedy is None:
-        worn_out = all(name in memory.worn_out for name in rule.remedies)
-        return _enter(memory, "futile" if worn_out else "above", now), _NOTHING
-    return _enter(memory, "acting", now), Decision(action="act", remedy=remedy)
+    return _climb(rule, memory, value, now, budget)
 
 
-def judge(
-    rule: Rule,
-    memory: RuleMemory,
-    remedy: str,
-    *,
-    outcome: Outcome,
-    freed_bytes: int | None,
-    value: float | None,
-    now: float,
-) -> RuleMemory:
-    """Take in how a remedy went.
+def judge(rule: Rule, memory: RuleMemory, remedy: str, trial: Trial, *, value: float | None) -> RuleMemory:
+    """Take in how a remedy went, and the signal after it.
 
     A remedy that was refused or failed, or freed less than ``min_effect_bytes``, is worn out for a while, twice as long
     each time; one that helped is forgiven, and of one that was only observed nothing is learnt. The rule then rests
     (relieved), or is above again and the next reading tries the next remedy.
     """
-    memory = replace(memory, last_run={**memory.last_run, remedy: now})
-    # reset_prefix_cache frees blocks, never bytes: there the signal itself is the judge.
-    helped = outcome == "done" and (
-        (freed_bytes or 0) >= rule.min_effect_bytes or (value is not None and rule.relieved(value))
-    )
+    now = trial.at
     worn = dict(memory.worn_out)
-    if helped:
+    if _helped(rule, trial, value):
         worn.pop(remedy, None)
-    elif outcome != "observed":
+    elif trial.outcome != "observed":
         before = worn.get(remedy)
         backoff = min(before.backoff_seconds * 2, BACKOFF_MOST_SECONDS) if before else BACKOFF_FIRST_SECONDS
         worn[remedy] = WornOut(
             value=value if value is not None else rule.high_water, backoff_seconds=backoff, retry_at=now + backoff
         )
-    freed = dict(memory.last_freed)
-    if freed_bytes is not None:
-        freed[remedy] = freed_bytes
-    memory = replace(memory, worn_out=worn, last_freed=freed)
+    last = memory.trials.get(remedy)
+    if trial.effect is None and last is not None:
+        trial = replace(trial, effect=last.effect)
+    memory = replace(memory, worn_out=worn, trials={**memory.trials, remedy: trial})
     if value is not None and rule.relieved(value):
         rested = replace(memory, reached_since=None, cooling_until=now + rule.cooldown_seconds)
         return _enter(rested, "cooling", now)
     return _enter(memory, "above", now)
 
 
-def baseline_problem(rule: Rule, value: float | None) -> str | None:
-    """Why the rule would fire for ever: its high water lies under the engine's use at rest. ``None`` if it is fine."""
-    if value is None or not rule.reached(value):
-        return None
-    side = "at or over" if rule.signal in FALLING_SIGNALS else "at or under"
-    return (
-        f"rule {rule.name}: high_water {rule.high_water:g} of {rule.signal} is {side} the engine's own baseline "
-        f"{value:g} after start; it would fire for ever. Raise it, or lower the engine's --gpu-memory-utilization"
-    )
+def _climb(
+    rule: Rule, memory: RuleMemory, value: float, now: float, budget: HourlyBudget
+) -> tuple[RuleMemory, Decision]:
+    """The first remedy in order that may run, if one may."""
+    remedy = next((name for name in rule.remedies if now >= usable_from(rule, memory, name, value)), None)
+    if remedy is None:
+        worn_out = all(name in memory.worn_out for name in rule.remedies)
+        return _enter(memory, "futile" if worn_out else "above", now), _NOTHING
+    if not budget.allows(now):
+        return _enter(memory, "above", now), Decision(action="over_budget", remedy=remedy)
+    return _enter(memory, "acting", now), Decision(action="act", remedy=remedy)
 
 
-def _next_remedy(rule: Rule, memory: RuleMemory, value: float, now: float) -> str | None:
-    """The first remedy that is neither resting after its last run nor worn out."""
+def usable_from(rule: Rule, memory: RuleMemory, remedy: str, value: float | None) -> float:
+    """From when on a remedy is neither resting after its last run nor worn out; minus infinity if it never ran."""
+    trial, worn = memory.trials.get(remedy), memory.worn_out.get(remedy)
+    rested = trial.at + rule.cooldown_seconds if trial is not None else -math.inf
+    if worn is None or (value is not None and rule.moved(value, worn.value)):
+        return rested
+    return max(rested, worn.retry_at)
 
-    def usable(name: str) -> bool:
-        ran_at = memory.last_run.get(name)
-        if ran_at is not None and now - ran_at < rule.cooldown_seconds:
-            return False
-        entry = memory.worn_out.get(name)
-        return entry is None or now >= entry.retry_at or rule.moved(value, entry.value)
 
-    return next(filter(usable, rule.remedies), None)
+def _helped(rule: Rule, trial: Trial, value: float | None) -> bool:
+    if trial.outcome != "done":
+        return False
+    # reset_prefix_cache frees blocks, never bytes: there the signal itself is the judge.
+    if value is not None and rule.relieved(value):
+        return True
+    freed = trial.effect.judged_bytes if trial.effect is not None else None
+    return freed is not None and freed >= max(rule.min_effect_bytes, 1)
 
 
 def _calm(memory: RuleMemory, now: float) -> RuleMemory:
@@ -232,48 +293,146 @@ def _enter(memory: RuleMemory, phase: RulePhase, now: float) -> RuleMemory:
 # --- signals ---
 
 
-def signal_value(signal: str, report: Report) -> float | None:
-    """The signal's value in a report: of the worst rank where it is per rank; ``None`` where it is not known."""
-    return _SIGNALS[signal](report)
+def _encoder_bytes(rank: RankReading) -> int | None:
+    return rank.components.encoder_cache_bytes
 
 
-def _device_used_ratio(report: Report) -> float | None:
-    return max((rank.used_ratio for rank in report.ranks if rank.used_ratio is not None), default=None)
-
-
-def _device_free_bytes(report: Report) -> float | None:
-    return min((rank.free_bytes for rank in report.ranks if rank.free_bytes is not None), default=None)
-
-
-def _device_growth_bytes(report: Report) -> float | None:
-    return report.growth.since_ready_bytes
-
-
-def _encoder_cache_bytes(report: Report) -> float | None:
-    sizes = (rank.components.encoder_cache_bytes for rank in report.ranks)
-    return max((size for size in sizes if size is not None), default=None)
-
-
-def _host_used_ratio(report: Report) -> float | None:
-    return max((ratio for ratio in map(host_ratio, report.ranks) if ratio is not None), default=None)
-
-
-def _host_growth_bytes(report: Report) -> float | None:
-    return report.growth.host_since_ready_bytes
-
-
-def _kv_cache_usage_ratio(report: Report) -> float | None:
-    return report.engine.kv_cache_usage_ratio
-
-
-_SIGNALS: Mapping[str, Callable[[Report], float | None]] = MappingProxyType(
+# Signals of which each rank has its own; the worst one counts.
+_OF_A_RANK: Mapping[str, Callable[[RankReading], float | None]] = MappingProxyType(
     {
-        "device_used_ratio": _device_used_ratio,
-        "device_free_bytes": _device_free_bytes,
-        "device_growth_bytes": _device_growth_bytes,
-        "encoder_cache_bytes": _encoder_cache_bytes,
-        "host_used_ratio": _host_used_ratio,
-        "host_growth_bytes": _host_growth_bytes,
-        "kv_cache_usage_ratio": _kv_cache_usage_ratio,
+        "device_used_ratio": lambda rank: rank.used_ratio,
+        "device_free_bytes": lambda rank: rank.free_bytes,
+        "encoder_cache_bytes": _encoder_bytes,
+        "host_used_ratio": host_ratio,
     }
 )
+_OF_ALL: Mapping[str, Callable[[Report], float | None]] = MappingProxyType(
+    {
+        "device_growth_bytes": lambda report: report.growth.since_ready_bytes,
+        "host_growth_bytes": lambda report: report.growth.host_since_ready_bytes,
+        "kv_cache_usage_ratio": lambda report: report.engine.kv_cache_usage_ratio,
+    }
+)
+# Where the bytes are that a remedy frees for the signal. reset_prefix_cache frees blocks: no bytes there.
+_BYTES: Mapping[str, Callable[[RankReading], int | None]] = MappingProxyType(
+    {
+        "device_used_ratio": lambda rank: rank.used_bytes,
+        "device_free_bytes": lambda rank: rank.used_bytes,
+        "device_growth_bytes": lambda rank: rank.used_bytes,
+        "encoder_cache_bytes": _encoder_bytes,
+        "host_used_ratio": lambda rank: host_share(rank)[0],
+        "host_growth_bytes": lambda rank: host_share(rank)[0],
+    }
+)
+
+
+def signal_value(signal: str, report: Report) -> float | None:
+    """The signal's value in a report: of the worst rank where it is per rank; ``None`` where it is not known."""
+    if signal in _OF_ALL:
+        return _OF_ALL[signal](report)
+    return _worst(signal, report.ranks)[1]
+
+
+def _worst(signal: str, ranks: Iterable[RankReading]) -> tuple[RankReading | None, float | None]:
+    """The rank on which the signal is worst, and its value there."""
+    known = [(rank, value) for rank in ranks if (value := _OF_A_RANK[signal](rank)) is not None]
+    pick = min if signal in FALLING_SIGNALS else max
+    return pick(known, key=lambda pair: pair[1], default=(None, None))
+
+
+# --- how far a remedy goes ---
+
+
+def target(rule: Rule, report: Report) -> Target:
+    """How far a trim goes for a rule, on every rank: to low water on the worst one, and no further.
+
+    Never more than the encoder cache holds there, and never less than ``min_effect_bytes``, which would count as no
+    effect. A device signal's bytes are summed over the ranks where it is growth: there it is each rank's even share.
+    """
+    if rule.signal == "encoder_cache_bytes":
+        return Target(keep_bytes=max(math.floor(rule.low_water), 0))
+    if rule.signal == "device_growth_bytes":
+        grown, count = report.growth.since_ready_bytes, len(report.ranks)
+        need = -((math.floor(rule.low_water) - grown) // count) if grown is not None and count else 0
+        there = max((_encoder_bytes(rank) or 0 for rank in report.ranks), default=0)
+    elif rule.signal in {"device_used_ratio", "device_free_bytes"}:
+        rank, _ = _worst(rule.signal, report.ranks)
+        need = _short_bytes(rule, rank) if rank is not None else 0
+        there = (_encoder_bytes(rank) or 0) if rank is not None else 0
+    else:
+        return UNNEEDED
+    return Target(free_bytes=min(max(need, rule.min_effect_bytes), there))
+
+
+def _short_bytes(rule: Rule, rank: RankReading) -> int:
+    """What a rank's device would have to give back to stand at low water."""
+    if rule.signal == "device_free_bytes":
+        return math.ceil(rule.low_water) - (rank.free_bytes or 0)
+    return (rank.used_bytes or 0) - math.floor(rule.low_water * (rank.total_bytes or 0))
+
+
+# --- what a remedy did ---
+
+
+def effect(signal: str, before: Sequence[RankReading], after: Sequence[RankReading]) -> Effect | None:
+    """What was freed between two readings of what the signal watches; ``None`` where that cannot be measured."""
+    read = _BYTES.get(signal)
+    earlier = {rank_key(rank): rank for rank in before}
+    pairs = [(earlier[rank_key(rank)], rank) for rank in after if rank_key(rank) in earlier]
+    if read is None or not pairs:
+        return None
+    freed = {rank_key(now): _minus(read(was), read(now)) for was, now in pairs}
+    known = [size for size in freed.values() if size is not None]
+    total = sum(known) if known else None
+    if signal.startswith("host_"):
+        # Ranks of one host share its memory: summed, it would count as often as there are ranks.
+        total = _minus(host_used(before), host_used(after))
+    judged = total
+    if signal in _OF_A_RANK:
+        worst, _ = _worst(signal, before)
+        judged = freed.get(rank_key(worst)) if worst is not None else None
+    ranks = tuple(RankFreed(rank=now.rank, dp_rank=now.dp_rank, freed_bytes=freed[rank_key(now)]) for _, now in pairs)
+    return Effect(judged_bytes=judged, total_bytes=total, ranks=ranks)
+
+
+def _minus(was: int | None, now: int | None) -> int | None:
+    return None if was is None or now is None else was - now
+
+
+# --- the baseline ---
+
+
+def resting_value(signal: str, baseline: Sequence[RankReading]) -> float | None:
+    """The signal at rest, from the first readings after the engine became ready.
+
+    What encoder outputs held then is taken off: the sidecar may have come to an engine that had long been at work.
+    ``None`` for the signals that are 0 at rest by what they count; validation keeps their high water over that.
+    """
+    if signal not in {"device_used_ratio", "device_free_bytes", "host_used_ratio"}:
+        return None
+    return _worst(signal, map(_without_encoder_outputs, baseline))[1]
+
+
+def _without_encoder_outputs(rank: RankReading) -> RankReading:
+    held = _encoder_bytes(rank) or 0
+    used = rank.used_bytes - held if rank.used_bytes is not None else None
+    return replace(
+        rank,
+        used_bytes=used,
+        used_ratio=used / rank.total_bytes if used is not None and rank.total_bytes else rank.used_ratio,
+        free_bytes=rank.free_bytes + held if rank.free_bytes is not None else None,
+    )
+
+
+def baseline_problem(rule: Rule, value: float | None) -> str | None:
+    """Why the rule would fire for ever: its high water lies under the engine's use at rest. ``None`` if it is fine."""
+    if value is None or not rule.reached(value):
+        return None
+    side, better = ("at or over", "Lower") if rule.signal in FALLING_SIGNALS else ("at or under", "Raise")
+    other = (
+        "free memory on the host" if rule.signal.startswith("host_") else "lower the engine's --gpu-memory-utilization"
+    )
+    return (
+        f"rule {rule.name}: high_water {rule.high_water:g} of {rule.signal} is {side} the engine's own baseline "
+        f"{value:g} after start; it would fire for ever. {better} it, or {other}"
+    )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from app.policy import FALLING_SIGNALS, RATIO_SIGNALS, SIGNAL_REMEDIES, Rule
+from app.policy import ACTIONS_PER_HOUR, FALLING_SIGNALS, RATIO_SIGNALS, SIGNAL_REMEDIES, PolicyMode, Rule
 
 MIB = 1024 * 1024
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
@@ -40,13 +40,23 @@ class RuleSettings(BaseModel):
                 raise ValueError(f"low_water must be over high_water for {self.signal}: less is worse there")
         elif self.low_water >= self.high_water:
             raise ValueError("low_water must be under high_water")
-        ratios = (self.high_water, self.low_water)
-        if self.signal in RATIO_SIGNALS and not all(0 <= ratio <= 1 for ratio in ratios):
+        waters = (self.high_water, self.low_water)
+        if self.signal in RATIO_SIGNALS and not all(0 <= water <= 1 for water in waters):
             raise ValueError(f"high_water and low_water of {self.signal} are ratios from 0 to 1")
+        if self.signal in {"encoder_cache_bytes", "device_free_bytes"} and min(waters) < 0:
+            raise ValueError(f"high_water and low_water of {self.signal} are sizes and never negative")
+        if self.signal in {"device_growth_bytes", "host_growth_bytes"} and self.high_water <= 0:
+            raise ValueError(f"high_water of {self.signal} must be over 0: that is where growth starts")
+        return self
+
+    @model_validator(mode="after")
+    def _able_remedies(self) -> Self:
         allowed = SIGNAL_REMEDIES[self.signal]
         for remedy in self.remedies:
             if remedy not in allowed:
                 raise ValueError(f"remedy {remedy!r} cannot lower {self.signal}; allowed: {', '.join(allowed)}")
+            if self.remedies.count(remedy) > 1:
+                raise ValueError(f"remedy {remedy!r} is there twice or more")
         return self
 
     def rule(self) -> Rule:
@@ -70,13 +80,24 @@ DEFAULT_RULES = (
 )
 
 
+ActionsPerHour: TypeAlias = Annotated[int, Field(ge=0, le=3600)]
+
+
 class PolicySettings(BaseModel):
     """What the governor does on its own."""
 
     model_config = _FROZEN
 
-    mode: Literal["act", "observe"] = Field("act", description="act: run remedies; observe: decide and record only")
+    mode: PolicyMode = Field("act", description="act: run remedies; observe: decide and record only")
     rules: UniqueRules = Field(DEFAULT_RULES, description="the rules, as a JSON list")
+    max_actions_per_hour: ActionsPerHour = Field(
+        ACTIONS_PER_HOUR, description="remedies that the policy may start within an hour, over all rules"
+    )
+
+    def changed(self, change: PolicyChange) -> PolicySettings:
+        """The policy with the change made."""
+        given = {name: value for name, value in change if value is not None}
+        return self.model_copy(update=given)
 
 
 class PolicyChange(BaseModel):
@@ -84,5 +105,6 @@ class PolicyChange(BaseModel):
 
     model_config = _FROZEN
 
-    mode: Literal["act", "observe"] | None = None
+    mode: PolicyMode | None = None
     rules: UniqueRules | None = None
+    max_actions_per_hour: ActionsPerHour | None = None

@@ -14,10 +14,12 @@ SCHEMA = 1
 
 EngineState: TypeAlias = Literal["ready", "starting", "paused", "sleeping", "unresponsive", "down"]
 RulePhase: TypeAlias = Literal["below", "above", "acting", "cooling", "futile"]
-EventKind: TypeAlias = Literal["reset", "refusal", "mark", "state", "policy", "baseline"]
+EventKind: TypeAlias = Literal["reset", "refusal", "mark", "state", "policy", "baseline", "recovery"]
 Trigger: TypeAlias = Literal["policy", "reclaim", "drop-in"]
 Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
 Mode: TypeAlias = Literal["safe", "now"]
+# How the moment for a remedy was made: any will do; the engine paused; new requests held and the rest let finish.
+Moment: TypeAlias = Literal["any", "pause", "gate"]
 
 # --- what one worker says over the wire (op `memory`; worker_ext/README.md is the contract) ---
 
@@ -57,15 +59,22 @@ class EncoderCache:
         entries: How many images (or other items) are cached.
         device_bytes: What they hold on the device.
         host_bytes: What was spilled to host memory.
+        host_entries: How many entries lie there.
         capacity_embeds: The scheduler's budget, in embeddings; vLLM evicts lazily and stays near it.
         oldest_age_seconds: Since the oldest entry was first seen by us: a lower bound.
+        spills: Entries moved to host memory so far, one that moved twice counted twice; likewise ``restores``.
+        restore_seconds: What bringing them back has taken in all.
     """
 
     entries: int
     device_bytes: int
     host_bytes: int = 0
+    host_entries: int = 0
     capacity_embeds: int | None = None
     oldest_age_seconds: float | None = None
+    spills: int = 0
+    restores: int = 0
+    restore_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +244,7 @@ class EncoderCacheTotals:
         host_bytes: Summed over the ranks.
         capacity_embeds: Of one rank.
         oldest_age_seconds: Of the oldest entry of any rank; a lower bound.
+        spills: Of the rank with the most; likewise ``restores`` and ``restore_seconds``.
     """
 
     entries: int
@@ -242,6 +252,9 @@ class EncoderCacheTotals:
     host_bytes: int
     capacity_embeds: int | None = None
     oldest_age_seconds: float | None = None
+    spills: int = 0
+    restores: int = 0
+    restore_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,13 +275,37 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankFreed:
+    """What a remedy freed on one rank; negative where traffic took more meanwhile."""
+
+    rank: int | None
+    dp_rank: int | None
+    freed_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyState:
-    """A remedy of a rule that is not tried for now, and until when."""
+    """A remedy of a rule: how it went last, and when it may run again.
+
+    Attributes:
+        name: Its name.
+        futile: Whether it is left alone for now because it did too little.
+        retry_at: When it may run again; ``None`` if that is now.
+        last_run_at: When it ended last; ``None`` if it never ran for this rule.
+        last_outcome: What became of it then.
+        last_reason: Why not, or what the engine said.
+        last_freed_bytes: What it freed of what the rule watches when that was last measured, over all ranks.
+        last_freed_ranks: The same by rank.
+    """
 
     name: str
     futile: bool
     retry_at: float | None = None
+    last_run_at: float | None = None
+    last_outcome: Outcome | None = None
+    last_reason: str | None = None
     last_freed_bytes: int | None = None
+    last_freed_ranks: tuple[RankFreed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,12 +324,30 @@ class RuleStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActionBudget:
+    """What the policy may start within an hour, over all rules.
+
+    Attributes:
+        max_actions_per_hour: So many remedies.
+        started_last_hour: How many were started.
+        used_up: Whether nothing more may be started now.
+        until: Until when; ``None`` where it is not used up, or for good.
+    """
+
+    max_actions_per_hour: int
+    started_last_hour: int
+    used_up: bool
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStatus:
     """The policy as it stands; ``state`` is that of the rule in the most urgent phase."""
 
     state: RulePhase
     mode: Literal["act", "observe"]
     rules: tuple[RuleStatus, ...] = ()
+    budget: ActionBudget | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +377,24 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """How far a trim goes, on every rank; at most one of them. None: all that no running request still needs.
+
+    Attributes:
+        free_bytes: Device bytes to let go.
+        keep_bytes: Device bytes of encoder outputs to keep at most.
+        idle_seconds: Let go what was not used for so long.
+    """
+
+    free_bytes: int | None = None
+    keep_bytes: int | None = None
+    idle_seconds: float | None = None
+
+
+UNNEEDED = Target()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankDelta:
     """The difference between two readings of one rank; who makes it says which way round."""
 
@@ -345,6 +418,9 @@ class RemedyResult:
         ranks: The same by rank.
         frees: What this remedy can free, in words.
         spares: What it cannot, in words.
+        moment: How the moment for it was made; ``None`` where it did not come to that.
+        held_seconds: How long new requests waited for it, at the gate or in the paused engine.
+        detail: What the workers said of it, rank by rank.
     """
 
     remedy: str
@@ -356,6 +432,9 @@ class RemedyResult:
     ranks: tuple[RankDelta, ...] = ()
     frees: str = ""
     spares: str = ""
+    moment: Moment | None = None
+    held_seconds: float | None = None
+    detail: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,16 @@
-"""Decide, act, measure, record: on the policy's behalf and on operators'."""
+"""The policy's side: what is done without being asked, and what of it is told."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
 
-from app.errors import NotAvailable, Refused, UnknownName
-from app.policy import SIGNAL_REMEDIES, Rule
-from app.remedies import REMEDIES, Run
-from app.remedies.release import Release
+from app.errors import NotAvailable
+from app.policy import HOUR_SECONDS, SIGNAL_REMEDIES, Rule
+from app.readings import RankFreed
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, MIB, TOTAL, USED_AFTER, USED_READY, Core, core_on
 
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
@@ -23,6 +23,7 @@ DEVICE = Rule(
     remedies=("release", "reset_encoder_cache"),
 )
 HOST = replace(DEVICE, signal="host_used_ratio", high_water=0.2, low_water=0.1, remedies=("reset_mm_cache",))
+TRIM = replace(DEVICE, remedies=SIGNAL_REMEDIES["device_used_ratio"])
 FLAT = replace(DEVICE, signal="encoder_cache_bytes", high_water=MIB, low_water=0, remedies=("release",))
 
 
@@ -45,9 +46,6 @@ def phases(core: Core) -> list[str]:
     return [summary.partition(" at ")[0].partition(": ")[2] for summary in core.summaries("policy")]
 
 
-# --- the policy's side ---
-
-
 async def test_below_high_water_nothing_is_done():
     """57,766 MiB are the engine's own."""
     core = core_on(rules=[DEVICE])
@@ -64,6 +62,160 @@ async def test_the_ladder_climbs_until_low_water():
     assert resets(core) == ["release", "/reset_encoder_cache", "release"]
     assert phases(core) == ["below -> acting", "acting -> above", "above -> acting", "acting -> cooling"]
     assert core.poller.current().ranks[0].used_bytes == USED_READY - CACHED
+
+
+async def test_only_what_is_needed_is_spilled():
+    """A trim comes before the reset, with what is missing to low water; then there is no need of a reset."""
+    core = await grown(TRIM)
+    await core.tick()
+    missing = core.poller.current().ranks[0].used_bytes - int(TRIM.low_water * TOTAL)
+    await core.tick()
+    assert resets(core) == ["release", "trim", "release"]
+    (trim,) = [call for call in core.fake.calls if call.op == "trim"]
+    assert json.loads(json.loads(trim.body)["args"][1]) == {"free_bytes": missing}
+    spilled = -(-missing // IMAGE_BYTES)
+    assert [(len(w.spilled), len(w.entries)) for w in core.fake.workers] == [(spilled, IMAGES - spilled)] * 2
+    assert core.governor.status().state == "cooling"
+
+
+async def test_a_cache_rule_trims_to_low_water():
+    """On every rank the same."""
+    low = 10 * IMAGE_BYTES + 5
+    rule = replace(TRIM, signal="encoder_cache_bytes", high_water=20 * IMAGE_BYTES, low_water=low)
+    core = await grown(replace(rule, remedies=SIGNAL_REMEDIES["encoder_cache_bytes"]))
+    await core.tick()
+    assert [len(worker.entries) for worker in core.fake.workers] == [10, 10]
+    assert (resets(core), core.governor.status().state) == (["trim", "release"], "cooling")
+
+
+async def test_a_remedy_that_helps_the_wrong_rank_is_worn_out():
+    """Rank 0 gives back what rank 1, the fullest, needs."""
+    core = await grown(replace(DEVICE, remedies=("release",)))
+    core.fake.workers[1].cached = 0
+    core.fake.workers[1].entries["more"] = 2 * CACHED
+    await core.tick()
+    (release,) = core.governor.status().rules[0].remedies
+    assert (release.futile, release.last_outcome, release.last_freed_bytes) == (True, "done", CACHED)
+    assert release.last_freed_ranks == (
+        RankFreed(rank=0, dp_rank=0, freed_bytes=CACHED),
+        RankFreed(rank=1, dp_rank=0, freed_bytes=0),
+    )
+
+
+async def test_the_status_tells_how_each_remedy_went(monkeypatch):
+    """When it ran, what came of it and why, and when it may run again, in Unix time."""
+    core = await grown(replace(DEVICE, remedies=("release", "reset_encoder_cache")), "0.12.0")
+    monkeypatch.setattr("app.governor.time.time", core.clock)
+    await core.tick()
+    ran_at = core.clock.now
+    await core.tick()
+    release, reset = core.governor.status().rules[0].remedies
+    assert (release.futile, release.last_run_at, release.retry_at) == (False, ran_at, ran_at + 60)
+    assert (reset.futile, reset.last_outcome, reset.retry_at) == (True, "refused", core.clock.now + 60)
+    assert "this engine has no /reset_encoder_cache" in (reset.last_reason or "")
+    assert (reset.last_freed_bytes, reset.last_freed_ranks) == (None, ())
+    core.clock.advance(60)
+    await core.poller.poll()
+    assert [remedy.retry_at for remedy in core.governor.status().rules[0].remedies] == [None, None]
+
+
+async def test_while_a_rule_cools_none_of_its_remedies_may_run(monkeypatch):
+    """Not the one that ran, and not the others either."""
+    core = await grown(replace(DEVICE, low_water=0.92, remedies=("reset_encoder_cache", "release")))
+    monkeypatch.setattr("app.governor.time.time", core.clock)
+    await core.tick()
+    (rule,) = core.governor.status().rules
+    assert (rule.phase, [remedy.retry_at for remedy in rule.remedies]) == ("cooling", [core.clock.now + 60] * 2)
+
+
+# --- the budget ---
+
+
+async def with_budget(most: int, **knobs) -> Core:
+    """A core whose one remedy helps, never enough, and rests for a second only; with so many actions an hour."""
+    rule = replace(FLAT, remedies=("reset_encoder_cache",), cooldown_seconds=1.0)
+    core = await grown(rule, **knobs)
+    core.governor.max_actions_per_hour = most
+    return core
+
+
+async def more(core: Core, seconds: float = 2.0) -> None:
+    core.fake.serve_images(1)
+    await core.tick(seconds)
+
+
+async def test_a_used_up_budget_stops_the_policy_and_is_told_once(monkeypatch):
+    """Until the oldest of the hour has left it; an event is no alarm clock that rings with every poll."""
+    core = await with_budget(2)
+    monkeypatch.setattr("app.governor.time.time", lambda: core.clock.now + 5000)
+    first_at = core.clock.now + 2 + 5000
+    for _ in range(6):
+        await more(core)
+    assert resets(core).count("/reset_encoder_cache") == 2
+    budget = core.governor.status().budget
+    assert budget is not None
+    assert (budget.max_actions_per_hour, budget.started_last_hour, budget.used_up) == (2, 2, True)
+    assert budget.until == pytest.approx(first_at + HOUR_SECONDS)
+    (told,) = [summary for summary in core.summaries("policy") if "budget" in summary]
+    assert told.startswith(
+        "the budget of 2 actions an hour is used up: reset_encoder_cache must wait; the next may start"
+    )
+    await more(core, HOUR_SECONDS)
+    assert resets(core).count("/reset_encoder_cache") == 3
+
+
+async def test_without_any_budget_nothing_is_ever_done():
+    """And no time is told at which it would be."""
+    core = await with_budget(0)
+    await more(core)
+    budget = core.governor.status().budget
+    assert budget is not None
+    assert (resets(core), budget.used_up, budget.until) == ([], True, None)
+    assert "none is allowed" in next(summary for summary in core.summaries("policy") if "budget" in summary)
+
+
+async def test_what_was_only_observed_is_counted_apart():
+    """Observe shows what act would do, budget and all; acting then has its own."""
+    core = await with_budget(1, mode="observe")
+    await more(core)
+    await more(core)
+    assert core.counted.remedies == [("reset_encoder_cache", "policy", "observed")]
+    core.governor.replace_policy(core.governor.rules, "act", "now in earnest")
+    await more(core)
+    assert core.counted.remedies[1:] == [("reset_encoder_cache", "policy", "done")]
+
+
+@pytest.mark.parametrize("why", ["refused", "the engine is gone"])
+async def test_what_was_not_started_is_not_counted(why, monkeypatch):
+    """Nothing was done to the engine, and no request waited."""
+    core = await with_budget(1, version="0.12.0")
+    if why != "refused":
+
+        async def gone(*args, **kwargs):
+            raise NotAvailable(why)
+
+        monkeypatch.setattr(core.relief, "for_rule", gone)
+    await more(core)
+    (reset,) = core.governor.status().rules[0].remedies
+    assert (reset.last_outcome, reset.futile) == ("refused" if why == "refused" else "failed", True)
+    budget = core.governor.status().budget
+    assert budget is not None
+    assert budget.started_last_hour == 0
+
+
+async def test_the_budget_outlives_a_change_of_policy():
+    """Or a change would be a way around it; a larger one counts at once."""
+    core = await with_budget(1)
+    await more(core)
+    core.governor.replace_policy(core.governor.rules, "act", "the same")
+    await more(core)
+    assert resets(core).count("/reset_encoder_cache") == 1
+    core.governor.replace_policy(core.governor.rules, "act", "one more", max_actions_per_hour=2)
+    await more(core)
+    assert resets(core).count("/reset_encoder_cache") == 2
+
+
+# --- measuring, cooling, observing ---
 
 
 async def test_every_step_is_measured_and_recorded():
@@ -204,6 +356,27 @@ async def test_a_baseline_problem_goes_with_its_rule():
     assert core.governor.status().rules[0].problem is None
 
 
+async def test_a_baseline_problem_goes_with_its_engine():
+    """The next engine at this address takes less for itself."""
+    core = core_on(rules=[replace(DEVICE, high_water=0.9, low_water=0.8)])
+    await core.tick()
+    assert core.governor.status().rules[0].problem is not None
+    core.fake.start_again()
+    for worker in core.fake.workers:
+        worker.kv_cache //= 2
+    await core.tick()
+    assert core.governor.status().rules[0].problem is None
+
+
+async def test_a_sidecar_that_comes_late_calls_no_full_cache_a_baseline():
+    """What it meets is over high water, and a reset brings it down: that is the rule's own work."""
+    core = core_on(rules=[DEVICE])
+    core.fake.serve_images()
+    await core.tick()
+    assert core.governor.status().rules[0].problem is None
+    assert core.summaries("baseline") == []
+
+
 async def test_an_engine_that_goes_during_a_reset_is_a_failed_reset():
     """The rule is not stuck in acting, and the loop goes on."""
     core = await grown()
@@ -275,173 +448,22 @@ async def test_the_status_shows_the_most_urgent_rule():
     assert [rule.value for rule in status.rules] == [0.25, USED_AFTER / TOTAL]
 
 
-# --- the operators' side ---
-
-
-async def test_reclaim_runs_in_order_and_tells_before_and_after():
-    """Each with the readings around it."""
+async def test_a_rule_that_was_replaced_meanwhile_is_not_judged():
+    """A change while its remedy runs: the new rule of that name knows nothing, and what is gone is not tried."""
+    gone = replace(DEVICE, name="gone", high_water=0.7, low_water=0.6, remedies=("reset_encoder_cache",))
     core = await grown()
-    first, second = await core.governor.reclaim(["reset_encoder_cache", "release"], mode="safe", dry_run=False)
-    assert resets(core) == ["/reset_encoder_cache", "release", "release"]
-    assert (first.before[0].used_bytes, first.after[0].used_bytes) == (USED_AFTER, USED_READY - CACHED)
-    assert first.result.freed_bytes == ENCODER_BYTES + 2 * CACHED
-    assert (second.before[0].used_bytes, second.result.freed_bytes) == (USED_READY - CACHED, 0)
-    assert core.counted.remedies == [("reset_encoder_cache", "reclaim", "done"), ("release", "reclaim", "done")]
-
-
-async def test_a_dry_run_does_nothing():
-    """It tells what would be refused, and leaves neither event nor count."""
-    core = await grown(version="0.12.0")
-    events = core.summaries()
-    would, would_not = await core.governor.reclaim(["release", "reset_encoder_cache"], mode="safe", dry_run=True)
-    assert (would.result.outcome, would.result.reason) == ("observed", "dry run")
-    assert would_not.result.outcome == "refused"
-    assert (resets(core), core.summaries(), core.counted.remedies) == ([], events, [])
-
-
-async def test_an_unknown_remedy_is_named_before_anything_is_done():
-    """Not after half of the list."""
-    core = await grown()
-    with pytest.raises(UnknownName, match="'reboot' is not known; allowed: release, reset_encoder_cache"):
-        await core.governor.reclaim(["release", "reboot"], mode="now", dry_run=False)
-    assert resets(core) == []
-
-
-async def test_a_drop_in_does_what_vllm_does_and_no_more():
-    """Query string and all; no release after it, and so the allocator keeps the bytes: that is told."""
-    core = await grown()
-    measured = await core.governor.drop_in("reset_encoder_cache", query="x=1", mode="now", force=False)
-    assert resets(core) == ["/reset_encoder_cache"]
-    assert core.fake.asked("/reset_encoder_cache")[0].query == "x=1"
-    assert measured.answer is not None
-    assert measured.result.freed_bytes == 0
-    assert measured.result.freed_components.encoder_cache_bytes == ENCODER_BYTES
-    assert measured.result.freed_components.torch_cached_bytes == -ENCODER_BYTES
-
-
-async def test_reset_mm_cache_frees_nothing_on_the_device():
-    """The story's finding, told in the answer."""
-    core = await grown()
-    result = (await core.governor.drop_in("reset_mm_cache", query="", mode="now", force=False)).result
-    assert (result.outcome, result.freed_bytes) == ("done", 0)
-    assert "device memory" in result.spares
-
-
-async def test_a_drop_in_that_hangs_the_engine_is_refused_under_traffic():
-    """0.12 with a request under way: refused and recorded; force is the operator's own word."""
-    core = await grown(version="0.12.0")
-    core.fake.running = 1
-    with pytest.raises(Refused, match="can hang for ever"):
-        await core.governor.drop_in("reset_mm_cache", query="", mode="now", force=False)
-    assert resets(core) == []
-    assert core.counted.remedies == [("reset_mm_cache", "drop-in", "refused")]
-    await core.governor.drop_in("reset_mm_cache", query="", mode="now", force=True)
-    assert resets(core) == ["/reset_mm_cache"]
-
-
-async def test_refusals_look_at_the_engine_of_now():
-    """A request that came since the last poll counts, and were that just before."""
-    core = await grown(version="0.12.0")
-    await core.poller.poll()
-    core.fake.running = 1
-    with pytest.raises(Refused):
-        await core.governor.drop_in("reset_mm_cache", query="", mode="now", force=False)
-
-
-async def test_an_engine_that_is_down_is_not_available():
-    """503 at the door, and a failed reset in the events."""
-    core = await grown()
-    core.fake.down = True
-    with pytest.raises(NotAvailable, match="the engine is down"):
-        await core.governor.drop_in("reset_mm_cache", query="", mode="now", force=False)
-    assert core.counted.remedies == [("reset_mm_cache", "drop-in", "failed")]
-    assert core.summaries("reset")[0].startswith("reset_mm_cache failed: the engine is down")
-
-
-async def test_an_engine_that_goes_in_the_middle_leaves_no_numbers():
-    """What was freed is not known then: None, never 0."""
-    core = await grown()
-    core.fake.late = {"/reset_mm_cache"}
-    measured = await core.governor.drop_in("reset_mm_cache", query="", mode="now", force=False)
-    assert (measured.result.outcome, measured.answer) == ("failed", None)
-    assert "no answer in time" in (measured.result.reason or "")
-
-
-async def test_operator_and_policy_never_act_at_once():
-    """While an operator's remedy runs the policy decides nothing; its effect comes first."""
-    core = await grown()
+    core.governor.replace_policy([DEVICE, gone], "act", "two rules")
     await core.poller.poll()
     core.engine._rpc_deadline = 60.0
     core.fake.hang = asyncio.Event()
-    operator = asyncio.create_task(core.governor.reclaim(["release"], mode="safe", dry_run=False))
+    task = asyncio.create_task(core.governor.consider())
     for _ in range(100):
         await asyncio.sleep(0)
-    assert core.fake.ops()[-1] == "release"
-    await core.governor.consider()
-    assert core.governor.status().state == "below"
+    assert core.governor.status().state == "acting"
+    changed = replace(DEVICE, high_water=0.94)
+    core.governor.replace_policy([changed], "act", "in the middle of it")
     core.fake.hang.set()
-    await operator
-    assert core.counted.remedies == [("release", "reclaim", "done")]
-
-
-async def test_a_reading_from_just_before_serves_as_the_one_before():
-    """On the policy's behalf the engine's step is not held up for what is known already."""
-    core = await grown()
-    await core.tick()
-    assert core.fake.ops() == ["memory", "memory", "release", "memory"]
-
-
-async def test_two_operators_take_turns():
-    """One remedy at a time: every measurement is one remedy's own."""
-    core = await grown()
-    results = await asyncio.gather(*(core.governor.reclaim(["release"], mode="safe", dry_run=False) for _ in range(3)))
-    assert sorted(measured.result.freed_bytes for (measured,) in results) == [0, 0, 2 * CACHED]
-
-
-async def test_use_that_grew_meanwhile_is_not_called_freed(monkeypatch):
-    """Traffic took more than the remedy gave back: negative, and said in words."""
-    core = await grown()
-    release = core.governor.remedies["release"]
-
-    class Busy:
-        def __getattr__(self, name):
-            return getattr(release, name)
-
-        async def run(self, engine, query=""):
-            core.fake.serve_images(1)
-            return await release.run(engine, query)
-
-    for worker in core.fake.workers:
-        worker.cached = 0
-    monkeypatch.setattr(core.governor, "remedies", {"release": Busy()})
-    (measured,) = await core.governor.reclaim(["release"], mode="safe", dry_run=False)
-    assert measured.result.freed_bytes == -2 * IMAGE_BYTES
-    assert "while use grew by 244.0 MiB" in core.summaries("reset")[0]
-
-
-def test_every_remedy_that_a_rule_may_name_can_be_carried_out():
-    """Rules are validated against the table; the governor knows all of it."""
-    names = {remedy.name for remedy in REMEDIES}
-    assert {name for allowed in SIGNAL_REMEDIES.values() for name in allowed} <= names
-
-
-class Stand(Release):
-    """`release`, with another run."""
-
-    def __init__(self, run) -> None:
-        self.run = run
-
-
-async def test_a_reset_that_nobody_could_measure_says_so():
-    """Done, as the engine said; but what it freed is not known, and never 0."""
-    core = core_on(rules=[DEVICE])
-    await core.tick()
-
-    async def run_and_fall_silent(engine, query=""):
-        core.fake.down = True
-        return Run(ok=True)
-
-    core.governor.remedies = {"release": Stand(run_and_fall_silent)}
-    (measured,) = await core.governor.reclaim(["release"], mode="now", dry_run=False)
-    assert (measured.result.outcome, measured.result.freed_bytes, measured.result.ranks) == ("done", None, ())
-    assert "not measured" in measured.result.reason
+    await task
+    (rule,) = core.governor.status().rules
+    assert (rule.phase, [remedy.last_outcome for remedy in rule.remedies]) == ("below", [None, None])
+    assert resets(core) == ["release"]

@@ -1,0 +1,72 @@
+"""The policy as it stands, and changing it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+from pydantic import TypeAdapter
+
+from app.policy import Rule
+from app.policy_settings import PolicyChange, PolicySettings
+from app.readings import Event, PolicyStatus
+from app.routes.problems import ProblemAnswer
+from app.routes.services import Services
+
+DECISIONS_SHOWN = 20
+_RULES = TypeAdapter(tuple[Rule, ...])
+_STATUS = TypeAdapter(PolicyStatus)
+_EVENTS = TypeAdapter(list[Event])
+
+
+def policy_router(services: Services) -> APIRouter:
+    """``/policy``."""
+    router = APIRouter(tags=["control"])
+
+    @router.get("/policy")
+    async def policy() -> JSONResponse:
+        """The rules, where they come from, their state and the last decisions."""
+        return JSONResponse(_shown(services))
+
+    @router.put(
+        "/policy",
+        dependencies=[Depends(services.control)],
+        responses={
+            507: {"model": ProblemAnswer, "description": "The state file could not be written; all is as before"}
+        },
+    )
+    async def change_policy(change: PolicyChange) -> JSONResponse:
+        """Replace the mode, the rules, the hourly budget or all; validated whole, kept, and recorded."""
+        policy = await services.policy.change(change)
+        services.governor.replace_policy(
+            [rule.rule() for rule in policy.rules],
+            policy.mode,
+            _told(policy, services.policy.kept_in),
+            max_actions_per_hour=policy.max_actions_per_hour,
+        )
+        return JSONResponse(_shown(services))
+
+    return router
+
+
+def _told(policy: PolicySettings, kept_in: str | None) -> str:
+    named = ", ".join(rule.name for rule in policy.rules) or "none"
+    until = f"kept in {kept_in}" if kept_in else "until the next restart"
+    return f"policy changed: mode {policy.mode}, rules {named}, {policy.max_actions_per_hour} actions an hour; {until}"
+
+
+def _shown(services: Services) -> dict[str, Any]:
+    governor, store = services.governor, services.policy
+    decisions = [event for event in services.history.events() if event.kind == "policy" or event.trigger == "policy"]
+    return {
+        "schema": 1,
+        "mode": governor.mode,
+        "rules": _RULES.dump_python(governor.rules, mode="json"),
+        "max_actions_per_hour": governor.max_actions_per_hour,
+        "source": store.source,
+        "kept": store.kept_in is not None,
+        "kept_in": store.kept_in,
+        "status": _STATUS.dump_python(governor.status(), mode="json"),
+        "last_decisions": _EVENTS.dump_python(decisions[:DECISIONS_SHOWN], mode="json"),
+    }

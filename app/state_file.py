@@ -1,0 +1,196 @@
+"""What outlives the sidecar: one small JSON object in one file, in sections that belong to others.
+
+Written in one step, so that a crash leaves the old or the new one whole. What cannot be read is set aside, never
+deleted and never overwritten. The file belongs to one sidecar: it is read once, and nobody else's changes are looked
+for.
+
+::
+
+    {"schema": 1, "policy": {...}, "pause": {...}}
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from app.errors import NotKept
+
+SCHEMA = 1
+FILE_BYTES_MOST = 1024 * 1024
+
+
+class _Unusable(Exception):
+    """What stands in the file is not ours to read."""
+
+
+class StateFile:
+    """The file, or none at all: then nothing is kept and nothing is read.
+
+    Args:
+        path: Its absolute path, in a folder that exists; no folder is ever made.
+
+    Attributes:
+        path: Where it is, symbolic links followed; ``None`` where none is configured.
+        problem: What was wrong with it at the start, in one sentence; ``None`` if nothing was.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = Path(os.path.realpath(path)) if path is not None else None
+        self.problem: str | None = None
+        self._sections: dict[str, dict[str, Any]] = {}
+        self._is_in_the_way = False
+        # Writers come from threads, because the disk may be slow, and from the event loop, where order matters more.
+        self._turn = threading.Lock()
+        if self.path is not None:
+            self._load(self.path)
+
+    @property
+    def configured(self) -> bool:
+        """Whether there is a file at all."""
+        return self.path is not None
+
+    def read(self, section: str) -> dict[str, Any] | None:
+        """A copy of the section, ``None`` where there is none."""
+        with self._turn:
+            return copy.deepcopy(self._sections.get(section))
+
+    def write(self, section: str, value: Mapping[str, Any] | None) -> None:
+        """Keep the section, or with ``None`` remove it; on the disk when this returns. Blocks as long as that takes.
+
+        Raises:
+            NotKept: It could not be written; what was kept before is still kept.
+        """
+        if self.path is None:
+            return
+        with self._turn:
+            sections = {name: kept for name, kept in self._sections.items() if name != section}
+            if value is not None:
+                sections[section] = copy.deepcopy(dict(value))
+            elif section not in self._sections:
+                return
+            self._store(self.path, sections)
+            self._sections = sections
+
+    # --- reading ---
+
+    def _load(self, path: Path) -> None:
+        try:
+            self._sections = _sections(_read(path))
+        except FileNotFoundError:
+            if not os.access(path.parent, os.W_OK | os.X_OK):
+                self.problem = f"state_file: {path} cannot be written: {path.parent} is missing or not writable"
+        except _Unusable as exc:
+            self._set_aside(path, str(exc))
+        except OSError as exc:
+            self._set_aside(path, f"cannot be read: {_reason(exc)}")
+
+    def _set_aside(self, path: Path, reason: str) -> None:
+        try:
+            aside = _set_aside(path)
+        except (_Unusable, OSError) as exc:
+            self._is_in_the_way = True
+            self.problem = f"state_file: {path} {reason}, and was not set aside: {_reason(exc)}; nothing can be kept"
+        else:
+            self.problem = f"state_file: {path} {reason}; it was set aside as {aside}, and nothing of it is in force"
+
+    # --- writing ---
+
+    def _store(self, path: Path, sections: Mapping[str, Any]) -> None:
+        if self._is_in_the_way:
+            raise NotKept(path, "an unusable file is in its place; move it away and start the sidecar again")
+        content = json.dumps({"schema": SCHEMA, **sections}, indent=1, allow_nan=False).encode() + b"\n"
+        if len(content) > FILE_BYTES_MOST:
+            raise NotKept(path, f"it would have {len(content)} bytes, more than the {FILE_BYTES_MOST} that are allowed")
+        try:
+            _replace(path, content)
+        except OSError as exc:
+            raise NotKept(path, _reason(exc)) from exc
+
+
+def _read(path: Path) -> bytes:
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _Unusable("is not a file")
+        content = file.read(FILE_BYTES_MOST + 1)
+    if len(content) > FILE_BYTES_MOST:
+        raise _Unusable(f"has more than {FILE_BYTES_MOST} bytes")
+    return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A named pipe would wait for somebody to write into it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _sections(content: bytes) -> dict[str, dict[str, Any]]:
+    try:
+        whole = json.loads(content, parse_constant=_no_number)
+    except (ValueError, RecursionError) as exc:
+        raise _Unusable("is not valid JSON") from exc
+    if not isinstance(whole, dict):
+        raise _Unusable("is not a JSON object")
+    schema = whole.pop("schema", None)
+    if type(schema) is not int or schema != SCHEMA:
+        raise _Unusable(f"is not of schema {SCHEMA}")
+    if not all(isinstance(section, dict) for section in whole.values()):
+        raise _Unusable("has a section that is not a JSON object")
+    return whole
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _set_aside(path: Path) -> Path:
+    """Give the file another name, one that nothing has yet: what was set aside in the same second before stays."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise _Unusable("it is no file of ours")
+    stamp = int(time.time())
+    while (aside := path.with_name(f"{path.name}.corrupt-{stamp}")).exists():
+        stamp += 1
+    return path.rename(aside)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """The new content in one step, on the disk when this returns."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # a file system that does not know this for folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _reason(exc: Exception) -> str:
+    if isinstance(exc, OSError):
+        return (exc.strerror or str(exc)).lower()
+    return str(exc)
