@@ -147,6 +147,9 @@ def encoder_totals(ranks: Sequence[RankReading]) -> EncoderCacheTotals | None:
         host_bytes=sum(cache.host_bytes for cache in caches),
         capacity_embeds=max(capacities, default=None),
         oldest_age_seconds=max(ages, default=None),
+        spills=max(cache.spills for cache in caches),
+        restores=max(cache.restores for cache in caches),
+        restore_seconds=max(cache.restore_seconds for cache in caches),
     )
 
 

@@ -36,6 +36,8 @@ class Capabilities:
         server_info: Whether ``GET /server_info`` tells the configuration: not every version can write it.
         model: The first served model name.
         tensor_parallel: Sizes; ``None`` where ``/server_info`` does not tell.
+        api_processes: How many API server processes share the port.
+        encoder_decoder: Whether the model has an encoder that its decoder attends to throughout (Whisper).
         ec_connector: Whether an encoder-cache connector is configured (it keeps references to the cache).
         executor: The distributed executor backend.
         gpu_memory_utilization: The engine's setting.
@@ -56,6 +58,8 @@ class Capabilities:
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
     data_parallel: int | None = None
+    api_processes: int | None = None
+    encoder_decoder: bool = False
     ec_connector: bool = False
     executor: str | None = None
     gpu_memory_utilization: float | None = None
@@ -145,6 +149,8 @@ async def detect(engine: Asks, *, assume_extension: bool = False) -> Capabilitie
         tensor_parallel=_size(config, "tensor_parallel_size"),
         pipeline_parallel=_size(config, "pipeline_parallel_size"),
         data_parallel=_size(config, "data_parallel_size"),
+        api_processes=_size(config, "_api_process_count"),
+        encoder_decoder=_is_encoder_decoder(config),
         ec_connector=bool(config.get("ec_transfer_config")),
         executor=_text(config, "parallel_config", "distributed_executor_backend"),
         gpu_memory_utilization=_number(config, "cache_config", "gpu_memory_utilization"),
@@ -215,6 +221,14 @@ def _size(config: Mapping[str, Any], key: str) -> int | None:
 def _number(config: Mapping[str, Any], section: str, key: str) -> float | None:
     value = _section(config, section).get(key)
     return float(value) if isinstance(value, int | float) else None
+
+
+def _is_encoder_decoder(config: Mapping[str, Any]) -> bool:
+    # Hugging Face's configuration, which vLLM writes as an object or as that object's own text.
+    hf_config = _section(config, "model_config").get("hf_config")
+    if isinstance(hf_config, dict):
+        return hf_config.get("is_encoder_decoder") is True
+    return isinstance(hf_config, str) and '"is_encoder_decoder": true' in hf_config
 
 
 def _model(config: Mapping[str, Any]) -> str | None:

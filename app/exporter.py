@@ -49,6 +49,21 @@ _RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankReading], float | None]], ..
         lambda r: r.torch.alloc_retries,
     ),
     ("torch_ooms", "Allocations that failed for lack of memory.", lambda r: r.torch.ooms),
+    (
+        "encoder_cache_spills",
+        "Encoder outputs moved to host memory.",
+        lambda r: r.encoder_cache.spills if r.encoder_cache else None,
+    ),
+    (
+        "encoder_cache_restores",
+        "Encoder outputs brought back at an access.",
+        lambda r: r.encoder_cache.restores if r.encoder_cache else None,
+    ),
+    (
+        "encoder_cache_restore_seconds",
+        "Time that steps waited for encoder outputs to be brought back.",
+        lambda r: r.encoder_cache.restore_seconds if r.encoder_cache else None,
+    ),
 )
 
 
@@ -58,11 +73,14 @@ class Exporter:
     Args:
         report: Gives the last report.
         policy: Gives the policy as it stands.
+        held: Gives the number of requests held at the gate.
     """
 
     content_type_classic = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, report: Callable[[], Report], policy: Callable[[], PolicyStatus]) -> None:
+    def __init__(
+        self, report: Callable[[], Report], policy: Callable[[], PolicyStatus], held: Callable[[], int] = lambda: 0
+    ) -> None:
         registry = self._registry = CollectorRegistry()
         registry.register(_LastReport(report, policy))
 
@@ -85,8 +103,17 @@ class Exporter:
         self._reset_seconds = histogram(
             "reset_duration_seconds", "Time from a remedy's start to the reading after it.", _RESET_BUCKETS, "remedy"
         )
+        self._hold_seconds = histogram(
+            "reset_hold_seconds",
+            "How long new requests waited for a remedy, at the gate or in the paused engine.",
+            _RESET_BUCKETS,
+            "remedy",
+            "moment",
+        )
         self._requests = counter("proxy_requests_total", "Proxied requests that ended.", "path_class", "method", "code")
         self._in_flight = Gauge("highwater_proxy_requests_in_flight", "Proxied requests under way.", registry=registry)
+        text = "Proxied requests that wait for a reset to end."
+        Gauge("highwater_proxy_requests_held", text, registry=registry).set_function(held)
         self._first_byte = histogram(
             "proxy_time_to_first_byte_seconds",
             "Time from a proxied request's head to the head of the engine's answer.",
@@ -97,6 +124,9 @@ class Exporter:
         )
         self._upstream_errors = counter(
             "proxy_upstream_errors_total", "Proxied requests that the engine failed.", "reason"
+        )
+        self._shed = counter(
+            "proxy_requests_shed_total", "Requests answered with 503 while new ones were held for a reset.", "reason"
         )
         build = Gauge("highwater_build_info", "Always 1; the version is a label.", ("version",), registry=registry)
         build.labels(__version__).set(1)
@@ -117,6 +147,8 @@ class Exporter:
         if result.outcome not in {"done", "failed"}:
             return
         self._reset_seconds.labels(result.remedy).observe(result.seconds)
+        if result.moment is not None and result.held_seconds is not None:
+            self._hold_seconds.labels(result.remedy, result.moment).observe(result.held_seconds)
         for component in COMPONENTS:
             # Negative where traffic took more meanwhile; a counter only goes up.
             self._freed.labels(result.remedy, _short(component)).inc(
@@ -142,6 +174,10 @@ class Exporter:
     def upstream_error(self, reason: str) -> None:
         """The engine failed a proxied request."""
         self._upstream_errors.labels(reason).inc()
+
+    def request_shed(self, reason: str) -> None:
+        """A request was not let through while new ones were held."""
+        self._shed.labels(reason).inc()
 
     # --- what is shown ---
 
@@ -234,7 +270,8 @@ def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
         if rank.encoder_cache is not None:
             cache_bytes.add_metric((*label, "device"), rank.encoder_cache.device_bytes)
             cache_bytes.add_metric((*label, "host"), rank.encoder_cache.host_bytes)
-            entries.add_metric((*label, "device"), rank.encoder_cache.entries)
+            entries.add_metric((*label, "device"), rank.encoder_cache.entries - rank.encoder_cache.host_entries)
+            entries.add_metric((*label, "host"), rank.encoder_cache.host_entries)
     yield from (parts, cache_bytes, entries)
 
 

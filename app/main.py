@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -23,21 +24,30 @@ from app import __version__
 from app.allowlist import AllowList
 from app.engine import Engine
 from app.exporter import Exporter
+from app.gate import Gate
 from app.governor import Governor
 from app.history import History
+from app.moments import Moments
+from app.pause import Pause
+from app.policy_store import PolicyStore
 from app.poller import Poller
 from app.proxy import Proxy, ProxyLimits, refuse
-from app.remedies import REMEDIES
+from app.relief import Relief
+from app.remedies import all_remedies
 from app.routes.access import Access
 from app.routes.body_limit import BodyLimit
 from app.routes.control import control_router
 from app.routes.health import health_router
 from app.routes.memory import memory_router
+from app.routes.policy import policy_router
 from app.routes.problems import PROBLEM_RESPONSES, answer_problems
 from app.routes.services import Services
 from app.settings import Settings
 from app.sources import all_sources
 from app.sources.encoder_cache import EncoderCacheEntries
+from app.state_file import StateFile
+
+log = logging.getLogger("highwater")
 
 NOT_FOUND = 404
 CONTROL_BODY_BYTES = 1024 * 1024
@@ -124,8 +134,17 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
     """
     engine = Engine(settings.engine_url, rpc_deadline_seconds=settings.rpc_deadline_seconds, transport=transport)
     history = History(min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST))
+    state = StateFile(settings.state_file)
+    policy = PolicyStore(state, settings.policy)
+    if state.problem is not None:
+        history.record("recovery", state.problem)
+        log.warning("%s", state.problem)
+    if policy.news is not None:
+        history.record("policy", policy.news)
+        log.warning("%s", policy.news)
+    gate = Gate(hold_seconds=settings.gate.hold_seconds, max_held=settings.gate.max_held)
     # The parts that count are made before the parts that are counted: hence the two late looks.
-    exporter = Exporter(lambda: poller.current(), lambda: governor.status())  # noqa: PLW0108
+    exporter = Exporter(lambda: poller.current(), lambda: governor.status(), lambda: gate.held)  # noqa: PLW0108
     poller = Poller(
         engine,
         all_sources(engine),
@@ -136,33 +155,39 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         engine_has_extension=settings.engine_has_extension,
         observer=exporter,
     )
+    pause = Pause(engine, state, history)
+    moments = Moments(engine, gate, pause, drain_seconds=settings.gate.drain_seconds)
+    remedies = all_remedies(host_budget_bytes=settings.trim.host_budget_bytes)
+    relief = Relief(engine, poller, history, moments, remedies=remedies, observer=exporter)
     governor = Governor(
-        engine,
+        relief,
         poller,
         history,
-        remedies=REMEDIES,
-        rules=[rule.rule() for rule in settings.policy.rules],
-        mode=settings.policy.mode,
-        observer=exporter,
+        rules=[rule.rule() for rule in policy.in_force.rules],
+        mode=policy.in_force.mode,
+        max_actions_per_hour=policy.in_force.max_actions_per_hour,
     )
-    poller.listeners.append(governor.notice)
+    poller.listeners += [moments.notice, governor.notice]
     limits = ProxyLimits(
         max_body_bytes=settings.proxy.max_body_bytes,
         connect_seconds=settings.proxy.connect_seconds,
         first_byte_seconds=settings.proxy.first_byte_seconds,
         idle_seconds=settings.proxy.idle_seconds,
     )
-    proxy = Proxy(settings.engine_url, observer=exporter, limits=limits)
+    proxy = Proxy(settings.engine_url, observer=exporter, limits=limits, gate=gate)
     loops = Loops(poller.run, governor.run)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await proxy.start()
         loops.start()
+        recovery = asyncio.create_task(pause.recover())
         try:
             yield
         finally:
             history.close()
+            recovery.cancel()
+            await asyncio.wait({recovery})
             await loops.stop()
             await proxy.aclose()
             await engine.aclose()
@@ -171,6 +196,8 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
     services = Services(
         poller=poller,
         governor=governor,
+        relief=relief,
+        policy=policy,
         history=history,
         exporter=exporter,
         entries=EncoderCacheEntries(engine),
@@ -195,7 +222,7 @@ def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) ->
         responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )
-    for router in (memory_router(services), control_router(services), health_router(services)):
-        app.include_router(router)
+    for router in (memory_router, control_router, policy_router, health_router):
+        app.include_router(router(services))
     answer_problems(app)
     return app, frozenset(app.openapi()["paths"]) | {"/memory/openapi.json"}

@@ -25,6 +25,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
+from app.gate import Gate, Shed
 from app.proxy_websocket import relay
 
 Message = MutableMapping[str, Any]
@@ -60,6 +61,7 @@ _NOT_WHEN_EMPTY = HOP_BY_HOP | {b"content-length"}
 _QUICK_SECONDS = 0.01
 _SANE_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _SERVER_ERRORS = range(500, 600)
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _PATH_CLASSES = {
@@ -116,6 +118,9 @@ class ProxyObserver(Protocol):
     def upstream_error(self, reason: str) -> None:
         """The engine failed this request."""
 
+    def request_shed(self, reason: str) -> None:
+        """This request was not let through: the gate was closed for a cache reset."""
+
 
 class Unobserved(ProxyObserver):
     """The observer that counts nothing."""
@@ -128,6 +133,8 @@ class _Failure:
     status: int
     reason: str
     message: str
+    retry_after: int | None = None
+    """Seconds; with it the fault is not the engine's."""
 
 
 _CLIENT_LEFT = _Failure(499, "client_left", "the client left")
@@ -160,9 +167,12 @@ class Proxy:
         upstream: the engine: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
         observer: who counts requests, times and failures.
         limits: sizes and times.
+        gate: lets requests through that can reach the model, and holds them while a reset needs stillness.
     """
 
-    def __init__(self, upstream: str, *, observer: ProxyObserver, limits: ProxyLimits | None = None) -> None:
+    def __init__(
+        self, upstream: str, *, observer: ProxyObserver, limits: ProxyLimits | None = None, gate: Gate | None = None
+    ) -> None:
         self.socket_path = upstream.removeprefix("unix:") if upstream.startswith("unix:") else None
         # Over a Unix socket the host is only a name for the Host header.
         self.base = "http://localhost" if self.socket_path else upstream.rstrip("/")
@@ -170,6 +180,7 @@ class Proxy:
             raise ValueError(f"upstream {upstream!r}: must be http://host:port, https://host:port or unix:/path")
         self.observer = observer
         self.limits = limits or ProxyLimits()
+        self.gate = gate or Gate()
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -210,15 +221,31 @@ class Proxy:
         await exchange(self, scope, receive, send).run()
 
 
-async def refuse(scope: Scope, send: Send, status: int, message: str, *, request_id: bytes | None = None) -> None:
+async def refuse(
+    scope: Scope,
+    send: Send,
+    status: int,
+    message: str,
+    *,
+    request_id: bytes | None = None,
+    retry_after: int | None = None,
+) -> None:
     """Answer with an error in the OpenAI API's shape; a WebSocket handshake is answered with the same HTTP response."""
-    kinds = {400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
+    kinds = {
+        400: "invalid_request_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        503: "service_unavailable_error",
+    }
     kind = kinds.get(status, "upstream_error" if status in _SERVER_ERRORS else "request_error")
     error = {"message": message, "type": kind, "param": None, "code": status}
     body = json.dumps({"error": error}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if request_id:
         headers.append((b"x-request-id", request_id))
+    if retry_after is not None:
+        headers.append((b"retry-after", b"%d" % retry_after))
     prefix = "http.response"
     if scope["type"] == "websocket":
         prefix = "websocket.http.response"
@@ -325,6 +352,20 @@ class _Exchange:
             )
 
     async def _attempt(self) -> _Failure | None:
+        # What cannot reach the model passes the gate uncounted: liveness must not wait for a reset.
+        gate = None if self.scope.get("method") in _READING else self.proxy.gate
+        if gate is None:
+            return await self._attempt_through()
+        try:
+            await gate.enter()
+        except Shed as shed:
+            return _Failure(503, shed.reason, str(shed), shed.retry_after)
+        try:
+            return await self._attempt_through()
+        finally:
+            gate.leave()
+
+    async def _attempt_through(self) -> _Failure | None:
         try:
             await self._converse()
         except asyncio.CancelledError:
@@ -354,7 +395,9 @@ class _Exchange:
         if failure is _CLIENT_LEFT:
             observer.client_disconnected()
             return
-        if failure.status in _SERVER_ERRORS:
+        if failure.retry_after is not None:
+            observer.request_shed(failure.reason)
+        elif failure.status in _SERVER_ERRORS:
             observer.upstream_error(failure.reason)
         method, path = self.scope.get("method", "WEBSOCKET"), self.scope["raw_path"].decode("latin-1")
         log.warning("%s %s: %s, request_id=%s", method, path, failure.message, self.request_id.decode())
@@ -362,7 +405,14 @@ class _Exchange:
         # chunk, no full Content-Length, and no traceback in the log as raising would leave.
         if self.code is None:
             self.code = failure.status
-            await refuse(self.scope, self.send, failure.status, failure.message, request_id=self.request_id)
+            await refuse(
+                self.scope,
+                self.send,
+                failure.status,
+                failure.message,
+                request_id=self.request_id,
+                retry_after=failure.retry_after,
+            )
 
     def _explain(self, error: Exception) -> _Failure:
         if self.code is not None:

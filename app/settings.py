@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from app.allowlist import AllowList
@@ -38,6 +39,40 @@ class ProxySettings(BaseModel):
         return paths
 
 
+class GateSettings(BaseModel):
+    """Holding new requests while a reset waits for a safe moment."""
+
+    model_config = _FROZEN
+
+    drain_seconds: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        allow_inf_nan=False,
+        description="how long a safe reset waits for requests under way to finish, new ones held; then it is refused",
+    )
+    hold_seconds: float = Field(
+        30.0, gt=0, le=600, allow_inf_nan=False, description="a request held longer is answered with 503"
+    )
+    max_held: int = Field(1024, ge=0, le=100_000, description="requests held at once; one more is answered with 503")
+
+    @model_validator(mode="after")
+    def _room_for_the_reset(self) -> Self:
+        if self.hold_seconds < self.drain_seconds:
+            raise ValueError("hold_seconds must be at least drain_seconds: the held wait until the reset is over")
+        return self
+
+
+class TrimSettings(BaseModel):
+    """Moving encoder outputs to host memory."""
+
+    model_config = _FROZEN
+
+    host_budget_bytes: int | None = Field(
+        None, ge=0, description="host memory for encoder outputs, per rank; none: half of what the host has free"
+    )
+
+
 class Settings(BaseModel):
     """All settings of ``highwater serve``."""
 
@@ -61,8 +96,13 @@ class Settings(BaseModel):
     shutdown_seconds: float = Field(
         30.0, ge=0, le=3600, allow_inf_nan=False, description="how long streams may go on after the signal to stop"
     )
+    state_file: Path | None = Field(
+        None, description="keeps PUT /policy and a pause of the engine across restarts; none: neither is done"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of the sidecar's own log")
     policy: PolicySettings = PolicySettings()
+    gate: GateSettings = GateSettings()
+    trim: TrimSettings = TrimSettings()
     proxy: ProxySettings = ProxySettings()
 
     @field_validator("engine_url")
@@ -82,6 +122,13 @@ class Settings(BaseModel):
         if parts.path not in {"", "/"} or parts.query or parts.fragment or "@" in parts.netloc:
             raise ValueError("must have no path, query, fragment or credentials")
         return value.rstrip("/")
+
+    @field_validator("state_file")
+    @classmethod
+    def _in_a_folder_that_is_there(cls, value: Path | None) -> Path | None:
+        if value is not None and (not value.is_absolute() or value.is_dir() or not value.parent.is_dir()):
+            raise ValueError("must be the absolute path of a file in a folder that exists")
+        return value
 
     @field_validator("admin_token")
     @classmethod

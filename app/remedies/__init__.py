@@ -1,13 +1,26 @@
-"""What gives memory back. A new remedy is one file here and one line in ``REMEDIES``."""
+"""What gives memory back. A new remedy is one file here and one line in ``all_remedies``."""
 
 from __future__ import annotations
 
 from app.remedies.release import Release
-from app.remedies.remedy import Remedy, Run
+from app.remedies.remedy import PLAIN, Ask, Remedy, Run
 from app.remedies.reset_encoder_cache import ResetEncoderCache
 from app.remedies.reset_mm_cache import ResetMmCache
 from app.remedies.reset_prefix_cache import ResetPrefixCache
+from app.remedies.trim_encoder_cache import TrimEncoderCache
 
-__all__ = ["REMEDIES", "Remedy", "Run"]
+__all__ = ["PLAIN", "REMEDIES", "Ask", "Remedy", "Run", "all_remedies"]
 
-REMEDIES: tuple[Remedy, ...] = (Release(), ResetEncoderCache(), ResetMmCache(), ResetPrefixCache())
+
+def all_remedies(*, host_budget_bytes: int | None = None) -> tuple[Remedy, ...]:
+    """Every remedy there is.
+
+    Args:
+        host_budget_bytes: For trim, see there.
+    """
+    trim = TrimEncoderCache(host_budget_bytes=host_budget_bytes)
+    return (Release(), trim, ResetEncoderCache(), ResetMmCache(), ResetPrefixCache())
+
+
+REMEDIES = all_remedies()
+"""Every remedy, as it is without settings."""

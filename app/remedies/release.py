@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from app.capabilities import EXTENSION, Capabilities
+from app.capabilities import Capabilities
 from app.engine import Engine
 from app.readings import EngineStatus, Mode
-from app.remedies.remedy import Run
+from app.remedies.remedy import Ask, Run, no_extension, tell_workers
+from app.safety import Need
 
 
 class Release:
@@ -16,25 +17,25 @@ class Release:
     spares = "anything still referenced: weights, KV pool, encoder cache entries"
     needs_release = False
     path = None
+    automatic_since = None
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Needs our extension; harmless to traffic, but not while the pools are unmapped."""
         del mode
-        if not capabilities.collective_rpc:
-            return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}"
         if status.state == "sleeping":
             return "the engine is asleep: its pools are unmapped"
-        return None
+        return no_extension(capabilities)
 
-    async def run(self, engine: Engine, query: str = "") -> Run:
+    def need(self, capabilities: Capabilities, mode: Mode) -> Need:
+        """Nothing: it runs between two steps."""
+        del capabilities, mode
+        return "nothing"
+
+    async def run(self, engine: Engine, ask: Ask) -> Run:
         """Op ``release`` on every worker.
 
         Raises:
             EngineError: The engine gave no good answer.
         """
-        del query
-        answers = await engine.rpc("release")
-        failed = [answer for answer in answers if not answer.get("ok")]
-        if failed:
-            return Run(ok=False, reason=f"{len(failed)} of {len(answers)} ranks failed: {failed[0].get('error')}")
-        return Run(ok=True)
+        del ask
+        return await tell_workers(engine, "release")

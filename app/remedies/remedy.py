@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from app.capabilities import Capabilities
+from app.capabilities import EXTENSION, Capabilities
 from app.engine import Engine, EngineAnswer
-from app.readings import EngineStatus, Mode
+from app.readings import UNNEEDED, EngineStatus, Mode, Target
+from app.safety import Need
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """How a remedy is asked for.
+
+    Attributes:
+        query: The client's query string, passed on as it is on the drop-in paths.
+        target: How far a trim goes; nobody else looks at it.
+        patience_seconds: How long a remedy that the engine puts off may be tried again.
+    """
+
+    query: str = ""
+    target: Target = UNNEEDED
+    patience_seconds: float = 0.0
+
+
+PLAIN = Ask()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +37,16 @@ class Run:
     Attributes:
         ok: Whether the engine did it, as far as it tells.
         reason: What went wrong, or what it did not tell.
+        refused: Whether nothing was done, on purpose.
         answer: The engine's own answer, for the drop-in paths.
+        detail: What each worker said, in rank order.
     """
 
     ok: bool
     reason: str | None = None
+    refused: bool = False
     answer: EngineAnswer | None = None
+    detail: tuple[Mapping[str, Any], ...] = ()
 
 
 class Remedy(Protocol):
@@ -48,6 +72,10 @@ class Remedy(Protocol):
     def path(self) -> str | None:
         """The drop-in path, or ``None`` where vLLM has none."""
 
+    @property
+    def automatic_since(self) -> str | None:
+        """The vLLM version from which on the policy may run it by itself, or ``None`` for every version."""
+
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Why it must not run now, or ``None``.
 
@@ -58,12 +86,15 @@ class Remedy(Protocol):
                 engine is refused.
         """
 
-    async def run(self, engine: Engine, query: str = "") -> Run:
+    def need(self, capabilities: Capabilities, mode: Mode) -> Need:
+        """What must be still for it to harm nobody; asked only where it is not refused."""
+
+    async def run(self, engine: Engine, ask: Ask) -> Run:
         """Do it once.
 
         Args:
             engine: The engine.
-            query: Passed on as it is, on the drop-in paths.
+            ask: How it is asked for.
 
         Raises:
             EngineError: The engine gave no good answer.
@@ -78,6 +109,40 @@ def idle(status: EngineStatus) -> bool:
 def missing(path: str, since: str) -> str:
     """The refusal where a route is not there."""
     return f"this engine has no {path}; vLLM {since} and newer with VLLM_SERVER_DEV_MODE=1 have it"
+
+
+def no_extension(capabilities: Capabilities) -> str | None:
+    """The refusal where the workers cannot be asked, or ``None``."""
+    if capabilities.collective_rpc:
+        return None
+    return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}"
+
+
+def connector(capabilities: Capabilities) -> str | None:
+    """The refusal where something else keeps references into the encoder cache, or ``None``."""
+    if not capabilities.ec_connector:
+        return None
+    return "an encoder-cache connector is configured, which keeps references into the cache"
+
+
+async def tell_workers(engine: Engine, op: str, payload: Mapping[str, Any] | None = None) -> Run:
+    """One operation on every worker; their answers are the detail.
+
+    Raises:
+        EngineError: The engine gave no good answer.
+    """
+    answers = await engine.rpc(op, payload)
+    failed = [answer for answer in answers if not answer.get("ok")]
+    if not failed:
+        return Run(ok=True, detail=tuple(answers))
+    errors = [error if isinstance(error := answer.get("error"), dict) else {} for answer in failed]
+    return Run(
+        ok=False,
+        reason=f"{len(failed)} of {len(answers)} ranks: {errors[0].get('message', 'no reason given')}",
+        # With one rank that did it, something was done.
+        refused=len(failed) == len(answers) and all(error.get("code") == "refused" for error in errors),
+        detail=tuple(answers),
+    )
 
 
 async def post(engine: Engine, path: str, query: str) -> Run:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from app.capabilities import Capabilities
 from app.engine import Engine
 from app.readings import EngineStatus, Mode
-from app.remedies.remedy import Run, missing, post
+from app.remedies.remedy import Ask, Run, connector, missing, post
+from app.safety import Need
 
 
 class ResetEncoderCache:
@@ -19,6 +20,7 @@ class ResetEncoderCache:
     spares = "weights, KV pool, processor caches on the host"
     needs_release = True
     path = "/reset_encoder_cache"
+    automatic_since = None
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Only where the engine clears both sides itself: clearing the workers' side alone kills it."""
@@ -26,14 +28,16 @@ class ResetEncoderCache:
             return missing(self.path, "0.16")
         if status.state == "sleeping":
             return "the engine is asleep"
-        if mode == "safe" and capabilities.ec_connector:
-            return "an encoder-cache connector is configured, which keeps references into the cache"
-        return None
+        return connector(capabilities) if mode == "safe" else None
 
-    async def run(self, engine: Engine, query: str = "") -> Run:
+    def need(self, capabilities: Capabilities, mode: Mode) -> Need:
+        """Nothing, but where a decoder attends to the encoder's outputs throughout: their budget would go wrong."""
+        return "idle engine" if capabilities.encoder_decoder and mode == "safe" else "nothing"
+
+    async def run(self, engine: Engine, ask: Ask) -> Run:
         """POST it.
 
         Raises:
             EngineError: The engine gave no good answer.
         """
-        return await post(engine, self.path, query)
+        return await post(engine, self.path, ask.query)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_fixed
+
 from app.capabilities import Capabilities
 from app.engine import Engine
-from app.readings import EngineStatus, Mode
-from app.remedies.remedy import Run, missing, post
+from app.readings import EngineLoad, EngineStatus, Mode
+from app.remedies.remedy import Ask, Run, missing, post
+from app.safety import Need
+from app.sources.engine_metrics import parse_load
+
+RETRY_SECONDS = 0.25
+_IN_USE = "not done by the engine: KV blocks are in use"
 
 
 class ResetPrefixCache:
@@ -16,24 +23,57 @@ class ResetPrefixCache:
     spares = "device memory: the KV pool is preallocated and keeps its size"
     needs_release = False
     path = "/reset_prefix_cache"
+    automatic_since = None
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Harmless to traffic on every version."""
         del status, mode
         return None if capabilities.reset_prefix_cache else missing(self.path, "0.11")
 
-    async def run(self, engine: Engine, query: str = "") -> Run:
-        """POST it, and believe the engine where it tells.
+    def need(self, capabilities: Capabilities, mode: Mode) -> Need:
+        """An engine without running requests: they use blocks."""
+        del capabilities
+        return "idle engine" if mode == "safe" else "nothing"
+
+    async def run(self, engine: Engine, ask: Ask) -> Run:
+        """POST it, again while blocks are in use and patience lasts, and tell whether it worked.
 
         Raises:
             EngineError: The engine gave no good answer.
         """
-        run = await post(engine, self.path, query)
+        tries = AsyncRetrying(
+            retry=retry_if_result(lambda run: run.reason == _IN_USE),
+            stop=stop_after_delay(ask.patience_seconds),
+            wait=wait_fixed(RETRY_SECONDS),
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+        )
+        run: Run = await tries(self._once, engine, ask)
+        return run
+
+    async def _once(self, engine: Engine, ask: Ask) -> Run:
+        before = await _load(engine)
+        run = await post(engine, self.path, ask.query)
         if not run.ok or run.answer is None:
             return run
         success = run.answer.json_object().get("success")
-        if success is False:
-            return Run(ok=False, reason="refused by the engine: blocks are in use", answer=run.answer)
         if success is None:
-            return Run(ok=True, reason="this vLLM does not tell whether it worked (0.26 does)", answer=run.answer)
-        return run
+            success = _was_possible(before, await _load(engine))
+        if success is None:
+            unknown = "this vLLM does not tell whether it worked (0.26 does), and requests came or went meanwhile"
+            return Run(ok=True, reason=unknown, answer=run.answer)
+        return Run(ok=success, reason=None if success else _IN_USE, answer=run.answer)
+
+
+async def _load(engine: Engine) -> EngineLoad:
+    return parse_load(await engine.get_text("/metrics"))
+
+
+def _was_possible(before: EngineLoad, after: EngineLoad) -> bool | None:
+    """Whether no block was in use, by the engine's counts around the call; ``None`` where they do not settle it.
+
+    The engine refuses if and only if one was (vllm/v1/core/block_pool.py, ``reset_prefix_cache``).
+    """
+    free = [load.is_idle and load.kv_cache_usage_ratio == 0 for load in (before, after)]
+    if before.work_done != after.work_done or any(load.kv_cache_usage_ratio is None for load in (before, after)):
+        return None
+    return True if all(free) else False if not any(free) else None

@@ -1,29 +1,46 @@
-"""What gives memory back on request: reclaim, vLLM's own resets as drop-ins, and the policy."""
+"""What gives memory back on request: reclaim, vLLM's own resets as drop-ins, and the way back from a trim."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Body, Depends, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from app.governor import Measured
-from app.policy import SIGNAL_REMEDIES, Rule
-from app.policy_settings import PolicyChange
-from app.readings import Components, Event, Mode, PolicyStatus, RankDelta, RankReading
+from app.errors import Refused
+from app.readings import Components, Mode, RankDelta, RankReading, Target
+from app.relief import Measured, Wish
 from app.routes.services import Services
 
-DECISIONS_SHOWN = 20
 _FORBID = ConfigDict(extra="forbid")
 _RANKS = TypeAdapter(tuple[RankReading, ...])
 _DELTAS = TypeAdapter(tuple[RankDelta, ...])
 _COMPONENTS = TypeAdapter(Components)
-_RULES = TypeAdapter(tuple[Rule, ...])
-_STATUS = TypeAdapter(PolicyStatus)
-_EVENTS = TypeAdapter(list[Event])
 # Ours, taken off the query string of the drop-in paths; everything else goes to vLLM as it is.
 _OWN_PARAMETERS = ("mode", "force")
+
+
+class TrimOrder(BaseModel):
+    """A trim and how far it goes, on every rank; without a target, all that no running request still needs."""
+
+    model_config = _FORBID
+
+    remedy: Literal["trim_encoder_cache"]
+    free_bytes: int | None = Field(None, ge=0, description="device bytes to let go")
+    keep_bytes: int | None = Field(None, ge=0, description="device bytes of encoder outputs to keep at most")
+    idle_seconds: float | None = Field(None, ge=0, allow_inf_nan=False, description="let go what was not used so long")
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        given = [name for name in ("free_bytes", "keep_bytes", "idle_seconds") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"one target at most; given: {', '.join(given)}")
+        return self
+
+    def wish(self) -> Wish:
+        """As relief takes it."""
+        return Wish(self.remedy, Target(**self.model_dump(exclude={"remedy"})))
 
 
 class ReclaimRequest(BaseModel):
@@ -31,15 +48,24 @@ class ReclaimRequest(BaseModel):
 
     model_config = _FORBID
 
-    remedies: list[str] = Field(default=list(SIGNAL_REMEDIES["device_used_ratio"]), min_length=1, max_length=16)
+    remedies: list[str | TrimOrder] | None = Field(
+        None,
+        min_length=1,
+        max_length=16,
+        description="names, in this order; trim_encoder_cache also as an object with its target. None: release, and "
+        "then reset_encoder_cache, or trim_encoder_cache on an engine without that",
+    )
     mode: Mode = "safe"
     dry_run: bool = False
 
+    def wishes(self) -> list[Wish]:
+        """As relief takes them; none for what relief itself would choose."""
+        return [Wish(entry) if isinstance(entry, str) else entry.wish() for entry in self.remedies or ()]
+
 
 def control_router(services: Services) -> APIRouter:
-    """``/memory/reclaim``, the resets and ``/policy``."""
+    """``/memory/reclaim``, ``/memory/encoder-cache/restore`` and the resets."""
     router = APIRouter(tags=["control"])
-    governor = services.governor
     control = [Depends(services.control)]
 
     @router.post(
@@ -50,42 +76,20 @@ def control_router(services: Services) -> APIRouter:
     async def reclaim(body: Annotated[ReclaimRequest | None, Body()] = None) -> JSONResponse:
         """Run remedies in order and tell what each gave back, per rank."""
         wanted = body or ReclaimRequest()
-        results = await governor.reclaim(wanted.remedies, mode=wanted.mode, dry_run=wanted.dry_run)
+        results = await services.relief.reclaim(wanted.wishes(), mode=wanted.mode, dry_run=wanted.dry_run)
         outcomes = {measured.result.outcome for measured in results}
         answer = {"schema": 1, "mode": wanted.mode, "dry_run": wanted.dry_run, "results": [_shown(m) for m in results]}
         return JSONResponse(answer, 409 if outcomes == {"refused"} and not wanted.dry_run else 200)
 
-    for remedy in governor.remedies.values():
+    @router.post("/memory/encoder-cache/restore", dependencies=control)
+    async def restore() -> JSONResponse:
+        """Bring every encoder output that a trim moved to host memory back to the device."""
+        return JSONResponse({"schema": 1, "ranks": await services.relief.restore()})
+
+    for remedy in services.relief.remedies.values():
         if remedy.path is not None:
             _add_drop_in(router, services, remedy.name, remedy.path)
-
-    @router.get("/policy")
-    async def policy() -> JSONResponse:
-        """The rules, their state and the last decisions."""
-        return JSONResponse(_policy(services))
-
-    @router.put("/policy", dependencies=control)
-    async def change_policy(change: PolicyChange) -> JSONResponse:
-        """Replace the mode, the rules or both; validated whole, and recorded."""
-        rules = governor.rules if change.rules is None else tuple(rule.rule() for rule in change.rules)
-        mode = change.mode or governor.mode
-        named = ", ".join(rule.name for rule in rules) or "none"
-        governor.replace_policy(rules, mode, f"policy changed: mode {mode}, rules {named}")
-        return JSONResponse(_policy(services))
-
     return router
-
-
-def _policy(services: Services) -> dict[str, Any]:
-    governor = services.governor
-    decisions = [event for event in services.history.events() if event.kind == "policy" or event.trigger == "policy"]
-    return {
-        "schema": 1,
-        "mode": governor.mode,
-        "rules": _RULES.dump_python(governor.rules, mode="json"),
-        "status": _STATUS.dump_python(governor.status(), mode="json"),
-        "last_decisions": _EVENTS.dump_python(decisions[:DECISIONS_SHOWN], mode="json"),
-    }
 
 
 def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) -> None:
@@ -97,10 +101,13 @@ def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) ->
     )
     async def drop_in(request: Request, mode: Mode = "now", force: bool = False) -> JSONResponse:
         """As vLLM's own, query string and all; the answer is vLLM's and what the reset gave back."""
+        if mode == "safe" and "reset_running_requests" in request.query_params:
+            # It throws running requests out of the engine, and up to 0.21 each may lose a token by it.
+            raise Refused("mode=safe never preempts running requests: leave reset_running_requests out")
         pairs = request.scope["query_string"].decode("latin-1").split("&")
         kept = "&".join(pair for pair in pairs if pair and pair.partition("=")[0] not in _OWN_PARAMETERS)
-        measured = await services.governor.drop_in(name, query=kept, mode=mode, force=force)
-        if measured.answer is None:
+        measured = await services.relief.drop_in(name, query=kept, mode=mode, force=force)
+        if measured.answer is None:  # the engine went before it could answer
             return JSONResponse({"schema": 1, **_shown(measured)}, 503)
         body = measured.answer.json_object() | {"schema": 1} | _shown(measured)
         return JSONResponse(body, measured.answer.status)
@@ -113,6 +120,8 @@ def _shown(measured: Measured) -> dict[str, Any]:
         "outcome": result.outcome,
         "reason": result.reason,
         "seconds": round(result.seconds, 3),
+        "moment": result.moment,
+        "held_seconds": None if result.held_seconds is None else round(result.held_seconds, 3),
         "freed_bytes": {
             "total": result.freed_bytes,
             "components": _COMPONENTS.dump_python(result.freed_components),
@@ -122,4 +131,5 @@ def _shown(measured: Measured) -> dict[str, Any]:
         "after": _RANKS.dump_python(measured.after, mode="json"),
         "frees": result.frees,
         "does_not_free": result.spares,
+        "detail": list(result.detail),
     }

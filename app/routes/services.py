@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from app.exporter import Exporter
 from app.governor import Governor
 from app.history import History
+from app.policy_store import PolicyStore
 from app.poller import Poller
 from app.readings import Report
+from app.relief import Relief
 from app.routes.access import Access
 from app.sources.encoder_cache import EncoderCacheEntries
 
@@ -20,7 +22,9 @@ class Services:
 
     Attributes:
         poller: Keeps the last report.
-        governor: Runs remedies.
+        governor: Watches, by the rules.
+        relief: Runs remedies.
+        policy: The policy in force, and where it is kept.
         history: Readings, events, marks.
         exporter: Prometheus families.
         entries: The encoder caches' contents.
@@ -31,6 +35,8 @@ class Services:
 
     poller: Poller
     governor: Governor
+    relief: Relief
+    policy: PolicyStore
     history: History
     exporter: Exporter
     entries: EncoderCacheEntries

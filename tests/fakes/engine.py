@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,13 +25,18 @@ from starlette.routing import Route
 
 from app.attribution import account
 from app.engine import Engine
+from app.gate import Gate
 from app.governor import Governor
 from app.history import History
+from app.moments import Moments
+from app.pause import Pause
 from app.policy import Rule
 from app.poller import Poller
 from app.readings import RankReading, RemedyResult, Report, Trigger, WorkerMemory
+from app.relief import Relief
 from app.remedies import REMEDIES
 from app.sources import Source, all_sources
+from app.state_file import StateFile
 
 MIB = 1024 * 1024
 EXTENSION = "worker_ext.MemoryExtension"
@@ -78,6 +84,9 @@ class FakeWorker:
     host_used: int = 128 * 1024 * MIB
     host_limit: int = NODE
     entries: dict[str, int] = field(default_factory=dict)
+    spilled: dict[str, int] = field(default_factory=dict)
+    spills: int = 0
+    restores: int = 0
     seen_at: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -91,6 +100,8 @@ class FakeWorker:
     def forget_entries(self) -> None:
         self.cached += sum(self.entries.values())
         self.entries.clear()
+        self.rss -= sum(self.spilled.values())
+        self.spilled.clear()
         self.seen_at.clear()
 
     def memory(self, now: float) -> dict[str, Any]:
@@ -113,13 +124,7 @@ class FakeWorker:
             "weights_bytes": self.weights,
             "kv_cache_bytes": self.kv_cache,
             "kv_cache_reserved_bytes": self.kv_cache,
-            "encoder_cache": {
-                "entries": len(self.entries),
-                "device_bytes": sum(self.entries.values()),
-                "host_bytes": 0,
-                "capacity_embeds": 16_384,
-                "oldest_age_seconds": oldest,
-            },
+            "encoder_cache": self.totals() | {"capacity_embeds": 16_384, "oldest_age_seconds": oldest},
             "budget": {
                 "gpu_memory_utilization": 0.9,
                 "requested_bytes": TOTAL * 9 // 10,
@@ -134,6 +139,57 @@ class FakeWorker:
             },
             "notes": [],
             "elapsed_ms": 1.5,
+        }
+
+    def totals(self) -> dict[str, Any]:
+        return {
+            "entries": len(self.entries) + len(self.spilled),
+            "device_bytes": sum(self.entries.values()),
+            "host_bytes": sum(self.spilled.values()),
+            "host_entries": len(self.spilled),
+            "spills": self.spills,
+            "restores": self.restores,
+            "restore_seconds": 0.001 * self.restores,
+        }
+
+    def trim(self, free_bytes: int | None = None, keep_bytes: int | None = None, **other: Any) -> dict[str, Any]:
+        """Oldest first, until the target is met; none: everything. Ages and budgets are not told apart here."""
+        del other
+        if keep_bytes is not None:
+            free_bytes = max(sum(self.entries.values()) - keep_bytes, 0)
+        gone = 0
+        for name in list(self.entries):
+            if free_bytes is not None and gone >= free_bytes:
+                break
+            size = self.entries.pop(name)
+            self.spilled[name] = size
+            self.cached, self.rss, self.spills, gone = self.cached + size, self.rss + size, self.spills + 1, gone + size
+        return {
+            "kind": "dict",
+            "asked_bytes": free_bytes,
+            "spilled_entries": len(self.spilled),
+            "spilled_bytes": gone,
+            "host_bytes_added": gone,
+            "kept": {"needed_entries": 0, "over_budget_entries": 0, "unspillable_entries": 0},
+            "encoder_cache": self.totals(),
+            "copy_seconds": 0.01,
+            "notes": [],
+            "elapsed_ms": 12.0,
+        }
+
+    def restore(self) -> dict[str, Any]:
+        back, size = len(self.spilled), sum(self.spilled.values())
+        self.entries |= self.spilled
+        self.spilled.clear()
+        self.rss, self.restores = self.rss - size, self.restores + back
+        return {
+            "restored_entries": back,
+            "restored_bytes": size,
+            "left_entries": 0,
+            "encoder_cache": self.totals(),
+            "copy_seconds": 0.01,
+            "notes": [],
+            "elapsed_ms": 12.0,
         }
 
     def encoder_cache(self, now: float, limit: int = 100, sort: str = "bytes") -> dict[str, Any]:
@@ -185,7 +241,7 @@ class FakeWorker:
 
     def hello(self) -> dict[str, Any]:
         return {
-            "ops": ["encoder_cache", "hello", "memory", "release"],
+            "ops": ["encoder_cache", "hello", "memory", "release", "restore", "trim"],
             "extension_version": "0.1.0",
             "device": {"type": "npu", "index": self.rank, "name": "Ascend910B3"},
             "worker_class": "vllm_ascend.worker.worker.NPUWorker",
@@ -196,6 +252,18 @@ class FakeWorker:
             "encoder_cache_kind": "dict",
             "notes": [],
         }
+
+
+@dataclass
+class FakeGuard:
+    """What would resume the engine."""
+
+    url: str
+    seconds: float
+    armed: bool = True
+
+    async def disarm(self) -> None:
+        self.armed = False
 
 
 @dataclass(frozen=True)
@@ -242,16 +310,22 @@ class FakeEngine:
         self.tensor_parallel, self.data_parallel = tensor_parallel, data_parallel
         self.model = "Qwen/Qwen3-VL-32B-Instruct"
         self.running, self.waiting, self.kv_usage, self.paused, self.asleep = 0, 0, 0.0, False, False
+        self.api_processes: int | None = 1  # what /server_info tells; None where it does not
+        self.mute = False  # --disable-log-stats
+        self.aborted = 0  # requests that a pause of the wrong dialect cut short
         self.tokens = 0  # prompt tokens so far; they move when it works
         self.ec_connector = False
         self.prefix_blocks_in_use = False
         self.down = False
         self.late: set[str] = set()  # paths that do not answer in time
         self.failing: dict[str, int] = {}  # paths that answer with this status
+        self.on_reset: Callable[[], object] = lambda: None  # called at every reset
         self.hang: asyncio.Event | None = None  # worker calls wait for it
         self.garble: Callable[[list[dict[str, Any]]], object] | None = None  # makes a worker call's whole body
+        self.workers_refuse: str | None = None  # why trim and restore are refused
         self.breaks = False  # the connection breaks at a worker call's answer
         self.calls: list[Call] = []
+        self.guards: list[FakeGuard] = []
         self.rpcs_in_flight = 0
         self.most_rpcs_in_flight = 0
         self._clock = clock
@@ -292,6 +366,11 @@ class FakeEngine:
         reached = [worker for worker in self.workers if worker.dp_rank == 0]
         return tuple(map(account, _WIRE.validate_python([self._answer(worker, "memory") for worker in reached])))
 
+    async def arm(self, url: str, seconds: float) -> FakeGuard:
+        """What resumes this engine, instead of a process."""
+        self.guards.append(FakeGuard(url, seconds))
+        return self.guards[-1]
+
     def transport(self) -> httpx.AsyncBaseTransport:
         """A transport that ends here, and that can lose the connection or the patience."""
         return _Transport(self)
@@ -329,8 +408,8 @@ class FakeEngine:
             (dev and self._has("0.16"), "/reset_encoder_cache", "POST", self._reset_encoder_cache, ()),
             (dev, "/sleep", "POST", _empty, ("level", "mode")),
             (dev, "/is_sleeping", "GET", lambda _: JSONResponse({"is_sleeping": self.asleep}), ()),
-            (pausing, "/pause", "POST", _empty, pause_parameters),
-            (pausing, "/resume", "POST", _empty, ()),
+            (pausing, "/pause", "POST", self._pause, pause_parameters),
+            (pausing, "/resume", "POST", self._resume, ()),
             (pausing, "/is_paused", "GET", lambda _: JSONResponse({"is_paused": self.paused}), ()),
         )
         return {path: (method, handler, names) for there, path, method, handler, names in rows if there}
@@ -371,6 +450,7 @@ class FakeEngine:
             "pipeline_parallel_size": 1,
             "data_parallel_size": self.data_parallel,
             "distributed_executor_backend": "mp",
+            "_api_process_count": self.api_processes,
         }
         config = {
             "model_config": {"model": "/models/qwen3-vl", "served_model_name": self.model},
@@ -381,6 +461,8 @@ class FakeEngine:
         return JSONResponse({"vllm_config": config})
 
     def _metrics(self, _: Request) -> Response:
+        if self.mute:
+            return PlainTextResponse("")
         labels = f'engine="0",model_name="{self.model}"'
         usage = "vllm:kv_cache_usage_perc" if self._has("0.12") else "vllm:gpu_cache_usage_perc"
         lines = [
@@ -405,19 +487,39 @@ class FakeEngine:
             ]
         return PlainTextResponse("\n".join(lines) + "\n")
 
+    # --- pausing ---
+
+    async def _pause(self, request: Request) -> Response:
+        """Answers when nothing runs any more, as vLLM does for mode=wait; any other call would abort requests."""
+        asked = request.query_params
+        waits = asked.get("mode") == "wait" if self._has("0.16") else asked.get("wait_for_inflight_requests") == "true"
+        if not waits or asked.get("clear_cache") != "false":
+            self.running, self.aborted = 0, self.aborted + self.running
+        self.paused = True
+        if self.running:
+            raise httpx.ReadTimeout("")  # what a client sees of a wait that outlasts its patience
+        return JSONResponse({"status": "paused"})
+
+    def _resume(self, _: Request) -> Response:
+        self.paused = False
+        return JSONResponse({"status": "resumed"})
+
     # --- resets ---
 
     def _reset_prefix_cache(self, _: Request) -> Response:
+        self.on_reset()
         if self._has("0.26"):
             return JSONResponse({"success": not self.prefix_blocks_in_use})
         return Response()
 
     def _reset_mm_cache(self, _: Request) -> Response:
+        self.on_reset()
         for worker in self.workers:
             worker.host_used -= min(worker.host_used, 1024 * MIB)
         return Response()
 
     def _reset_encoder_cache(self, _: Request) -> Response:
+        self.on_reset()
         for worker in self.workers:
             worker.forget_entries()
         return Response()
@@ -458,7 +560,12 @@ class FakeEngine:
             "memory": lambda: worker.memory(now),
             "encoder_cache": lambda: worker.encoder_cache(now, **json.loads(payload)),
             "release": worker.release,
+            "trim": lambda: worker.trim(**json.loads(payload)),
+            "restore": worker.restore,
         }
+        if self.workers_refuse is not None and op in {"trim", "restore"}:
+            error = {"code": "refused", "message": self.workers_refuse}
+            return {"schema": 1, "ok": False, "op": op, **identity, "error": error}
         head = {"schema": 1, "ok": op in bodies, "op": op, **identity}
         if op not in bodies:
             return head | {"error": {"code": "unknown_op", "message": f"op {op!r} is unknown"}}
@@ -526,6 +633,9 @@ class Core:
     history: History
     poller: Poller
     governor: Governor
+    relief: Relief
+    gate: Gate
+    pause: Pause
     counted: Counted
 
     async def tick(self, seconds: float = 1.0, *, spare_idle: bool = False) -> Report:
@@ -548,6 +658,7 @@ def core_on(
     sources: Callable[[Engine], Sequence[Source]] = all_sources,
     engine_has_extension: bool = False,
     rpc_deadline_seconds: float = 0.02,
+    state_file: Path | None = None,
     **knobs: Any,
 ) -> Core:
     """Wire the core as `app.main` does, but for the clock and the network; `knobs` are FakeEngine's."""
@@ -565,7 +676,10 @@ def core_on(
         observer=counted,
         clock=clock,
     )
-    governor = Governor(
-        engine, poller, history, remedies=REMEDIES, rules=rules, mode=mode, observer=counted, clock=clock
-    )
-    return Core(fake, clock, engine, history, poller, governor, counted)
+    gate = Gate(clock=clock)
+    pause = Pause(engine, StateFile(state_file), history, arm=fake.arm)
+    moments = Moments(engine, gate, pause, drain_seconds=0.05, clock=clock)
+    relief = Relief(engine, poller, history, moments, remedies=REMEDIES, observer=counted)
+    governor = Governor(relief, poller, history, rules=rules, mode=mode, clock=clock)
+    poller.listeners.append(moments.notice)
+    return Core(fake, clock, engine, history, poller, governor, relief, gate, pause, counted)

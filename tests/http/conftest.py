@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 import uvicorn
 
+from app.gate import Gate
 from app.proxy import Proxy, ProxyLimits
 from tests.fakes.upstream import Upstream
 
@@ -113,6 +114,7 @@ class Observed:
     ended: list[tuple[str, str, int, float | None]] = field(default_factory=list)
     departures: int = 0
     errors: list[str] = field(default_factory=list)
+    shed: list[str] = field(default_factory=list)
 
     def request_started(self, path_class):
         self.started.append(path_class)
@@ -126,6 +128,9 @@ class Observed:
     def upstream_error(self, reason):
         self.errors.append(reason)
 
+    def request_shed(self, reason):
+        self.shed.append(reason)
+
 
 @dataclass
 class Front:
@@ -133,6 +138,7 @@ class Front:
 
     port: int
     observed: Observed
+    gate: Gate
     wires: list[Wire] = field(default_factory=list)
 
     @property
@@ -162,11 +168,11 @@ async def upstream():
 
 
 @contextlib.asynccontextmanager
-async def _running_proxy(url: str, **limits) -> AsyncIterator[Front]:
-    proxy = Proxy(url, observer=(observed := Observed()), limits=ProxyLimits(**limits))
+async def _running_proxy(url: str, *, gate: Gate | None = None, **limits) -> AsyncIterator[Front]:
+    proxy = Proxy(url, observer=(observed := Observed()), limits=ProxyLimits(**limits), gate=gate)
     await proxy.start()
     async with serving(proxy) as port:
-        front = Front(port, observed)
+        front = Front(port, observed, proxy.gate)
         try:
             yield front
         finally:

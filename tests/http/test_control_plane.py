@@ -25,6 +25,7 @@ ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
 OWN_PATHS = {
     "/memory": {"get"},
     "/memory/encoder-cache": {"get"},
+    "/memory/encoder-cache/restore": {"post"},
     "/memory/history": {"get"},
     "/memory/events": {"get"},
     "/memory/marks": {"post"},
@@ -422,17 +423,39 @@ async def test_the_engines_own_error_passes(running):
 
 
 async def test_a_drop_in_is_refused_where_it_hangs_the_engine():
-    """vLLM 0.12 with a request under way: 409 unless the operator insists; mode=safe refuses also when idle."""
+    """vLLM 0.12 with a request under way: 409, and the two ways on; without one it is as vLLM does it."""
     async with sidecar_before(FakeEngine("0.12.0")) as running:
         running.fake.running = 1
         status, message = error(await running.client.post("/reset_mm_cache"))
-        assert (status, "can hang for ever" in message) == (409, True)
-        running.fake.running = 0
-        assert error(await running.client.post("/reset_mm_cache?mode=safe"))[0] == 409
+        assert status == 409
+        assert all(words in message for words in ("can hang for ever", "?mode=safe", "?force=true"))
         assert resets(running.fake) == []
-        assert (await running.client.post("/reset_mm_cache")).status_code == 200
-        running.fake.running = 1
         assert (await running.client.post("/reset_mm_cache?force=true")).status_code == 200
+        running.fake.running = 0
+        assert (await running.client.post("/reset_mm_cache")).json()["moment"] == "gate"
+        safe = (await running.client.post("/reset_mm_cache?mode=safe")).json()
+    assert (safe["outcome"], safe["moment"], safe["held_seconds"] >= 0) == ("done", "gate", True)
+
+
+async def test_a_safe_prefix_reset_never_preempts(running):
+    """vLLM can throw running requests out for it; that and mode=safe exclude each other."""
+    answer = await running.client.post("/reset_prefix_cache?mode=safe&reset_running_requests=true")
+    status, message = error(answer)
+    assert (status, "reset_running_requests" in message, resets(running.fake)) == (409, True, [])
+
+
+async def test_a_trim_with_its_target(running):
+    """As an object in the list; the answer tells what each worker did."""
+    running.fake.serve_images()
+    wish = {"remedy": "trim_encoder_cache", "keep_bytes": 10 * IMAGE_BYTES}
+    (result,) = (await running.client.post("/memory/reclaim", json={"remedies": [wish]})).json()["results"]
+    assert (result["outcome"], len(result["detail"])) == ("done", 2)
+    assert result["detail"][0]["spilled_bytes"] == (IMAGES - 10) * IMAGE_BYTES
+    cache = (await running.client.get("/memory")).json()["encoder_cache"]
+    assert (cache["host_bytes"], cache["spills"]) == (2 * (IMAGES - 10) * IMAGE_BYTES, IMAGES - 10)
+    restored = (await running.client.post("/memory/encoder-cache/restore")).json()
+    assert [rank["restored_entries"] for rank in restored["ranks"]] == [IMAGES - 10] * 2
+    assert (await running.client.get("/memory")).json()["encoder_cache"]["host_bytes"] == 0
 
 
 @pytest.mark.parametrize("path", ["/reset_mm_cache", "/memory/reclaim"])
@@ -469,7 +492,10 @@ async def test_the_policy_is_shown_with_its_state():
 async def test_a_changed_policy_acts(running):
     """PUT, traffic, and the reset comes by itself; its decisions are shown."""
     put = await running.client.put("/policy", json={"rules": [RULE]})
-    assert (put.status_code, put.json()["rules"][0]["remedies"]) == (200, ["reset_encoder_cache"])
+    assert (put.status_code, put.json()["rules"][0]["remedies"]) == (
+        200,
+        ["trim_encoder_cache", "reset_encoder_cache"],
+    )
     running.fake.serve_images()
     async with running.client.stream("GET", "/memory/events", headers={"Accept": "text/event-stream"}) as stream:
         messages = messages_of(stream)
@@ -479,7 +505,7 @@ async def test_a_changed_policy_acts(running):
             pass
     decisions = (await running.client.get("/policy")).json()["last_decisions"]
     assert [decision["kind"] for decision in decisions] == ["policy", "reset", "policy", "policy"]
-    assert resets(running.fake) == ["/reset_encoder_cache", "release"]
+    assert resets(running.fake) == ["trim", "release"]
 
 
 async def test_what_is_left_out_of_a_change_stays(running):
@@ -548,8 +574,15 @@ async def test_a_loop_that_ended_is_not_alive(running):
 @pytest.mark.parametrize(
     ("method", "target", "body", "words"),
     [
-        ("POST", "/memory/reclaim", {"remedies": ["reboot"]}, ("'reboot'", "release, reset_encoder_cache")),
+        ("POST", "/memory/reclaim", {"remedies": ["reboot"]}, ("'reboot'", "release, trim_encoder_cache")),
         ("POST", "/memory/reclaim", {"remedies": []}, ("remedies", "at least 1")),
+        (
+            "POST",
+            "/memory/reclaim",
+            {"remedies": [{"remedy": "trim_encoder_cache", "free_bytes": 1, "keep_bytes": 1}]},
+            ("one target at most", "free_bytes, keep_bytes"),
+        ),
+        ("POST", "/memory/reclaim", {"remedies": [{"remedy": "release", "free_bytes": 1}]}, ("'trim_encoder_cache'",)),
         ("POST", "/memory/reclaim", {"mode": "hard"}, ("'hard'", "'safe' or 'now'")),
         ("POST", "/memory/reclaim", {"remedy": ["release"]}, ("remedy", "no such key")),
         ("POST", "/memory/reclaim", [1], ("body",)),

@@ -54,12 +54,17 @@ def page():
 # Not schemathesis' own pytest plugin: it breaks on pytest 9.2.
 OPERATIONS = [
     *(f"GET /memory{below}" for below in ("", "/encoder-cache", "/history", "/events")),
-    *(f"POST /{path}" for path in ("memory/marks", "memory/reclaim")),
+    *(f"POST /{path}" for path in ("memory/marks", "memory/reclaim", "memory/encoder-cache/restore")),
     *(f"POST /reset_{cache}_cache" for cache in ("mm", "prefix", "encoder")),
     *(f"GET /{path}" for path in ("policy", "metrics", "livez", "readyz")),
     "PUT /policy",
 ]
-TAKES_NOTHING = {"GET /policy", "GET /livez", "GET /readyz"}  # and so nothing can be wrong
+TAKES_NOTHING = {
+    "POST /memory/encoder-cache/restore",
+    "GET /policy",
+    "GET /livez",
+    "GET /readyz",
+}  # and so nothing can be wrong
 
 
 def test_every_operation_is_tried(page):

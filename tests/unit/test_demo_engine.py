@@ -70,6 +70,30 @@ def test_an_engine_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
     assert not Path("/proc", engine.log_tail(1)).exists()
 
 
+SAY_ALL = 'echo "$@"; echo "KV=$VLLM_CPU_KVCACHE_SPACE DYNAMO=$TORCHDYNAMO_DISABLE"; exit 3'
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [("0.12.0", "KV=1 DYNAMO=1"), ("0.23.0", "KV= DYNAMO=1"), ("0.32.0", "KV= DYNAMO="), ("", "KV= DYNAMO=")],
+)
+def test_each_version_is_spoken_to_as_it_expects(
+    version: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version of an environment that somebody else made may be unknown: it counts as the current one."""
+    for name in ("VLLM_CPU_KVCACHE_SPACE", "TORCHDYNAMO_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    environment = EngineEnvironment(version, fake_environment(tmp_path, SAY_ALL).root)
+    options = EngineOptions(tensor_parallel=2, extra_args=("--dtype", "float32"))
+    engine = Engine(environment, options, folder=tmp_path / "run")
+    with pytest.raises(DemoError):
+        engine.start()
+    command, environ = engine.log_tail(2).splitlines()
+    assert environ == says
+    assert ("--shutdown-timeout" in command) == (version != "0.12.0")
+    assert command.index("--dtype bfloat16") < command.index("--dtype float32")
+
+
 def test_nothing_is_left_when_the_pipe_to_the_keeper_closes() -> None:
     """Also a grandchild that lost its parent and ignores SIGTERM."""
     script = "trap '' TERM; (trap '' TERM; sleep 60 & echo $!; wait) & wait"

@@ -18,11 +18,13 @@ ROOT = Path(__file__).parents[2]
 ROWS: tuple[tuple[str, ...], ...] = (
     ("app", "app.errors", "app.readings"),  # L0: the words
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine"),  # L1: pure cores; the words said to vLLM
-    ("app.policy", "app.table"),
-    ("app.policy_settings", "app.remedies", "app.sources"),  # L2: many of one interface, and settings
-    ("app.settings",),
-    ("app.exporter", "app.history", "app.proxy_websocket", "app.settings_sources"),  # L3: loops, rings, data plane
-    ("app.poller", "app.proxy"),
+    ("app.policy", "app.safety", "app.table"),
+    ("app.policy_settings", "app.resume_guard", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
+    ("app.policy_store", "app.remedies", "app.settings"),
+    ("app.exporter", "app.gate", "app.history", "app.proxy_websocket", "app.settings_sources"),  # L3: loops, data plane
+    ("app.pause", "app.poller", "app.proxy"),
+    ("app.moments",),
+    ("app.relief",),
     ("app.governor",),
     ("app.routes",),  # L4: the HTTP face
     ("app.main",),  # L5: wires
@@ -34,7 +36,8 @@ FOLDERS = ("app.remedies", "app.sources", "app.routes", "app.demo")
 
 # Who may import a library. More doors need a reason here.
 DOORS = {
-    "httpx": {"app.engine", "app.main", "app.demo.sidecar"},  # the last: the demonstration is an operator, a client
+    # The guard outlives the engine's client; the demonstration is an operator, a client.
+    "httpx": {"app.engine", "app.main", "app.resume_guard", "app.demo.sidecar"},
     "aiohttp": {"app.proxy", "app.proxy_websocket", "app.demo.traffic"},
     "prometheus_client": {"app.exporter", "app.sources.engine_metrics"},  # writes, reads
     "fastapi": {"app.main", "app.routes"},
@@ -43,6 +46,7 @@ DOORS = {
     "uvicorn": {"app.cli"},
     "packaging": {"app.capabilities", "app.demo"},
     "tabulate": {"app.table"},
+    "tenacity": {"app.moments", "app.pause", "app.remedies", "app.resume_guard"},
 }
 
 

@@ -9,8 +9,9 @@ import pytest
 from app.capabilities import Capabilities
 from app.engine import Engine
 from app.errors import EngineRefused
-from app.readings import EngineStatus
-from app.remedies import REMEDIES
+from app.readings import EngineStatus, Target
+from app.remedies import PLAIN, REMEDIES, Ask, Run
+from app.remedies.trim_encoder_cache import TrimEncoderCache
 from tests.fakes.engine import FakeEngine
 
 BY_NAME = {remedy.name: remedy for remedy in REMEDIES}
@@ -50,10 +51,11 @@ def test_what_is_not_there_is_refused_with_what_would_bring_it(name, mode):
     """The route's version, or the flag to start vLLM with."""
     told = refusal(name, mode, **dict.fromkeys(ALL, False))
     assert told is not None
-    assert ("--worker-extension-cls" if name == "release" else "VLLM_SERVER_DEV_MODE=1") in told
+    ours = name in {"release", "trim_encoder_cache"}
+    assert ("--worker-extension-cls" if ours else "VLLM_SERVER_DEV_MODE=1") in told
 
 
-@pytest.mark.parametrize("name", ["release", "reset_encoder_cache"])
+@pytest.mark.parametrize("name", ["release", "trim_encoder_cache", "reset_encoder_cache"])
 def test_a_sleeping_engine_is_left_alone(name):
     """Its pools are unmapped."""
     assert "asleep" in (refusal(name, "now", state="sleeping") or "")
@@ -65,10 +67,41 @@ def test_an_encoder_cache_connector_forbids_the_safe_reset_only():
     assert refusal("reset_encoder_cache", "now", ec_connector=True) is None
 
 
-@pytest.mark.parametrize("version", [None, "0.11.2", "0.12.0", "0.14.0", "0.27.1", "dev"])
-def test_reset_mm_cache_is_not_safe_before_0_28(version):
-    """Idle or not: a request that comes in between would fail or hang."""
-    assert refusal("reset_mm_cache", "safe", version=version) is not None
+@pytest.mark.parametrize("version", [None, "0.11.2", "0.12.0", "0.14.0", "0.27.1", "0.32.0", "dev"])
+def test_safe_reset_mm_cache_wants_an_idle_path_on_every_version(version):
+    """A request on its way would drift; where that heals itself, it is still a request that failed."""
+    assert refusal("reset_mm_cache", "safe", version=version, running=9) is None
+    assert BY_NAME["reset_mm_cache"].need(Capabilities(version=version), "safe") == "idle path"
+
+
+@pytest.mark.parametrize(("version", "need"), [(None, "idle path"), ("0.13.0", "idle path"), ("0.14.0", "nothing")])
+def test_reset_mm_cache_now_waits_for_nobody_where_it_cannot_hang_the_engine(version, need):
+    """As vLLM means it."""
+    assert BY_NAME["reset_mm_cache"].need(Capabilities(version=version), "now") == need
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "known", "need"),
+    [
+        ("release", "safe", {}, "nothing"),
+        ("trim_encoder_cache", "safe", {}, "nothing"),
+        ("reset_encoder_cache", "safe", {}, "nothing"),
+        ("reset_encoder_cache", "safe", {"encoder_decoder": True}, "idle engine"),
+        ("reset_encoder_cache", "now", {"encoder_decoder": True}, "nothing"),
+        ("reset_prefix_cache", "safe", {}, "idle engine"),
+        ("reset_prefix_cache", "now", {}, "nothing"),
+    ],
+)
+def test_what_must_be_still(name, mode, known, need):
+    """The least that does."""
+    assert BY_NAME[name].need(Capabilities(version="0.32.0", **known), mode) == need
+
+
+def test_ray_and_connectors_forbid_a_trim():
+    """Whatever the mode: what they keep hold of would be moved away under them."""
+    for mode in ("safe", "now"):
+        assert "Ray" in (refusal("trim_encoder_cache", mode, executor="ray") or "")
+        assert "connector" in (refusal("trim_encoder_cache", mode, ec_connector=True) or "")
 
 
 @pytest.mark.parametrize(
@@ -92,8 +125,8 @@ def test_reset_mm_cache_now_is_refused_where_it_hangs_the_engine(version, runnin
 
 
 def test_a_release_candidate_counts_as_its_release():
-    """0.28.0rc1 heals itself too."""
-    assert refusal("reset_mm_cache", version="0.28.0rc1+ascend") is None
+    """0.14.0rc1 fails single requests too, and does not hang."""
+    assert refusal("reset_mm_cache", "now", version="0.14.0rc1+ascend", running=1) is None
 
 
 # --- what they say ---
@@ -114,8 +147,8 @@ async def engine(fake):
 @pytest.mark.parametrize("name", ["reset_encoder_cache", "reset_mm_cache", "reset_prefix_cache"])
 async def test_a_reset_is_one_post_with_the_clients_query(engine, fake, name):
     """And the engine's own answer is kept for it."""
-    run = await BY_NAME[name].run(engine, "device=0&x=%20")
-    (call,) = fake.calls
+    run = await BY_NAME[name].run(engine, Ask(query="device=0&x=%20"))
+    (call,) = [call for call in fake.calls if call.path != "/metrics"]
     assert (call.method, call.path, call.query) == ("POST", f"/{name}", "device=0&x=%20")
     assert run.ok
     assert run.answer is not None
@@ -124,7 +157,7 @@ async def test_a_reset_is_one_post_with_the_clients_query(engine, fake, name):
 
 async def test_release_is_one_worker_call(engine, fake):
     """And it never posts anything else."""
-    assert (await BY_NAME["release"].run(engine)).ok
+    assert (await BY_NAME["release"].run(engine, PLAIN)).ok
     assert (len(fake.calls), fake.ops()) == (1, ["release"])
     assert all(worker.cached == 0 for worker in fake.workers)
 
@@ -133,9 +166,9 @@ async def test_a_rank_that_failed_to_release_is_told(engine, fake):
     """Freed on one rank is not done."""
     error = {"ok": False, "error": {"code": "failed", "message": "not on the main thread"}}
     fake.garble = lambda answers: {"results": [json.dumps(answers[0]), json.dumps(answers[1] | error)]}
-    run = await BY_NAME["release"].run(engine)
+    run = await BY_NAME["release"].run(engine, PLAIN)
     assert not run.ok
-    assert "1 of 2 ranks failed" in (run.reason or "")
+    assert "1 of 2 ranks: " in (run.reason or "")
     assert "not on the main thread" in (run.reason or "")
 
 
@@ -143,7 +176,7 @@ async def test_a_rank_that_failed_to_release_is_told(engine, fake):
 async def test_an_engine_that_answers_with_an_error_has_not_done_it(engine, fake, name):
     """The status is told and the answer kept."""
     fake.failing[f"/{name}"] = 500
-    run = await BY_NAME[name].run(engine)
+    run = await BY_NAME[name].run(engine, PLAIN)
     assert (run.ok, run.reason) == (False, "the engine answered 500")
     assert run.answer is not None
 
@@ -152,16 +185,87 @@ async def test_release_that_is_refused_raises(engine, fake):
     """The governor makes a failed reset of it."""
     fake.failing["/collective_rpc"] = 500
     with pytest.raises(EngineRefused):
-        await BY_NAME["release"].run(engine)
+        await BY_NAME["release"].run(engine, PLAIN)
+
+
+@pytest.mark.parametrize("refusing", [1, 2])
+async def test_workers_that_refuse_all_refuse(engine, fake, refusing):
+    """Refused by one rank of two, something was done: that is a failure."""
+    no = {"ok": False, "error": {"code": "refused", "message": "an EC connector is configured"}}
+
+    def some(answers):
+        return {"results": [json.dumps(one | no if n < refusing else one) for n, one in enumerate(answers)]}
+
+    fake.garble = some
+    run = await BY_NAME["trim_encoder_cache"].run(engine, PLAIN)
+    assert (run.ok, run.refused) == (False, refusing == 2)
+    assert run.reason == f"{refusing} of 2 ranks: an EC connector is configured"
+
+
+async def test_a_trim_carries_its_target_and_its_budget(engine, fake):
+    """What is not given is not said."""
+    remedy = TrimEncoderCache(host_budget_bytes=7)
+    await remedy.run(engine, Ask(target=Target(keep_bytes=5)))
+    await BY_NAME["trim_encoder_cache"].run(engine, PLAIN)
+    payloads = [json.loads(json.loads(call.body)["args"][1]) for call in fake.calls]
+    assert payloads == [{"keep_bytes": 5, "host_budget_bytes": 7}, {}]
+
+
+# --- the prefix cache: verified ---
+
+
+async def prefix(engine, **ask) -> Run:
+    return await BY_NAME["reset_prefix_cache"].run(engine, Ask(**ask))
 
 
 async def test_the_prefix_cache_is_believed_where_the_engine_tells(engine, fake):
-    """From 0.26 on: success, or blocks in use. Before, nobody knows, and that is said."""
-    assert (await BY_NAME["reset_prefix_cache"].run(engine)).reason is None
+    """From 0.26 on: success, or blocks in use."""
+    assert (await prefix(engine)).reason is None
     fake.prefix_blocks_in_use = True
-    run = await BY_NAME["reset_prefix_cache"].run(engine)
-    assert (run.ok, run.reason) == (False, "refused by the engine: blocks are in use")
-    fake.version = "0.25.0"
-    run = await BY_NAME["reset_prefix_cache"].run(engine)
+    run = await prefix(engine)
+    assert (run.ok, run.reason) == (False, "not done by the engine: KV blocks are in use")
+
+
+@pytest.mark.parametrize(
+    ("usage", "running", "reason"),
+    [
+        (0.0, 0, None),
+        (0.3, 1, "not done by the engine: KV blocks are in use"),
+        (0.0, 1, "not done by the engine: KV blocks are in use"),
+    ],
+)
+async def test_before_that_the_engines_counts_settle_it(engine, fake, usage, running, reason):
+    """It refuses if and only if a block is in use."""
+    fake.version, fake.kv_usage, fake.running = "0.25.0", usage, running
+    run = await prefix(engine)
+    assert (run.ok, run.reason) == (reason is None, reason)
+
+
+@pytest.mark.parametrize("meanwhile", ["work", "idle"])
+async def test_where_requests_came_or_went_nobody_knows(engine, fake, meanwhile):
+    """And that is said."""
+    fake.version, fake.running = "0.25.0", int(meanwhile == "idle")
+
+    def go_on():
+        fake.tokens, fake.running = fake.tokens + (meanwhile == "work"), 0
+
+    fake.on_reset = go_on
+    run = await prefix(engine)
     assert run.ok
     assert "does not tell" in (run.reason or "")
+
+
+async def test_it_is_tried_again_while_blocks_are_in_use(engine, fake, monkeypatch):
+    """Until they are free, or patience is over."""
+    monkeypatch.setattr("app.remedies.reset_prefix_cache.RETRY_SECONDS", 0.0)
+    fake.prefix_blocks_in_use = True
+    tried = iter(range(3))
+
+    def free_in_time():
+        fake.prefix_blocks_in_use = next(tried) < 2
+
+    fake.on_reset = free_in_time
+    run = await prefix(engine, patience_seconds=60.0)
+    assert (run.ok, len(fake.asked("/reset_prefix_cache"))) == (True, 3)
+    fake.on_reset, fake.prefix_blocks_in_use = lambda: None, True
+    assert not (await prefix(engine, patience_seconds=0.01)).ok

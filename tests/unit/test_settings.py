@@ -304,6 +304,7 @@ def test_a_rule_without_remedies_owns_all_that_can_help():
     """In the order of the table."""
     assert RuleSettings(name="d", signal="device_free_bytes", high_water=1, low_water=2).rule().remedies == (
         "release",
+        "trim_encoder_cache",
         "reset_encoder_cache",
     )
 

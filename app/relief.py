@@ -1,0 +1,291 @@
+"""Act, measure, record: carries one remedy out at a time, at a moment in which it harms nobody.
+
+Each is measured by a fresh poll before and after it. Every remedy asked for leaves an event, also one that was refused
+or failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from app.attribution import freed, total
+from app.capabilities import Capabilities
+from app.engine import Engine, EngineAnswer
+from app.errors import EngineError, NotAvailable, Refused, UnknownName
+from app.history import History
+from app.moments import Moments, NoMoment
+from app.poller import Poller
+from app.readings import UNNEEDED, Mode, Outcome, RankReading, RemedyResult, Report, Target, Trigger
+from app.remedies import PLAIN, Ask, Remedy, Run
+from app.remedies.remedy import no_extension, tell_workers
+from app.table import mib
+
+JUST_BEFORE_SECONDS = 0.25
+
+log = logging.getLogger("highwater.relief")
+
+
+class RemedyObserver(Protocol):
+    """Who counts remedies."""
+
+    def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
+        """One remedy was run, refused or failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A remedy's result with the readings around it and, on the drop-in paths, the engine's own answer."""
+
+    result: RemedyResult
+    before: tuple[RankReading, ...]
+    after: tuple[RankReading, ...]
+    answer: EngineAnswer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One remedy that an operator asks for, and how far it shall go."""
+
+    remedy: str
+    target: Target = UNNEEDED
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What to run and on whose behalf."""
+
+    remedy: Remedy
+    trigger: Trigger
+    mode: Mode = "safe"
+    rule: str | None = None
+    ask: Ask = PLAIN
+    force: bool = False
+    dry_run: bool = False
+    release_after: bool = True
+
+
+class Relief:
+    """Runs remedies, on the policy's behalf and on operators'.
+
+    Args:
+        engine: The engine.
+        poller: For capabilities, and for fresh readings around each remedy.
+        history: Where events go.
+        moments: Finds the moment.
+        remedies: All there are.
+        observer: Who counts remedies.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        poller: Poller,
+        history: History,
+        moments: Moments,
+        *,
+        remedies: Sequence[Remedy],
+        observer: RemedyObserver,
+    ) -> None:
+        self.remedies: Mapping[str, Remedy] = {remedy.name: remedy for remedy in remedies}
+        self._engine = engine
+        self._poller = poller
+        self._history = history
+        self._moments = moments
+        self._observer = observer
+        self._turn = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a remedy is being carried out."""
+        return self._turn.locked()
+
+    async def for_rule(self, rule: str, name: str, *, target: Target = UNNEEDED, observe: bool = False) -> Measured:
+        """Run one remedy on a rule's behalf, or only record that it would have been.
+
+        Raises:
+            NotAvailable: The engine is not there to be asked. That is recorded as a failed reset.
+        """
+        order = _Order(self.remedies[name], "policy", rule=rule, ask=Ask(target=target))
+        if observe:
+            result = _result(order.remedy, "observed", reason="the policy is in observe mode")
+            self._record(order, result)
+            return Measured(result, (), ())
+        return await self._carry_out(order)
+
+    async def reclaim(self, wishes: Sequence[Wish], *, mode: Mode, dry_run: bool) -> list[Measured]:
+        """Run remedies in this order on an operator's behalf; none named: what frees the device's caches here.
+
+        Raises:
+            UnknownName: There is no such remedy.
+            NotAvailable: The engine is not there to be asked.
+        """
+        wishes = wishes or self._usual()
+        for wish in wishes:
+            if wish.remedy not in self.remedies:
+                raise UnknownName("remedies", wish.remedy, self.remedies)
+        return [
+            await self._carry_out(
+                _Order(self.remedies[wish.remedy], "reclaim", mode=mode, ask=Ask(target=wish.target), dry_run=dry_run)
+            )
+            for wish in wishes
+        ]
+
+    def _usual(self) -> Sequence[Wish]:
+        # A trim keeps what a reset then drops: one of the two.
+        cache = "reset_encoder_cache" if self._poller.capabilities.reset_encoder_cache else "trim_encoder_cache"
+        return (Wish("release"), Wish(cache))
+
+    async def drop_in(self, name: str, *, query: str, mode: Mode, force: bool) -> Measured:
+        """Run one of vLLM's own resets, as a client asked for it.
+
+        Raises:
+            Refused: It could hang or kill this engine.
+            NotAvailable: The engine is not there to be asked.
+        """
+        # No release after it: a client that asks for vLLM's reset gets that and nothing more.
+        order = _Order(
+            self.remedies[name], "drop-in", mode=mode, ask=Ask(query=query), force=force, release_after=False
+        )
+        measured = await self._carry_out(order)
+        if measured.result.outcome == "refused":
+            raise Refused(f"{name}: {measured.result.reason}")
+        return measured
+
+    async def restore(self) -> list[Mapping[str, Any]]:
+        """Bring back what a trim moved to host memory; what each worker said of it, in rank order.
+
+        Raises:
+            Refused: The workers cannot be asked, or one of them could not do it.
+            NotAvailable: The engine is not there to be asked.
+        """
+        if (problem := no_extension(self._poller.capabilities)) is not None:
+            raise Refused(problem)
+        async with self._turn:
+            try:
+                run = await tell_workers(self._engine, "restore")
+            except EngineError as exc:
+                raise NotAvailable(str(exc)) from exc
+            report = await self._poller.poll()
+        if not run.ok:
+            raise Refused(f"restore: {run.reason}")
+        spilled = report.encoder_cache.host_bytes if report.encoder_cache else 0
+        self._history.record(
+            "reset", f"encoder outputs brought back to the device, {mib(spilled)} MiB left on the host"
+        )
+        return list(run.detail)
+
+    # --- carrying out ---
+
+    async def _carry_out(self, order: _Order) -> Measured:
+        async with self._turn:
+            return await self._measure(order)
+
+    async def _measure(self, order: _Order) -> Measured:
+        before = await self._before(order)
+        capabilities = self._poller.capabilities
+        refusal = _refusal(order, capabilities, before)
+        if refusal is not None:
+            return self._refused(order, before, refusal)
+        need = "nothing" if order.force else order.remedy.need(capabilities, order.mode)
+        if order.dry_run:
+            plan = f"dry run; {self._moments.plan(need, capabilities)}"
+            return Measured(_result(order.remedy, "observed", reason=plan), before.ranks, before.ranks)
+
+        started = time.monotonic()
+        try:
+            async with self._moments.when(need, capabilities, patient=order.mode == "safe") as moment:
+                run = await self._run(order)
+        except NoMoment as exc:
+            return self._refused(order, before, str(exc), exc.held_seconds)
+        except EngineError as exc:
+            # Before the remedy, where the moment could not be made: then nothing was done either.
+            moment, run = None, Run(ok=False, reason=str(exc))
+        if run.refused:
+            return self._refused(order, before, run.reason or "refused by the workers")
+        after = await self._poller.poll()
+        readings = () if after.stale else after.ranks
+        reason: str | None = run.reason
+        if run.ok and before.ranks and not readings:
+            reason = f"not measured, as no reading came after it: {after.engine.hint or after.engine.state}"
+        deltas = freed(before.ranks, readings)
+        freed_bytes, freed_components = total(deltas)
+        result = replace(
+            _result(order.remedy, "done" if run.ok else "failed", reason=reason),
+            seconds=time.monotonic() - started,
+            freed_bytes=freed_bytes,
+            freed_components=freed_components,
+            ranks=deltas,
+            moment=moment.kind if moment is not None else None,
+            held_seconds=moment.held_seconds if moment is not None else None,
+            detail=run.detail,
+        )
+        self._record(order, result)
+        return Measured(result, before.ranks, readings, run.answer)
+
+    async def _run(self, order: _Order) -> Run:
+        """The remedy, and release after it where only that shows the device the bytes.
+
+        What fails here has its place in the result, so that the moment ends as it should.
+        """
+        try:
+            patience = self._moments.drain_seconds if order.mode == "safe" else 0.0
+            run = await order.remedy.run(self._engine, replace(order.ask, patience_seconds=patience))
+            if run.ok and order.remedy.needs_release and order.release_after and self._engine.rpc_allowed:
+                await self._engine.rpc("release")
+        except EngineError as exc:
+            return Run(ok=False, reason=str(exc))
+        return run
+
+    def _refused(self, order: _Order, before: Report, reason: str, held_seconds: float | None = None) -> Measured:
+        result = replace(_result(order.remedy, "refused", reason=reason), held_seconds=held_seconds)
+        if not order.dry_run:
+            self._record(order, result)
+        return Measured(result, before.ranks, before.ranks)
+
+    async def _before(self, order: _Order) -> Report:
+        """A reading of now; the last one if it was taken just before, as on the policy's behalf it was.
+
+        Raises:
+            NotAvailable: The engine is not there to be asked. That is recorded as a failed reset.
+        """
+        report = self._poller.current()
+        age = report.age_seconds
+        # What is asked for now may be refused for the requests of this very moment (reset_mm_cache before 0.14).
+        if order.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
+            report = await self._poller.poll()
+        state = report.engine.state
+        if state in {"down", "starting", "unresponsive"}:
+            reason = f"the engine is {state}" + (f": {report.engine.hint}" if report.engine.hint else "")
+            self._record(order, _result(order.remedy, "failed", reason=reason))
+            raise NotAvailable(reason)
+        return replace(report, ranks=()) if report.stale else report
+
+    def _record(self, order: _Order, result: RemedyResult) -> None:
+        self._observer.remedy_ended(result, order.trigger)
+        kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
+        summary = f"{result.remedy} {result.outcome}"
+        if result.outcome == "done" and result.freed_bytes is not None:
+            word = "freed" if result.freed_bytes >= 0 else "while use grew by"
+            summary += f", {word} {mib(abs(result.freed_bytes))} MiB in {result.seconds:.2f} s"
+        if result.reason:
+            summary += f": {result.reason}"
+        self._history.record(kind, summary, trigger=order.trigger, rule=order.rule, result=result)
+        log.info("%s (%s)", summary, order.rule or order.trigger)
+
+
+def _refusal(order: _Order, capabilities: Capabilities, before: Report) -> str | None:
+    if order.force:
+        return None
+    since = order.remedy.automatic_since
+    if order.trigger == "policy" and since is not None and not capabilities.at_least(since):
+        return f"before vLLM {since} only an operator may ask for it: a request that does not pass here would be harmed"
+    return order.remedy.refusal(capabilities, before.engine, order.mode)
+
+
+def _result(remedy: Remedy, outcome: Outcome, *, reason: str | None) -> RemedyResult:
+    return RemedyResult(remedy=remedy.name, outcome=outcome, reason=reason, frees=remedy.frees, spares=remedy.spares)

@@ -1,0 +1,302 @@
+"""Act, measure, record: what relief says to the engine, and what it tells of it, on operators' behalf."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.errors import NotAvailable, Refused, UnknownName
+from app.policy import SIGNAL_REMEDIES
+from app.readings import Target
+from app.relief import Wish
+from app.remedies import REMEDIES, Run
+from app.remedies.release import Release
+from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
+
+ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
+
+
+async def grown(version: str = "0.32.0", **knobs) -> Core:
+    """A core that has seen the engine ready; then the benchmark came, and nobody has polled since."""
+    core = core_on(version, **knobs)
+    await core.tick()
+    core.fake.serve_images()
+    core.clock.advance(0.5)
+    return core
+
+
+def resets(core: Core) -> list[str]:
+    """What the engine was told to do, in order."""
+    acted = [call for call in core.fake.calls if call.method == "POST" and call.op != "memory"]
+    return [call.op or call.path for call in acted]
+
+
+def wishes(*names: str) -> list[Wish]:
+    return [Wish(name) for name in names]
+
+
+async def test_reclaim_runs_in_order_and_tells_before_and_after():
+    """Each with the readings around it."""
+    core = await grown()
+    first, second = await core.relief.reclaim(wishes("reset_encoder_cache", "release"), mode="safe", dry_run=False)
+    assert resets(core) == ["/reset_encoder_cache", "release", "release"]
+    assert (first.before[0].used_bytes, first.after[0].used_bytes) == (USED_AFTER, USED_READY - CACHED)
+    assert first.result.freed_bytes == ENCODER_BYTES + 2 * CACHED
+    assert (second.before[0].used_bytes, second.result.freed_bytes) == (USED_READY - CACHED, 0)
+    assert core.counted.remedies == [("reset_encoder_cache", "reclaim", "done"), ("release", "reclaim", "done")]
+
+
+async def test_a_dry_run_does_nothing():
+    """It tells what would be refused, and leaves neither event nor count."""
+    core = await grown(version="0.12.0")
+    events = core.summaries()
+    would, would_not = await core.relief.reclaim(wishes("release", "reset_encoder_cache"), mode="safe", dry_run=True)
+    assert (would.result.outcome, would.result.reason) == ("observed", "dry run; needs no special moment")
+    assert would_not.result.outcome == "refused"
+    assert (resets(core), core.summaries(), core.counted.remedies) == ([], events, [])
+
+
+async def test_an_unknown_remedy_is_named_before_anything_is_done():
+    """Not after half of the list."""
+    core = await grown()
+    with pytest.raises(UnknownName, match="'reboot' is not known; allowed: release, trim_encoder_cache"):
+        await core.relief.reclaim(wishes("release", "reboot"), mode="now", dry_run=False)
+    assert resets(core) == []
+
+
+async def test_a_drop_in_does_what_vllm_does_and_no_more():
+    """Query string and all; no release after it, and so the allocator keeps the bytes: that is told."""
+    core = await grown()
+    measured = await core.relief.drop_in("reset_encoder_cache", query="x=1", mode="now", force=False)
+    assert resets(core) == ["/reset_encoder_cache"]
+    assert core.fake.asked("/reset_encoder_cache")[0].query == "x=1"
+    assert measured.answer is not None
+    assert measured.result.freed_bytes == 0
+    assert measured.result.freed_components.encoder_cache_bytes == ENCODER_BYTES
+    assert measured.result.freed_components.torch_cached_bytes == -ENCODER_BYTES
+
+
+async def test_reset_mm_cache_frees_nothing_on_the_device():
+    """The story's finding, told in the answer."""
+    core = await grown()
+    result = (await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=False)).result
+    assert (result.outcome, result.freed_bytes) == ("done", 0)
+    assert "device memory" in result.spares
+
+
+async def test_a_drop_in_that_hangs_the_engine_is_refused_under_traffic():
+    """0.12 with a request under way: refused and recorded; force is the operator's own word."""
+    core = await grown(version="0.12.0")
+    core.fake.running = 1
+    with pytest.raises(Refused, match="can hang for ever"):
+        await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=False)
+    assert resets(core) == []
+    assert core.counted.remedies == [("reset_mm_cache", "drop-in", "refused")]
+    await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=True)
+    assert resets(core) == ["/reset_mm_cache"]
+
+
+async def test_refusals_look_at_the_engine_of_now():
+    """A request that came since the last poll counts, and were that just before."""
+    core = await grown(version="0.12.0")
+    await core.poller.poll()
+    core.fake.running = 1
+    with pytest.raises(Refused):
+        await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=False)
+
+
+async def test_an_engine_that_is_down_is_not_available():
+    """503 at the door, and a failed reset in the events."""
+    core = await grown()
+    core.fake.down = True
+    with pytest.raises(NotAvailable, match="the engine is down"):
+        await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=False)
+    assert core.counted.remedies == [("reset_mm_cache", "drop-in", "failed")]
+    assert core.summaries("reset")[0].startswith("reset_mm_cache failed: the engine is down")
+
+
+async def test_an_engine_that_goes_in_the_middle_leaves_no_numbers():
+    """What was freed is not known then: None, never 0."""
+    core = await grown()
+    core.fake.late = {"/reset_mm_cache"}
+    measured = await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=False)
+    assert (measured.result.outcome, measured.answer) == ("failed", None)
+    assert "no answer in time" in (measured.result.reason or "")
+
+
+async def test_operator_and_policy_never_act_at_once():
+    """While an operator's remedy runs the policy decides nothing; its effect comes first."""
+    core = await grown()
+    await core.poller.poll()
+    core.engine._rpc_deadline = 60.0
+    core.fake.hang = asyncio.Event()
+    operator = asyncio.create_task(core.relief.reclaim(wishes("release"), mode="safe", dry_run=False))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert core.fake.ops()[-1] == "release"
+    await core.governor.consider()
+    assert core.governor.status().state == "below"
+    core.fake.hang.set()
+    await operator
+    assert core.counted.remedies == [("release", "reclaim", "done")]
+
+
+async def test_two_operators_take_turns():
+    """One remedy at a time: every measurement is one remedy's own."""
+    core = await grown()
+    asked = [core.relief.reclaim(wishes("release"), mode="safe", dry_run=False) for _ in range(3)]
+    results = await asyncio.gather(*asked)
+    assert sorted(measured.result.freed_bytes for (measured,) in results) == [0, 0, 2 * CACHED]
+
+
+async def test_use_that_grew_meanwhile_is_not_called_freed(monkeypatch):
+    """Traffic took more than the remedy gave back: negative, and said in words."""
+    core = await grown()
+    release = core.relief.remedies["release"]
+
+    class Busy:
+        def __getattr__(self, name):
+            return getattr(release, name)
+
+        async def run(self, engine, ask):
+            core.fake.serve_images(1)
+            return await release.run(engine, ask)
+
+    for worker in core.fake.workers:
+        worker.cached = 0
+    monkeypatch.setattr(core.relief, "remedies", {"release": Busy()})
+    (measured,) = await core.relief.reclaim(wishes("release"), mode="safe", dry_run=False)
+    assert measured.result.freed_bytes == -2 * IMAGE_BYTES
+    assert "while use grew by 244.0 MiB" in core.summaries("reset")[0]
+
+
+def test_every_remedy_that_a_rule_may_name_can_be_carried_out():
+    """Rules are validated against the table; the governor knows all of it."""
+    names = {remedy.name for remedy in REMEDIES}
+    assert {name for allowed in SIGNAL_REMEDIES.values() for name in allowed} <= names
+
+
+class Stand(Release):
+    """`release`, with another run."""
+
+    def __init__(self, run) -> None:
+        self.run = run
+
+
+async def test_a_reset_that_nobody_could_measure_says_so():
+    """Done, as the engine said; but what it freed is not known, and never 0."""
+    core = core_on()
+    await core.tick()
+
+    async def run_and_fall_silent(engine, ask):
+        core.fake.down = True
+        return Run(ok=True)
+
+    core.relief.remedies = {"release": Stand(run_and_fall_silent)}
+    (measured,) = await core.relief.reclaim(wishes("release"), mode="now", dry_run=False)
+    assert (measured.result.outcome, measured.result.freed_bytes, measured.result.ranks) == ("done", None, ())
+    assert "not measured" in measured.result.reason
+
+
+# --- trim ---
+
+
+async def test_a_trim_moves_what_is_asked_and_releases_it():
+    """The same target for every rank; without the release after it the device would see nothing of it."""
+    core = await grown()
+    (measured,) = await core.relief.reclaim(
+        [Wish("trim_encoder_cache", Target(free_bytes=10 * IMAGE_BYTES))], mode="safe", dry_run=False
+    )
+    assert resets(core) == ["trim", "release"]
+    assert core.fake.asked("/collective_rpc")[-3].body.count(b"free_bytes") == 1
+    assert measured.result.freed_components.encoder_cache_bytes == 2 * 10 * IMAGE_BYTES
+    assert measured.result.freed_bytes == 2 * (10 * IMAGE_BYTES + CACHED)
+    assert [answer["spilled_bytes"] for answer in measured.result.detail] == [10 * IMAGE_BYTES] * 2
+    assert core.poller.current().encoder_cache.host_bytes == 2 * 10 * IMAGE_BYTES
+
+
+async def test_what_the_workers_refuse_is_a_refusal():
+    """With their reason, and no release after it: nothing was done."""
+    core = await grown()
+    core.fake.workers_refuse = "an EC connector keeps references into the cache"
+    (measured,) = await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
+    assert (measured.result.outcome, resets(core)) == ("refused", ["trim"])
+    assert "an EC connector keeps references" in measured.result.reason
+    assert core.counted.remedies == [("trim_encoder_cache", "reclaim", "refused")]
+
+
+async def test_restore_brings_back_what_a_trim_moved():
+    """And an older extension, or none, is a refusal that says so."""
+    core = await grown()
+    await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
+    answers = await core.relief.restore()
+    assert [answer["restored_entries"] for answer in answers] == [IMAGES] * 2
+    assert core.poller.current().encoder_cache.host_bytes == 0
+    core.fake.workers_refuse = "op 'restore' is unknown"
+    with pytest.raises(Refused, match="op 'restore' is unknown"):
+        await core.relief.restore()
+
+
+async def test_restore_needs_the_workers():
+    """Without our extension nothing was ever trimmed."""
+    core = core_on(extension=None)
+    await core.tick()
+    with pytest.raises(Refused, match="--worker-extension-cls"):
+        await core.relief.restore()
+
+
+# --- moments ---
+
+
+async def test_safe_reset_mm_cache_holds_new_requests_and_tells_for_how_long():
+    """On every version; the gate is open again afterwards."""
+    core = await grown(version="0.12.0")
+    seen: list[bool] = []
+    core.fake.on_reset = lambda: seen.append(core.gate.is_open)
+    (measured,) = await core.relief.reclaim(wishes("reset_mm_cache"), mode="safe", dry_run=False)
+    assert (measured.result.outcome, measured.result.moment, seen) == ("done", "gate", [False])
+    assert measured.result.held_seconds is not None
+    assert core.gate.is_open
+
+
+async def test_no_moment_is_a_refusal():
+    """A request under way that does not end: it is left alone, and nothing is done."""
+    core = await grown(version="0.12.0")
+    await core.gate.enter()
+    (measured,) = await core.relief.reclaim(wishes("reset_mm_cache"), mode="safe", dry_run=False)
+    assert (measured.result.outcome, resets(core)) == ("refused", [])
+    assert "1 requests were still under way after 0.05 s" in measured.result.reason
+    assert core.gate.is_open
+
+
+async def test_now_on_an_engine_that_can_hang_still_closes_the_gate():
+    """Between the look at the engine and the reset a request could come in."""
+    core = await grown(version="0.13.0")
+    seen: list[bool] = []
+    core.fake.on_reset = lambda: seen.append(core.gate.is_open)
+    measured = await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=False)
+    assert (measured.result.outcome, seen) == ("done", [False])
+    await core.gate.enter()
+    with pytest.raises(Refused, match="1 requests are under way"):
+        await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=False)
+    await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=True)
+    assert seen == [False, True]
+
+
+@pytest.mark.parametrize("name", ["reset_mm_cache", "reset_prefix_cache"])
+async def test_vllms_own_meaning_waits_for_nobody(name):
+    """Mode now on an engine that heals itself: as vLLM does it."""
+    core = await grown()
+    await core.gate.enter()
+    measured = await core.relief.drop_in(name, query="", mode="now", force=False)
+    assert (measured.result.outcome, measured.result.moment) == ("done", "any")
+
+
+async def test_a_dry_run_tells_the_moment():
+    """What would be held, and for how long at most."""
+    core = await grown()
+    (measured,) = await core.relief.reclaim(wishes("reset_mm_cache"), mode="safe", dry_run=True)
+    assert measured.result.reason == (
+        "dry run; would hold new requests for at most 0.05 s until those under way are done"
+    )
