@@ -1,0 +1,233 @@
+"""What is killed or fails in the middle of a relief: no engine stays paused, no request held, and an event tells."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psutil
+import pytest
+
+from app.demo.sidecar import DemoSidecar
+from app.demo.traffic import send_texts
+
+from .conftest import sidecar_beside, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from app.demo.engine import Engine
+
+PATIENCE = 60.0
+LONG_TOKENS = 3000
+READER = """
+import sys, urllib.request
+request = urllib.request.Request(sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"})
+with urllib.request.urlopen(request) as answer:
+    answer.readline()
+    print("begun", flush=True)
+    while answer.read(65536):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def victim(engine_factory: Callable[..., Engine]) -> Iterator[Engine]:
+    """An engine of its own: it is paused, killed and started again."""
+    engine = engine_factory(multimodal=False)
+    yield engine
+    engine.stop()
+
+
+def settings(folder: Path, **more: str) -> dict[str, str]:
+    """A sidecar that acts only when told to, that may pause, and whose safe moments come late."""
+    return {
+        "HIGHWATER_POLICY__MODE": "observe",
+        "HIGHWATER_STATE_FILE": str(folder / "state.json"),
+        "HIGHWATER_GATE__DRAIN_SECONDS": "60",
+        "HIGHWATER_GATE__HOLD_SECONDS": "90",
+        **more,
+    }
+
+
+@asynccontextmanager
+async def long_stream(url: str, model: str) -> AsyncIterator[None]:
+    """A stream that lasts longer than a reset waits for; it is left at the block's end.
+
+    Read by a process of its own: it comes so fast that reading it here would leave no time for anything else.
+    """
+    body = {"model": model, "prompt": "x", "n": 8, "max_tokens": LONG_TOKENS, "ignore_eos": True, "stream": True}
+    reader = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", READER, f"{url}/v1/completions", json.dumps(body)), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert reader.stdout is not None
+        assert await asyncio.wait_for(reader.stdout.readline(), PATIENCE) == b"begun\n"
+        yield
+    finally:
+        with suppress(ProcessLookupError):  # it ended with the engine
+            reader.kill()
+        await reader.wait()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+
+
+def is_paused(engine: Engine) -> bool:
+    answer = httpx.get(f"{engine.url}/is_paused", timeout=PATIENCE, trust_env=False)
+    return bool(answer.raise_for_status().json()["is_paused"])
+
+
+def kill(process_ids: list[int]) -> None:
+    for pid in process_ids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def guards(engine: Engine) -> list[int]:
+    """The processes that would resume this engine."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if "app.resume_guard" in line and engine.url in line:
+            found.append(process.pid)
+    return found
+
+
+def sidecar_process(sidecar: DemoSidecar, engine: Engine) -> list[int]:
+    """The sidecar itself, without what keeps it and without guards."""
+    return [
+        pid
+        for pid in sidecar.pids()
+        if (line := psutil.Process(pid).cmdline()) and "app.cli" in line and engine.url in line
+    ]
+
+
+async def ask(sidecar: DemoSidecar, path: str) -> httpx.Response | httpx.HTTPError:
+    """A reset that may end in any way."""
+    async with httpx.AsyncClient(base_url=sidecar.url, timeout=120, trust_env=False) as client:
+        try:
+            return await client.post(path)
+        except httpx.HTTPError as exc:
+            return exc
+
+
+async def is_served(url: str, engine: Engine) -> None:
+    """A new request gets its answer."""
+    result = await send_texts(url, engine.served_model, texts=["still there?"], max_tokens=2)
+    assert result.errors == ()
+
+
+@pytest.mark.parametrize("guard_dies_too", [False, True])
+async def test_a_sidecar_killed_in_a_pause_leaves_no_engine_paused(
+    victim: Engine, tmp_path: Path, guard_dies_too: bool
+) -> None:
+    """Its guard resumes; with the whole container gone, the next sidecar does, and says so."""
+    with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
+        async with long_stream(victim.url, victim.served_model):
+            reset = asyncio.create_task(ask(sidecar, "/reset_prefix_cache?mode=safe"))
+            await until(lambda: is_paused(victim))
+            watching = guards(victim)
+            assert len(watching) == 1
+            kill((watching if guard_dies_too else []) + sidecar_process(sidecar, victim))
+            assert isinstance(await reset, httpx.HTTPError)
+            if guard_dies_too:
+                assert is_paused(victim)
+            else:
+                await until(lambda: not is_paused(victim))
+    assert "pause" in json.loads((tmp_path / "state.json").read_text())
+    with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as successor:
+        await until(lambda: not is_paused(victim))
+        await is_served(successor.url, victim)
+        await until(lambda: "pause" not in json.loads((tmp_path / "state.json").read_text()))
+        (event,) = recoveries(successor)
+        assert event["summary"] == "resumed the engine: an earlier sidecar ended while it held it paused"
+    assert guards(victim) == []
+
+
+def recoveries(sidecar: DemoSidecar) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = sidecar.call("GET", "/memory/events")["events"]
+    return [event for event in events if event["kind"] == "recovery"]
+
+
+async def test_a_sidecar_killed_while_it_holds_requests_holds_none_afterwards(victim: Engine, tmp_path: Path) -> None:
+    """Nothing of the gate outlives it; the engine was never paused."""
+    with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
+        _, upload = await asyncio.open_connection("127.0.0.1", sidecar.port)
+        # Under way for as long as we like: its body does not end.
+        upload.write(b"POST /v1/completions HTTP/1.1\r\nhost: sidecar\r\ncontent-length: 100\r\n\r\n{")
+        await until(lambda: "highwater_proxy_requests_in_flight 1.0" in metrics(sidecar))
+        reset = asyncio.create_task(ask(sidecar, "/reset_mm_cache?mode=safe"))
+        held = asyncio.create_task(ask_until_one_fails(sidecar, victim))
+        await until(lambda: "highwater_proxy_requests_held 1.0" in metrics(sidecar))
+        kill(sidecar_process(sidecar, victim))
+        assert isinstance(await reset, httpx.HTTPError)
+        await held  # its connection is gone with the sidecar
+        upload.close()
+    assert not is_paused(victim)
+    with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as successor:
+        await is_served(successor.url, victim)
+        assert recoveries(successor) == []
+
+
+async def ask_until_one_fails(sidecar: DemoSidecar, engine: Engine) -> None:
+    """Short requests, one after the other: the first few may pass before the gate closes."""
+    while not (await send_texts(sidecar.url, engine.served_model, texts=["held"], max_tokens=1)).failed:
+        pass
+
+
+def metrics(sidecar: DemoSidecar) -> str:
+    return httpx.get(f"{sidecar.url}/metrics", trust_env=False).text
+
+
+async def test_an_engine_killed_during_a_reset(victim: Engine, tmp_path: Path) -> None:
+    """The reset fails and says why, nobody is held any longer; the next engine serves at once."""
+    with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
+        async with long_stream(victim.url, victim.served_model):
+            reset = asyncio.create_task(ask(sidecar, "/reset_prefix_cache?mode=safe"))
+            await until(lambda: is_paused(victim))
+            kill(victim.pids())
+            answer = await reset
+        assert isinstance(answer, httpx.Response)
+        assert (answer.status_code, answer.json()["outcome"]) == (503, "failed")
+        assert "/pause" in answer.json()["reason"]
+        victim.stop()  # what its keeper still holds
+        victim.start()
+        wait_for(sidecar, lambda report: report["engine"]["state"] == "ready", PATIENCE)
+        await is_served(sidecar.url, victim)
+        assert not is_paused(victim)
+        summaries = [event["summary"] for event in sidecar.call("GET", "/memory/events")["events"]]
+        assert any(summary.startswith("reset_prefix_cache failed: POST /pause") for summary in summaries)
+    assert guards(victim) == []
+
+
+async def test_a_full_disk_costs_the_pause_and_not_the_reset(victim: Engine, tmp_path: Path) -> None:
+    """Nothing can be written down, so the engine is not paused; requests are held here instead."""
+    with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
+        (pid,) = sidecar_process(sidecar, victim)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        answer = await ask(sidecar, "/reset_prefix_cache?mode=safe")
+        assert isinstance(answer, httpx.Response)
+        assert (answer.json()["outcome"], answer.json()["moment"]) == ("done", "gate")
+        put = await asyncio.to_thread(
+            httpx.put, f"{sidecar.url}/policy", json={"mode": "act"}, trust_env=False, timeout=PATIENCE
+        )
+        assert (put.status_code, put.json()["error"]["code"]) == (507, "not_kept")
+        assert sidecar.call("GET", "/policy")["mode"] == "observe"
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        answer = await ask(sidecar, "/reset_prefix_cache?mode=safe")
+        assert isinstance(answer, httpx.Response)
+        assert (answer.json()["outcome"], answer.json()["moment"]) == ("done", "pause")
+    assert guards(victim) == []

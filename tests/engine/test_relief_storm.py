@@ -1,0 +1,159 @@
+"""Relief under live traffic: sixteen clients for a minute beside each remedy, on one real engine.
+
+Not one request may fail, every answer must be the one that an undisturbed engine gives, and the engine must be alive
+and in step at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from app.demo.engine import SHIM_FOLDER, Engine, EngineOptions
+from app.demo.model import build_model
+
+from .conftest import HERE, ask_all, sidecar_beside
+from .storm import ask_again, storming
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from app.demo.environment import EngineEnvironment
+    from app.demo.sidecar import DemoSidecar
+
+    from .storm import Storm
+
+STORM_SECONDS = float(os.environ.get("HIGHWATER_STORM_SECONDS", "60"))
+ASKED_AGAIN = 120
+EAGER = {"high_water": 0.001, "low_water": 0.0005, "cooldown_seconds": 0, "min_effect_bytes": 0}
+# So low that every rule wants to act at every look.
+ABSURD_RULES = [
+    {"name": "device", "signal": "device_used_ratio", **EAGER},
+    {"name": "cache", "signal": "encoder_cache_bytes", **EAGER, "high_water": 1, "low_water": 0},
+    {"name": "host", "signal": "host_used_ratio", **EAGER},
+    {"name": "blocks", "signal": "kv_cache_usage_ratio", **EAGER},
+]
+pytestmark = pytest.mark.timeout(STORM_SECONDS + 240, func_only=True)
+
+
+@pytest.fixture(scope="module")
+def telling_engine(engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine whose answers depend on its images; in float32, so that a batch's company does not change them."""
+    folder = tmp_path_factory.mktemp("telling")
+    model = build_model(folder / "model")
+    command = [str(engine_environment.python), str(HERE / "make_weights.py"), str(model)]
+    env = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1"}
+    subprocess.run(command, env=env, check=True, capture_output=True)
+    options = EngineOptions(extra_args=("--dtype", "float32", "--load-format", "auto"))
+    with Engine(engine_environment, options, folder=folder) as engine:
+        yield engine
+
+
+@pytest.fixture
+def quiet_sidecar(telling_engine: Engine, tmp_path: Path) -> Iterator[DemoSidecar]:
+    """A sidecar that acts only when told to, and that may pause the engine."""
+    settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_STATE_FILE": str(tmp_path / "state.json")}
+    with sidecar_beside(telling_engine, tmp_path, **settings) as sidecar:
+        yield sidecar
+
+
+async def over_and_over(act: Callable[[], Awaitable[Any]], every_seconds: float) -> list[Any]:
+    """What came of acting again and again while a storm lasts."""
+    came: list[Any] = []
+    deadline = time.monotonic() + STORM_SECONDS
+    while time.monotonic() < deadline:
+        began = time.monotonic()
+        came.append(await act())
+        await asyncio.sleep(max(every_seconds - (time.monotonic() - began), 0))
+    return came
+
+
+async def prove(engine: Engine, sidecar: DemoSidecar, storm: Storm) -> None:
+    """Nobody was harmed: none failed, all got what an undisturbed engine answers, and the workers are in step."""
+    assert storm.failures == []
+    assert storm.contradictions == []
+    assert storm.answered > STORM_SECONDS
+    assert len(set(storm.answers.values())) > len(storm.answers) / 4, "answers that do not depend on what was asked"
+    again = await ask_again(sidecar.url, engine.served_model, list(storm.answers)[-ASKED_AGAIN:])
+    assert again.failures == []
+    assert storm.differing(again) == []
+    assert engine.is_running()
+    assert {(one["op"], one["ok"]) for one in ask_all(engine, "memory")} == {("memory", True)}
+    assert sidecar.call("GET", "/memory")["engine"]["state"] == "ready"
+
+
+async def test_trim_five_times_a_second(telling_engine: Engine, quiet_sidecar: DemoSidecar) -> None:
+    """Everything that no request needs, moved out under the clients' hands; most of it comes back at once."""
+    async with storming(quiet_sidecar.url, telling_engine.served_model, fresh_from=10_000) as storm:
+        trims = await over_and_over(lambda: asyncio.to_thread(ask_all, telling_engine, "trim"), 0.2)
+    answers = [one for (one,) in trims]
+    assert all(answer["ok"] for answer in answers), next(answer for answer in answers if not answer["ok"])
+    assert sum(answer["spilled_entries"] for answer in answers) > len(answers)
+    await prove(telling_engine, quiet_sidecar, storm)
+    cache = quiet_sidecar.call("GET", "/memory")["encoder_cache"]
+    assert cache["spills"] >= sum(answer["spilled_entries"] for answer in answers)
+    assert cache["restores"] > 0
+    assert cache["restore_seconds"] > 0
+
+
+async def remedy(sidecar: DemoSidecar, path: str) -> dict[str, Any]:
+    """One reset through the sidecar, also one that was refused."""
+    async with httpx.AsyncClient(base_url=sidecar.url, timeout=60, trust_env=False) as client:
+        answer = await client.post(path)
+        return {"status": answer.status_code} | answer.json()
+
+
+async def test_reset_encoder_cache_five_times_a_second(telling_engine: Engine, quiet_sidecar: DemoSidecar) -> None:
+    """Scheduler and workers forget together, in order with the steps: nothing is held for it."""
+    async with storming(quiet_sidecar.url, telling_engine.served_model, fresh_from=20_000) as storm:
+        path = "/reset_encoder_cache?mode=safe"
+        resets = await over_and_over(lambda: remedy(quiet_sidecar, path), 0.2)
+    assert {(reset["status"], reset["outcome"], reset["moment"]) for reset in resets} == {(200, "done", "any")}
+    await prove(telling_engine, quiet_sidecar, storm)
+
+
+async def test_safe_reset_mm_cache(telling_engine: Engine, quiet_sidecar: DemoSidecar) -> None:
+    """New requests wait at the gate until the others are done; a request on its way would drift."""
+    async with storming(quiet_sidecar.url, telling_engine.served_model, fresh_from=30_000) as storm:
+        resets = await over_and_over(lambda: remedy(quiet_sidecar, "/reset_mm_cache?mode=safe"), 1.0)
+    assert {(reset["status"], reset["outcome"], reset["moment"]) for reset in resets} == {(200, "done", "gate")}
+    assert all(0 < reset["held_seconds"] < 10 for reset in resets)
+    await prove(telling_engine, quiet_sidecar, storm)
+
+
+async def test_safe_reset_prefix_cache(telling_engine: Engine, quiet_sidecar: DemoSidecar) -> None:
+    """The engine pauses, and its own answer says that the reset worked."""
+    async with storming(quiet_sidecar.url, telling_engine.served_model, fresh_from=40_000) as storm:
+        resets = await over_and_over(lambda: remedy(quiet_sidecar, "/reset_prefix_cache?mode=safe"), 1.0)
+    assert {(reset["status"], reset["outcome"], reset["moment"]) for reset in resets} == {(200, "done", "pause")}
+    assert {(reset["success"], reset["reason"]) for reset in resets} == {(True, None)}
+    await prove(telling_engine, quiet_sidecar, storm)
+
+
+async def test_the_policy_at_an_absurdly_low_threshold(telling_engine: Engine, tmp_path: Path) -> None:
+    """It acts without end, with everything it has, and harms nobody."""
+    settings = {
+        "HIGHWATER_STATE_FILE": str(tmp_path / "state.json"),
+        "HIGHWATER_POLL_SECONDS": "0.2",
+        "HIGHWATER_POLICY__RULES": json.dumps(ABSURD_RULES),
+        "HIGHWATER_POLICY__MAX_ACTIONS_PER_HOUR": "3600",
+    }
+    with sidecar_beside(telling_engine, tmp_path, **settings) as sidecar:
+        async with storming(sidecar.url, telling_engine.served_model, fresh_from=50_000) as storm:
+            await asyncio.sleep(STORM_SECONDS)
+        sidecar.call("PUT", "/policy", {"mode": "observe"})
+        await prove(telling_engine, sidecar, storm)
+        events = sidecar.call("GET", "/memory/events?limit=1000")["events"]
+    done = [event["result"]["remedy"] for event in events if (event["result"] or {}).get("outcome") == "done"]
+    assert len(done) >= STORM_SECONDS / 2
+    assert set(done) >= {"release", "trim_encoder_cache", "reset_encoder_cache", "reset_mm_cache"}
+    failed = [event["summary"] for event in events if (event["result"] or {}).get("outcome") == "failed"]
+    assert failed == []
