@@ -10,8 +10,12 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+# While it reopens gradually: the time between two steps, and the most that it takes in all.
+STEP_SECONDS = 0.02
+REOPEN_SECONDS = 2.0
 
 
 class Shed(Exception):
@@ -35,16 +39,23 @@ class Gate:
         hold_seconds: A request that waited so long is shed.
         max_held: Requests that may wait at once.
         clock: Seconds that only go forward.
+        sleep: Waits between two steps of a gradual opening.
     """
 
     def __init__(
-        self, *, hold_seconds: float = 30.0, max_held: int = 1024, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        hold_seconds: float = 30.0,
+        max_held: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.in_flight = 0
         self.idle_since = clock()
         self._hold_seconds = hold_seconds
         self._max_held = max_held
         self._clock = clock
+        self._sleep = sleep
         self._closed_until: float | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._drained = asyncio.Event()
@@ -92,19 +103,39 @@ class Gate:
             self.idle_since = self._clock()
             self._drained.set()
 
-    @contextmanager
-    def closed(self, at_most_seconds: float) -> Iterator[None]:
-        """Hold new requests until the block ends; it should end within the time that the held are told."""
+    @asynccontextmanager
+    async def closed(self, at_most_seconds: float, *, reopen_gradually: bool = False) -> AsyncIterator[None]:
+        """Hold new requests until the block ends; it should end within the time that the held are told.
+
+        Args:
+            at_most_seconds: That time.
+            reopen_gradually: Let the held through one after the other at the end, instead of all at once.
+        """
         self._closed_until = self._clock() + at_most_seconds
         try:
             yield
+            if reopen_gradually:
+                await self._let_through_gradually()
         finally:
             self._closed_until = None
-            for waiter in self._waiting:
-                if not waiter.done():
-                    self._count()  # here and not when it wakes: the gate may close again in between
-                    waiter.set_result(None)
-            self._waiting.clear()
+            self._let_through(len(self._waiting))
+
+    async def _let_through_gradually(self) -> None:
+        """One at every step, more where there are too many for that; who comes meanwhile joins the end."""
+        steps = round(REOPEN_SECONDS / STEP_SECONDS)
+        for step in range(steps):
+            if not self.held:
+                return
+            self._let_through(math.ceil(self.held / (steps - step)))
+            await self._sleep(STEP_SECONDS)
+
+    def _let_through(self, count: int) -> None:
+        while self._waiting and count:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                self._count()  # here and not when it wakes: the gate may close again in between
+                waiter.set_result(None)
+                count -= 1
 
     async def drained(self) -> None:
         """Wait until no request is under way."""

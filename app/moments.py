@@ -134,20 +134,23 @@ class Moments:
                 made.held_seconds = self._clock() - began
             kind = "gate"  # the pause was not to be had; requests can still be held here
         if kind == "gate":
-            async with self._held(self._drain_seconds if patient else 0.0) as made:
+            patience = self._drain_seconds if patient else 0.0
+            async with self._held(patience, reopen_gradually=need == "idle path") as made:
                 yield made
         else:
             yield Made("any")
 
     @asynccontextmanager
-    async def _held(self, patience: float) -> AsyncIterator[Made]:
+    async def _held(self, patience: float, *, reopen_gradually: bool) -> AsyncIterator[Made]:
         if self._bypassed_at is not None and (ago := self._clock() - self._bypassed_at) < BYPASS_SECONDS:
             raise NoMoment(
                 f"{ago:.0f} s ago the engine had requests that are none of this sidecar's (or whose clients had left); "
                 "they cannot be held here. Send all traffic through the sidecar"
             )
         began, made = self._clock(), Made("gate")
-        with self._gate.closed(patience + RESET_SECONDS):
+        # What an idle path was needed for may have emptied the processor caches. vLLM then fails a request that
+        # overtakes another one with the same image, as requests do that are let loose together.
+        async with self._gate.closed(patience + RESET_SECONDS, reopen_gradually=reopen_gradually):
             try:
                 async with asyncio.timeout(patience or None):
                     await self._drain(patience)

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from app.demo.errors import DemoError, last_lines
-from app.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
+from app.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, TOKENIZER_CLASS, build_model
 from app.demo.process import KeptProcess, free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from app.demo.environment import EngineEnvironment
@@ -25,6 +26,33 @@ SHIM_FOLDER = Path(__file__).resolve().parent / "shim"
 START_SECONDS = 400.0
 """How long a start may take: half a minute on two free cores, many times that where others keep them busy."""
 KV_CACHE_BYTES = 256 * 1024**2
+
+
+# The samplers compile themselves at their first use: ten seconds or more, and a C++ compiler that must be there.
+_NOTHING_COMPILED = ("TORCHDYNAMO_DISABLE", "1")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What is said differently to an older version of vLLM; by default, what the current one wants."""
+
+    tokenizer_class: str = TOKENIZER_CLASS
+    shutdown_timeout: bool = True
+    """`--shutdown-timeout` exists."""
+    environ: tuple[tuple[str, str], ...] = ()
+    """Further environment variables."""
+
+
+DIALECTS: Mapping[str, Dialect] = {
+    "0.12.0": Dialect(
+        tokenizer_class="Qwen2TokenizerFast",  # it comes with transformers 4
+        shutdown_timeout=False,
+        # In GiB. Up to 0.19 the CPU worker passes over --kv-cache-memory-bytes (v1/worker/cpu_worker.py).
+        environ=(("VLLM_CPU_KVCACHE_SPACE", "1"), _NOTHING_COMPILED),
+    ),
+    "0.23.0": Dialect(environ=(_NOTHING_COMPILED,)),
+}
+"""By version, where it differs from the default; the one place that tells versions apart."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +91,7 @@ class Engine:
         self.options = options
         self.folder = folder.absolute()
         self.port = options.port or free_port()
+        self._dialect = DIALECTS.get(environment.version, Dialect())
         self._process = KeptProcess("the engine", self.log_path)
 
     @property
@@ -107,7 +136,11 @@ class Engine:
         """
         if self.is_running():
             return self
-        build_model(self.folder / "model", multimodal=self.options.multimodal)
+        build_model(
+            self.folder / "model",
+            multimodal=self.options.multimodal,
+            tokenizer_class=self._dialect.tokenizer_class,
+        )
         self._process.start(self._command(), env=self._environ(), cwd=self.folder)
         self._process.wait_until_answers(self.port, "/health", timeout_seconds)
         return self
@@ -144,7 +177,7 @@ class Engine:
             # The token budget is the encoder cache's capacity too. No videos: their largest size would be planned for.
             command += ["--max-num-batched-tokens", str(CACHE_TOKENS), "--skip-mm-profiling"]
             command += ["--limit-mm-per-prompt", '{"image": 4, "video": 0}']
-        if options.tensor_parallel > 1:
+        if options.tensor_parallel > 1 and self._dialect.shutdown_timeout:
             # Else vLLM kills the workers at once, and what the ranks share stays in /dev/shm as vllm_dist_<id>-*.
             command += ["--shutdown-timeout", "5"]
         if options.extension:
@@ -163,6 +196,7 @@ class Engine:
             "VLLM_CACHE_ROOT": str(self.environment.root / "vllm-cache"),
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
+            **dict(self._dialect.environ),
         }
         ranks = options.tensor_parallel * options.data_parallel
         if ranks > 1:

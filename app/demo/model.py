@@ -25,6 +25,9 @@ MAX_MODEL_LEN = 4096
 CACHE_TOKENS = 24576
 """Capacity of the encoder cache in image tokens; vLLM takes it from `--max-num-batched-tokens`. 384 MiB here."""
 
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"
+"""The class that takes `tokenizer.json` as it is. See `build_model` for where it will not do."""
+
 END_OF_TEXT = "<|endoftext|>"
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
@@ -63,15 +66,17 @@ def image_cache_bytes(width: int, height: int) -> int:
     return image_tokens(width, height) * ENCODER_WIDTH * BYTES_PER_NUMBER
 
 
-def build_model(folder: Path, *, multimodal: bool = True) -> Path:
+def build_model(folder: Path, *, multimodal: bool = True, tokenizer_class: str = TOKENIZER_CLASS) -> Path:
     """Write the model into `folder`, which is made where missing, and return it.
 
     Args:
         folder: Where to; files of the same names are replaced.
         multimodal: Qwen3-VL with a vision tower; else the text model alone.
+        tokenizer_class: What loads the tokenizer. Qwen3-VL's processor of transformers 4 takes none but
+            `Qwen2TokenizerFast`; from transformers 5 on, that one would replace our pre-tokenizer by Qwen's own.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = _tokenizer_files() | {
+    files = _tokenizer_files(tokenizer_class) | {
         "config.json": _vision_language_config() if multimodal else _text_config(),
         "generation_config.json": {"eos_token_id": TOKEN_IDS[IM_END], "pad_token_id": TOKEN_IDS[END_OF_TEXT]},
     }
@@ -177,7 +182,7 @@ def byte_symbols() -> list[str]:
     return symbols
 
 
-def _tokenizer_files() -> dict[str, Any]:
+def _tokenizer_files(tokenizer_class: str) -> dict[str, Any]:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     added = [
         {
@@ -214,7 +219,7 @@ def _tokenizer_files() -> dict[str, Any]:
             },
         },
         "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
+            "tokenizer_class": tokenizer_class,
             "model_max_length": MAX_MODEL_LEN,
             "bos_token": None,
             "eos_token": IM_END,

@@ -124,6 +124,18 @@ async def ask(sidecar: DemoSidecar, path: str) -> httpx.Response | httpx.HTTPErr
             return exc
 
 
+async def reset_that_pauses(sidecar: DemoSidecar, engine: Engine) -> asyncio.Task[httpx.Response | httpx.HTTPError]:
+    """A reset for which the engine is paused now; asked for again where a busy machine made it fail before."""
+    reset = asyncio.create_task(ask(sidecar, "/reset_prefix_cache?mode=safe"))
+    deadline = time.monotonic() + PATIENCE
+    while not await asyncio.to_thread(is_paused, engine):
+        assert time.monotonic() < deadline, reset
+        if reset.done():
+            reset = asyncio.create_task(ask(sidecar, "/reset_prefix_cache?mode=safe"))
+        await asyncio.sleep(0.1)
+    return reset
+
+
 async def is_served(url: str, engine: Engine) -> None:
     """A new request gets its answer."""
     result = await send_texts(url, engine.served_model, texts=["still there?"], max_tokens=2)
@@ -137,8 +149,7 @@ async def test_a_sidecar_killed_in_a_pause_leaves_no_engine_paused(
     """Its guard resumes; with the whole container gone, the next sidecar does, and says so."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
         async with long_stream(victim.url, victim.served_model):
-            reset = asyncio.create_task(ask(sidecar, "/reset_prefix_cache?mode=safe"))
-            await until(lambda: is_paused(victim))
+            reset = await reset_that_pauses(sidecar, victim)
             watching = guards(victim)
             assert len(watching) == 1
             kill((watching if guard_dies_too else []) + sidecar_process(sidecar, victim))
@@ -196,8 +207,7 @@ async def test_an_engine_killed_during_a_reset(victim: Engine, tmp_path: Path) -
     """The reset fails and says why, nobody is held any longer; the next engine serves at once."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
         async with long_stream(victim.url, victim.served_model):
-            reset = asyncio.create_task(ask(sidecar, "/reset_prefix_cache?mode=safe"))
-            await until(lambda: is_paused(victim))
+            reset = await reset_that_pauses(sidecar, victim)
             kill(victim.pids())
             answer = await reset
         assert isinstance(answer, httpx.Response)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.gate import Gate, Shed
+from app.gate import REOPEN_SECONDS, STEP_SECONDS, Gate, Shed
 
 
 async def settle() -> None:
@@ -34,7 +34,7 @@ async def test_a_closed_gate_holds_and_then_lets_through():
     """Those inside go on; those outside wait, and all pass when it opens."""
     gate = Gate()
     await gate.enter()
-    with gate.closed(10):
+    async with gate.closed(10):
         waiting = [asyncio.create_task(gate.enter()) for _ in range(3)]
         await settle()
         assert (gate.in_flight, gate.held) == (1, 3)
@@ -48,10 +48,10 @@ async def test_a_closed_gate_holds_and_then_lets_through():
 async def test_those_let_through_count_before_they_run():
     """A gate that closes again at once must wait for them, though not one of them has moved yet."""
     gate = Gate()
-    with gate.closed(10):
+    async with gate.closed(10):
         waiting = asyncio.create_task(gate.enter())
         await settle()
-    with gate.closed(10):
+    async with gate.closed(10):
         assert gate.in_flight == 1
         drained = asyncio.create_task(gate.drained())
         await settle()
@@ -65,7 +65,7 @@ async def test_too_many_are_shed_with_the_time_to_come_back():
     """The rest of the time that the gate was closed for, at least a second."""
     now = [0.0]
     gate = Gate(max_held=1, clock=lambda: now[0])
-    with gate.closed(7.5):
+    async with gate.closed(7.5):
         held = asyncio.create_task(gate.enter())
         await settle()
         now[0] = 2.0
@@ -83,7 +83,7 @@ async def test_too_many_are_shed_with_the_time_to_come_back():
 async def test_whoever_waits_too_long_is_shed_and_not_counted():
     """Its place is free for another."""
     gate = Gate(hold_seconds=0.001, max_held=1)
-    with gate.closed(10):
+    async with gate.closed(10):
         with pytest.raises(Shed, match=r"held for 0.001 s") as caught:
             await gate.enter()
         assert (caught.value.reason, gate.held) == ("held_too_long", 0)
@@ -94,7 +94,7 @@ async def test_whoever_waits_too_long_is_shed_and_not_counted():
 async def test_whoever_gives_up_while_held_is_not_counted():
     """The client left, the server stops."""
     gate = Gate()
-    with gate.closed(10):
+    async with gate.closed(10):
         waiting = asyncio.create_task(gate.enter())
         await settle()
         waiting.cancel()
@@ -106,7 +106,7 @@ async def test_whoever_gives_up_while_held_is_not_counted():
 async def test_whoever_gives_up_in_the_moment_of_opening_is_not_counted():
     """Let through and cancelled before it could run: its count is taken back."""
     gate = Gate()
-    with gate.closed(10):
+    async with gate.closed(10):
         waiting = asyncio.create_task(gate.enter())
         await settle()
     waiting.cancel()
@@ -115,11 +115,64 @@ async def test_whoever_gives_up_in_the_moment_of_opening_is_not_counted():
     await gate.drained()
 
 
+@pytest.mark.parametrize("waiting", [3, 250])
+async def test_it_can_reopen_one_after_the_other(waiting):
+    """In the order in which they came; many of them several at a step, so that it does not take for ever."""
+    steps: list[int] = []
+
+    async def step(seconds: float) -> None:
+        await settle()
+        steps.append(gate.in_flight)
+
+    gate = Gate(sleep=step)
+    async with gate.closed(10, reopen_gradually=True):
+        tasks = [asyncio.create_task(gate.enter()) for _ in range(waiting)]
+        await settle()
+    await asyncio.gather(*tasks)
+    assert steps[:3] == ([1, 2, 3] if waiting == 3 else [3, 6, 9])
+    assert (steps[-1], gate.held, gate.is_open) == (waiting, 0, True)
+    assert len(steps) <= REOPEN_SECONDS / STEP_SECONDS
+
+
+async def test_who_comes_while_it_reopens_joins_the_end():
+    """Nobody overtakes those who have waited."""
+    gate = Gate()
+    late: list[asyncio.Task[None]] = []
+    async with gate.closed(10, reopen_gradually=True):
+        early = asyncio.create_task(gate.enter())
+        await settle()
+        asyncio.get_running_loop().call_soon(lambda: late.append(asyncio.create_task(gate.enter())))
+    assert early.done()
+    await late[0]
+    assert (gate.in_flight, gate.held) == (2, 0)
+
+
+async def test_whoever_is_cancelled_while_it_reopens_lets_all_through():
+    """The server stops: nobody stays held."""
+    gate = Gate()
+    inside = asyncio.Event()
+
+    async def reset() -> None:
+        async with gate.closed(10, reopen_gradually=True):
+            await inside.wait()
+
+    task = asyncio.create_task(reset())
+    await settle()
+    waiting = [asyncio.create_task(gate.enter()) for _ in range(5)]
+    await settle()
+    inside.set()
+    await settle()
+    task.cancel()
+    await asyncio.gather(*waiting)
+    assert (gate.in_flight, gate.is_open) == (5, True)
+
+
 async def test_an_error_inside_opens_the_gate():
     """Whatever happens to the reset."""
     gate = Gate()
-    with pytest.raises(RuntimeError), gate.closed(10):
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        async with gate.closed(10):
+            raise RuntimeError
     assert gate.is_open
 
 
@@ -165,16 +218,19 @@ class Crowd(RuleBasedStateMachine):
     @rule()
     def close(self) -> None:
         self.closing = self.gate.closed(10)
-        self.closing.__enter__()
+        self.run(self.closing.__aenter__())
 
     @precondition(lambda self: self.closing is not None)
     @rule(cancelled=st.booleans())
     def open(self, cancelled) -> None:
-        self.closing.__exit__(None, None, None)
+        async def reopen() -> None:
+            await self.closing.__aexit__(None, None, None)
+            if cancelled and self.held:
+                self.held.pop().cancel()  # let through already, and gone before it could run
+            await settle()
+
+        self.run(reopen())
         self.closing = None
-        if cancelled and self.held:
-            self.held.pop().cancel()
-        self.run(settle())
         self.inside += len(self.held)
         self.held.clear()
 

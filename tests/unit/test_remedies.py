@@ -74,7 +74,7 @@ def test_safe_reset_mm_cache_wants_an_idle_path_on_every_version(version):
     assert BY_NAME["reset_mm_cache"].need(Capabilities(version=version), "safe") == "idle path"
 
 
-@pytest.mark.parametrize(("version", "need"), [(None, "idle path"), ("0.13.0", "idle path"), ("0.14.0", "nothing")])
+@pytest.mark.parametrize(("version", "need"), [(None, "idle path"), ("0.23.0", "idle path"), ("0.25.1", "nothing")])
 def test_reset_mm_cache_now_waits_for_nobody_where_it_cannot_hang_the_engine(version, need):
     """As vLLM means it."""
     assert BY_NAME["reset_mm_cache"].need(Capabilities(version=version), "now") == need
@@ -113,20 +113,22 @@ def test_ray_and_connectors_forbid_a_trim():
         ("0.13.0", 0, None, True),
         (None, 1, 0, True),
         ("0.12.0", 0, 0, False),
-        ("0.14.0", 9, 9, False),
+        ("0.14.0", 9, 9, True),
+        ("0.23.0", 1, 0, True),
+        ("0.25.1", 9, 9, False),
         ("0.28.0", 9, 9, False),
     ],
 )
 def test_reset_mm_cache_now_is_refused_where_it_hangs_the_engine(version, running, waiting, refused):
-    """Before 0.14 with requests under way, or where that is not known."""
+    """Before 0.25 with requests under way, or where that is not known."""
     told = refusal("reset_mm_cache", "now", version=version, running=running, waiting=waiting)
     assert (told is not None) is refused
     assert told is None or "force=true" in told
 
 
 def test_a_release_candidate_counts_as_its_release():
-    """0.14.0rc1 fails single requests too, and does not hang."""
-    assert refusal("reset_mm_cache", "now", version="0.14.0rc1+ascend", running=1) is None
+    """0.25.0rc1 fails single requests too, and does not hang."""
+    assert refusal("reset_mm_cache", "now", version="0.25.0rc1+ascend", running=1) is None
 
 
 # --- what they say ---
