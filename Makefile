@@ -5,10 +5,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-fast lint format docs bench tools clean
+.PHONY: help demo test test-fast test-compat lint format docs bench tools clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Highwater needs Python 3.11 or newer; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
@@ -26,6 +26,10 @@ test: $(READY) tools ## Every test: units, HTTP on real ports, and a real engine
 
 test-fast: $(READY) ## The tests that need no engine
 	$(BIN)/pytest -m "not engine"
+
+test-compat: $(READY) ## Relief, and the naive calls beside it, on vLLM 0.12.0 and 0.23.0 (14 GB on first use)
+	HIGHWATER_COMPAT_RESULTS=docs/compat.json $(BIN)/pytest -m compat tests/compat
+	$(BIN)/python -m tests.compat.page docs/compat.json
 
 lint: $(READY) ## Lint, format check and types
 	$(BIN)/ruff check .

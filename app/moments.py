@@ -108,19 +108,18 @@ class Moments:
         }[kind]
 
     @asynccontextmanager
-    async def when(self, need: Need, capabilities: Capabilities, *, patient: bool = True) -> AsyncIterator[Made]:
+    async def when(self, need: Need, capabilities: Capabilities) -> AsyncIterator[Made]:
         """The moment, for as long as the block lasts.
 
         Args:
             need: What must be still.
             capabilities: What the engine can do.
-            patient: Wait for requests under way; else they are a reason to refuse at once.
 
         Raises:
             NoMoment: It could not be made. Nothing is held or paused any more.
             EngineError: The engine could not be asked.
         """
-        kind = choose_moment(need, capabilities, may_pause=patient and self._pause.possible)
+        kind = choose_moment(need, capabilities, may_pause=self._pause.possible)
         if kind == "pause":
             began, made = self._clock(), Made("pause")
             try:
@@ -134,14 +133,13 @@ class Moments:
                 made.held_seconds = self._clock() - began
             kind = "gate"  # the pause was not to be had; requests can still be held here
         if kind == "gate":
-            patience = self._drain_seconds if patient else 0.0
-            async with self._held(patience, reopen_gradually=need == "idle path") as made:
+            async with self._held(reopen_gradually=need == "idle path") as made:
                 yield made
         else:
             yield Made("any")
 
     @asynccontextmanager
-    async def _held(self, patience: float, *, reopen_gradually: bool) -> AsyncIterator[Made]:
+    async def _held(self, *, reopen_gradually: bool) -> AsyncIterator[Made]:
         if self._bypassed_at is not None and (ago := self._clock() - self._bypassed_at) < BYPASS_SECONDS:
             raise NoMoment(
                 f"{ago:.0f} s ago the engine had requests that are none of this sidecar's (or whose clients had left); "
@@ -150,17 +148,17 @@ class Moments:
         began, made = self._clock(), Made("gate")
         # What an idle path was needed for may have emptied the processor caches. vLLM then fails a request that
         # overtakes another one with the same image, as requests do that are let loose together.
-        async with self._gate.closed(patience + RESET_SECONDS, reopen_gradually=reopen_gradually):
+        async with self._gate.closed(self._drain_seconds + RESET_SECONDS, reopen_gradually=reopen_gradually):
             try:
-                async with asyncio.timeout(patience or None):
-                    await self._drain(patience)
+                async with asyncio.timeout(self._drain_seconds):
+                    await self._gate.drained()
             except TimeoutError as exc:
                 raise self._in_vain(
-                    f"{self._gate.in_flight} requests were still under way after {patience:g} s (gate.drain_seconds); "
-                    "they were left alone, and new ones were held no longer",
+                    f"{self._gate.in_flight} requests were still under way after {self._drain_seconds:g} s "
+                    "(gate.drain_seconds); they were left alone, and new ones were held no longer",
                     began,
                 ) from exc
-            await self._engine_is_idle(patience)
+            await self._engine_is_idle()
             try:
                 yield made
             finally:
@@ -171,12 +169,7 @@ class Moments:
         refusal.held_seconds = self._clock() - began
         return refusal
 
-    async def _drain(self, patience: float) -> None:
-        if not patience and self._gate.in_flight:
-            raise NoMoment(f"{self._gate.in_flight} requests are under way")
-        await self._gate.drained()
-
-    async def _engine_is_idle(self, patience: float) -> None:
+    async def _engine_is_idle(self) -> None:
         """The engine's own counts say the same.
 
         Raises:
@@ -185,7 +178,7 @@ class Moments:
         """
         looks = AsyncRetrying(
             retry=retry_if_result(lambda load: not load.is_idle),
-            stop=stop_after_delay(SETTLE_SECONDS if patience else 0.0),
+            stop=stop_after_delay(SETTLE_SECONDS),
             wait=wait_fixed(LOOK_SECONDS),
         )
         try:

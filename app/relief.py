@@ -198,7 +198,7 @@ class Relief:
 
         started = time.monotonic()
         try:
-            async with self._moments.when(need, capabilities, patient=order.mode == "safe") as moment:
+            async with self._moments.when(need, capabilities) as moment:
                 run = await self._run(order)
         except NoMoment as exc:
             return self._refused(order, before, str(exc), exc.held_seconds)
@@ -255,7 +255,7 @@ class Relief:
         """
         report = self._poller.current()
         age = report.age_seconds
-        # What is asked for now may be refused for the requests of this very moment (reset_mm_cache before 0.14).
+        # Now means from now on: an operator's own measurement must not begin before it.
         if order.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
             report = await self._poller.poll()
         state = report.engine.state

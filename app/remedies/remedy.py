@@ -101,11 +101,6 @@ class Remedy(Protocol):
         """
 
 
-def idle(status: EngineStatus) -> bool:
-    """Whether the engine is known to have no request running or waiting."""
-    return status.requests_running == 0 and status.requests_waiting == 0
-
-
 def missing(path: str, since: str) -> str:
     """The refusal where a route is not there."""
     return f"this engine has no {path}; vLLM {since} and newer with VLLM_SERVER_DEV_MODE=1 have it"

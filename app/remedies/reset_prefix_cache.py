@@ -73,7 +73,8 @@ def _was_possible(before: EngineLoad, after: EngineLoad) -> bool | None:
 
     The engine refuses if and only if one was (vllm/v1/core/block_pool.py, ``reset_prefix_cache``).
     """
-    free = [load.is_idle and load.kv_cache_usage_ratio == 0 for load in (before, after)]
+    # Requests that wait, as they do in a paused engine, have no blocks yet.
+    free = [load.requests_running == 0 and load.kv_cache_usage_ratio == 0 for load in (before, after)]
     if before.work_done != after.work_done or any(load.kv_cache_usage_ratio is None for load in (before, after)):
         return None
     return True if all(free) else False if not any(free) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,6 +113,19 @@ async def ask_again(url: str, model: str, asks: list[Ask]) -> Storm:
     async with _session() as session, asyncio.TaskGroup() as group:
         for _ in range(CLIENTS):
             group.create_task(client(session))
+    return storm
+
+
+async def ask_one_by_one(
+    url: str, model: str, asks: list[Ask], between: Callable[[], Awaitable[None]] | None = None
+) -> Storm:
+    """Each alone, with something done before it."""
+    storm = Storm()
+    async with _session() as session:
+        for ask in asks:
+            if between is not None:
+                await between()
+            await _ask(storm, session, f"{url}/v1/chat/completions", model, ask)
     return storm
 
 

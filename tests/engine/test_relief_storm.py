@@ -13,7 +13,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 import pytest
@@ -86,11 +86,15 @@ class Ways:
     prefix: str | None = "pause"
     by_itself: frozenset[str] = frozenset({"release", "trim_encoder_cache", "reset_encoder_cache", "reset_mm_cache"})
     """What the policy runs without an operator's word."""
+    agrees_with_itself: bool = True
+    """Whether an undisturbed engine gives the same answer to the same request, whatever else is in its batch."""
 
 
 WAYS = {
-    "0.12.0": Ways(encoder=None, by_itself=frozenset({"release", "trim_encoder_cache"})),
-    "0.23.0": Ways(by_itself=frozenset({"release", "trim_encoder_cache", "reset_encoder_cache"})),
+    "0.12.0": Ways(
+        encoder=None, mm=None, by_itself=frozenset({"release", "trim_encoder_cache"}), agrees_with_itself=False
+    ),
+    "0.23.0": Ways(mm=None, by_itself=frozenset({"release", "trim_encoder_cache", "reset_encoder_cache"})),
     "0.32.0": Ways(),
 }
 
@@ -107,12 +111,15 @@ async def prove(engine: Engine, sidecar: DemoSidecar, storm: Storm) -> dict[str,
         The figures, for the record.
     """
     assert storm.failures == []
-    assert storm.contradictions == []
     assert storm.answered > STORM_SECONDS
+    if ways(engine).agrees_with_itself:
+        assert storm.contradictions == []
     assert len(set(storm.answers.values())) > len(storm.answers) / 4, "answers that do not depend on what was asked"
     again = await ask_again(sidecar.url, engine.served_model, list(storm.answers)[-ASKED_AGAIN:])
     assert again.failures == []
-    assert storm.differing(again) == []
+    differing = storm.differing(again)
+    if ways(engine).agrees_with_itself:
+        assert differing == []
     assert engine.is_running()
     assert {(one["op"], one["ok"]) for one in ask_all(engine, "memory")} == {("memory", True)}
     assert sidecar.call("GET", "/memory")["engine"]["state"] == "ready"
@@ -121,7 +128,7 @@ async def prove(engine: Engine, sidecar: DemoSidecar, storm: Storm) -> dict[str,
         "requests": storm.answered,
         "failed": len(storm.failures),
         "answers compared": len(again.answers),
-        "answers that differ": 0,
+        "answers that differ": len(differing),
     }
 
 
@@ -151,41 +158,49 @@ async def test_trim_five_times_a_second(
     record(telling_engine.environment.version, "trim_encoder_cache", "every 0.2 s", "nothing failed", figures)
 
 
-@pytest.mark.parametrize(
-    ("name", "way", "every_seconds", "fresh_from"),
-    [
-        # Scheduler and workers forget together, in order with the steps: nothing is held for it.
-        ("reset_encoder_cache", "encoder", 0.2, 20_000),
-        # New requests wait at the gate until the others are done; one on its way would drift.
-        ("reset_mm_cache", "mm", 1.0, 30_000),
-        # The engine pauses, and its own answer or its counts say that the reset worked.
-        ("reset_prefix_cache", "prefix", 1.0, 40_000),
-    ],
+class Reset(NamedTuple):
+    """A reset to be proven, how often it is made, and where its new images begin."""
+
+    name: str
+    way: str
+    every_seconds: float
+    fresh_from: int
+
+
+RESETS = (
+    # Scheduler and workers forget together, in order with the steps: nothing is held for it.
+    Reset("reset_encoder_cache", "encoder", 0.2, 20_000),
+    # New requests wait at the gate until the others are done; one on its way would drift.
+    Reset("reset_mm_cache", "mm", 1.0, 30_000),
+    # The engine pauses, and its own answer or its counts say that the reset worked.
+    Reset("reset_prefix_cache", "prefix", 1.0, 40_000),
 )
+
+
+@pytest.mark.parametrize("reset", RESETS, ids=lambda reset: reset.name)
 async def test_a_safe_reset(
-    request: pytest.FixtureRequest, name: str, way: str, every_seconds: float, fresh_from: int
+    telling_engine: Engine, quiet_sidecar: DemoSidecar, record: Callable[..., None], reset: Reset
 ) -> None:
     """Over and over; or refused with the reason, over and over."""
-    engine, sidecar = request.getfixturevalue("telling_engine"), request.getfixturevalue("quiet_sidecar")
-    moment = getattr(ways(engine), way)
-    async with storming(sidecar.url, engine.served_model, fresh_from=fresh_from) as storm:
-        resets = await over_and_over(lambda: remedy(sidecar, f"/{name}?mode=safe"), every_seconds)
-    figures = await prove(engine, sidecar, storm)
-    version, record = engine.environment.version, request.getfixturevalue("record")
+    moment, version = getattr(ways(telling_engine), reset.way), telling_engine.environment.version
+    async with storming(quiet_sidecar.url, telling_engine.served_model, fresh_from=reset.fresh_from) as storm:
+        path = f"/{reset.name}?mode=safe"
+        answers = await over_and_over(lambda: remedy(quiet_sidecar, path), reset.every_seconds)
+    figures = await prove(telling_engine, quiet_sidecar, storm)
     if moment is None:
-        assert {(reset["status"], reset["error"]["code"]) for reset in resets} == {(409, "refused")}
-        record(version, name, "mode=safe", "refused", figures | {"reason": resets[0]["error"]["message"]})
+        assert {(answer["status"], answer["error"]["code"]) for answer in answers} == {(409, "refused")}
+        record(version, reset.name, "mode=safe", "refused", figures | {"reason": answers[0]["error"]["message"]})
         return
-    assert {(reset["status"], reset["outcome"], reset["moment"]) for reset in resets} == {(200, "done", moment)}
-    assert {reset["reason"] for reset in resets} == {None}
-    assert {reset.get("success", True) for reset in resets} == {True}
+    assert {(answer["status"], answer["outcome"], answer["moment"]) for answer in answers} == {(200, "done", moment)}
+    assert {answer["reason"] for answer in answers} == {None}
+    assert {answer.get("success", True) for answer in answers} == {True}
     if moment != "any":
-        held = sorted(reset["held_seconds"] for reset in resets)
-        assert 0 < held[0]
+        held = sorted(answer["held_seconds"] for answer in answers)
+        assert held[0] > 0
         assert held[-1] < 10
         figures |= {"held, median s": held[len(held) // 2], "held, most s": held[-1]}
-    figures |= {"resets": len(resets), "moment": moment}
-    record(version, name, "mode=safe", "nothing failed", figures)
+    figures |= {"resets": len(answers), "moment": moment}
+    record(version, reset.name, "mode=safe", "nothing failed", figures)
 
 
 async def test_the_policy_at_an_absurdly_low_threshold(

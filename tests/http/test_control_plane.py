@@ -423,17 +423,19 @@ async def test_the_engines_own_error_passes(running):
 
 
 async def test_a_drop_in_is_refused_where_it_hangs_the_engine():
-    """vLLM 0.12 with a request under way: 409, and the two ways on; without one it is as vLLM does it."""
+    """vLLM 0.12: 409 with the reason, in every mode; force is the operator's own word."""
     async with sidecar_before(FakeEngine("0.12.0")) as running:
-        running.fake.running = 1
-        status, message = error(await running.client.post("/reset_mm_cache"))
-        assert status == 409
-        assert all(words in message for words in ("can hang for ever", "?mode=safe", "?force=true"))
+        for query in ("", "?mode=safe"):
+            status, message = error(await running.client.post(f"/reset_mm_cache{query}"))
+            assert status == 409
+            assert all(words in message for words in ("can hang for ever", "0.25.1", "?force=true"))
         assert resets(running.fake) == []
         assert (await running.client.post("/reset_mm_cache?force=true")).status_code == 200
-        running.fake.running = 0
-        assert (await running.client.post("/reset_mm_cache")).json()["moment"] == "gate"
-        safe = (await running.client.post("/reset_mm_cache?mode=safe")).json()
+
+
+async def test_a_safe_drop_in_tells_its_moment(running):
+    """And for how long new requests were held."""
+    safe = (await running.client.post("/reset_mm_cache?mode=safe")).json()
     assert (safe["outcome"], safe["moment"], safe["held_seconds"] >= 0) == ("done", "gate", True)
 
 

@@ -25,8 +25,8 @@ async def core_with(version: str = "0.32.0", **knobs) -> tuple[Core, Moments]:
     return core, core.relief._moments
 
 
-def when(core: Core, moments: Moments, need="idle path", **options):
-    return moments.when(need, core.poller.capabilities, **options)
+def when(core: Core, moments: Moments, need="idle path"):
+    return moments.when(need, core.poller.capabilities)
 
 
 async def test_nothing_needed_is_no_moment_at_all():
@@ -74,21 +74,6 @@ async def test_a_hold_in_vain_is_told_with_its_length():
         async with when(core, moments):
             pytest.fail("there is no moment")
     assert caught.value.held_seconds == 0  # on a clock that stands
-    with pytest.raises(NoMoment) as caught:
-        async with when(core, moments, patient=False):
-            pytest.fail("there is no moment")
-    assert caught.value.held_seconds is None
-
-
-async def test_impatient_means_now_or_never():
-    """Nothing is waited for."""
-    core, moments = await core_with()
-    async with when(core, moments, patient=False) as made:
-        assert made.kind == "gate"
-    await core.gate.enter()
-    with pytest.raises(NoMoment, match="1 requests are under way"):
-        async with when(core, moments, patient=False):
-            pytest.fail("there is no moment")
 
 
 async def test_requests_that_never_passed_the_gate_forbid_it(monkeypatch):

@@ -1,0 +1,49 @@
+"""The demonstration's engine is a real one in older versions too, and its workers carry Highwater's extension."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from app.demo.model import image_cache_bytes
+from app.demo.traffic import IMAGE_SIDE, send_images, send_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.demo.engine import Engine
+
+BYTES_PER_BFLOAT16 = 2
+BYTES_PER_FLOAT32 = 4
+
+
+async def test_texts_and_images_are_answered_and_the_extension_sees_them(
+    version: str, compat_engine_factory: Callable[..., Engine]
+) -> None:
+    """In float32, where an answer does not hang on who else was in the batch."""
+    with compat_engine_factory(extra_args=("--dtype", "float32")) as engine:
+        assert version_of(engine) == version
+        assert (await send_texts(engine.url, engine.served_model, texts=["hello"])).errors == ()
+        assert (await send_images(engine.url, engine.served_model, images=[1, 2, 3, 2, 1])).errors == ()
+        assert [one["vllm_version"] for one in ask_all(engine, "hello")] == [version]
+        (cache,) = ask_all(engine, "encoder_cache")
+        (hello,) = ask_all(engine, "hello")
+        assert [hello["pid"]] == engine.worker_pids()
+    expected = image_cache_bytes(IMAGE_SIDE, IMAGE_SIDE) * BYTES_PER_FLOAT32 // BYTES_PER_BFLOAT16
+    assert [entry["bytes"] for entry in cache["entries"]] == [expected] * 3
+
+
+def version_of(engine: Engine) -> Any:
+    """What the engine calls itself."""
+    return httpx.get(f"{engine.url}/version", trust_env=False).json()["version"]
+
+
+def ask_all(engine: Engine, op: str) -> list[dict[str, Any]]:
+    """Every worker's answer; all of them are good."""
+    body = {"method": "highwater_rpc", "args": [op, "{}"]}
+    response = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False).raise_for_status()
+    answers = [json.loads(text) for text in response.json()["results"]]
+    assert all(answer["ok"] for answer in answers), answers
+    return answers

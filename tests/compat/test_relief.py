@@ -1,0 +1,71 @@
+"""Relief under traffic, as `tests/engine` proves it on the current version, on older ones."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.demo.environment import ensure_environment
+from tests.engine.conftest import ask_all
+from tests.engine.storm import ask_one_by_one, nth, storming
+from tests.engine.test_relief_storm import (
+    STORM_SECONDS,
+    quiet_sidecar,
+    telling_engine,
+    test_a_safe_reset,
+    test_the_policy_at_an_absurdly_low_threshold,
+    test_trim_five_times_a_second,
+    ways,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.demo.engine import Engine
+    from app.demo.environment import EngineEnvironment
+
+__all__ = [
+    "quiet_sidecar",
+    "telling_engine",
+    "test_a_safe_reset",
+    "test_the_policy_at_an_absurdly_low_threshold",
+    "test_trim_five_times_a_second",
+]
+
+
+@pytest.fixture(scope="session")
+def engine_environment(version: str) -> EngineEnvironment:
+    """In place of the current version's: everything that starts an engine builds on it."""
+    return ensure_environment(version, announce=print)
+
+
+async def test_an_undisturbed_engine(telling_engine: Engine, record: Callable[..., None]) -> None:
+    """The control: whether it agrees with itself when nobody does anything to it."""
+    async with storming(telling_engine.url, telling_engine.served_model, fresh_from=1_000) as storm:
+        await asyncio.sleep(STORM_SECONDS)
+    assert storm.failures == []
+    assert (storm.contradictions == []) == ways(telling_engine).agrees_with_itself
+    figures = {"requests": storm.answered, "failed": 0, "answers contradicted": len(storm.contradictions)}
+    outcome = "agrees with itself" if not storm.contradictions else "contradicts itself"
+    record(telling_engine.environment.version, "none", "undisturbed", outcome, figures)
+
+
+async def test_trims_between_requests_change_no_answer(telling_engine: Engine, record: Callable[..., None]) -> None:
+    """One request at a time, where every version agrees with itself: everything is spilled before each."""
+    asks = [nth(0, turn, fresh_from=2_000) for turn in range(60)]
+    url, model = telling_engine.url, telling_engine.served_model
+    before = await ask_one_by_one(url, model, asks)
+    spilled = 0
+
+    async def trim() -> None:
+        nonlocal spilled
+        spilled += sum(answer["spilled_entries"] for answer in await asyncio.to_thread(ask_all, telling_engine, "trim"))
+
+    after = await ask_one_by_one(url, model, asks, between=trim)
+    assert (before.failures, after.failures) == ([], [])
+    assert spilled > len(asks) / 2
+    assert before.differing(after) == []
+    figures = {"requests": len(asks), "entries spilled": spilled, "answers that differ": 0}
+    record(telling_engine.environment.version, "trim_encoder_cache", "before each request", "nothing failed", figures)
