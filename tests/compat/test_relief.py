@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.demo.environment import ensure_environment
-from tests.engine.conftest import ask_all
+from tests.engine.conftest import STORM_SECONDS, ask_all
 from tests.engine.storm import ask_one_by_one, nth, storming
 from tests.engine.test_relief_storm import (
-    STORM_SECONDS,
     quiet_sidecar,
     telling_engine,
     test_a_safe_reset,

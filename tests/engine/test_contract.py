@@ -15,7 +15,7 @@ from tests.fakes.engine import FakeEngine
 if TYPE_CHECKING:
     from app.demo.engine import Engine
 
-OPS = ("hello", "memory", "encoder_cache", "release", "no_such_op")
+OPS = ("hello", "memory", "encoder_cache", "release", "trim", "restore", "no_such_op")
 
 
 def shape(value: Any) -> Any:
@@ -70,6 +70,18 @@ async def test_a_reset_is_answered_alike(clients: Any, path: str) -> None:
     """Status, and the keys of the body."""
     fake, real = [await client.post(path) for client in clients]
     assert (fake.status, shape(fake.json_object())) == (real.status, shape(real.json_object()))
+
+
+async def test_a_pause_is_taken_alike(clients: Any) -> None:
+    """An idle engine pauses at once, says so, and goes on; to resume once more does no harm."""
+    for client in clients:
+        try:
+            await client.pause(10.0)
+            assert await client.get_json("/is_paused") == {"is_paused": True}
+        finally:
+            await client.resume()
+        await client.resume()
+        assert await client.get_json("/is_paused") == {"is_paused": False}
 
 
 async def test_detection_finds_the_same(clients: Any) -> None:

@@ -21,7 +21,7 @@ import pytest
 from app.demo.engine import SHIM_FOLDER, Engine, EngineOptions
 from app.demo.model import build_model
 
-from .conftest import HERE, ask_all, sidecar_beside
+from .conftest import HERE, STORM_SECONDS, ask_all, sidecar_beside
 from .storm import ask_again, storming
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from .storm import Storm
 
-STORM_SECONDS = float(os.environ.get("HIGHWATER_STORM_SECONDS", "60"))
 ASKED_AGAIN = 120
 EAGER = {"high_water": 0.001, "low_water": 0.0005, "cooldown_seconds": 0, "min_effect_bytes": 0}
 # So low that every rule wants to act at every look.

@@ -266,6 +266,7 @@ def test_a_sidecar_outlives_its_engine_and_knows_the_next(
         assert get(sidecar, "/readyz").status_code == 503
         engine.start()
         first = wait_for(sidecar, lambda report: report["ranks"] and not report["stale"])
+        assert first["encoder_cache"] is None  # it reads no images
         engine.stop()
         down = wait_for(sidecar, lambda report: report["engine"]["state"] == "down")
         assert down["stale"] is True

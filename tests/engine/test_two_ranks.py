@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from app.demo.sidecar import DemoSidecar
 from app.demo.traffic import send_texts
 
-from .conftest import ask_all, sidecar_beside, wait_for
+from .conftest import STORM_SECONDS, ask_all, sidecar_beside, wait_for
+from .storm import storming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,23 +23,22 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def two_ranks(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
-    """A text model on two workers and a sidecar; ended with this file, as idle workers would slow the next start."""
-    engine = engine_factory(tensor_parallel=2, multimodal=False)
+    """Two workers and a sidecar; ended with this file, as idle workers would slow the next start."""
+    engine = engine_factory(tensor_parallel=2)
     with sidecar_beside(engine, tmp_path_factory.mktemp("tp2")) as sidecar:
         yield engine, sidecar
     engine.stop()
 
 
-def test_both_ranks_of_a_text_model_are_seen(two_ranks: tuple[Engine, DemoSidecar]) -> None:
-    """Each with its own process; a text-only model has no encoder cache."""
+def test_both_ranks_are_seen(two_ranks: tuple[Engine, DemoSidecar]) -> None:
+    """Each with its own process and its own copy of every encoder output."""
     engine, sidecar = two_ranks
     report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
     assert report["ranks_expected"] == 2
     assert {rank["pid"] for rank in report["ranks"]} == set(engine.worker_pids())
     assert [rank["tp_rank"] for rank in report["ranks"]] == [0, 1]
-    assert report["encoder_cache"] is None
-    assert all(rank["components"]["encoder_cache_bytes"] is None for rank in report["ranks"])
-    assert sidecar.call("GET", "/memory/encoder-cache")["ranks"][1]["present"] is False
+    assert report["encoder_cache"]["entries"] == 0
+    assert sidecar.call("GET", "/memory/encoder-cache")["ranks"][1]["present"] is True
 
 
 async def test_release_reaches_both_ranks_under_traffic(two_ranks: tuple[Engine, DemoSidecar]) -> None:
@@ -54,6 +55,28 @@ async def test_release_reaches_both_ranks_under_traffic(two_ranks: tuple[Engine,
         (result,) = answer["results"]
         assert (result["outcome"], len(result["freed_bytes"]["ranks"])) == ("done", 2)
     assert (await traffic).failed == 0
+
+
+async def test_both_ranks_stay_in_step_under_relief_and_traffic(two_ranks: tuple[Engine, DemoSidecar]) -> None:
+    """A minute of trims and resets beside sixteen clients: nobody fails, and both ranks move the same entries."""
+    engine, sidecar = two_ranks
+    answers: list[list[dict[str, Any]]] = []
+    async with storming(sidecar.url, engine.served_model, fresh_from=60_000) as storm:
+        deadline = time.monotonic() + STORM_SECONDS
+        while time.monotonic() < deadline:
+            answers.append(await asyncio.to_thread(ask_all, engine, "trim"))
+            answers.append(await asyncio.to_thread(ask_all, engine, "memory"))
+            if not len(answers) % 10:
+                await asyncio.to_thread(sidecar.call, "POST", "/reset_encoder_cache?mode=safe")
+            await asyncio.sleep(0.2)
+    assert storm.failures == []
+    assert storm.answered > STORM_SECONDS / 2
+    assert {(one["op"], one["ok"], one["rank"]) for pair in answers for one in pair} == {
+        (op, True, rank) for op in ("trim", "memory") for rank in (0, 1)
+    }
+    assert sum(first["spilled_entries"] for first, _ in answers[::2]) > 0
+    assert all(first["spilled_entries"] == second["spilled_entries"] for first, second in answers[::2])
+    assert [(one["op"], one["rank"]) for one in ask_all(engine, "hello")] == [("hello", 0), ("hello", 1)]
 
 
 def test_both_ranks_stay_in_step_after_every_kind_of_error(engine_after_errors: Engine) -> None:

@@ -202,6 +202,7 @@ class FakeWorker:
                 "storage_bytes": size,
                 "shared_with": 0,
                 "age_seconds": now - self.seen_at.setdefault(name, now),
+                "idle_seconds": None,
                 "residency": "device",
                 "referenced": False,
             }
@@ -214,8 +215,9 @@ class FakeWorker:
             "entries_total": len(rows),
             "storages": len(rows),
             "device_bytes": sum(self.entries.values()),
-            "host_bytes": 0,
+            "host_bytes": sum(self.spilled.values()),
             "capacity_embeds": 16_384,
+            **{key: value for key, value in self.totals().items() if key in {"spills", "restores", "restore_seconds"}},
         }
 
     def release(self) -> dict[str, Any]:

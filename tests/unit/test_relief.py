@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -277,3 +278,54 @@ async def test_a_dry_run_tells_the_moment():
     assert measured.result.reason == (
         "dry run; would hold new requests for at most 0.05 s until those under way are done"
     )
+
+
+# --- workers that hang or lie ---
+
+
+async def test_a_trim_that_never_returns_fails_and_is_never_repeated():
+    """Nothing is asked of the workers while it is out; nobody is held for it; an event tells."""
+    core = await grown()
+    await core.poller.poll()
+    core.fake.hang = asyncio.Event()
+    (measured,) = await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
+    assert measured.result.outcome == "failed"
+    assert "worker call trim sent" in measured.result.reason
+    assert core.fake.ops().count("trim") == 1
+    assert core.gate.is_open
+    assert not core.relief.busy
+    with pytest.raises(NotAvailable, match="the engine is unresponsive"):
+        await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
+    assert core.fake.ops().count("trim") == 1
+    assert core.summaries("reset")[0].startswith("trim_encoder_cache failed")
+    core.fake.hang.set()
+    await core.engine.aclose()
+
+
+async def test_a_reset_that_never_returns_lets_the_held_go():
+    """Whatever became of it: requests wait for it no longer than it may take."""
+    core = await grown()
+    core.fake.late = {"/reset_mm_cache"}
+    (measured,) = await core.relief.reclaim(wishes("reset_mm_cache"), mode="safe", dry_run=False)
+    assert (measured.result.outcome, measured.result.moment) == ("failed", "gate")
+    assert "no answer in time" in measured.result.reason
+    assert core.gate.is_open
+
+
+@pytest.mark.parametrize(
+    ("garbage", "told"),
+    [
+        (lambda _: {"results": "no list"}, "not a list of JSON texts"),
+        (lambda _: {"results": []}, "0 answers"),
+        (lambda answers: {"results": [json.dumps(answers[0] | {"op": "memory"})]}, "queues are out of step"),
+    ],
+)
+async def test_a_trim_that_is_answered_with_garbage_has_failed(garbage, told):
+    """Said as it is, and the lock is free again."""
+    core = await grown()
+    await core.poller.poll()
+    core.fake.garble = garbage
+    (measured,) = await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
+    assert measured.result.outcome == "failed"
+    assert told in measured.result.reason
+    assert not core.relief.busy
