@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
-from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from app.engine import Engine
 from app.errors import EngineError, EngineRefused, EngineUnresponsive, NotKept
@@ -47,6 +47,9 @@ class Armed(Protocol):
 
     async def disarm(self) -> None:
         """The engine is resumed; nothing more to do."""
+
+    def take_over(self) -> None:
+        """We have given up; resume it as soon as it can be reached."""
 
 
 class Pause:
@@ -109,7 +112,7 @@ class Pause:
                 await self._forget()
                 return
             # The engine may be long in coming; it may be a new one, to which this does no harm.
-            await AsyncRetrying(retry=retry_if_exception_type(EngineError), wait=wait_fixed(1.0))(self._resume)
+            await AsyncRetrying(retry=retry_if_exception_type(EngineError), wait=wait_fixed(1.0))(self._engine.resume)
             self._history.record("recovery", "resumed the engine: an earlier sidecar ended while it held it paused")
             log.warning("resumed the engine, which an earlier sidecar had left paused")
             await self._forget()
@@ -140,22 +143,25 @@ class Pause:
             raise CannotPause(str(exc), nothing_happened=True) from exc
 
     async def _undo(self, guard: Armed) -> None:
+        # An engine that cannot be reached is most likely gone, and its pause with it: not worth the wait.
         patience = AsyncRetrying(
-            retry=retry_if_exception_type(EngineError), wait=wait_fixed(0.5), stop=stop_after_delay(RESUME_SECONDS)
+            retry=retry_if_exception(
+                lambda exc: isinstance(exc, EngineError) and not isinstance(exc, EngineUnreachable)
+            ),
+            wait=wait_fixed(0.5),
+            stop=stop_after_delay(RESUME_SECONDS),
+            reraise=True,
         )
         try:
-            await patience(self._resume)
-        except RetryError as exc:
-            # The state file keeps it, and the guard has the last word.
-            why = exc.last_attempt.exception()
-            self._history.record("recovery", f"the engine could not be resumed and may still be paused: {why}")
-            log.error("the engine could not be resumed: %s", why)  # noqa: TRY400 - the cause is in the message
+            await patience(self._engine.resume)
+        except EngineError as exc:
+            # The state file keeps it, and the guard goes on.
+            guard.take_over()
+            self._history.record("recovery", f"the engine was not resumed and may still be paused: {exc}")
+            log.warning("the engine was not resumed: %s", exc)
             return
         await self._forget()
         await guard.disarm()
-
-    async def _resume(self) -> None:
-        await self._engine.resume()
 
     async def _forget(self) -> None:
         # If it cannot be written, the next start resumes once more, which does no harm.

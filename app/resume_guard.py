@@ -35,6 +35,11 @@ class Guard:
                 await stdin.drain()
         await self.process.wait()
 
+    def take_over(self) -> None:
+        """Have it resume the engine now, and go on trying for a while."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
 
 async def arm(engine_url: str, seconds: float) -> Guard:
     """Start a guard, and return when it is ready.

@@ -263,9 +263,13 @@ class FakeGuard:
     url: str
     seconds: float
     armed: bool = True
+    took_over: bool = False
 
     async def disarm(self) -> None:
         self.armed = False
+
+    def take_over(self) -> None:
+        self.took_over = True
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,16 @@ async def test_a_guard_that_hears_nothing_resumes_when_the_time_is_up(engine):
         await guard.disarm()  # too late, and harmless
 
 
+async def test_a_guard_that_takes_over_resumes_at_once(engine):
+    """The sidecar lives, and has given up."""
+    told = resumed(engine)
+    guard = await arm(engine.url, 600.0)
+    guard.take_over()
+    async with asyncio.timeout(PATIENCE):
+        await told.wait()
+        assert await guard.process.wait() == 0
+
+
 async def test_a_guard_whose_sidecar_is_killed_resumes_at_once(engine):
     """SIGKILL: nobody could say anything any more."""
     told = resumed(engine)

@@ -226,13 +226,14 @@ async def test_whoever_is_cancelled_in_a_pause_resumes_first(state_file):
     assert (core.fake.paused, core.fake.guards[0].armed) == (False, False)
 
 
-async def test_an_engine_that_cannot_be_resumed_stays_written_down_and_guarded(state_file, monkeypatch):
-    """The guard and the next start have the last word; an event says so."""
-    monkeypatch.setattr("app.pause.RESUME_SECONDS", 0.0)
+@pytest.mark.parametrize("how", ["refused", "gone"])
+async def test_an_engine_that_cannot_be_resumed_stays_written_down_and_guarded(state_file, monkeypatch, how):
+    """The guard and the next start have the last word; an event says so. One that is gone is not waited for."""
+    monkeypatch.setattr("app.pause.RESUME_SECONDS", 0.0 if how == "refused" else 3600.0)
     core, moments = await core_with(state_file=state_file)
     async with when(core, moments, "idle engine"):
-        core.fake.failing = {"/resume": 500}
-    assert core.fake.guards[0].armed
+        core.fake.failing, core.fake.down = {"/resume": 500}, how == "gone"
+    assert (core.fake.guards[0].armed, core.fake.guards[0].took_over) == (True, True)
     assert StateFile(state_file).read("pause") is not None
     assert "may still be paused" in core.summaries("recovery")[0]
 
