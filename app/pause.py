@@ -145,9 +145,7 @@ class Pause:
     async def _undo(self, guard: Armed) -> None:
         # An engine that cannot be reached is most likely gone, and its pause with it: not worth the wait.
         patience = AsyncRetrying(
-            retry=retry_if_exception(
-                lambda exc: isinstance(exc, EngineError) and not isinstance(exc, EngineUnreachable)
-            ),
+            retry=retry_if_exception_type((EngineRefused, EngineUnresponsive)),
             wait=wait_fixed(0.5),
             stop=stop_after_delay(RESUME_SECONDS),
             reraise=True,

@@ -8,8 +8,6 @@ from app.readings import EngineStatus, Mode
 from app.remedies.remedy import Ask, Run, missing, post
 from app.safety import Need
 
-SURVIVES_SINCE = "0.25"
-
 
 class ResetMmCache:
     """The engine's ``/reset_mm_cache``. Its two sides drift apart when a request is rendered in between.
@@ -17,10 +15,8 @@ class ResetMmCache:
     A later use of an image that only one side knows then fails: vllm/v1/engine/core.py, "we don't attempt to re-sync".
     Pausing the engine does not help: a request that waits in it has looked its images up already.
 
-    Afterwards every image is new, and two requests that bring the same new image can overtake each other within vLLM:
-    the same drift. Before 0.25 it ends in an engine that hangs for ever. Up to 0.13 the thread that takes requests in
-    dies of it (``process_input_sockets``); later a key without an item stays behind (vllm/utils/cache.py, ``touch``),
-    on which the next reset turns for ever, in the quietest moment too.
+    Afterwards every image is new, and of two requests that bring the same new image one can overtake the other within
+    vLLM: a drift again, though one that the slower request heals.
     """
 
     name = "reset_mm_cache"
@@ -32,17 +28,26 @@ class ResetMmCache:
     automatic_since = "0.28"
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
-        """Where it can hang the engine: no moment is quiet enough for what comes after it."""
-        del status, mode
+        """Where a drift hangs the engine: at once, or when it is reset with requests under way."""
+        del status
         if not capabilities.reset_mm_cache:
             return missing(self.path, "0.11.2")
-        if capabilities.at_least(SURVIVES_SINCE):
-            return None
-        return (
-            f"vLLM {capabilities.version or 'of unknown version'} can hang for ever when requests use the images that "
-            f"this makes new (upstream issue 31404); {SURVIVES_SINCE}.1 and newer survive that. "
-            "?force=true calls it all the same"
-        )
+        version = f"vLLM {capabilities.version or 'of unknown version'}"
+        if not capabilities.at_least("0.14"):
+            # The thread that takes requests in dies of the first drift (vllm/v1/engine/core.py,
+            # `process_input_sockets`): no moment is quiet enough for what comes after the reset.
+            return (
+                f"{version} can hang for ever when requests use the images that this makes new (upstream issue 31404); "
+                "0.14 and newer survive that. ?force=true calls it all the same"
+            )
+        if mode == "now" and not capabilities.at_least("0.25"):
+            # A request between the two clearings leaves a key without an item behind (vllm/utils/cache.py, `touch`),
+            # on which the next reset turns for ever.
+            return (
+                f"{version} can hang for ever when this is called with requests under way. ?mode=safe holds new "
+                "requests and waits for the others; ?force=true calls it all the same"
+            )
+        return None
 
     def need(self, capabilities: Capabilities, mode: Mode) -> Need:
         """No request on its way, in safe mode: it would fail, with 500 or from 0.28 on with an error to be retried."""
