@@ -10,12 +10,13 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
-# While it reopens gradually: the time between two steps, and the most that it takes in all.
+# For how long requests are paced after a closing that asks for it, and the time between two of them.
+PACE_SECONDS = 2.0
 STEP_SECONDS = 0.02
-REOPEN_SECONDS = 2.0
 
 
 class Shed(Exception):
@@ -32,6 +33,13 @@ class Shed(Exception):
         self.retry_after = retry_after
 
 
+class Timer(Protocol):
+    """A call that is still to come."""
+
+    def cancel(self) -> None:
+        """It shall not come."""
+
+
 class Gate:
     """Counts requests under way, and holds new ones while it is closed.
 
@@ -39,7 +47,7 @@ class Gate:
         hold_seconds: A request that waited so long is shed.
         max_held: Requests that may wait at once.
         clock: Seconds that only go forward.
-        sleep: Waits between two steps of a gradual opening.
+        later: Calls back after so many seconds; the event loop's own where ``None``.
     """
 
     def __init__(
@@ -48,14 +56,16 @@ class Gate:
         hold_seconds: float = 30.0,
         max_held: int = 1024,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        later: Callable[[float, Callable[[], None]], Timer] | None = None,
     ) -> None:
         self.in_flight = 0
         self.idle_since = clock()
         self._hold_seconds = hold_seconds
         self._max_held = max_held
         self._clock = clock
-        self._sleep = sleep
+        self._later = later or (lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call))
+        self._next: Timer | None = None
+        self._paced_until: float | None = None
         self._closed_until: float | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._drained = asyncio.Event()
@@ -68,7 +78,7 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether new requests pass at once."""
+        """Whether new requests pass, at once or paced."""
         return self._closed_until is None
 
     async def enter(self) -> None:
@@ -77,7 +87,7 @@ class Gate:
         Raises:
             Shed: It waited too long, or too many wait.
         """
-        if self._closed_until is None:
+        if self._closed_until is None and self._paced_until is None:
             self._count()
             return
         if self.held >= self._max_held:
@@ -103,31 +113,41 @@ class Gate:
             self.idle_since = self._clock()
             self._drained.set()
 
-    @asynccontextmanager
-    async def closed(self, at_most_seconds: float, *, reopen_gradually: bool = False) -> AsyncIterator[None]:
+    @contextmanager
+    def closed(self, at_most_seconds: float, *, then_pace: bool = False) -> Iterator[None]:
         """Hold new requests until the block ends; it should end within the time that the held are told.
 
         Args:
             at_most_seconds: That time.
-            reopen_gradually: Let the held through one after the other at the end, instead of all at once.
+            then_pace: Let requests through one by one for a while after it, the held and those that come.
         """
         self._closed_until = self._clock() + at_most_seconds
         try:
             yield
-            if reopen_gradually:
-                await self._let_through_gradually()
+        except BaseException:
+            then_pace = False
+            raise
         finally:
             self._closed_until = None
-            self._let_through(len(self._waiting))
+            if then_pace:
+                self._paced_until = self._clock() + PACE_SECONDS
+            self._step()
 
-    async def _let_through_gradually(self) -> None:
-        """One at every step, more where there are too many for that; who comes meanwhile joins the end."""
-        steps = round(REOPEN_SECONDS / STEP_SECONDS)
-        for step in range(steps):
-            if not self.held:
-                return
-            self._let_through(math.ceil(self.held / (steps - step)))
-            await self._sleep(STEP_SECONDS)
+    def _step(self) -> None:
+        """Let through whom it is time for; and again in a moment, while requests are paced."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if self._closed_until is not None:
+            return  # closed again: who still waits, waits for the next opening
+        left = (self._paced_until or 0.0) - self._clock()
+        if left <= 0:
+            self._paced_until = None
+            self._let_through(len(self._waiting))
+            return
+        # One at a time; more where there are so many that they would wait longer than requests are paced.
+        self._let_through(math.ceil(self.held * STEP_SECONDS / left))
+        self._next = self._later(STEP_SECONDS, self._step)
 
     def _let_through(self, count: int) -> None:
         while self._waiting and count:

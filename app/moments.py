@@ -133,22 +133,22 @@ class Moments:
                 made.held_seconds = self._clock() - began
             kind = "gate"  # the pause was not to be had; requests can still be held here
         if kind == "gate":
-            async with self._held(reopen_gradually=need == "idle path") as made:
+            async with self._held(then_pace=need == "idle path") as made:
                 yield made
         else:
             yield Made("any")
 
     @asynccontextmanager
-    async def _held(self, *, reopen_gradually: bool) -> AsyncIterator[Made]:
+    async def _held(self, *, then_pace: bool) -> AsyncIterator[Made]:
         if self._bypassed_at is not None and (ago := self._clock() - self._bypassed_at) < BYPASS_SECONDS:
             raise NoMoment(
                 f"{ago:.0f} s ago the engine had requests that are none of this sidecar's (or whose clients had left); "
                 "they cannot be held here. Send all traffic through the sidecar"
             )
         began, made = self._clock(), Made("gate")
-        # What an idle path was needed for may have emptied the processor caches. vLLM then fails a request that
-        # overtakes another one with the same image, as requests do that are let loose together.
-        async with self._gate.closed(self._drain_seconds + RESET_SECONDS, reopen_gradually=reopen_gradually):
+        # Paced, as what an idle path was needed for may have emptied the processor caches: vLLM then fails a request
+        # that overtakes another one with the same image, as requests do that come together.
+        with self._gate.closed(self._drain_seconds + RESET_SECONDS, then_pace=then_pace):
             try:
                 async with asyncio.timeout(self._drain_seconds):
                     await self._gate.drained()

@@ -1,7 +1,8 @@
-"""docs/figures.md, rendered from the figures."""
+"""docs/figures.md, and the block of figures in docs/relief.md, rendered from the figures."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tabulate import tabulate
@@ -9,6 +10,8 @@ from tabulate import tabulate
 from bench.figure import Figure
 
 COLUMNS = ("what", "goal", "measured", "met")
+# Within a page that is written by hand.
+_BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def figures_table(figures: Sequence[Figure], layout: str) -> str:
@@ -29,3 +32,21 @@ def figures_page(figures: Sequence[Figure], *, command: str, machine: str, day: 
         f"{figures_table(figures, 'github')}\n\n"
         f"## Method\n\n{methods}\n" + (f"\n## Notes\n\n{noted}\n" if notes else "")
     )
+
+
+def with_block(
+    page: str, figures: Sequence[Figure], *, command: str, machine: str, day: str, notes: Sequence[str]
+) -> str:
+    """A page with its block of figures written anew, Markdown; none of these has a goal."""
+    rows = [(figure.what, figure.row()[2]) for figure in figures]
+    table = tabulate(rows, ("what", "measured"), tablefmt="github", disable_numparse=True)
+    methods = "\n".join(f"- {method}" for method in dict.fromkeys(figure.method for figure in figures))
+    noted = "".join(f"- {note}\n" for note in notes)
+    block = (
+        f"\nWritten by `{command}` on {day}; the same command measures them again. Machine: {machine}.\n\n"
+        f"{table}\n\n{methods}\n{noted}\n"
+    )
+    text, count = _BLOCK.subn(lambda found: f"{found[1]}{block}{found[2]}", page)
+    if count != 1:
+        raise ValueError(f"the place of the figures is there {count} times, not once")
+    return text

@@ -40,6 +40,7 @@ RULE = {
     "low_water": LOW_BYTES,
     "cooldown_seconds": 1,
     "min_effect_bytes": MIB,
+    "remedies": RESET["remedies"],
 }
 
 

@@ -29,7 +29,7 @@ class ResetMmCache:
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Where a drift hangs the engine: at once, or when it is reset with requests under way."""
-        del status
+        del status, mode
         if not capabilities.reset_mm_cache:
             return missing(self.path, "0.11.2")
         version = f"vLLM {capabilities.version or 'of unknown version'}"
@@ -40,12 +40,12 @@ class ResetMmCache:
                 f"{version} can hang for ever when requests use the images that this makes new (upstream issue 31404); "
                 "0.14 and newer survive that. ?force=true calls it all the same"
             )
-        if mode == "now" and not capabilities.at_least("0.25"):
+        if not capabilities.at_least("0.25"):
             # A request between the two clearings leaves a key without an item behind (vllm/utils/cache.py, `touch`),
             # on which the next reset turns for ever.
             return (
-                f"{version} can hang for ever when this is called with requests under way. ?mode=safe holds new "
-                "requests and waits for the others; ?force=true calls it all the same"
+                f"{version} can hang for ever when this is called with requests under way, and fails some that use the "
+                "images that it makes new; 0.25.1 and newer do not hang. ?force=true calls it all the same"
             )
         return None
 

@@ -20,7 +20,7 @@ async def until(condition) -> None:
 async def test_a_request_that_comes_while_the_gate_is_closed_waits_and_is_served(front, upstream):
     """Not a byte of it reaches the engine before; all of it does afterwards."""
     wire = await front.connect()
-    async with front.gate.closed(10):
+    with front.gate.closed(10):
         await wire.request("POST", "/v1/completions", body=b'{"prompt": "x"}')
         await until(lambda: front.gate.held == 1)
         assert upstream.calls == []
@@ -47,7 +47,7 @@ async def test_a_stream_under_way_is_never_cut(front, upstream):
     await wire.request("POST", "/v1/completions", body=b"{}")
     await wire.head()
     assert await wire.chunk() == b"data: 1\n\n"
-    async with front.gate.closed(10):
+    with front.gate.closed(10):
         assert front.gate.in_flight == 1
         go.set()
         assert [await wire.chunk(), await wire.chunk()] == [b"data: 2\n\n", b""]
@@ -57,7 +57,7 @@ async def test_a_stream_under_way_is_never_cut(front, upstream):
 @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/v1/models"), ("HEAD", "/health")])
 async def test_what_cannot_reach_the_model_is_not_held(front, method, path):
     """A liveness probe must not wait for a reset."""
-    async with front.gate.closed(10):
+    with front.gate.closed(10):
         wire = await front.connect()
         await wire.request(method, path)
         assert (await wire.answer(without_body=method == "HEAD")).status == 200
@@ -66,7 +66,7 @@ async def test_what_cannot_reach_the_model_is_not_held(front, method, path):
 async def test_one_too_many_gets_503_and_when_to_come_back(start_proxy):
     """In the API's shape, counted as shed and not as the engine's failure."""
     async with start_proxy(gate=Gate(max_held=0)) as front:
-        async with front.gate.closed(7):
+        with front.gate.closed(7):
             answer = await front.post("/v1/chat/completions", b"{}")
         assert (answer.status, answer.header("retry-after")) == (503, ["7"])
         error = json.loads(answer.body)["error"]
@@ -79,7 +79,7 @@ async def test_one_too_many_gets_503_and_when_to_come_back(start_proxy):
 async def test_whoever_is_held_too_long_gets_503(start_proxy, upstream):
     """The engine has not seen it: it may be sent again anywhere."""
     async with start_proxy(gate=Gate(hold_seconds=0.01)) as front:
-        async with front.gate.closed(10):
+        with front.gate.closed(10):
             answer = await front.post("/v1/completions", b"{}")
         assert (answer.status, front.observed.shed) == (503, ["held_too_long"])
         assert upstream.calls == []
@@ -88,7 +88,7 @@ async def test_whoever_is_held_too_long_gets_503(start_proxy, upstream):
 async def test_a_client_that_left_while_held_never_reaches_the_engine(front, upstream):
     """Its request would be computed for nobody."""
     wire = await front.connect()
-    async with front.gate.closed(10):
+    with front.gate.closed(10):
         await wire.request("POST", "/v1/completions", body=b"{}")
         await until(lambda: front.gate.held == 1)
         await wire.leave()
@@ -101,7 +101,7 @@ async def test_a_client_that_left_while_held_never_reaches_the_engine(front, ups
 async def test_a_websocket_is_held_like_a_request(front, upstream):
     """Its handshake waits."""
     wire = await front.connect()
-    async with front.gate.closed(10):
+    with front.gate.closed(10):
         upgrade = (("connection", "upgrade"), ("upgrade", "websocket"))
         key = (("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="), ("sec-websocket-version", "13"))
         await wire.request("GET", "/v1/realtime", *upgrade, *key)

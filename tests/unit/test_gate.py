@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.gate import REOPEN_SECONDS, STEP_SECONDS, Gate, Shed
+from app.gate import PACE_SECONDS, STEP_SECONDS, Gate, Shed
 
 
 async def settle() -> None:
@@ -34,7 +34,7 @@ async def test_a_closed_gate_holds_and_then_lets_through():
     """Those inside go on; those outside wait, and all pass when it opens."""
     gate = Gate()
     await gate.enter()
-    async with gate.closed(10):
+    with gate.closed(10):
         waiting = [asyncio.create_task(gate.enter()) for _ in range(3)]
         await settle()
         assert (gate.in_flight, gate.held) == (1, 3)
@@ -48,10 +48,10 @@ async def test_a_closed_gate_holds_and_then_lets_through():
 async def test_those_let_through_count_before_they_run():
     """A gate that closes again at once must wait for them, though not one of them has moved yet."""
     gate = Gate()
-    async with gate.closed(10):
+    with gate.closed(10):
         waiting = asyncio.create_task(gate.enter())
         await settle()
-    async with gate.closed(10):
+    with gate.closed(10):
         assert gate.in_flight == 1
         drained = asyncio.create_task(gate.drained())
         await settle()
@@ -65,7 +65,7 @@ async def test_too_many_are_shed_with_the_time_to_come_back():
     """The rest of the time that the gate was closed for, at least a second."""
     now = [0.0]
     gate = Gate(max_held=1, clock=lambda: now[0])
-    async with gate.closed(7.5):
+    with gate.closed(7.5):
         held = asyncio.create_task(gate.enter())
         await settle()
         now[0] = 2.0
@@ -83,7 +83,7 @@ async def test_too_many_are_shed_with_the_time_to_come_back():
 async def test_whoever_waits_too_long_is_shed_and_not_counted():
     """Its place is free for another."""
     gate = Gate(hold_seconds=0.001, max_held=1)
-    async with gate.closed(10):
+    with gate.closed(10):
         with pytest.raises(Shed, match=r"held for 0.001 s") as caught:
             await gate.enter()
         assert (caught.value.reason, gate.held) == ("held_too_long", 0)
@@ -94,7 +94,7 @@ async def test_whoever_waits_too_long_is_shed_and_not_counted():
 async def test_whoever_gives_up_while_held_is_not_counted():
     """The client left, the server stops."""
     gate = Gate()
-    async with gate.closed(10):
+    with gate.closed(10):
         waiting = asyncio.create_task(gate.enter())
         await settle()
         waiting.cancel()
@@ -106,7 +106,7 @@ async def test_whoever_gives_up_while_held_is_not_counted():
 async def test_whoever_gives_up_in_the_moment_of_opening_is_not_counted():
     """Let through and cancelled before it could run: its count is taken back."""
     gate = Gate()
-    async with gate.closed(10):
+    with gate.closed(10):
         waiting = asyncio.create_task(gate.enter())
         await settle()
     waiting.cancel()
@@ -115,64 +115,80 @@ async def test_whoever_gives_up_in_the_moment_of_opening_is_not_counted():
     await gate.drained()
 
 
-@pytest.mark.parametrize("waiting", [3, 250])
-async def test_it_can_reopen_one_after_the_other(waiting):
+class Paces:
+    """Time, and the gate's next step in it, that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.next = None
+        self.gate = Gate(clock=lambda: self.now, later=self._later)
+
+    def _later(self, seconds, call):
+        assert seconds == STEP_SECONDS
+        self.next = call
+        return self
+
+    def cancel(self) -> None:
+        self.next = None
+
+    async def step(self) -> int:
+        """One step on; who is inside then."""
+        self.now += STEP_SECONDS
+        call, self.next = self.next, None
+        call()
+        await settle()
+        return self.gate.in_flight
+
+
+@pytest.mark.parametrize(("waiting", "inside"), [(3, [1, 2, 3]), (250, [3, 6, 9])])
+async def test_it_can_pace_requests_after_a_closing(waiting, inside):
     """In the order in which they came; many of them several at a step, so that it does not take for ever."""
-    steps: list[int] = []
-
-    async def step(seconds: float) -> None:
+    paces = Paces()
+    with paces.gate.closed(10, then_pace=True):
+        tasks = [asyncio.create_task(paces.gate.enter()) for _ in range(waiting)]
         await settle()
-        steps.append(gate.in_flight)
-
-    gate = Gate(sleep=step)
-    async with gate.closed(10, reopen_gradually=True):
-        tasks = [asyncio.create_task(gate.enter()) for _ in range(waiting)]
-        await settle()
+    assert [paces.gate.in_flight, await paces.step(), await paces.step()] == inside
+    while paces.gate.held:
+        await paces.step()
     await asyncio.gather(*tasks)
-    assert steps[:3] == ([1, 2, 3] if waiting == 3 else [3, 6, 9])
-    assert (steps[-1], gate.held, gate.is_open) == (waiting, 0, True)
-    assert len(steps) <= REOPEN_SECONDS / STEP_SECONDS
+    assert (paces.gate.in_flight, paces.gate.is_open) == (waiting, True)
+    assert paces.now <= PACE_SECONDS
 
 
-async def test_who_comes_while_it_reopens_joins_the_end():
-    """Nobody overtakes those who have waited."""
-    gate = Gate()
-    late: list[asyncio.Task[None]] = []
-    async with gate.closed(10, reopen_gradually=True):
-        early = asyncio.create_task(gate.enter())
+async def test_who_comes_while_requests_are_paced_waits_for_a_step():
+    """Also where nobody else waits; afterwards all pass at once again."""
+    paces = Paces()
+    with paces.gate.closed(10, then_pace=True):
+        pass
+    late = asyncio.create_task(paces.gate.enter())
+    await settle()
+    assert (paces.gate.held, late.done()) == (1, False)
+    assert await paces.step() == 1
+    while paces.next is not None:
+        await paces.step()
+    assert paces.now >= PACE_SECONDS
+    await paces.gate.enter()
+    assert (paces.gate.in_flight, paces.gate.held) == (2, 0)
+
+
+async def test_a_gate_that_closes_while_requests_are_paced_holds_the_rest():
+    """And paces them when it opens again, though nobody asks for it then."""
+    paces = Paces()
+    with paces.gate.closed(10, then_pace=True):
+        tasks = [asyncio.create_task(paces.gate.enter()) for _ in range(3)]
         await settle()
-        asyncio.get_running_loop().call_soon(lambda: late.append(asyncio.create_task(gate.enter())))
-    assert early.done()
-    await late[0]
-    assert (gate.in_flight, gate.held) == (2, 0)
-
-
-async def test_whoever_is_cancelled_while_it_reopens_lets_all_through():
-    """The server stops: nobody stays held."""
-    gate = Gate()
-    inside = asyncio.Event()
-
-    async def reset() -> None:
-        async with gate.closed(10, reopen_gradually=True):
-            await inside.wait()
-
-    task = asyncio.create_task(reset())
-    await settle()
-    waiting = [asyncio.create_task(gate.enter()) for _ in range(5)]
-    await settle()
-    inside.set()
-    await settle()
-    task.cancel()
-    await asyncio.gather(*waiting)
-    assert (gate.in_flight, gate.is_open) == (5, True)
+    assert paces.gate.in_flight == 1
+    with paces.gate.closed(10):
+        assert await paces.step() == 1
+    assert [paces.gate.in_flight, await paces.step()] == [2, 3]
+    await asyncio.gather(*tasks)
 
 
 async def test_an_error_inside_opens_the_gate():
     """Whatever happens to the reset."""
     gate = Gate()
-    with pytest.raises(RuntimeError):
-        async with gate.closed(10):
-            raise RuntimeError
+    with pytest.raises(RuntimeError), gate.closed(10, then_pace=True):
+        raise RuntimeError
     assert gate.is_open
 
 
@@ -218,13 +234,13 @@ class Crowd(RuleBasedStateMachine):
     @rule()
     def close(self) -> None:
         self.closing = self.gate.closed(10)
-        self.run(self.closing.__aenter__())
+        self.closing.__enter__()
 
     @precondition(lambda self: self.closing is not None)
     @rule(cancelled=st.booleans())
     def open(self, cancelled) -> None:
         async def reopen() -> None:
-            await self.closing.__aexit__(None, None, None)
+            self.closing.__exit__(None, None, None)
             if cancelled and self.held:
                 self.held.pop().cancel()  # let through already, and gone before it could run
             await settle()
