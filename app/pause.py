@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from app.engine import Engine
-from app.errors import EngineError, EngineRefused, EngineUnresponsive, NotKept
+from app.errors import EngineError, EngineRefused, EngineUnreachable, EngineUnresponsive, NotKept
 from app.history import History
 from app.resume_guard import arm
 from app.state_file import StateFile
@@ -92,6 +92,8 @@ class Pause:
             CannotPause: Not to be had, or not in time; it is not paused.
             EngineError: The engine is not there.
         """
+        if self._turn.locked():
+            raise CannotPause("not paused, as an earlier pause is still to be undone", nothing_happened=True)
         async with self._turn:
             guard = await self._make_sure(seconds)
             try:
@@ -112,9 +114,19 @@ class Pause:
                 await self._forget()
                 return
             # The engine may be long in coming; it may be a new one, to which this does no harm.
-            await AsyncRetrying(retry=retry_if_exception_type(EngineError), wait=wait_fixed(1.0))(self._engine.resume)
-            self._history.record("recovery", "resumed the engine: an earlier sidecar ended while it held it paused")
-            log.warning("resumed the engine, which an earlier sidecar had left paused")
+            until_it_answers = AsyncRetrying(
+                retry=retry_if_exception_type((EngineUnreachable, EngineUnresponsive)), wait=wait_fixed(1.0)
+            )
+            try:
+                await until_it_answers(self._engine.resume)
+                told = "resumed the engine: an earlier sidecar ended while it held it paused"
+            except EngineRefused as exc:
+                # One that has no such path cannot have been paused since it started.
+                told = (
+                    f"an earlier sidecar ended while it held the engine paused, and the engine will not resume: {exc}"
+                )
+            self._history.record("recovery", told)
+            log.warning("%s", told)
             await self._forget()
 
     async def _make_sure(self, seconds: float) -> Armed:

@@ -251,6 +251,23 @@ async def test_what_an_earlier_sidecar_left_paused_is_resumed_at_start(state_fil
     assert len(core.fake.asked("/resume")) == 1
 
 
+async def test_an_engine_that_will_not_resume_is_told_and_not_asked_for_ever(state_file):
+    """Another was started in its place, without development mode: it was never paused."""
+    core, _ = await core_with(state_file=state_file)
+    core.fake.failing = {"/resume": 404}
+    StateFile(state_file).write("pause", {"engine_url": core.engine.url, "at": 0})
+    await Pause(core.engine, StateFile(state_file), core.history).recover()
+    assert "it will not resume: POST /resume answered 404" in core.summaries("recovery")[0]
+    assert StateFile(state_file).read("pause") is None
+
+
+async def test_while_an_earlier_pause_is_undone_requests_are_held_instead(state_file):
+    """Nobody waits for an engine that may be long in coming."""
+    core, moments = await core_with(state_file=state_file)
+    async with core.pause._turn, when(core, moments, "idle engine") as made:
+        assert made.kind == "gate"
+
+
 async def test_another_engines_pause_is_forgotten(state_file):
     """The state file came along to another engine: not ours to resume."""
     core, _ = await core_with(state_file=state_file)
