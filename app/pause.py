@@ -122,9 +122,7 @@ class Pause:
                 told = "resumed the engine: an earlier sidecar ended while it held it paused"
             except EngineRefused as exc:
                 # One that has no such path cannot have been paused since it started.
-                told = (
-                    f"an earlier sidecar ended while it held the engine paused, and the engine will not resume: {exc}"
-                )
+                told = f"an earlier sidecar ended while it held the engine paused, and it will not resume: {exc}"
             self._history.record("recovery", told)
             log.warning("%s", told)
             await self._forget()
