@@ -19,6 +19,7 @@ import pytest
 
 from app.demo.sidecar import DemoSidecar
 from app.demo.traffic import send_texts
+from app.sources.engine_metrics import parse_load
 
 from .conftest import sidecar_beside, wait_for
 
@@ -33,8 +34,6 @@ READER = """
 import sys, urllib.request
 request = urllib.request.Request(sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"})
 with urllib.request.urlopen(request) as answer:
-    answer.readline()
-    print("begun", flush=True)
     while answer.read(65536):
         pass
 """
@@ -60,23 +59,27 @@ def settings(folder: Path, **more: str) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def long_stream(url: str, model: str) -> AsyncIterator[None]:
+async def long_stream(engine: Engine) -> AsyncIterator[None]:
     """A stream that lasts longer than a reset waits for; it is left at the block's end.
 
     Read by a process of its own: it comes so fast that reading it here would leave no time for anything else.
     """
-    body = {"model": model, "prompt": "x", "n": 8, "max_tokens": LONG_TOKENS, "ignore_eos": True, "stream": True}
+    body = {"model": engine.served_model, "prompt": "x", "n": 8, "max_tokens": LONG_TOKENS, "ignore_eos": True}
     reader = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", READER, f"{url}/v1/completions", json.dumps(body)), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", READER, f"{engine.url}/v1/completions", json.dumps(body | {"stream": True}))
     )
     try:
-        assert reader.stdout is not None
-        assert await asyncio.wait_for(reader.stdout.readline(), PATIENCE) == b"begun\n"
+        await until(lambda: requests_running(engine) > 0)
         yield
     finally:
         with suppress(ProcessLookupError):  # it ended with the engine
             reader.kill()
         await reader.wait()
+
+
+def requests_running(engine: Engine) -> int:
+    text = httpx.get(f"{engine.url}/metrics", timeout=PATIENCE, trust_env=False).text
+    return parse_load(text).requests_running or 0
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -148,7 +151,7 @@ async def test_a_sidecar_killed_in_a_pause_leaves_no_engine_paused(
 ) -> None:
     """Its guard resumes; with the whole container gone, the next sidecar does, and says so."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
-        async with long_stream(victim.url, victim.served_model):
+        async with long_stream(victim):
             reset = await reset_that_pauses(sidecar, victim)
             watching = guards(victim)
             assert len(watching) == 1
@@ -206,7 +209,7 @@ def metrics(sidecar: DemoSidecar) -> str:
 async def test_an_engine_killed_during_a_reset(victim: Engine, tmp_path: Path) -> None:
     """The reset fails and says why, nobody is held any longer; the next engine serves at once."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
-        async with long_stream(victim.url, victim.served_model):
+        async with long_stream(victim):
             reset = await reset_that_pauses(sidecar, victim)
             kill(victim.pids())
             answer = await reset
