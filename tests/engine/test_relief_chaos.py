@@ -9,7 +9,6 @@ import resource
 import signal
 import sys
 import time
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,23 +18,30 @@ import pytest
 
 from app.demo.sidecar import DemoSidecar
 from app.demo.traffic import send_texts
-from app.sources.engine_metrics import parse_load
 
 from .conftest import sidecar_beside, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
     from app.demo.engine import Engine
 
 PATIENCE = 60.0
-LONG_TOKENS = 3000
-READER = """
-import sys, urllib.request
-request = urllib.request.Request(sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"})
-with urllib.request.urlopen(request) as answer:
-    while answer.read(65536):
-        pass
+PAUSING = """
+import asyncio, sys
+from pathlib import Path
+from app.engine import Engine
+from app.history import History
+from app.pause import Pause
+from app.state_file import StateFile
+
+async def main():
+    async with Engine(sys.argv[1]) as engine:
+        async with Pause(engine, StateFile(Path(sys.argv[2])), History(10)).paused(30.0):
+            print("paused", flush=True)
+            await asyncio.Event().wait()
+
+asyncio.run(main())
 """
 
 
@@ -56,30 +62,6 @@ def settings(folder: Path, **more: str) -> dict[str, str]:
         "HIGHWATER_GATE__HOLD_SECONDS": "90",
         **more,
     }
-
-
-@asynccontextmanager
-async def long_stream(engine: Engine) -> AsyncIterator[None]:
-    """A stream that lasts longer than a reset waits for; it is left at the block's end.
-
-    Read by a process of its own: it comes so fast that reading it here would leave no time for anything else.
-    """
-    body = {"model": engine.served_model, "prompt": "x", "n": 8, "max_tokens": LONG_TOKENS, "ignore_eos": True}
-    reader = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", READER, f"{engine.url}/v1/completions", json.dumps(body | {"stream": True}))
-    )
-    try:
-        await until(lambda: requests_running(engine) > 0)
-        yield
-    finally:
-        with suppress(ProcessLookupError):  # it ended with the engine
-            reader.kill()
-        await reader.wait()
-
-
-def requests_running(engine: Engine) -> int:
-    text = httpx.get(f"{engine.url}/metrics", timeout=PATIENCE, trust_env=False).text
-    return parse_load(text).requests_running or 0
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -127,18 +109,6 @@ async def ask(sidecar: DemoSidecar, path: str) -> httpx.Response | httpx.HTTPErr
             return exc
 
 
-async def reset_that_pauses(sidecar: DemoSidecar, engine: Engine) -> asyncio.Task[httpx.Response | httpx.HTTPError]:
-    """A reset for which the engine is paused now; asked for again where a busy machine made it fail before."""
-    reset = asyncio.create_task(ask(sidecar, "/reset_prefix_cache?mode=safe"))
-    deadline = time.monotonic() + PATIENCE
-    while not await asyncio.to_thread(is_paused, engine):
-        assert time.monotonic() < deadline, reset
-        if reset.done():
-            reset = asyncio.create_task(ask(sidecar, "/reset_prefix_cache?mode=safe"))
-        await asyncio.sleep(0.1)
-    return reset
-
-
 async def is_served(url: str, engine: Engine) -> None:
     """A new request gets its answer."""
     result = await send_texts(url, engine.served_model, texts=["still there?"], max_tokens=2)
@@ -146,29 +116,34 @@ async def is_served(url: str, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("guard_dies_too", [False, True])
-async def test_a_sidecar_killed_in_a_pause_leaves_no_engine_paused(
+async def test_whoever_is_killed_in_a_pause_leaves_no_engine_paused(
     victim: Engine, tmp_path: Path, guard_dies_too: bool
 ) -> None:
-    """Its guard resumes; with the whole container gone, the next sidecar does, and says so."""
-    with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
-        async with long_stream(victim):
-            reset = await reset_that_pauses(sidecar, victim)
-            watching = guards(victim)
-            assert len(watching) == 1
-            kill((watching if guard_dies_too else []) + sidecar_process(sidecar, victim))
-            assert isinstance(await reset, httpx.HTTPError)
-            if guard_dies_too:
-                assert is_paused(victim)
-            else:
-                await until(lambda: not is_paused(victim))
-    assert "pause" in json.loads((tmp_path / "state.json").read_text())
+    """The guard resumes; with the whole container gone, the next sidecar does, and says so."""
+    state = tmp_path / "state.json"
+    # The sidecar's own part that pauses, in a process that stays in the pause for as long as it lives.
+    pausing = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PAUSING, victim.url, str(state)), stdout=asyncio.subprocess.PIPE
+    )
+    assert pausing.stdout is not None
+    assert await asyncio.wait_for(pausing.stdout.readline(), PATIENCE) == b"paused\n"
+    assert is_paused(victim)
+    watching = guards(victim)
+    assert len(watching) == 1
+    kill((watching if guard_dies_too else []) + [pausing.pid])
+    await pausing.wait()
+    if guard_dies_too:
+        assert is_paused(victim)
+    else:
+        await until(lambda: not is_paused(victim))
+    assert "pause" in json.loads(state.read_text())
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as successor:
         await until(lambda: not is_paused(victim))
         await is_served(successor.url, victim)
-        await until(lambda: "pause" not in json.loads((tmp_path / "state.json").read_text()))
+        await until(lambda: "pause" not in json.loads(state.read_text()))
         (event,) = recoveries(successor)
         assert event["summary"] == "resumed the engine: an earlier sidecar ended while it held it paused"
-    assert guards(victim) == []
+    await until(lambda: guards(victim) == [])
 
 
 def recoveries(sidecar: DemoSidecar) -> list[dict[str, Any]]:
@@ -209,21 +184,26 @@ def metrics(sidecar: DemoSidecar) -> str:
 async def test_an_engine_killed_during_a_reset(victim: Engine, tmp_path: Path) -> None:
     """The reset fails and says why, nobody is held any longer; the next engine serves at once."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
-        async with long_stream(victim):
-            reset = await reset_that_pauses(sidecar, victim)
-            kill(victim.pids())
-            answer = await reset
+        _, upload = await asyncio.open_connection("127.0.0.1", sidecar.port)
+        upload.write(b"POST /v1/completions HTTP/1.1\r\nhost: sidecar\r\ncontent-length: 100\r\n\r\n{")
+        await until(lambda: "highwater_proxy_requests_in_flight 1.0" in metrics(sidecar))
+        reset = asyncio.create_task(ask(sidecar, "/reset_mm_cache?mode=safe"))
+        held = asyncio.create_task(ask_until_one_fails(sidecar, victim))
+        await until(lambda: "highwater_proxy_requests_held 1.0" in metrics(sidecar))
+        kill(victim.pids())
+        upload.close()
+        answer = await reset
+        await held  # let go, to an engine that is not there any more
         assert isinstance(answer, httpx.Response)
         assert (answer.status_code, answer.json()["outcome"]) == (503, "failed")
-        assert "/pause" in answer.json()["reason"]
+        assert "highwater_proxy_requests_held 0.0" in metrics(sidecar)
         victim.stop()  # what its keeper still holds
         victim.start()
         wait_for(sidecar, lambda report: report["engine"]["state"] == "ready", PATIENCE)
         await is_served(sidecar.url, victim)
         assert not is_paused(victim)
         summaries = [event["summary"] for event in sidecar.call("GET", "/memory/events")["events"]]
-        assert any(summary.startswith("reset_prefix_cache failed: POST /pause") for summary in summaries)
-    assert guards(victim) == []
+        assert any(summary.startswith("reset_mm_cache failed") for summary in summaries)
 
 
 async def test_a_full_disk_costs_the_pause_and_not_the_reset(victim: Engine, tmp_path: Path) -> None:

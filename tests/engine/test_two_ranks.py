@@ -58,11 +58,11 @@ async def test_release_reaches_both_ranks_under_traffic(two_ranks: tuple[Engine,
 
 
 async def test_both_ranks_stay_in_step_under_relief_and_traffic(two_ranks: tuple[Engine, DemoSidecar]) -> None:
-    """A minute of trims and resets beside sixteen clients: nobody fails, and both ranks move the same entries."""
+    """Trims and resets beside sixteen clients: nobody fails, and both ranks move the same entries."""
     engine, sidecar = two_ranks
     answers: list[list[dict[str, Any]]] = []
     async with storming(sidecar.url, engine.served_model, fresh_from=60_000) as storm:
-        deadline = time.monotonic() + STORM_SECONDS
+        deadline = time.monotonic() + STORM_SECONDS / 2  # what a minute proves is proven on one rank
         while time.monotonic() < deadline:
             answers.append(await asyncio.to_thread(ask_all, engine, "trim"))
             answers.append(await asyncio.to_thread(ask_all, engine, "memory"))
@@ -70,7 +70,7 @@ async def test_both_ranks_stay_in_step_under_relief_and_traffic(two_ranks: tuple
                 await asyncio.to_thread(sidecar.call, "POST", "/reset_encoder_cache?mode=safe")
             await asyncio.sleep(0.2)
     assert storm.failures == []
-    assert storm.answered > STORM_SECONDS / 2
+    assert storm.answered > STORM_SECONDS / 4
     assert {(one["op"], one["ok"], one["rank"]) for pair in answers for one in pair} == {
         (op, True, rank) for op in ("trim", "memory") for rank in (0, 1)
     }

@@ -124,7 +124,7 @@ class FakeWorker:
             "weights_bytes": self.weights,
             "kv_cache_bytes": self.kv_cache,
             "kv_cache_reserved_bytes": self.kv_cache,
-            "encoder_cache": self.totals() | {"capacity_embeds": 16_384, "oldest_age_seconds": oldest},
+            "encoder_cache": self.totals() | {"oldest_age_seconds": oldest},
             "budget": {
                 "gpu_memory_utilization": 0.9,
                 "requested_bytes": TOTAL * 9 // 10,
@@ -147,6 +147,8 @@ class FakeWorker:
             "device_bytes": sum(self.entries.values()),
             "host_bytes": sum(self.spilled.values()),
             "host_entries": len(self.spilled),
+            "capacity_embeds": 16_384,
+            "oldest_age_seconds": None,
             "spills": self.spills,
             "restores": self.restores,
             "restore_seconds": 0.001 * self.restores,
