@@ -25,6 +25,10 @@ _RESET_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _FIRST_BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
+def _of_encoder_cache(name: str) -> Callable[[RankReading], float | None]:
+    return lambda rank: getattr(rank.encoder_cache, name) if rank.encoder_cache is not None else None
+
+
 # Per rank: metric name, help, and where the value stands.
 _RANK_GAUGES: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...] = (
     ("device_memory_total_bytes", "Memory of the device.", lambda r: r.total_bytes),
@@ -39,7 +43,7 @@ _RANK_GAUGES: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...]
     (
         "encoder_cache_oldest_age_seconds",
         "Time since the oldest encoder cache entry was first seen by a poll: a lower bound.",
-        lambda r: r.encoder_cache.oldest_age_seconds if r.encoder_cache else None,
+        _of_encoder_cache("oldest_age_seconds"),
     ),
 )
 _RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...] = (
@@ -52,17 +56,17 @@ _RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankReading], float | None]], ..
     (
         "encoder_cache_spills",
         "Encoder outputs moved to host memory.",
-        lambda r: r.encoder_cache.spills if r.encoder_cache else None,
+        _of_encoder_cache("spills"),
     ),
     (
         "encoder_cache_restores",
         "Encoder outputs brought back at an access.",
-        lambda r: r.encoder_cache.restores if r.encoder_cache else None,
+        _of_encoder_cache("restores"),
     ),
     (
         "encoder_cache_restore_seconds",
         "Time that steps waited for encoder outputs to be brought back.",
-        lambda r: r.encoder_cache.restore_seconds if r.encoder_cache else None,
+        _of_encoder_cache("restore_seconds"),
     ),
 )
 
