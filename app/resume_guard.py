@@ -13,7 +13,10 @@ import select
 import sys
 from dataclasses import dataclass
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from app.engine import Engine
+from app.errors import EngineError
 
 ARM_SECONDS = 15.0
 RESUME_SECONDS = 60.0
@@ -73,24 +76,24 @@ async def arm(engine_url: str, seconds: float) -> Guard:
 
 def main(engine_url: str, seconds: str) -> int:
     """Wait, and resume if need be; returns the exit status."""
-    import httpx  # noqa: PLC0415 - a quarter of a second that the sidecar, which imports arm, does not need twice
-
-    base = "http://localhost" if engine_url.startswith("unix:") else engine_url
-    uds = engine_url.removeprefix("unix:") if engine_url.startswith("unix:") else None
-    with httpx.Client(base_url=base, transport=httpx.HTTPTransport(uds=uds), timeout=10.0, trust_env=False) as client:
-        sys.stdout.buffer.write(_ARMED)
-        sys.stdout.buffer.flush()
-        heard, _, _ = select.select([sys.stdin.buffer], [], [], float(seconds))
-        if heard and sys.stdin.buffer.readline():
-            return 0
-        resume = Retrying(
-            retry=retry_if_exception_type(httpx.HTTPError),
-            wait=wait_fixed(0.5),
-            stop=stop_after_delay(RESUME_SECONDS),
-            reraise=True,
-        )
-        resume(lambda: client.post("/resume").raise_for_status())
+    sys.stdout.buffer.write(_ARMED)
+    sys.stdout.buffer.flush()
+    heard, _, _ = select.select([sys.stdin.buffer], [], [], float(seconds))
+    if heard and sys.stdin.buffer.readline():
+        return 0
+    asyncio.run(_resume(engine_url))
     return 0
+
+
+async def _resume(engine_url: str) -> None:
+    until_it_answers = AsyncRetrying(
+        retry=retry_if_exception_type(EngineError),
+        wait=wait_fixed(0.5),
+        stop=stop_after_delay(RESUME_SECONDS),
+        reraise=True,
+    )
+    async with Engine(engine_url, request_seconds=10.0) as engine:
+        await until_it_answers(engine.resume)
 
 
 if __name__ == "__main__":

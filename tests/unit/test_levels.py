@@ -36,8 +36,7 @@ FOLDERS = ("app.remedies", "app.sources", "app.routes", "app.demo")
 
 # Who may import a library. More doors need a reason here.
 DOORS = {
-    # The guard outlives the engine's client; the demonstration is an operator, a client.
-    "httpx": {"app.engine", "app.main", "app.resume_guard", "app.demo.sidecar"},
+    "httpx": {"app.engine", "app.main", "app.demo.sidecar"},  # the last: the demonstration is an operator, a client
     "aiohttp": {"app.proxy", "app.proxy_websocket", "app.demo.traffic"},
     "prometheus_client": {"app.exporter", "app.sources.engine_metrics"},  # writes, reads
     "fastapi": {"app.main", "app.routes"},
