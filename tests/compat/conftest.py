@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from app.demo.engine import Engine, EngineOptions
 from app.demo.environment import ensure_environment
+from tests.engine.conftest import engine_factory
 
 from .results import Result, keep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from app.demo.environment import EngineEnvironment
+
+__all__ = ["engine_factory"]
 HERE = Path(__file__).parent
 TEST_SECONDS = 600
 VERSIONS = ("0.12.0", "0.23.0")
@@ -46,25 +49,12 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def compat_engine_factory(version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Engine]]:
-    """`compat_engine_factory(**options)` starts an engine of the version; ended with the session, or by its user.
+def engine_environment(version: str) -> EngineEnvironment:
+    """In place of the current version's: everything that starts an engine builds on it.
 
-    A user who needs it once ends it: `with compat_engine_factory() as engine`. Two engines are too many for two cores.
+    A test that needs an engine once ends it: `with engine_factory() as engine`. Two are too many for two cores.
     """
-    environment = ensure_environment(version, announce=print)
-    engines: list[Engine] = []
-
-    def start(**options: Any) -> Engine:
-        folder = tmp_path_factory.mktemp(f"engine-{version}")
-        engine = Engine(environment, EngineOptions(**options), folder=folder)
-        engines.append(engine)
-        return engine.start()
-
-    try:
-        yield start
-    finally:
-        for engine in engines:
-            engine.stop()
+    return ensure_environment(version, announce=print)
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ class Ruin:
 
 
 async def test_resetting_the_multimodal_cache_hangs_the_engine(
-    version: str, compat_engine_factory: Callable[..., Engine], record: Callable[..., None]
+    version: str, engine_factory: Callable[..., Engine], record: Callable[..., None]
 ) -> None:
     """The two halves of the cache, in two processes, are emptied one after the other, with requests in between.
 
@@ -61,7 +61,7 @@ async def test_resetting_the_multimodal_cache_hangs_the_engine(
     it (v1/engine/core.py, process_input_sockets). 0.23 survives that, but `touch` leaves a key without an item behind
     (utils/cache.py:122), and the next reset turns for ever on that key in `LRUCache.clear` (utils/cache.py:208).
     """
-    with compat_engine_factory() as engine:
+    with engine_factory() as engine:
         ruin = await ruined(engine, "/reset_mm_cache")
     record(version, "reset_mm_cache", "naive", ruin.outcome, ruin.figures)
     assert ruin.outcome == "engine hangs"
@@ -70,14 +70,14 @@ async def test_resetting_the_multimodal_cache_hangs_the_engine(
 
 
 async def test_requests_let_loose_after_a_reset_at_idle(
-    version: str, compat_engine_factory: Callable[..., Engine], record: Callable[..., None]
+    version: str, engine_factory: Callable[..., Engine], record: Callable[..., None]
 ) -> None:
     """Afterwards all images are new, and of requests that bring the same one some overtake others in the front-end.
 
     0.12 hangs of it, so that no moment is quiet enough there; 0.23 fails such a request, if one comes.
     """
     rounds, failed, hung = 0, 0, False
-    with compat_engine_factory() as engine:
+    with engine_factory() as engine:
         while rounds < HERD_ROUNDS and not hung:
             hung = not await resets_while_idle(engine)
             if not hung:
@@ -118,7 +118,7 @@ async def one_of_a_herd(engine: Engine, number: int) -> int | None:
 
 
 async def test_clearing_the_workers_encoder_cache_kills_the_engine(
-    version: str, compat_engine_factory: Callable[..., Engine], record: Callable[..., None], tmp_path: Path
+    version: str, engine_factory: Callable[..., Engine], record: Callable[..., None], tmp_path: Path
 ) -> None:
     """The scheduler goes on counting on entries that the worker has no more."""
     folders = (SHIM_FOLDER, link_extension(tmp_path), HERE / "on_engine_path")
@@ -126,7 +126,7 @@ async def test_clearing_the_workers_encoder_cache_kills_the_engine(
         "extra_args": ("--worker-extension-cls", "naive_worker.NaiveWorker"),
         "extra_env": (("PYTHONPATH", os.pathsep.join(map(str, folders))),),
     }
-    with compat_engine_factory(**options) as engine:
+    with engine_factory(**options) as engine:
         ruin = await ruined(engine, "/collective_rpc", {"method": "naive_clear_encoder_cache"})
     record(version, "clear_encoder_cache", "naive", ruin.outcome, ruin.figures)
     assert ruin.outcome == "engine dies"

@@ -20,10 +20,10 @@ BYTES_PER_FLOAT32 = 4
 
 
 async def test_texts_and_images_are_answered_and_the_extension_sees_them(
-    version: str, compat_engine_factory: Callable[..., Engine]
+    version: str, engine_factory: Callable[..., Engine]
 ) -> None:
     """In float32, where an answer does not hang on who else was in the batch."""
-    with compat_engine_factory(extra_args=("--dtype", "float32")) as engine:
+    with engine_factory(extra_args=("--dtype", "float32")) as engine:
         assert version_of(engine) == version
         assert (await send_texts(engine.url, engine.served_model, texts=["hello"])).errors == ()
         assert (await send_images(engine.url, engine.served_model, images=[1, 2, 3, 2, 1])).errors == ()

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import pytest
-
-from app.demo.environment import ensure_environment
 from tests.engine.conftest import STORM_SECONDS, ask_all
 from tests.engine.storm import ask_one_by_one, nth, storming
 from tests.engine.test_relief_storm import (
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from app.demo.engine import Engine
-    from app.demo.environment import EngineEnvironment
 
 __all__ = [
     "quiet_sidecar",
@@ -32,12 +28,6 @@ __all__ = [
     "test_the_policy_at_an_absurdly_low_threshold",
     "test_trim_five_times_a_second",
 ]
-
-
-@pytest.fixture(scope="session")
-def engine_environment(version: str) -> EngineEnvironment:
-    """In place of the current version's: everything that starts an engine builds on it."""
-    return ensure_environment(version, announce=print)
 
 
 async def test_an_undisturbed_engine(telling_engine: Engine, record: Callable[..., None]) -> None:

@@ -42,22 +42,18 @@ class Storm:
     Attributes:
         answers: What came of each request that was answered; one that was asked again must have got the same.
         failures: One line for each that was not.
-        first_byte_seconds: Of every answered request, in the order of their ends.
+        answered: How many were.
     """
 
     answers: dict[Ask, str] = field(default_factory=dict)
     contradictions: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    first_byte_seconds: list[float] = field(default_factory=list)
+    answered: int = 0
     seconds: float = 0.0
-
-    @property
-    def answered(self) -> int:
-        """How many were."""
-        return len(self.first_byte_seconds)
 
     def keep(self, ask: Ask, text: str) -> None:
         """Take an answer in."""
+        self.answered += 1
         before = self.answers.setdefault(ask, text)
         if before != text:
             self.contradictions.append(f"{ask}: {before!r} and then {text!r}")
@@ -81,7 +77,7 @@ def nth(client: int, number: int, fresh_from: int) -> Ask:
 
 
 @asynccontextmanager
-async def storming(url: str, model: str, *, fresh_from: int, clients: int = CLIENTS) -> AsyncIterator[Storm]:
+async def storming(url: str, model: str, *, fresh_from: int) -> AsyncIterator[Storm]:
     """Clients that ask for as long as the block lasts; at its end all of them have their answers."""
     storm, began = Storm(), time.monotonic()
     stop = asyncio.Event()
@@ -93,7 +89,7 @@ async def storming(url: str, model: str, *, fresh_from: int, clients: int = CLIE
             turn += 1
 
     async with _session() as session, asyncio.TaskGroup() as group:
-        for number in range(clients):
+        for number in range(CLIENTS):
             group.create_task(client(number, session))
         try:
             yield storm
@@ -147,20 +143,16 @@ async def _ask(storm: Storm, session: aiohttp.ClientSession, url: str, model: st
         "ignore_eos": True,
         "stream": ask.stream,
     }
-    began = time.monotonic()
     try:
         async with session.post(url, json=body) as response:
             if response.status != OK:
                 storm.failures.append(f"{ask}: HTTP {response.status}: {(await response.text())[:300]}")
                 return
-            first = await response.content.readany()
-            first_byte_seconds = time.monotonic() - began
-            whole = (first + await response.read()).decode()
+            whole = await response.text()
             text = _streamed(whole) if ask.stream else json.loads(whole)["choices"][0]["message"]["content"]
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as exc:
         storm.failures.append(f"{ask}: {type(exc).__name__}: {exc}")
         return
-    storm.first_byte_seconds.append(first_byte_seconds)
     storm.keep(ask, text)
 
 

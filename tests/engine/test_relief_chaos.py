@@ -154,13 +154,7 @@ def recoveries(sidecar: DemoSidecar) -> list[dict[str, Any]]:
 async def test_a_sidecar_killed_while_it_holds_requests_holds_none_afterwards(victim: Engine, tmp_path: Path) -> None:
     """Nothing of the gate outlives it; the engine was never paused."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
-        _, upload = await asyncio.open_connection("127.0.0.1", sidecar.port)
-        # Under way for as long as we like: its body does not end.
-        upload.write(b"POST /v1/completions HTTP/1.1\r\nhost: sidecar\r\ncontent-length: 100\r\n\r\n{")
-        await until(lambda: "highwater_proxy_requests_in_flight 1.0" in metrics(sidecar))
-        reset = asyncio.create_task(ask(sidecar, "/reset_mm_cache?mode=safe"))
-        held = asyncio.create_task(ask_until_one_fails(sidecar, victim))
-        await until(lambda: "highwater_proxy_requests_held 1.0" in metrics(sidecar))
+        upload, reset, held = await reset_that_holds_a_request(sidecar, victim)
         kill(sidecar_process(sidecar, victim))
         assert isinstance(await reset, httpx.HTTPError)
         await held  # its connection is gone with the sidecar
@@ -169,6 +163,20 @@ async def test_a_sidecar_killed_while_it_holds_requests_holds_none_afterwards(vi
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as successor:
         await is_served(successor.url, victim)
         assert recoveries(successor) == []
+
+
+async def reset_that_holds_a_request(
+    sidecar: DemoSidecar, engine: Engine
+) -> tuple[asyncio.StreamWriter, asyncio.Task[httpx.Response | httpx.HTTPError], asyncio.Task[None]]:
+    """A request under way for as long as its connection is, the reset that waits for it, and one that is held."""
+    _, upload = await asyncio.open_connection("127.0.0.1", sidecar.port)
+    # Its body does not end.
+    upload.write(b"POST /v1/completions HTTP/1.1\r\nhost: sidecar\r\ncontent-length: 100\r\n\r\n{")
+    await until(lambda: "highwater_proxy_requests_in_flight 1.0" in metrics(sidecar))
+    reset = asyncio.create_task(ask(sidecar, "/reset_mm_cache?mode=safe"))
+    held = asyncio.create_task(ask_until_one_fails(sidecar, engine))
+    await until(lambda: "highwater_proxy_requests_held 1.0" in metrics(sidecar))
+    return upload, reset, held
 
 
 async def ask_until_one_fails(sidecar: DemoSidecar, engine: Engine) -> None:
@@ -184,12 +192,7 @@ def metrics(sidecar: DemoSidecar) -> str:
 async def test_an_engine_killed_during_a_reset(victim: Engine, tmp_path: Path) -> None:
     """The reset fails and says why, nobody is held any longer; the next engine serves at once."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
-        _, upload = await asyncio.open_connection("127.0.0.1", sidecar.port)
-        upload.write(b"POST /v1/completions HTTP/1.1\r\nhost: sidecar\r\ncontent-length: 100\r\n\r\n{")
-        await until(lambda: "highwater_proxy_requests_in_flight 1.0" in metrics(sidecar))
-        reset = asyncio.create_task(ask(sidecar, "/reset_mm_cache?mode=safe"))
-        held = asyncio.create_task(ask_until_one_fails(sidecar, victim))
-        await until(lambda: "highwater_proxy_requests_held 1.0" in metrics(sidecar))
+        upload, reset, held = await reset_that_holds_a_request(sidecar, victim)
         kill(victim.pids())
         upload.close()
         answer = await reset

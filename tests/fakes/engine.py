@@ -369,6 +369,11 @@ class FakeEngine:
         """The operations asked of the workers, oldest first."""
         return [call.op or "" for call in self.asked("/collective_rpc")]
 
+    def resets(self) -> list[str]:
+        """What it was told to do, oldest first; reading the workers' memory is not."""
+        acted = [call for call in self.calls if call.method == "POST" and call.op != "memory"]
+        return [call.op or call.path for call in acted]
+
     def readings(self) -> tuple[RankReading, ...]:
         """What the sidecar makes of the workers' memory now."""
         reached = [worker for worker in self.workers if worker.dp_rank == 0]

@@ -153,10 +153,6 @@ def error(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, body["error"]["message"]
 
 
-def resets(fake: FakeEngine) -> list[str]:
-    return [call.op or call.path for call in fake.calls if call.method == "POST" and call.op != "memory"]
-
-
 @shares
 async def test_the_paths_are_the_promised_ones(shared):
     """Ours and no others; the engine's /openapi.json stays the engine's."""
@@ -360,7 +356,7 @@ async def test_reclaim_gives_back_and_tells(running):
     assert (encoder["remedy"], encoder["freed_bytes"]["total"]) == ("reset_encoder_cache", ENCODER_BYTES)
     assert [rank["used_bytes"] for rank in encoder["after"]] == [USED_READY - CACHED] * 2
     assert encoder["freed_bytes"]["ranks"][1]["components"]["encoder_cache_bytes"] == IMAGES * IMAGE_BYTES
-    assert resets(running.fake) == ["release", "/reset_encoder_cache", "release"]
+    assert running.fake.resets() == ["release", "/reset_encoder_cache", "release"]
 
 
 async def test_reclaim_in_the_order_asked_for(running):
@@ -368,14 +364,14 @@ async def test_reclaim_in_the_order_asked_for(running):
     body = {"remedies": ["reset_prefix_cache", "release"], "mode": "now"}
     results = (await running.client.post("/memory/reclaim", json=body)).json()["results"]
     assert [result["remedy"] for result in results] == ["reset_prefix_cache", "release"]
-    assert resets(running.fake) == ["/reset_prefix_cache", "release"]
+    assert running.fake.resets() == ["/reset_prefix_cache", "release"]
 
 
 async def test_a_dry_run_does_nothing(running):
     """And says what would be done."""
     answer = await running.client.post("/memory/reclaim", json={"dry_run": True})
     assert [result["outcome"] for result in answer.json()["results"]] == ["observed", "observed"]
-    assert resets(running.fake) == []
+    assert running.fake.resets() == []
 
 
 async def test_all_refused_is_a_conflict():
@@ -403,7 +399,7 @@ async def test_a_drop_in_is_vllms_own_and_more(running, name):
     assert len(body["before"]) == len(body["after"]) == 2
     assert body["frees"]
     assert body["does_not_free"]
-    assert resets(running.fake) == [f"/{name}"]
+    assert running.fake.resets() == [f"/{name}"]
 
 
 async def test_the_finding_of_the_story(running):
@@ -429,9 +425,9 @@ async def test_a_drop_in_is_refused_where_it_hangs_the_engine(version, way):
         status, message = error(await running.client.post("/reset_mm_cache"))
         assert status == 409
         assert all(words in message for words in ("can hang for ever", way, "?force=true"))
-        assert resets(running.fake) == []
+        assert running.fake.resets() == []
         assert error(await running.client.post("/reset_mm_cache?mode=safe"))[0] == 409
-        assert resets(running.fake) == []
+        assert running.fake.resets() == []
         assert (await running.client.post("/reset_mm_cache?force=true")).status_code == 200
 
 
@@ -445,7 +441,7 @@ async def test_a_safe_prefix_reset_never_preempts(running):
     """vLLM can throw running requests out for it; that and mode=safe exclude each other."""
     answer = await running.client.post("/reset_prefix_cache?mode=safe&reset_running_requests=true")
     status, message = error(answer)
-    assert (status, "reset_running_requests" in message, resets(running.fake)) == (409, True, [])
+    assert (status, "reset_running_requests" in message, running.fake.resets()) == (409, True, [])
 
 
 async def test_a_trim_with_its_target(running):
@@ -509,7 +505,7 @@ async def test_a_changed_policy_acts(running):
             pass
     decisions = (await running.client.get("/policy")).json()["last_decisions"]
     assert [decision["kind"] for decision in decisions] == ["policy", "reset", "policy", "policy"]
-    assert resets(running.fake) == ["trim", "release"]
+    assert running.fake.resets() == ["trim", "release"]
 
 
 async def test_what_is_left_out_of_a_change_stays(running):
@@ -624,7 +620,7 @@ async def test_a_wrong_value_is_named_with_what_would_be_right(shared, method, t
     status, message = error(await shared.client.request(method, target, json=body))
     assert status == 422
     assert all(word in message for word in words), message
-    assert set(resets(shared.fake)) <= {"encoder_cache"}, "a listing may have been asked for, no more"
+    assert set(shared.fake.resets()) <= {"encoder_cache"}, "a listing may have been asked for, no more"
 
 
 @shares
@@ -684,7 +680,7 @@ async def test_control_needs_the_token_that_is_set(guarded, method, path, body):
         answer = await client.request(method, path, json=body, headers=headers)
         assert error(answer)[0] == 401
         assert answer.headers["www-authenticate"] == "Bearer"
-    assert resets(guarded.fake) == []
+    assert guarded.fake.resets() == []
     answer = await client.request(method, path, json=body, headers={"Authorization": f"Bearer {TOKEN}"})
     assert answer.is_success
     assert TOKEN not in str(guarded.fake.calls)
@@ -724,7 +720,7 @@ async def test_without_a_token_only_this_machine_may(shared, method, path, body,
     """Neither who came through a reverse proxy, nor a web page in the operator's browser."""
     status, message = error(await shared.client.request(method, path, json=body, headers=header))
     assert (status, "HIGHWATER_ADMIN_TOKEN" in message) == (403, True)
-    assert resets(shared.fake) == []
+    assert shared.fake.resets() == []
 
 
 # --- what never passes ---

@@ -36,12 +36,6 @@ async def grown(rule: Rule = DEVICE, version: str = "0.32.0", **knobs) -> Core:
     return core
 
 
-def resets(core: Core) -> list[str]:
-    """What the engine was told to do, in order."""
-    acted = [call for call in core.fake.calls if call.method == "POST" and call.op != "memory"]
-    return [call.op or call.path for call in acted]
-
-
 def phases(core: Core) -> list[str]:
     return [summary.partition(" at ")[0].partition(": ")[2] for summary in core.summaries("policy")]
 
@@ -50,16 +44,16 @@ async def test_below_high_water_nothing_is_done():
     """57,766 MiB are the engine's own."""
     core = core_on(rules=[DEVICE])
     await core.tick()
-    assert (resets(core), core.summaries("reset"), core.governor.status().state) == ([], [], "below")
+    assert (core.fake.resets(), core.summaries("reset"), core.governor.status().state) == ([], [], "below")
 
 
 async def test_the_ladder_climbs_until_low_water():
     """Release first, as it costs nothing; not enough, so the encoder cache, and release after it for the device."""
     core = await grown()
     await core.tick()
-    assert resets(core) == ["release"]
+    assert core.fake.resets() == ["release"]
     await core.tick()
-    assert resets(core) == ["release", "/reset_encoder_cache", "release"]
+    assert core.fake.resets() == ["release", "/reset_encoder_cache", "release"]
     assert phases(core) == ["below -> acting", "acting -> above", "above -> acting", "acting -> cooling"]
     assert core.poller.current().ranks[0].used_bytes == USED_READY - CACHED
 
@@ -70,7 +64,7 @@ async def test_only_what_is_needed_is_spilled():
     await core.tick()
     missing = core.poller.current().ranks[0].used_bytes - int(TRIM.low_water * TOTAL)
     await core.tick()
-    assert resets(core) == ["release", "trim", "release"]
+    assert core.fake.resets() == ["release", "trim", "release"]
     (trim,) = [call for call in core.fake.calls if call.op == "trim"]
     assert json.loads(json.loads(trim.body)["args"][1]) == {"free_bytes": missing}
     spilled = -(-missing // IMAGE_BYTES)
@@ -85,7 +79,7 @@ async def test_a_cache_rule_trims_to_low_water():
     core = await grown(replace(rule, remedies=SIGNAL_REMEDIES["encoder_cache_bytes"]))
     await core.tick()
     assert [len(worker.entries) for worker in core.fake.workers] == [10, 10]
-    assert (resets(core), core.governor.status().state) == (["trim", "release"], "cooling")
+    assert (core.fake.resets(), core.governor.status().state) == (["trim", "release"], "cooling")
 
 
 async def test_a_remedy_that_helps_the_wrong_rank_is_worn_out():
@@ -151,7 +145,7 @@ async def test_a_used_up_budget_stops_the_policy_and_is_told_once(monkeypatch):
     first_at = core.clock.now + 2 + 5000
     for _ in range(6):
         await more(core)
-    assert resets(core).count("/reset_encoder_cache") == 2
+    assert core.fake.resets().count("/reset_encoder_cache") == 2
     budget = core.governor.status().budget
     assert budget is not None
     assert (budget.max_actions_per_hour, budget.started_last_hour, budget.used_up) == (2, 2, True)
@@ -161,7 +155,7 @@ async def test_a_used_up_budget_stops_the_policy_and_is_told_once(monkeypatch):
         "the budget of 2 actions an hour is used up: reset_encoder_cache must wait; the next may start"
     )
     await more(core, HOUR_SECONDS)
-    assert resets(core).count("/reset_encoder_cache") == 3
+    assert core.fake.resets().count("/reset_encoder_cache") == 3
 
 
 async def test_without_any_budget_nothing_is_ever_done():
@@ -170,7 +164,7 @@ async def test_without_any_budget_nothing_is_ever_done():
     await more(core)
     budget = core.governor.status().budget
     assert budget is not None
-    assert (resets(core), budget.used_up, budget.until) == ([], True, None)
+    assert (core.fake.resets(), budget.used_up, budget.until) == ([], True, None)
     assert "none is allowed" in next(summary for summary in core.summaries("policy") if "budget" in summary)
 
 
@@ -209,10 +203,10 @@ async def test_the_budget_outlives_a_change_of_policy():
     await more(core)
     core.governor.replace_policy(core.governor.rules, "act", "the same")
     await more(core)
-    assert resets(core).count("/reset_encoder_cache") == 1
+    assert core.fake.resets().count("/reset_encoder_cache") == 1
     core.governor.replace_policy(core.governor.rules, "act", "one more", max_actions_per_hour=2)
     await more(core)
-    assert resets(core).count("/reset_encoder_cache") == 2
+    assert core.fake.resets().count("/reset_encoder_cache") == 2
 
 
 # --- measuring, cooling, observing ---
@@ -236,12 +230,12 @@ async def test_after_relief_it_cools_and_comes_back():
     core = await grown()
     await core.tick()
     await core.tick()
-    done = resets(core)
+    done = core.fake.resets()
     core.fake.serve_images(120)
     await core.tick(59.0)
-    assert (resets(core), core.governor.status().state) == (done, "cooling")
+    assert (core.fake.resets(), core.governor.status().state) == (done, "cooling")
     await core.tick(2.0)
-    assert resets(core) == [*done, "release"]
+    assert core.fake.resets() == [*done, "release"]
 
 
 async def test_observe_decides_and_does_nothing():
@@ -249,7 +243,7 @@ async def test_observe_decides_and_does_nothing():
     core = await grown(mode="observe")
     await core.tick()
     await core.tick()
-    assert resets(core) == []
+    assert core.fake.resets() == []
     assert core.counted.remedies == [("release", "policy", "observed"), ("reset_encoder_cache", "policy", "observed")]
     assert core.summaries("reset")[0] == "release observed: the policy is in observe mode"
 
@@ -268,7 +262,7 @@ async def test_no_fresh_report_no_action(state):
         core.fake.down, core.fake.asleep = state == "down", state == "sleeping"
         await core.poller.poll()
     await core.governor.consider()
-    assert resets(core) == []
+    assert core.fake.resets() == []
     assert core.governor.status().rules[0].value is None
     await core.engine.aclose()
 
@@ -278,7 +272,7 @@ async def test_a_paused_engine_may_be_relieved():
     core = await grown()
     core.fake.paused = True
     await core.tick()
-    assert resets(core) == ["release"]
+    assert core.fake.resets() == ["release"]
 
 
 async def test_what_frees_too_little_is_futile():
@@ -286,7 +280,7 @@ async def test_what_frees_too_little_is_futile():
     core = await grown(FLAT)
     for _ in range(5):
         await core.tick(5.0)
-    assert resets(core) == ["release"]
+    assert core.fake.resets() == ["release"]
     (rule,) = core.governor.status().rules
     assert (rule.phase, core.governor.status().state) == ("futile", "futile")
     assert (rule.remedies[0].futile, rule.remedies[0].last_freed_bytes) == (True, 0)
@@ -297,11 +291,11 @@ async def test_a_futile_remedy_comes_back_after_its_backoff():
     core = await grown(FLAT)
     await core.tick()
     await core.tick(61.0)
-    assert resets(core) == ["release"] * 2
+    assert core.fake.resets() == ["release"] * 2
     await core.tick(61.0)
-    assert resets(core) == ["release"] * 2
+    assert core.fake.resets() == ["release"] * 2
     await core.tick(60.0)
-    assert resets(core) == ["release"] * 3
+    assert core.fake.resets() == ["release"] * 3
 
 
 async def test_a_refused_remedy_is_recorded_and_the_next_is_tried():
@@ -310,7 +304,7 @@ async def test_a_refused_remedy_is_recorded_and_the_next_is_tried():
     core = await grown(rule, "0.12.0")
     await core.tick()
     await core.tick()
-    assert resets(core) == ["release"]
+    assert core.fake.resets() == ["release"]
     (refusal,) = [event for event in core.history.events() if event.kind == "refusal"]
     assert refusal.result is not None
     assert "this engine has no /reset_encoder_cache" in (refusal.result.reason or "")
@@ -324,7 +318,7 @@ async def test_reset_mm_cache_is_automatic_only_where_it_heals_itself(version, a
     """Before 0.28 it fails requests, or hangs the engine; then the policy leaves it alone."""
     core = core_on(version, rules=[HOST])
     await core.tick()
-    assert resets(core) == (["/reset_mm_cache"] if acts else [])
+    assert core.fake.resets() == (["/reset_mm_cache"] if acts else [])
     assert core.counted.remedies == [("reset_mm_cache", "policy", "done" if acts else "refused")]
 
 
@@ -466,4 +460,4 @@ async def test_a_rule_that_was_replaced_meanwhile_is_not_judged():
     await task
     (rule,) = core.governor.status().rules
     assert (rule.phase, [remedy.last_outcome for remedy in rule.remedies]) == ("below", [None, None])
-    assert resets(core) == ["release"]
+    assert core.fake.resets() == ["release"]

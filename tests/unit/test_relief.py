@@ -27,12 +27,6 @@ async def grown(version: str = "0.32.0", **knobs) -> Core:
     return core
 
 
-def resets(core: Core) -> list[str]:
-    """What the engine was told to do, in order."""
-    acted = [call for call in core.fake.calls if call.method == "POST" and call.op != "memory"]
-    return [call.op or call.path for call in acted]
-
-
 def wishes(*names: str) -> list[Wish]:
     return [Wish(name) for name in names]
 
@@ -41,7 +35,7 @@ async def test_reclaim_runs_in_order_and_tells_before_and_after():
     """Each with the readings around it."""
     core = await grown()
     first, second = await core.relief.reclaim(wishes("reset_encoder_cache", "release"), mode="safe", dry_run=False)
-    assert resets(core) == ["/reset_encoder_cache", "release", "release"]
+    assert core.fake.resets() == ["/reset_encoder_cache", "release", "release"]
     assert (first.before[0].used_bytes, first.after[0].used_bytes) == (USED_AFTER, USED_READY - CACHED)
     assert first.result.freed_bytes == ENCODER_BYTES + 2 * CACHED
     assert (second.before[0].used_bytes, second.result.freed_bytes) == (USED_READY - CACHED, 0)
@@ -55,7 +49,7 @@ async def test_a_dry_run_does_nothing():
     would, would_not = await core.relief.reclaim(wishes("release", "reset_encoder_cache"), mode="safe", dry_run=True)
     assert (would.result.outcome, would.result.reason) == ("observed", "dry run; needs no special moment")
     assert would_not.result.outcome == "refused"
-    assert (resets(core), core.summaries(), core.counted.remedies) == ([], events, [])
+    assert (core.fake.resets(), core.summaries(), core.counted.remedies) == ([], events, [])
 
 
 async def test_an_unknown_remedy_is_named_before_anything_is_done():
@@ -63,14 +57,14 @@ async def test_an_unknown_remedy_is_named_before_anything_is_done():
     core = await grown()
     with pytest.raises(UnknownName, match="'reboot' is not known; allowed: release, trim_encoder_cache"):
         await core.relief.reclaim(wishes("release", "reboot"), mode="now", dry_run=False)
-    assert resets(core) == []
+    assert core.fake.resets() == []
 
 
 async def test_a_drop_in_does_what_vllm_does_and_no_more():
     """Query string and all; no release after it, and so the allocator keeps the bytes: that is told."""
     core = await grown()
     measured = await core.relief.drop_in("reset_encoder_cache", query="x=1", mode="now", force=False)
-    assert resets(core) == ["/reset_encoder_cache"]
+    assert core.fake.resets() == ["/reset_encoder_cache"]
     assert core.fake.asked("/reset_encoder_cache")[0].query == "x=1"
     assert measured.answer is not None
     assert measured.result.freed_bytes == 0
@@ -92,10 +86,10 @@ async def test_a_drop_in_that_hangs_the_engine_is_refused():
     for mode in ("now", "safe"):
         with pytest.raises(Refused, match="can hang for ever"):
             await core.relief.drop_in("reset_mm_cache", query="", mode=mode, force=False)
-    assert resets(core) == []
+    assert core.fake.resets() == []
     assert core.counted.remedies == [("reset_mm_cache", "drop-in", "refused")] * 2
     await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=True)
-    assert resets(core) == ["/reset_mm_cache"]
+    assert core.fake.resets() == ["/reset_mm_cache"]
 
 
 async def test_an_engine_that_is_down_is_not_available():
@@ -200,7 +194,7 @@ async def test_a_trim_moves_what_is_asked_and_releases_it():
     (measured,) = await core.relief.reclaim(
         [Wish("trim_encoder_cache", Target(free_bytes=10 * IMAGE_BYTES))], mode="safe", dry_run=False
     )
-    assert resets(core) == ["trim", "release"]
+    assert core.fake.resets() == ["trim", "release"]
     assert core.fake.asked("/collective_rpc")[-3].body.count(b"free_bytes") == 1
     assert measured.result.freed_components.encoder_cache_bytes == 2 * 10 * IMAGE_BYTES
     assert measured.result.freed_bytes == 2 * (10 * IMAGE_BYTES + CACHED)
@@ -213,7 +207,7 @@ async def test_what_the_workers_refuse_is_a_refusal():
     core = await grown()
     core.fake.workers_refuse = "an EC connector keeps references into the cache"
     (measured,) = await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
-    assert (measured.result.outcome, resets(core)) == ("refused", ["trim"])
+    assert (measured.result.outcome, core.fake.resets()) == ("refused", ["trim"])
     assert "an EC connector keeps references" in measured.result.reason
     assert core.counted.remedies == [("trim_encoder_cache", "reclaim", "refused")]
 
@@ -257,7 +251,7 @@ async def test_no_moment_is_a_refusal():
     core = await grown()
     await core.gate.enter()
     (measured,) = await core.relief.reclaim(wishes("reset_mm_cache"), mode="safe", dry_run=False)
-    assert (measured.result.outcome, resets(core)) == ("refused", [])
+    assert (measured.result.outcome, core.fake.resets()) == ("refused", [])
     assert "1 requests were still under way after 0.05 s" in measured.result.reason
     assert core.gate.is_open
 
