@@ -46,6 +46,7 @@ def _run(settings: Settings) -> None:
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news
     sidecar = create_app(settings)
+    tls = getattr(sidecar, "tls", None)
 
     class Server(uvicorn.Server):
         """Ends live event streams when told to stop; the server would wait for them."""
@@ -59,7 +60,8 @@ def _run(settings: Settings) -> None:
             sidecar,
             host=settings.host,
             port=settings.port,
-            http="httptools",
+            http=sidecar.protocol,  # type: ignore[arg-type]
+            ws="none",
             log_config=None,
             access_log=False,
             # The engine's own Server and Date pass through; a proxied answer must not carry two of each.
@@ -69,6 +71,7 @@ def _run(settings: Settings) -> None:
             proxy_headers=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=int(settings.shutdown_seconds),
+            ssl_context_factory=None if tls is None else lambda *_: tls,
         )
     )
     with suppress(KeyboardInterrupt):  # raised again by uvicorn after it has shut down in order

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import Any, Self
 
 import httpx
 
-from app.errors import EngineGarbled, EngineRefused, EngineUnreachable, EngineUnresponsive
+from app.errors import EngineGarbled, EngineRefused, EngineUnreachable, EngineUnresponsive, EngineUntrusted
+from app.tls import trouble
 
 RPC_METHOD = "highwater_rpc"
 # Under the 5 seconds after which vLLM's uvicorn closes an idle connection.
@@ -48,6 +50,7 @@ class Engine:
         url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
         rpc_deadline_seconds: After this a worker call counts as unresponsive; it is awaited, never repeated.
         request_seconds: Deadline of every other request.
+        ssl_context: For an https ``url``.
         transport: Replaces the network in tests.
     """
 
@@ -57,6 +60,7 @@ class Engine:
         *,
         rpc_deadline_seconds: float = 8.0,
         request_seconds: float = 5.0,
+        ssl_context: ssl.SSLContext | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url
@@ -71,9 +75,15 @@ class Engine:
         if url.startswith("unix:"):
             transport = transport or httpx.AsyncHTTPTransport(uds=url.removeprefix("unix:"), limits=limits)
             base = "http://localhost"
-        # trust_env off: a proxy variable meant for the internet must not catch calls to the neighbour.
         self._client = httpx.AsyncClient(
-            base_url=base, timeout=request_seconds, limits=limits, transport=transport, trust_env=False
+            base_url=base,
+            timeout=request_seconds,
+            limits=limits,
+            transport=transport,
+            # A context that trusts nobody, as httpx would else load 3 MB of authorities that nobody asks.
+            verify=ssl_context or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            # A proxy variable meant for the internet must not catch calls to the neighbour.
+            trust_env=False,
         )
 
     async def __aenter__(self) -> Self:
@@ -178,7 +188,17 @@ class Engine:
         except httpx.TimeoutException as exc:
             raise _late(method, path, exc) from exc
         except httpx.HTTPError as exc:
-            raise EngineUnreachable(f"{method} {path}: {exc or type(exc).__name__}") from exc
+            raise self._unreachable(f"{method} {path}", exc) from exc
+
+    def _unreachable(self, call: str, exc: httpx.HTTPError) -> EngineUnreachable:
+        if (said := trouble(exc)) is not None:
+            return EngineUntrusted(f"{call}: {said}")
+        told = f"{call}: {exc or type(exc).__name__}"
+        if self.url.startswith("https:") and isinstance(exc, httpx.ReadError | httpx.RemoteProtocolError):
+            # TLS 1.3 lets a client go on before the server has judged its certificate, and uvicorn's server (vLLM with
+            # --ssl-cert-reqs 2) then closes without the alert that would tell.
+            told += "; so does one that asks for a certificate it does not get: engine_tls.cert_file names ours"
+        return EngineUnreachable(told)
 
     # --- worker calls ---
 
@@ -209,7 +229,7 @@ class Engine:
         try:
             response = call.result()
         except httpx.HTTPError as exc:
-            raise EngineUnreachable(f"worker call {op}: {exc or type(exc).__name__}") from exc
+            raise self._unreachable(f"worker call {op}", exc) from exc
         return _worker_answers(op, response)
 
     def _refuse_while_outstanding(self) -> None:

@@ -6,6 +6,7 @@
     ├── SettingsError            a setting is wrong; carries every problem found
     ├── EngineError              a word said to the engine got no good answer
     │   ├── EngineUnreachable    no connection: it is down, starting, or the URL is wrong
+    │   │   └── EngineUntrusted  no TLS with it: a certificate that one side does not accept
     │   ├── EngineUnresponsive   connected, but no answer within the deadline
     │   ├── EngineRefused        an HTTP status that is not the one hoped for
     │   └── EngineGarbled        an answer that is not what the contract says
@@ -52,6 +53,12 @@ class EngineUnreachable(EngineError):
     """No connection to the engine could be made, or it broke before an answer."""
 
     reason = "unreachable"
+
+
+class EngineUntrusted(EngineUnreachable):
+    """There is an engine, and no TLS with it: one side does not accept the other's certificate, or speaks none."""
+
+    reason = "untrusted"
 
 
 class EngineUnresponsive(EngineError):

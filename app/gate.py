@@ -81,14 +81,20 @@ class Gate:
         """Whether new requests pass, at once or paced."""
         return self._closed_until is None
 
+    def try_enter(self) -> bool:
+        """Let one request through if that can be done now; ``leave`` must follow if it was."""
+        if self._closed_until is not None or self._paced_until is not None:
+            return False
+        self._count()
+        return True
+
     async def enter(self) -> None:
         """Let one request through, now or when the gate opens; ``leave`` must follow.
 
         Raises:
             Shed: It waited too long, or too many wait.
         """
-        if self._closed_until is None and self._paced_until is None:
-            self._count()
+        if self.try_enter():
             return
         if self.held >= self._max_held:
             raise self._shed("gate_full", f"{self._max_held} requests wait already for a cache reset to end")

@@ -2,9 +2,9 @@
 
 ::
 
-    request ──► Front ──┬── our own paths ──► FastAPI (routes/) ──► poller, governor, history, exporter
-                        ├── admitted by the allow list ──► Proxy ──► engine
-                        └── anything else ──► 404 or 403, naming the setting that would allow it
+    request ──► Front judges ──┬── our own path ──► FastAPI (routes/) ──► poller, governor, history, exporter
+                               ├── admitted by the allow list ──► Proxy ──► engine
+                               └── anything else ──► 404 or 403, naming the setting that would allow it
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import httpx
 from fastapi import FastAPI
@@ -31,7 +33,11 @@ from app.moments import Moments
 from app.pause import Pause
 from app.policy_store import PolicyStore
 from app.poller import Poller
-from app.proxy import Proxy, ProxyLimits, refuse
+from app.proxy.client import ClientConnection, protocol
+from app.proxy.failures import Failure
+from app.proxy.heads import Destination, path_class
+from app.proxy.limits import ProxyLimits
+from app.proxy.proxy import Proxy
 from app.relief import Relief
 from app.remedies import all_remedies
 from app.routes.access import Access
@@ -51,52 +57,62 @@ log = logging.getLogger("highwater")
 
 NOT_FOUND = 404
 CONTROL_BODY_BYTES = 1024 * 1024
+PATH_BYTES_REMEMBERED = 256
 HISTORY_SAMPLES_MOST = 86_400  # a day at one a second: 120 MB with eight ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The wired application.
+    """The wired application: an ASGI application for its own paths, and the protocol in front of it.
 
     Attributes:
+        protocol: What uvicorn makes of each connection (``http=``): there the data plane parts from the control plane.
         services: The parts, for tests and benchmarks.
-        proxy: The data plane.
+        own_paths: What the ASGI application answers.
         close_streams: Ends every live event stream; the server calls it when it is told to stop, because it waits
             for open connections.
     """
 
-    front: ASGIApp
+    protocol: Callable[..., ClientConnection]
     services: Services
-    proxy: Proxy
+    own_paths: frozenset[str]
     close_streams: Callable[[], None]
+    control: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI entrance."""
-        await self.front(scope, receive, send)
+        """The ASGI entrance, for the lifespan and our own paths."""
+        await self.control(scope, receive, send)
 
 
 class Front:
-    """Sends each request to where it belongs. Our own paths win; what the allow list refuses goes nowhere."""
+    """Says where each request belongs. Our own paths win; what the allow list refuses goes nowhere.
 
-    def __init__(self, control: ASGIApp, own_paths: frozenset[str], proxy: Proxy, allowed: AllowList) -> None:
-        self._control = control
+    Args:
+        own_paths: Those that the control plane answers.
+        allowed: Judges all others.
+    """
+
+    def __init__(self, own_paths: frozenset[str], allowed: AllowList) -> None:
         self._own = own_paths
-        self._proxy = proxy
         self._allowed = allowed
+        self._remembered = lru_cache(maxsize=1024)(self._judge)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Dispatch one request, WebSocket or the lifespan."""
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] in self._own):
-            await self._control(scope, receive, send)
-            return
-        kind = "websocket" if scope["type"] == "websocket" else "http"
-        verdict = self._allowed.judge(scope.get("method", "GET"), scope["raw_path"], kind)  # type: ignore[arg-type]
+    def __call__(self, method: str, raw_path: bytes, websocket: bool) -> Destination:
+        """The destination of one request."""
+        if len(raw_path) > PATH_BYTES_REMEMBERED:
+            return self._judge(method, raw_path, websocket)
+        return self._remembered(method, raw_path, websocket)
+
+    def _judge(self, method: str, raw_path: bytes, websocket: bool) -> Destination:
+        path = unquote_to_bytes(raw_path).decode("utf-8", "replace")
+        if not websocket and path in self._own:
+            return Destination("own")
+        verdict = self._allowed.judge(method, raw_path, "websocket" if websocket else "http")
         if verdict.admitted:
-            await self._proxy(scope, receive, send)
-        else:
-            # For whoever is here for the first time, with curl and no documentation.
-            ours = ". The sidecar's own: /memory, /metrics, /policy, /readyz" if verdict.status == NOT_FOUND else ""
-            await refuse(scope, send, verdict.status, verdict.reason + ours)
+            return Destination("engine", path_class(path))
+        # For whoever is here for the first time, with curl and no documentation.
+        ours = ". The sidecar's own: /memory, /metrics, /policy, /readyz" if verdict.status == NOT_FOUND else ""
+        return Destination("nowhere", refusal=Failure(verdict.status, "not_admitted", verdict.reason + ours))
 
 
 class Loops:
@@ -206,8 +222,10 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         control=Access(token),
     )
     control, own_paths = _control_plane(services, lifespan)
-    front = Front(BodyLimit(control, CONTROL_BODY_BYTES), own_paths, proxy, AllowList(settings.proxy.extra_paths))
-    return Sidecar(front, services, proxy, history.close)
+    front = Front(own_paths, AllowList(settings.proxy.extra_paths))
+    return Sidecar(
+        protocol(proxy, front), services, own_paths, history.close, BodyLimit(control, CONTROL_BODY_BYTES)
+    )
 
 
 def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) -> tuple[FastAPI, frozenset[str]]:

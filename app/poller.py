@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from app.attribution import account, encoder_totals, growth
 from app.capabilities import EXTENSION, Capabilities, detect
 from app.engine import Engine
-from app.errors import EngineError, EngineUnreachable, EngineUnresponsive
+from app.errors import EngineError, EngineUnreachable, EngineUnresponsive, EngineUntrusted
 from app.history import History
 from app.readings import EngineLoad, EngineState, EngineStatus, Growth, RankReading, Report
 from app.sources import Observation, Source
@@ -295,7 +295,7 @@ def _merge(first: Observation, second: Observation) -> Observation:
 
 
 def _failure_hint(failure: EngineError, url: str, *, was_reached: bool) -> str:
-    if isinstance(failure, EngineUnreachable):
+    if isinstance(failure, EngineUnreachable) and not isinstance(failure, EngineUntrusted):
         word = "any more" if was_reached else "yet"
         return f"nothing answers {word} at {url} ({failure}); is vLLM running there, and is engine_url right?"
     return str(failure)

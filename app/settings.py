@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from app.allowlist import AllowList
 from app.policy_settings import PolicySettings
+from app.tls import TlsFiles, check_certificate, check_pair
 
 PREFIX = "HIGHWATER_"
-MIB = 1024 * 1024
+KIB = 1024
+MIB = 1024 * KIB
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,6 +30,9 @@ class ProxySettings(BaseModel):
         default=(), description="further engine paths to proxy, as a JSON list (a trailing / admits all beneath it)"
     )
     max_body_bytes: int = Field(256 * MIB, ge=1024, description="a larger request body is answered with 413")
+    max_header_bytes: int = Field(
+        64 * KIB, ge=8 * KIB, le=MIB, description="a larger request head is answered with 431"
+    )
     connect_seconds: float = Field(5.0, gt=0, allow_inf_nan=False, description="to connect to the engine")
     first_byte_seconds: float = Field(600.0, gt=0, allow_inf_nan=False, description="to the head of the answer")
     idle_seconds: float = Field(600.0, gt=0, allow_inf_nan=False, description="between two pieces of an answer")
@@ -73,6 +78,71 @@ class TrimSettings(BaseModel):
     )
 
 
+class _OurPair(BaseModel):
+    """A certificate of ours and its key: both or none, and they must load."""
+
+    model_config = _FROZEN
+
+    cert_file: Path | None
+    key_file: Path | None
+
+    @field_validator("cert_file", "ca_file", check_fields=False)
+    @classmethod
+    def _certificates(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            check_certificate(value)
+        return value
+
+    @field_validator("key_file")
+    @classmethod
+    def _of_the_certificate(cls, key_file: Path | None, info: ValidationInfo) -> Path | None:
+        if "cert_file" not in info.data:  # it is wrong, and told already
+            return key_file
+        cert_file: Path | None = info.data["cert_file"]
+        if cert_file is None and key_file is not None:
+            raise ValueError("is a key without a certificate: cert_file must be given too")
+        if cert_file is not None and key_file is None:
+            raise ValueError(f"must be given too: the key of cert_file ({cert_file})")
+        if cert_file is not None and key_file is not None:
+            try:
+                check_pair(cert_file, key_file)
+            except ValueError as exc:
+                raise ValueError(f"does not serve: {exc}") from exc
+        return key_file
+
+
+class TlsSettings(_OurPair):
+    """What clients are answered with."""
+
+    cert_file: Path | None = Field(
+        None, description="certificate chain to serve TLS with, PEM, read again when it changes; none: plain HTTP"
+    )
+    key_file: Path | None = Field(None, validate_default=True, description="its key, PEM, not encrypted")
+
+    @property
+    def files(self) -> TlsFiles:
+        """As the doors take them."""
+        return TlsFiles(cert_file=self.cert_file, key_file=self.key_file)
+
+
+class EngineTlsSettings(_OurPair):
+    """Speaking to an engine at an https URL."""
+
+    ca_file: Path | None = Field(
+        None,
+        description="authorities to believe about the engine, PEM, read again when it changes; none: the system's",
+    )
+    cert_file: Path | None = Field(
+        None, description="certificate chain to show to the engine, PEM, read again when it changes"
+    )
+    key_file: Path | None = Field(None, validate_default=True, description="its key, PEM, not encrypted")
+
+    @property
+    def files(self) -> TlsFiles:
+        """As the doors take them."""
+        return TlsFiles(self.ca_file, self.cert_file, self.key_file)
+
+
 class Settings(BaseModel):
     """All settings of ``highwater serve``."""
 
@@ -104,6 +174,8 @@ class Settings(BaseModel):
     gate: GateSettings = GateSettings()
     trim: TrimSettings = TrimSettings()
     proxy: ProxySettings = ProxySettings()
+    tls: TlsSettings = TlsSettings()
+    engine_tls: EngineTlsSettings = EngineTlsSettings()
 
     @field_validator("engine_url")
     @classmethod
@@ -128,6 +200,14 @@ class Settings(BaseModel):
     def _in_a_folder_that_is_there(cls, value: Path | None) -> Path | None:
         if value is not None and (not value.is_absolute() or value.is_dir() or not value.parent.is_dir()):
             raise ValueError("must be the absolute path of a file in a folder that exists")
+        return value
+
+    @field_validator("engine_tls")
+    @classmethod
+    def _for_an_engine_that_speaks_it(cls, value: EngineTlsSettings, info: ValidationInfo) -> EngineTlsSettings:
+        url = info.data.get("engine_url", "https:")  # one that is wrong is told already
+        if any(value.files) and not url.startswith("https:"):
+            raise ValueError(f"is for an https engine_url, and engine_url is {url!r}")
         return value
 
     @field_validator("admin_token")

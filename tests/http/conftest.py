@@ -5,22 +5,28 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import pytest
 import uvicorn
 
 from app.gate import Gate
-from app.proxy import Proxy, ProxyLimits
+from app.proxy.client import protocol
+from app.proxy.failures import Failure
+from app.proxy.heads import Destination, path_class
+from app.proxy.limits import ProxyLimits
+from app.proxy.proxy import Proxy
 from tests.fakes.upstream import Upstream
 
 
 @contextlib.asynccontextmanager
 async def serving(app, **options) -> AsyncIterator[int]:
-    """Run an ASGI app under uvicorn as the sidecar does, and yield its port."""
+    """Run an ASGI app under uvicorn as the sidecar does, behind its own protocol if it brings one, and yield its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=getattr(app, "protocol", "httptools"),
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -138,12 +144,16 @@ class Front:
 
     port: int
     observed: Observed
-    gate: Gate
+    proxy: Proxy
     wires: list[Wire] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def gate(self) -> Gate:
+        return self.proxy.gate
 
     async def connect(self) -> Wire:
         wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port, limit=2**24))
@@ -167,12 +177,31 @@ async def upstream():
         yield running
 
 
+@dataclass
+class AllProxied:
+    """What has no paths of its own: every request goes to the engine."""
+
+    proxy: Proxy
+
+    def protocol(self, *args, **options):
+        return protocol(self.proxy, self.judge)(*args, **options)
+
+    @staticmethod
+    def judge(method, raw_path, websocket):
+        if not raw_path.startswith(b"/"):
+            return Destination("nowhere", refusal=Failure(400, "bad_request", "not a path"))
+        return Destination("engine", path_class(unquote(raw_path.decode())))
+
+    async def __call__(self, scope, receive, send):
+        raise AssertionError(f"there is nothing of our own at {scope}")
+
+
 @contextlib.asynccontextmanager
 async def _running_proxy(url: str, *, gate: Gate | None = None, **limits) -> AsyncIterator[Front]:
     proxy = Proxy(url, observer=(observed := Observed()), limits=ProxyLimits(**limits), gate=gate)
     await proxy.start()
-    async with serving(proxy) as port:
-        front = Front(port, observed, proxy.gate)
+    async with serving(AllProxied(proxy)) as port:
+        front = Front(port, observed, proxy)
         try:
             yield front
         finally:

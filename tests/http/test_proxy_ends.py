@@ -131,17 +131,34 @@ async def test_an_engine_that_hangs_up_without_an_answer_is_a_502(front, upstrea
     assert front.observed.errors == ["disconnected"]
 
 
-async def test_a_get_on_a_dead_connection_is_repeated_once(front, upstream):
-    """The pooled connection was closed before any byte of an answer, and GET is safe."""
+@pytest.mark.parametrize(("method", "status"), [("GET", 200), ("POST", 502)])
+async def test_only_a_read_on_a_pooled_connection_that_dies_is_repeated(front, upstream, method, status):
+    """Closed before any byte of an answer, as an idle one may be at any time: GET is safe, a POST may have begun."""
 
     @upstream.on("/v1/models")
-    async def once(call):
-        if len(upstream.calls) == 1:
+    async def twice(call):
+        await call.read()
+        if len(upstream.calls) == 2:
             call.die()
         else:
             await call.answer(b"ok")
 
-    assert (await front.get("/v1/models")).body == b"ok"
+    await front.get("/v1/models")
+    wire = await front.connect()
+    await wire.request(method, "/v1/models", ("content-length", "0"))
+    assert (await wire.answer()).status == status
+    assert len(upstream.calls) == (3 if status == 200 else 2)
+
+
+async def test_a_read_on_a_fresh_connection_is_not_repeated(front, upstream):
+    """An engine that dies of a request would die of it again."""
+
+    @upstream.on("/v1/models")
+    async def dies(call):
+        call.die()
+
+    assert (await front.get("/v1/models")).status == 502
+    assert len(upstream.calls) == 1
 
 
 async def test_an_engine_that_talks_nonsense_is_a_502(front, upstream):
@@ -337,14 +354,36 @@ async def test_an_engine_that_stops_taking_the_body_is_a_504(start_proxy, upstre
     assert front.observed.errors == ["upload_stalled"]
 
 
-async def test_expect_100_continue_is_answered(front, upstream):
-    """By our own server, when the engine is about to get the body; the header ends here."""
+async def test_expect_100_continue_is_the_engines_to_answer(front, upstream):
+    """It asks for the body when it wants it; its interim answer goes on as it is."""
+
+    @upstream.on("/v1/completions")
+    async def ask(call):
+        await call.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await call.answer(await call.read())
+
+    wire = await front.connect()
+    for _ in range(2):
+        await wire.request("POST", "/v1/completions", ("content-length", "3"), ("expect", "100-continue"))
+        assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await wire.send(b"abc")
+        assert (await wire.answer()).body == b"abc"
+    assert upstream.calls[0].header("expect") == ["100-continue"]
+    assert upstream.connections == 1
+
+
+async def test_a_body_that_was_not_asked_for_ends_the_connection(front, upstream):
+    """What the client sends next may be the body or another request: it cannot be told."""
+
+    @upstream.on("/v1/completions")
+    async def refuse(call):
+        await call.answer(b"{}", 401)
+
     wire = await front.connect()
     await wire.request("POST", "/v1/completions", ("content-length", "3"), ("expect", "100-continue"))
-    assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-    await wire.send(b"abc")
-    assert (await wire.answer()).body == b"abc"
-    assert upstream.calls[0].header("expect") == []
+    answer = await wire.answer()
+    assert (answer.status, answer.header("connection")) == (401, ["close"])
+    assert await wire.reader.read() == b""
 
 
 async def test_a_request_target_that_is_no_path_is_refused(start_proxy, upstream):

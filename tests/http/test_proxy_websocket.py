@@ -1,7 +1,6 @@
 """WebSockets through the proxy: frames, subprotocols, headers, and how either side ends them."""
 
 import asyncio
-import json
 
 import pytest
 from websockets.asyncio.client import connect
@@ -52,7 +51,7 @@ async def engine():
 @pytest.fixture
 async def realtime(start_proxy, engine):
     """The proxy before that engine."""
-    async with start_proxy(engine.url, max_message_bytes=50_000, connect_seconds=0.5) as front:
+    async with start_proxy(engine.url, connect_seconds=0.5) as front:
         front.websocket_url = front.url.replace("http", "ws") + "/v1/realtime?model=a%2Fb+c"
         yield front
 
@@ -96,40 +95,38 @@ async def test_the_clients_close_code_reaches_the_engine(realtime, engine, code,
 
 
 async def test_a_client_that_vanishes_closes_the_engine(realtime, engine):
-    """No close frame from the client, a going-away or plain close for the engine within a second."""
+    """No close frame from the client, and none is made up: the engine's connection ends."""
     async with connect(realtime.websocket_url) as socket:
         await socket.send("hello")
         await socket.recv()
         socket.transport.abort()
         end = await asyncio.wait_for(engine.ends.get(), 10)
-    assert end.code in (1000, 1001)
+    assert end is None
 
 
-async def test_an_engine_that_dies_is_a_bad_gateway(realtime):
-    """Close code 1014, not a normal end."""
+async def test_an_engine_that_dies_is_not_a_clean_end(realtime):
+    """No close frame comes from nowhere: the client sees what it would see without us."""
     async with connect(realtime.websocket_url) as socket:
         await socket.send("die")
         with pytest.raises(ConnectionClosed):
             await socket.recv()
-        assert socket.close_code == 1014
+        assert socket.close_code == 1006
 
 
-async def test_a_message_over_the_limit_is_not_buffered(realtime):
-    """1009, as RFC 6455 has it."""
+async def test_a_large_message_passes(realtime):
+    """In bounded memory, for it is never put together here."""
     async with connect(realtime.websocket_url) as socket:
         await socket.send("flood")
-        with pytest.raises(ConnectionClosed):
-            await socket.recv()
-        assert socket.close_code == 1009
+        assert await socket.recv() == bytes(100_000)
 
 
 async def test_a_refused_handshake_is_refused_with_the_same_status(realtime, engine):
-    """And the OpenAI error shape."""
+    """And the same body."""
     engine.refuse_with = 401
     with pytest.raises(InvalidStatus) as refusal:
         await connect(realtime.websocket_url)
     assert refusal.value.response.status_code == 401
-    assert json.loads(refusal.value.response.body)["error"]["code"] == 401
+    assert refusal.value.response.body == b"no"
     assert realtime.observed.ended[0][:3] == ("realtime", "GET", 401)
 
 
@@ -155,7 +152,7 @@ async def test_a_client_that_leaves_within_the_handshake_frees_the_engine(front,
     upgrade = (("connection", "Upgrade"), ("upgrade", "websocket"), ("sec-websocket-version", "13"), key)
     await wire.request("GET", "/v1/realtime", *upgrade)
     await asyncio.wait_for(arrived.wait(), 10)
-    assert upstream.calls[0].header("sec-websocket-key") != [key[1]]
+    assert upstream.calls[0].header("sec-websocket-key") == [key[1]]
     await wire.leave()
     await asyncio.wait_for(upstream.calls[0].gone.wait(), 10)
     assert front.observed.departures == 1

@@ -17,11 +17,12 @@ ROOT = Path(__file__).parents[2]
 # own folder. The comments are the levels of the drawing; a level has two rows where one of its units uses another.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("app", "app.errors", "app.readings"),  # L0: the words
-    ("app.allowlist", "app.attribution", "app.capabilities", "app.engine"),  # L1: pure cores; the words said to vLLM
+    ("app.tls",),  # L1: pure cores; the words said to vLLM
+    ("app.allowlist", "app.attribution", "app.capabilities", "app.engine"),
     ("app.policy", "app.safety", "app.table"),
     ("app.policy_settings", "app.resume_guard", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
     ("app.policy_store", "app.remedies", "app.settings"),
-    ("app.exporter", "app.gate", "app.history", "app.proxy_websocket", "app.settings_sources"),  # L3: loops, data plane
+    ("app.exporter", "app.gate", "app.history", "app.settings_sources"),  # L3: loops, data plane
     ("app.pause", "app.poller", "app.proxy"),
     ("app.moments",),
     ("app.relief",),
@@ -32,17 +33,18 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app.cli",),
 )
 LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
-FOLDERS = ("app.remedies", "app.sources", "app.routes", "app.demo")
+FOLDERS = ("app.proxy", "app.remedies", "app.sources", "app.routes", "app.demo")
 
 # Who may import a library. More doors need a reason here.
 DOORS = {
     "httpx": {"app.engine", "app.main", "app.demo.sidecar"},  # the last: the demonstration is an operator, a client
-    "aiohttp": {"app.proxy", "app.proxy_websocket", "app.demo.traffic"},
+    "aiohttp": {"app.demo.traffic"},
+    "httptools": {"app.proxy"},
     "prometheus_client": {"app.exporter", "app.sources.engine_metrics"},  # writes, reads
     "fastapi": {"app.main", "app.routes"},
     "yaml": {"app.settings_sources"},
     "click": {"app.cli", "app.demo"},
-    "uvicorn": {"app.cli"},
+    "uvicorn": {"app.cli", "app.proxy.own", "app.proxy.client"},
     "packaging": {"app.capabilities", "app.demo"},
     "tabulate": {"app.table"},
     "tenacity": {"app.moments", "app.pause", "app.remedies", "app.resume_guard"},

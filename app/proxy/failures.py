@@ -1,0 +1,75 @@
+"""Everything that can go wrong with a request, and how a client is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from http import HTTPStatus
+
+_KINDS = {
+    400: "invalid_request_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    431: "request_too_large",
+    503: "service_unavailable_error",
+}
+SERVER_ERRORS = range(500, 600)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request cannot go on: the status for the client, a label for the observer, a sentence for both logs."""
+
+    status: int
+    reason: str
+    message: str
+    retry_after: int | None = None
+    """Seconds; with it the fault is not the engine's."""
+
+
+CLIENT_LEFT = Failure(499, "client_left", "the client left")
+CONNECT_TIMEOUT = Failure(504, "connect_timeout", "no connection to the engine in time (proxy.connect_seconds)")
+CONNECT = Failure(502, "connect", "the engine does not accept connections")
+NO_ANSWER = Failure(504, "first_byte_timeout", "no answer from the engine in time (proxy.first_byte_seconds)")
+DISCONNECTED = Failure(502, "disconnected", "the engine closed the connection without an answer")
+MALFORMED = Failure(502, "malformed", "the engine's answer is not HTTP")
+BROKEN_OFF = Failure(502, "truncated", "the engine broke off within its answer")
+UPLOAD_STALLED = Failure(504, "upload_stalled", "the engine stopped taking the request body (proxy.idle_seconds)")
+ANSWER_STALLED = Failure(504, "idle_timeout", "the engine's answer stood still (proxy.idle_seconds)")
+CLIENT_STALLED = Failure(408, "client_stalled", "the request body stood still (proxy.idle_seconds)")
+CLIENT_DEAF = Failure(499, "client_left", "the client stopped taking its answer (proxy.idle_seconds)")
+STOPPING = Failure(503, "stopping", "the sidecar is stopping", retry_after=1)
+
+
+def bad_request(message: str) -> Failure:
+    """What the client sent is not a request that may be passed on."""
+    return Failure(400, "bad_request", message)
+
+
+def body_too_large(limit: int) -> Failure:
+    """A request body over the limit, in bytes."""
+    return Failure(413, "too_large", f"the request body is larger than {limit} bytes (proxy.max_body_bytes)")
+
+
+def head_too_large(limit: int) -> Failure:
+    """A request head over the limit, in bytes."""
+    return Failure(431, "head_too_large", f"the request head is larger than {limit} bytes (proxy.max_header_bytes)")
+
+
+def error_answer(failure: Failure, request_id: bytes, *, close: bool, without_body: bool = False) -> bytes:
+    """A whole HTTP answer, its body an error in the OpenAI API's shape."""
+    kind = _KINDS.get(failure.status, "upstream_error" if failure.status in SERVER_ERRORS else "request_error")
+    error = {"message": failure.message, "type": kind, "param": None, "code": failure.status}
+    body = json.dumps({"error": error}).encode()
+    lines = [
+        b"HTTP/1.1 %d %b" % (failure.status, HTTPStatus(failure.status).phrase.encode()),
+        b"content-type: application/json",
+        b"content-length: %d" % len(body),
+        b"x-request-id: %b" % request_id,
+    ]
+    if failure.retry_after is not None:
+        lines.append(b"retry-after: %d" % failure.retry_after)
+    if close:
+        lines.append(b"connection: close")
+    return b"\r\n".join([*lines, b"", b"" if without_body else body])

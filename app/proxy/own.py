@@ -1,0 +1,131 @@
+"""The sidecar's own paths: handed to uvicorn's HTTP, one protocol object of its for each request.
+
+uvicorn sees a connection that carries this request alone. What it does with connections, such as closing those that
+are idle, remains the affair of the connection that clients really have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from app.proxy.failures import Failure
+from app.proxy.heads import Header, RequestHead
+from app.proxy.reading import Reading
+
+
+_READER = "own"
+
+
+class Client(Protocol):
+    """Whom the answer is for."""
+
+    transport: asyncio.Transport
+    reading: Reading
+
+    def answered(self, *, close: bool) -> None:
+        """The answer is complete; this conversation is over."""
+
+
+class OwnConversation:
+    """One request to the ASGI application, and its answer.
+
+    Args:
+        client: gets the answer.
+        head: the request's.
+        config: uvicorn's, which knows the application.
+        server_state: uvicorn's; it waits for the tasks in it when it stops.
+        app_state: the lifespan's.
+    """
+
+    def __init__(
+        self, client: Client, head: RequestHead, config: Config, server_state: ServerState, app_state: dict[str, Any]
+    ) -> None:
+        self._head = head
+        self._server = _Server(config, server_state, app_state, self._answered)
+        self._server.connection_made(cast("asyncio.Transport", _LentTransport(client)))
+        # The connection is in there itself; this one is not to be closed when it is idle.
+        server_state.connections.discard(self._server)
+        self._client: Client | None = client
+
+    def start(self) -> None:
+        """Begin."""
+        self._server.data_received(self._head.for_ourselves())
+
+    def body(self, piece: bytes) -> None:
+        """A piece of the request's body."""
+        self._server.data_received(b"%x\r\n%b\r\n" % (len(piece), piece) if self._head.chunked else piece)
+
+    def body_ends(self, trailers: list[Header]) -> None:
+        """The request is complete."""
+        del trailers
+        if self._head.chunked:
+            self._server.data_received(b"0\r\n\r\n")
+
+    def client_full(self) -> None:
+        """The application is held where it sends."""
+        self._server.pause_writing()
+
+    def client_ready(self) -> None:
+        """It goes on."""
+        self._server.resume_writing()
+
+    def client_left(self) -> None:
+        """The application is told."""
+        self._client = None
+        self._server.connection_lost(ConnectionResetError())
+
+    def fail(self, failure: Failure) -> None:
+        """The request broke off: nothing that could be said to it would be understood."""
+        del failure
+        client = self._client
+        self.client_left()
+        if client is not None:
+            client.answered(close=True)
+
+    def shutdown(self) -> None:
+        """This is the connection's last answer."""
+        self._server.shutdown()
+
+    def _answered(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.reading.let_go(_READER)
+            client.answered(close=not self._server.cycle.keep_alive)
+
+
+class _Server(HttpToolsProtocol):
+    """Tells when the answer is complete, and has no next request to wait for."""
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], answered: Callable[[], None]
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._tell = answered
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        self._tell()
+
+
+class _LentTransport:
+    """The client's transport, as far as one answer goes: its end is not the connection's."""
+
+    def __init__(self, client: Client) -> None:
+        self._reading = client.reading
+        transport = client.transport
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.get_extra_info = transport.get_extra_info
+        self.close = transport.close
+
+    def pause_reading(self) -> None:
+        self._reading.hold(_READER)
+
+    def resume_reading(self) -> None:
+        self._reading.let_go(_READER)

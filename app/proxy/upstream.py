@@ -1,0 +1,332 @@
+"""Connections to the engine: one request at a time on each, and a pool of those that may serve another.
+
+An answer's framing is followed by llhttp and kept: what arrives goes on as it is, and the parser only tells where it
+ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from typing import Protocol, cast
+
+import httptools
+
+from app.proxy.failures import BROKEN_OFF, CONNECT, CONNECT_TIMEOUT, DISCONNECTED, MALFORMED, Failure
+from app.proxy.heads import AnswerHead
+from app.proxy.reading import Reading
+
+INFORMATIONAL = range(100, 200)
+SWITCHING_PROTOCOLS = 101
+_HEAD_ENDS = b"\r\n\r\n"
+# No engine's head is so long; one that never ends must not fill our memory.
+_HEAD_BYTES_MOST = 256 * 1024
+
+
+class Asker(Protocol):
+    """The exchange that waits for the answer.
+
+    Attributes:
+        to_head: its request is a HEAD.
+        wants_bare_body: its client cannot read chunks.
+        wants_tunnel: it asked for a WebSocket.
+    """
+
+    to_head: bool
+    wants_bare_body: bool
+    wants_tunnel: bool
+
+    def answer_interim(self, raw: bytes) -> None:
+        """A 1xx head."""
+
+    def answer_begins(self, head: AnswerHead) -> None:
+        """The head."""
+
+    def answer_continues(self, data: bytes) -> None:
+        """A piece of the body, in its framing unless that is not wanted; or of a tunnel."""
+
+    def answer_ends(self, *, reusable: bool) -> None:
+        """All of it has been handed over."""
+
+    def tunnel_opens(self, head: AnswerHead) -> None:
+        """The engine has switched protocols; from here on it is bytes."""
+
+    def engine_failed(self, failure: Failure) -> None:
+        """There will be no more."""
+
+    def engine_full(self) -> None:
+        """Send no more for now."""
+
+    def engine_ready(self) -> None:
+        """It takes bytes again."""
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection.
+
+    Args:
+        pool: keeps it while it is idle.
+
+    Attributes:
+        transport: once connected.
+        reading: held while the client takes no more.
+        answered: requests served so far.
+        idle_since: loop time.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self.reading: Reading = cast("Reading", None)
+        self.answered = 0
+        self.idle_since = 0.0
+        self._asker: Asker | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._bare_body: list[bytes] | None = None
+        self._is_tunnel = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._head = b""
+        self._status = 0  # of a head that is complete and not handed on yet
+        self._interims = 0
+        self._answer: AnswerHead | None = None
+        self._keeps_alive = False
+        self._has_ended = False
+        self._has_surplus = False
+
+    # --- what the exchange does ---
+
+    def ask(self, asker: Asker, head: bytes) -> None:
+        """Send a request's head; pieces of its body follow through ``transport``."""
+        self._asker = asker
+        if asker.wants_bare_body:
+            self._bare_body = []
+            self._parser = httptools.HttpResponseParser(_WithBody(self, self._bare_body))
+        self.transport.write(head)
+
+    def release(self) -> None:
+        """Keep it for the next request: this one and its answer are complete."""
+        self._asker = None
+        self.answered += 1
+        self._reset()
+        self.reading.let_go("client")
+        self._pool.keep(self)
+
+    def cut(self) -> None:
+        """Close it now; the engine sees its client leave."""
+        self._asker = None
+        self.transport.abort()
+
+    # --- what the transport says ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.reading = Reading(self.transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Closed, by whomever."""
+        asker, self._asker = self._asker, None
+        self._parser = None  # it holds our methods: a cycle would be the garbage collector's work
+        if asker is None:
+            self._pool.forget(self)
+        elif self._answer is None:
+            asker.engine_failed(MALFORMED if self._head else DISCONNECTED)
+        elif self._answer.until_close and exc is None:
+            asker.answer_ends(reusable=False)
+        else:
+            asker.engine_failed(BROKEN_OFF)
+
+    def pause_writing(self) -> None:
+        """The socket's buffer and ours are full."""
+        if self._asker is not None:
+            self._asker.engine_full()
+
+    def resume_writing(self) -> None:
+        """They have room again."""
+        if self._asker is not None:
+            self._asker.engine_ready()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of an answer."""
+        asker = self._asker
+        if asker is None:  # nobody asked; whatever it is, no later answer could be told from it
+            self.transport.abort()
+            return
+        self.reading.took(len(data))
+        if self._is_tunnel:
+            asker.answer_continues(data)
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as switch:
+            self._switch(asker, data, switch.args[0])
+            return
+        except httptools.HttpParserError:
+            self._fail(asker)
+            return
+        if self._has_surplus:
+            self._fail(asker)
+        elif self._answer is not None:
+            self._hand_on(asker, data)
+        elif self._status:
+            self._begin(asker, self._head + data)
+        else:
+            self._head += data
+            if len(self._head) > _HEAD_BYTES_MOST:
+                self._fail(asker)
+
+    def _begin(self, asker: Asker, data: bytes) -> None:
+        """Take apart the data that completed a head: heads of 1xx before it, perhaps, and a body behind it."""
+        while self._interims:
+            self._interims -= 1
+            raw, _, data = data.partition(_HEAD_ENDS)
+            asker.answer_interim(raw + _HEAD_ENDS)
+        if self._status in INFORMATIONAL:
+            self._head, self._status = data, 0
+            return
+        raw, _, data = data.partition(_HEAD_ENDS)
+        self._answer = AnswerHead(raw + _HEAD_ENDS, self._status, to_head=asker.to_head)
+        if not raw.startswith(b"HTTP/1.") or (data and not self._answer.has_body):
+            self._answer = None
+            self._fail(asker)
+            return
+        if not self._answer.has_body:
+            if not self._has_ended:  # the length in the answer to a HEAD is another's; the parser would wait for it
+                self._parser = httptools.HttpResponseParser(self)
+            self._has_ended = True
+        asker.answer_begins(self._answer)
+        self._hand_on(asker, data)
+
+    def _hand_on(self, asker: Asker, data: bytes) -> None:
+        if self._bare_body is not None:
+            data = b"".join(self._bare_body)
+            self._bare_body.clear()
+        if data:
+            asker.answer_continues(data)
+        if self._has_ended:
+            asker.answer_ends(reusable=self._keeps_alive and self._bare_body is None)
+
+    def _switch(self, asker: Asker, data: bytes, offset: int) -> None:
+        if self._status != SWITCHING_PROTOCOLS or self._interims or not asker.wants_tunnel:
+            self._fail(asker)
+            return
+        self._is_tunnel = True
+        self._answer = AnswerHead(self._head + data[:offset], self._status, to_head=False)
+        asker.tunnel_opens(self._answer)
+        if offset < len(data):
+            asker.answer_continues(data[offset:])
+
+    def _fail(self, asker: Asker) -> None:
+        asker.engine_failed(MALFORMED if self._answer is None else BROKEN_OFF)
+
+    # --- what llhttp says ---
+
+    def on_message_begin(self) -> None:
+        """An answer begins; a second one was never asked for."""
+        self._has_surplus = self._has_ended
+
+    def on_headers_complete(self) -> None:
+        """A head is complete, of a 1xx or of the answer."""
+        if self._has_surplus:
+            return
+        self._status = self._parser.get_status_code()
+        if self._status in INFORMATIONAL and self._status != SWITCHING_PROTOCOLS:
+            self._interims += 1
+        else:
+            self._keeps_alive = self._parser.should_keep_alive()
+
+    def on_message_complete(self) -> None:
+        """An answer is complete; a 1xx is none."""
+        self._has_ended = self._status not in INFORMATIONAL
+
+
+class _WithBody:
+    """The parser's callbacks where the body is wanted without its framing."""
+
+    def __init__(self, connection: EngineConnection, pieces: list[bytes]) -> None:
+        self.on_message_begin = connection.on_message_begin
+        self.on_headers_complete = connection.on_headers_complete
+        self.on_message_complete = connection.on_message_complete
+        self.on_body = pieces.append
+
+
+class Pool:
+    """Idle connections, the last used first, and the way to a new one.
+
+    Args:
+        host: of the engine, with its port; or the path of its socket.
+        port: see host.
+        socket_path: see host.
+        tls: for an engine on https.
+        connect_seconds: then no connection is to be had.
+        keepalive_seconds: an idle connection is used no longer.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        socket_path: str | None,
+        tls: ssl.SSLContext | None,
+        connect_seconds: float,
+        keepalive_seconds: float,
+    ) -> None:
+        self._host, self._port, self._socket_path, self._tls = host, port, socket_path, tls
+        self._connect_seconds = connect_seconds
+        self._keepalive_seconds = keepalive_seconds
+        self._idle: deque[EngineConnection] = deque()
+        self._loop = asyncio.get_running_loop()
+
+    def take(self) -> EngineConnection | None:
+        """An idle connection, if there is one that the engine will surely not close in this moment."""
+        while self._idle:
+            newest = self._idle.pop()
+            if not newest.transport.is_closing() and not self._is_old(newest):
+                return newest
+            newest.transport.close()
+        return None
+
+    async def connect(self) -> EngineConnection | Failure:
+        """A new connection, or why there is none."""
+
+        def make() -> EngineConnection:
+            return EngineConnection(self)
+
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                if self._socket_path is not None:
+                    _, made = await self._loop.create_unix_connection(make, self._socket_path)
+                else:
+                    _, made = await self._loop.create_connection(make, self._host, self._port, ssl=self._tls)
+        except TimeoutError:
+            return CONNECT_TIMEOUT
+        except OSError:  # refused, no such name, no such file; and a TLS handshake that fails
+            return CONNECT
+        return made
+
+    def keep(self, connection: EngineConnection) -> None:
+        """Take it back."""
+        connection.idle_since = self._loop.time()
+        self._idle.append(connection)
+
+    def forget(self, connection: EngineConnection) -> None:
+        """It is closed."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def sweep(self) -> None:
+        """Close those that were idle for too long."""
+        while self._idle and self._is_old(self._idle[0]):
+            self._idle.popleft().transport.close()
+
+    def close(self) -> None:
+        """Close all that are idle."""
+        while self._idle:
+            self._idle.pop().transport.close()
+
+    def _is_old(self, connection: EngineConnection) -> bool:
+        return self._loop.time() - connection.idle_since >= self._keepalive_seconds

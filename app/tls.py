@@ -1,0 +1,252 @@
+"""TLS on both sides, from files that are looked at again: certificates are renewed while we run.
+
+::
+
+    clients ──TLS──► sidecar ──TLS──► engine
+            cert_file            ca_file: whom we believe
+            key_file             cert_file, key_file: who we are, where the engine asks
+
+A context is never changed in place. ``load_cert_chain`` on one in use would leave it without a key between two calls,
+would keep a certificate of the old kind (RSA) beside a new one of another (ECDSA) and serve either, and a certificate
+authority once loaded would be trusted until the end. So new files make a new context, whole or not at all, and
+connections from then on are made with it; those that are open keep theirs. Files that do not load change nothing.
+
+It refuses to turn verification off, and to ask for a passphrase.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+LOOK_SECONDS = 5.0
+# X509_V_ERR_*_MISMATCH (openssl/x509_vfy.h): the certificate is good, and for another name or address.
+_NAME_MISMATCHES = frozenset({62, 64})
+# What an SSLError may be without anything being wrong with keys or certificates: data to wait for, a peer that left.
+_NO_TROUBLE = (ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+log = logging.getLogger("highwater.tls")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where one side's certificates are, in PEM.
+
+    Attributes:
+        ca_file: The authorities to believe; the system's where None.
+        cert_file: Our certificate, and what leads from it to an authority.
+        key_file: Its key.
+    """
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(path for path in (self.ca_file, self.cert_file, self.key_file) if path is not None)
+
+
+class ReloadedContext(ssl.SSLContext):
+    """Stands for the context last made from some files; each connection is wrapped by that one.
+
+    asyncio, uvloop and httpx ask a context for nothing but ``wrap_bio``. In itself this one has no certificate and
+    trusts nobody, so that another way of using it fails, and does not pass by what the files say.
+
+    Args:
+        make: Reads the files and makes a context; raises ``ValueError`` where they do not serve.
+        files: Those that it reads.
+        side: What it is for, in the log.
+    """
+
+    def __new__(cls, *_: object) -> Self:
+        """A bare one, of the kind that verifies."""
+        return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
+
+    def __init__(self, make: Callable[[TlsFiles], ssl.SSLContext], files: TlsFiles, side: str) -> None:
+        self._make = make
+        self._files = files
+        self._side = side
+        self._seen = _signature(files)
+        self._current = make(files)
+
+    def look(self) -> bool:
+        """Look at the files, and load them if they changed.
+
+        Returns:
+            Whether connections from now on use new ones. Where they do not load, that is logged once.
+        """
+        seen = _signature(self._files)
+        if seen == self._seen:
+            return False
+        # Also when they do not load: what is wrong with these very files is told once.
+        self._seen = seen
+        try:
+            self._current = self._make(self._files)
+        except ValueError as exc:
+            log.warning("%s: changed files are not used, those from before stay in force: %s", self._side, exc)
+            return False
+        log.info("%s: loaded anew: %s", self._side, ", ".join(map(str, self._files)))
+        return True
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """One connection, by the context of this moment."""
+        return self._current.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+
+class TlsWatch:
+    """Looks at files of contexts every few seconds.
+
+    Kubernetes renews a mounted secret by pointing a link elsewhere; a look follows links, and needs no event.
+
+    Args:
+        contexts: Of which sides; None where one speaks no TLS.
+        every_seconds: Time between looks.
+    """
+
+    def __init__(self, *contexts: ReloadedContext | None, every_seconds: float = LOOK_SECONDS) -> None:
+        self._contexts = [context for context in contexts if context is not None]
+        self._every_seconds = every_seconds
+
+    def look(self) -> None:
+        """Look at all of them, now."""
+        for context in self._contexts:
+            context.look()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(self._every_seconds)
+            self.look()
+
+
+def listening_context(files: TlsFiles) -> ReloadedContext | None:
+    """What clients are answered with; None where no certificate is given, that is, plain HTTP.
+
+    Raises:
+        ValueError: The files do not load.
+    """
+    return ReloadedContext(_server_context, files, "tls") if files.cert_file is not None else None
+
+
+def engine_context(url: str, files: TlsFiles) -> ReloadedContext | None:
+    """What the engine is spoken to with; None where ``url`` is not https.
+
+    Raises:
+        ValueError: The files do not load.
+    """
+    return ReloadedContext(_client_context, files, "engine_tls") if url.startswith("https:") else None
+
+
+def check_certificate(cert_file: Path) -> None:
+    """Whether the file holds certificates, theirs or ours.
+
+    Raises:
+        ValueError: It does not, or cannot be read.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=cert_file)
+    except ssl.SSLError as exc:
+        raise ValueError("holds no certificate in PEM") from exc
+    except OSError as exc:
+        raise ValueError(f"cannot be read: {exc.strerror}") from exc
+
+
+def check_pair(cert_file: Path, key_file: Path) -> None:
+    """Whether the certificate and the key load and belong together.
+
+    Raises:
+        ValueError: They do not.
+    """
+    _load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert_file, key_file)
+
+
+def trouble(exc: BaseException) -> str | None:
+    """Why there is no TLS with the engine, as a sentence with what to set; None where ``exc`` is about something else.
+
+    Args:
+        exc: What connecting or reading raised, causes included.
+    """
+    cause: BaseException | None = exc
+    while cause is not None and (not isinstance(cause, ssl.SSLError) or isinstance(cause, _NO_TROUBLE)):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return None
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        right = (
+            "engine_url must name a host that it was made for"
+            if cause.verify_code in _NAME_MISMATCHES
+            else "engine_tls.ca_file names the authorities to believe"
+        )
+        return f"the engine's certificate is not accepted: {cause.verify_message.rstrip('.')}; {right}"
+    reason = cause.reason or str(cause)
+    if reason in {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}:
+        return "the engine does not speak TLS, and engine_url says https"
+    if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        return (
+            f"the engine does not accept our certificate ({reason.replace('_', ' ').lower()}); "
+            "engine_tls.cert_file and engine_tls.key_file name it"
+        )
+    return f"no TLS with the engine: {reason.replace('_', ' ').lower()}"
+
+
+def _server_context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    return _with_our_terms(context, files)
+
+
+def _client_context(files: TlsFiles) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=files.ca_file)
+    except (OSError, ValueError) as exc:
+        raise ValueError(f"{files.ca_file}: holds no certificate in PEM, or cannot be read ({exc})") from exc
+    return _with_our_terms(context, files)
+
+
+def _with_our_terms(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    if files.cert_file is not None and files.key_file is not None:
+        _load_pair(context, files.cert_file, files.key_file)
+    return context
+
+
+def _load_pair(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
+    try:
+        context.load_cert_chain(cert_file, key_file, password=_no_passphrase)
+    except ssl.SSLError as exc:
+        if exc.reason == "KEY_VALUES_MISMATCH":
+            raise ValueError(f"the key in {key_file} is not that of the certificate in {cert_file}") from exc
+        raise ValueError(f"{cert_file} and {key_file} are not a certificate and its key in PEM ({exc})") from exc
+    except OSError as exc:
+        raise ValueError(f"{cert_file} and {key_file} cannot both be read: {exc.strerror}") from exc
+
+
+def _no_passphrase() -> str:
+    # OpenSSL would ask for it on the terminal, and wait.
+    raise ValueError("the key is encrypted; give one that is not, readable for the sidecar alone")
+
+
+def _signature(files: TlsFiles) -> tuple[tuple[int, ...] | None, ...]:
+    """What changes with a file's content or whom it may be read by; None for one that is not there."""
+    return tuple(_stat(path) for path in files)
+
+
+def _stat(path: Path) -> tuple[int, ...] | None:
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return None
+    return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
