@@ -18,11 +18,11 @@ from app import __version__
 from app.attribution import COMPONENTS, host_ratio
 from app.readings import EngineState, PolicyStatus, RankReading, RemedyResult, Report, RulePhase, Trigger
 from app.table import device_title
+from app.traffic import Traffic
 
 _RANK_LABELS = ("rank", "device", "host")
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _RESET_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_FIRST_BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 def _of_encoder_cache(name: str) -> Callable[[RankReading], float | None]:
@@ -114,15 +114,10 @@ class Exporter:
             "remedy",
             "moment",
         )
-        self._requests = counter("proxy_requests_total", "Proxied requests that ended.", "path_class", "method", "code")
-        self._in_flight = Gauge("highwater_proxy_requests_in_flight", "Proxied requests under way.", registry=registry)
+        self._traffic = Traffic()
+        registry.register(self._traffic)
         text = "Proxied requests that wait for a reset to end."
         Gauge("highwater_proxy_requests_held", text, registry=registry).set_function(held)
-        self._first_byte = histogram(
-            "proxy_time_to_first_byte_seconds",
-            "Time from a proxied request's head to the head of the engine's answer.",
-            _FIRST_BYTE_BUCKETS,
-        )
         self._disconnects = counter(
             "proxy_client_disconnects_total", "Clients that left before their answer was complete."
         )
@@ -162,14 +157,11 @@ class Exporter:
     def request_started(self, path_class: str) -> None:
         """A proxied request is under way."""
         del path_class
-        self._in_flight.inc()
+        self._traffic.started()
 
     def request_ended(self, path_class: str, method: str, code: int, first_byte_seconds: float | None) -> None:
         """A proxied request is over."""
-        self._in_flight.dec()
-        self._requests.labels(path_class, method, str(code)).inc()
-        if first_byte_seconds is not None:
-            self._first_byte.observe(first_byte_seconds)
+        self._traffic.ended(path_class, method, code, first_byte_seconds)
 
     def client_disconnected(self) -> None:
         """A client left before its answer was complete."""

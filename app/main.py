@@ -97,17 +97,17 @@ class Front:
         self._allowed = allowed
         self._remembered = lru_cache(maxsize=1024)(self._judge)
 
-    def __call__(self, method: str, raw_path: bytes, websocket: bool) -> Destination:
+    def __call__(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
         """The destination of one request."""
         if len(raw_path) > PATH_BYTES_REMEMBERED:
             return self._judge(method, raw_path, websocket)
         return self._remembered(method, raw_path, websocket)
 
-    def _judge(self, method: str, raw_path: bytes, websocket: bool) -> Destination:
+    def _judge(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
         path = unquote_to_bytes(raw_path).decode("utf-8", "replace")
         if not websocket and path in self._own:
             return Destination("own")
-        verdict = self._allowed.judge(method, raw_path, "websocket" if websocket else "http")
+        verdict = self._allowed.judge(method.decode(), raw_path, "websocket" if websocket else "http")
         if verdict.admitted:
             return Destination("engine", path_class(path))
         # For whoever is here for the first time, with curl and no documentation.
@@ -223,9 +223,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
     )
     control, own_paths = _control_plane(services, lifespan)
     front = Front(own_paths, AllowList(settings.proxy.extra_paths))
-    return Sidecar(
-        protocol(proxy, front), services, own_paths, history.close, BodyLimit(control, CONTROL_BODY_BYTES)
-    )
+    return Sidecar(protocol(proxy, front), services, own_paths, history.close, BodyLimit(control, CONTROL_BODY_BYTES))
 
 
 def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) -> tuple[FastAPI, frozenset[str]]:

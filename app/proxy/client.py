@@ -15,14 +15,14 @@ from uvicorn.server import ServerState
 
 from app.proxy.exchange import Exchange
 from app.proxy.failures import Failure, bad_request, error_answer
-from app.proxy.heads import Destination, Header, RequestHead
+from app.proxy.heads import KEPT_APART, Destination, Header, RequestHead
 from app.proxy.own import OwnConversation
 from app.proxy.proxy import Proxy
-from app.proxy.reading import Reading
+from app.proxy.reading import FULL_READ_BYTES, Reading
 
 log = logging.getLogger("app.proxy")
 
-Judge = Callable[[str, bytes, bool], Destination]
+Judge = Callable[[bytes, bytes, bool], Destination]
 """Where a request goes, by its method, its raw path, and whether it asks for a WebSocket."""
 
 _NOT_HTTP = bad_request("this is not an HTTP/1.1 request")
@@ -39,6 +39,9 @@ class Conversation(Protocol):
 
     def body_ends(self, trailers: list[Header]) -> None:
         """The request is complete."""
+
+    def flush(self) -> None:
+        """That is all for this turn."""
 
     def client_full(self) -> None:
         """Write no more for now."""
@@ -59,15 +62,14 @@ class Conversation(Protocol):
 class _Incoming:
     """A request that is being received; what has come of it stays here until its turn has come."""
 
-    __slots__ = ("body_bytes", "flaw", "head", "is_complete", "is_waiting", "pieces", "talk", "trailers")
+    talk: Conversation | None = None  # none any more: what comes of its body is nobody's
+    flaw: Failure | None = None
+    is_waiting = False
+    is_complete = False
+    body_bytes = 0
 
     def __init__(self) -> None:
         self.head = RequestHead()
-        self.talk: Conversation | None = None  # none any more: what comes of its body is nobody's
-        self.flaw: Failure | None = None
-        self.is_waiting = False
-        self.is_complete = False
-        self.body_bytes = 0
         self.pieces: list[bytes] = []
         self.trailers: list[Header] = []
 
@@ -101,6 +103,7 @@ class ClientConnection(asyncio.Protocol):
         self.reading: Reading = cast("Reading", None)
         self._parser = httptools.HttpRequestParser(self)
         self._receiving: _Incoming | None = None
+        self._head = RequestHead()  # the one being received
         self._is_in_head = False
         self._head_bytes = 0  # read so far for a head that is not complete
         self._plain_bytes = 0  # still to come of a counted body, which needs no parser
@@ -146,9 +149,12 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of requests."""
-        self.reading.took(len(data))
+        if len(data) >= FULL_READ_BYTES:
+            self.reading.give_way()
         while data and not self._is_deaf:
             data = self._take(data)
+        if self._current is not None and self._current.talk is not None:
+            self._current.talk.flush()
 
     def _take(self, data: bytes) -> bytes:
         """Take what can be taken at once, and return the rest."""
@@ -193,24 +199,25 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._receiving = _Incoming()
+        self._receiving = incoming = _Incoming()
+        self._head = incoming.head
         self._is_in_head = True
         self._quiet = 0
 
     def on_url(self, url: bytes) -> None:
         """Its target, or a part of it."""
-        if self._receiving is not None:
-            self._receiving.head.target += url
+        self._head.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A line of its head, or a trailer."""
-        receiving = self._receiving
-        if receiving is None:
-            return
         if self._is_in_head:
-            receiving.head.header(name, value)
-        else:
-            receiving.trailers.append((name, value))
+            lowered = name.lower()
+            if lowered in KEPT_APART:
+                self._head.apart.append((lowered, value))
+            else:
+                self._head.lines.append(b"%b: %b\r\n" % (name, value))
+        elif self._receiving is not None:
+            self._receiving.trailers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Its head is complete."""
@@ -268,12 +275,12 @@ class ClientConnection(asyncio.Protocol):
         self.reading.hold("queue")  # no more of them than one read brings
 
     def _converse(self, incoming: _Incoming) -> None:
-        incoming.is_waiting = False
+        was_waiting, incoming.is_waiting = incoming.is_waiting, False
         if incoming.flaw is not None:
             self._give_up(incoming.flaw, incoming.head)
             return
         head = incoming.head
-        where = self._judge(head.method.decode(), head.path, head.websocket)
+        where = self._judge(head.method, head.path, head.websocket)
         if where.refusal is not None:
             # The body, if one comes, is nobody's; a client that waits to be asked for it cannot be told from its next
             # request.
@@ -291,12 +298,20 @@ class ClientConnection(asyncio.Protocol):
         if self._is_last:
             talk.shutdown()
         talk.start()
+        if was_waiting:
+            self._catch_up(incoming)
+
+    @staticmethod
+    def _catch_up(incoming: _Incoming) -> None:
+        """Hand over what came while it waited."""
         pieces, incoming.pieces = incoming.pieces, []
         for piece in pieces:
             if incoming.talk is not None:
                 incoming.talk.body(piece)
         if incoming.is_complete and incoming.talk is not None:
             incoming.talk.body_ends(incoming.trailers)
+        if incoming.talk is not None:
+            incoming.talk.flush()
 
     def answered(self, *, close: bool) -> None:
         """The conversation is over and its answer written."""

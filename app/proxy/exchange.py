@@ -32,8 +32,8 @@ log = logging.getLogger("app.proxy")
 
 # The request's body is too much, too slow, or not HTTP: the connection ends with the answer.
 _UNREADABLE = frozenset({400, 408, 413})
-# Of a request body that the engine cannot take yet; then the client is not read.
-_WAITING_BYTES_MOST = 64 * 1024
+# Of what is for the engine and cannot be sent yet; then the client is not read.
+_OUTBOX_BYTES_MOST = 64 * 1024
 
 
 class Client(Protocol):
@@ -75,32 +75,34 @@ class Exchange:
         path_class: for who counts.
     """
 
+    # Defaults here and not in __init__: a plain request changes few of them.
+    _state = State.HELD
+    _engine: EngineConnection | None = None
+    _answer: AnswerHead | None = None
+    _is_counted_at_gate = False
+    _task: asyncio.Task[None] | None = None
+    _code: int | None = None  # that the client has seen
+    _first_byte_seconds: float | None = None
+    _engine_is_full = False
+    _client_is_full = False
+    _has_repeated = False
+    _outbox_bytes = 0
+    _quiet = 0  # ticks since anything moved
+    _patience = math.inf
+
     def __init__(self, proxy: Proxy, client: Client, head: RequestHead, path_class: str) -> None:
         self._proxy = proxy
         self._client = client
         self._write = client.transport.write
         self._head = head
         self._path_class = path_class
-        self._request_id = head.request_id()
-        self._state = State.HELD
-        self._engine: EngineConnection | None = None
-        self._answer: AnswerHead | None = None
-        self._waiting: list[bytes] = []  # what the engine cannot take yet
-        self._waiting_bytes = 0
-        self._has_asked = not head.has_body  # all of the request has come
-        self._is_counted_at_gate = False
-        self._may_repeat = head.method in READING and not head.has_body
-        self._task: asyncio.Task[None] | None = None
+        self._outbox: list[bytes] = []  # for the engine: of this turn, or until there is a connection
+        self._has_asked = not (head.chunked or head.declared_bytes)  # all of the request has come
         self._closes = not head.keep_alive
-        self._code: int | None = None  # that the client has seen
-        self._first_byte_seconds: float | None = None
         self._started = time.perf_counter()
-        self._engine_is_full = self._client_is_full = False
         self.to_head = head.method == b"HEAD"
         self.wants_bare_body = head.is_http10
         self.wants_tunnel = head.websocket
-        self._quiet = 0  # ticks since anything moved
-        self._patience: float = math.inf
 
     # --- the way there ---
 
@@ -140,21 +142,19 @@ class Exchange:
             self.fail(made)
         else:
             self._ask(made)
+            self.flush()  # no read of the client's is under way that would do it
 
     def _ask(self, engine: EngineConnection) -> None:
         self._state = State.ASKING
         self._engine = engine
-        engine.ask(self, self._head.for_engine(self._proxy.host_line, self._request_id))
-        if self._waiting and not self.wants_tunnel:
-            self._flush()
-        self._watch()
-
-    def _flush(self) -> None:
-        if self._engine is not None:
-            self._engine.transport.write(b"".join(self._waiting))
-        self._waiting.clear()
-        self._waiting_bytes = 0
-        self._client.reading.let_go("engine")
+        self._quiet = 0
+        self._patience = self._proxy.first_byte_ticks if self._has_asked else self._proxy.idle_ticks
+        engine.ask(self)
+        head = self._head.for_engine(self._proxy.host_line)
+        if self.wants_tunnel:
+            engine.transport.write(head)  # what else is there is the tunnel's
+        else:
+            self._outbox.insert(0, head)
 
     # --- what the client sends ---
 
@@ -162,26 +162,36 @@ class Exchange:
         """A piece of the request's body; or of a tunnel."""
         if self._head.chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-        self._to_engine(piece)
+        self._quiet = 0
+        self._outbox.append(piece)
+        if self._engine is None or self.wants_tunnel:
+            self._outbox_bytes += len(piece)
+            if self._outbox_bytes > _OUTBOX_BYTES_MOST and not self._can_send:
+                self._client.reading.hold("outbox")
 
     def body_ends(self, trailers: list[Header]) -> None:
         """The request is complete."""
         if self._head.chunked:
             kept = (b"%b: %b\r\n" % header for header in trailers if header[0].lower() not in NEVER_A_TRAILER)
-            self._to_engine(b"0\r\n%b\r\n" % b"".join(kept))
-        if not self._has_asked:
-            self._has_asked = True
-            self._watch()
+            self._outbox.append(b"0\r\n%b\r\n" % b"".join(kept))
+        self._has_asked = True
+        if self._state is State.ASKING:
+            self._quiet = 0
+            self._patience = self._proxy.first_byte_ticks
 
-    def _to_engine(self, piece: bytes) -> None:
-        self._quiet = 0
-        if self._engine is not None and (not self.wants_tunnel or self._state is State.TUNNEL):
-            self._engine.transport.write(piece)
-            return
-        self._waiting.append(piece)
-        self._waiting_bytes += len(piece)
-        if self._waiting_bytes > _WAITING_BYTES_MOST:
-            self._client.reading.hold("engine")
+    def flush(self) -> None:
+        """The client's read is done: send what it brought, in one write."""
+        engine = self._engine
+        if self._outbox and engine is not None and (not self.wants_tunnel or self._state is State.TUNNEL):
+            outbox, self._outbox = self._outbox, []
+            engine.transport.write(b"".join(outbox))
+            if self._outbox_bytes:
+                self._outbox_bytes = 0
+                self._client.reading.let_go("outbox")
+
+    @property
+    def _can_send(self) -> bool:
+        return self._engine is not None and (not self.wants_tunnel or self._state is State.TUNNEL)
 
     def engine_full(self) -> None:
         """The engine takes no more for now, so the client is not read."""
@@ -201,8 +211,8 @@ class Exchange:
         if not self._head.is_http10:
             self._write(raw)
 
-    def answer_begins(self, head: AnswerHead) -> None:
-        """Its head."""
+    def answer_begins(self, head: AnswerHead, data: bytes) -> None:
+        """Its head, and what came of its body with it."""
         self._state = State.ANSWERING
         self._answer = head
         self._code = head.status
@@ -210,8 +220,11 @@ class Exchange:
         unasked = self._head.expects_continue and not self._has_asked
         self._closes = self._closes or head.until_close or unasked
         unchunked = self.wants_bare_body and head.chunked
-        self._write(head.for_client(self._request_id, close=self._closes, unchunked=unchunked))
-        self._watch()
+        if data:
+            self._first_byte_seconds = time.perf_counter() - self._started
+        self._write(head.for_client(self._head.request_id(), close=self._closes, unchunked=unchunked) + data)
+        self._quiet = 0
+        self._patience = self._proxy.idle_ticks
 
     def answer_continues(self, data: bytes) -> None:
         """A piece of its body."""
@@ -239,9 +252,8 @@ class Exchange:
         self._answer = head
         self._code = head.status
         self._patience = math.inf
-        self._write(head.for_tunnel(self._request_id))
-        if self._waiting:
-            self._flush()
+        self._write(head.for_tunnel(self._head.request_id()))
+        self.flush()
 
     def engine_failed(self, failure: Failure) -> None:
         """The connection is gone, or what came is no answer."""
@@ -252,12 +264,15 @@ class Exchange:
             # How it ended stands in the frames that went through, if it did in order.
             self._end()
             self._client.cut(reset=False)
-        elif failure is DISCONNECTED and self._may_repeat and engine is not None and engine.answered:
+        elif failure is DISCONNECTED and engine is not None and engine.answered and self._may_repeat():
             # An idle connection that the engine closed just now; a request that changes nothing is sent once more.
-            self._may_repeat = False
+            self._has_repeated = True
             self._task = self._proxy.spawn(self._open())
         else:
             self.fail(failure)
+
+    def _may_repeat(self) -> bool:
+        return self._head.method in READING and not self._head.has_body and not self._has_repeated
 
     def client_full(self) -> None:
         """The client takes no more for now, so the engine is not read."""
@@ -300,7 +315,7 @@ class Exchange:
         # The rest of the body is read in vain, and the connection lives; unless the body itself was the fault.
         unread = not self._has_asked and (self._head.expects_continue or failure.status in _UNREADABLE)
         close = self._closes or unread
-        self._write(error_answer(failure, self._request_id, close=close, without_body=self.to_head))
+        self._write(error_answer(failure, self._head.request_id(), close=close, without_body=self.to_head))
         self._client.answered(close=close)
 
     def _report(self, failure: Failure) -> None:
@@ -313,7 +328,7 @@ class Exchange:
             self._head.method.decode(),
             self._head.target.decode("latin-1"),
             failure.message,
-            self._request_id.decode(),
+            self._head.request_id().decode(),
         )
 
     def _end(self) -> None:
@@ -325,24 +340,17 @@ class Exchange:
         self._task = None
         if self._is_counted_at_gate:
             proxy.gate.leave()
-        self._client.reading.let_go("engine")
-        proxy.observer.request_ended(
-            self._path_class, method_class(self._head.method), self._code or CLIENT_LEFT.status, self._first_byte_seconds
-        )
+        if self._engine_is_full or self._outbox_bytes:
+            self._client.reading.let_go("engine")
+            self._client.reading.let_go("outbox")
+        code = self._code or CLIENT_LEFT.status
+        proxy.observer.request_ended(self._path_class, method_class(self._head.method), code, self._first_byte_seconds)
 
     def shutdown(self) -> None:
         """The server stops: the client's connection closes after this answer."""
         self._closes = True
 
     # --- time ---
-
-    def _watch(self) -> None:
-        """How long it may be quiet from here on."""
-        self._quiet = 0
-        if self._state is State.ASKING and self._has_asked:
-            self._patience = self._proxy.first_byte_ticks
-        elif self._state in (State.ASKING, State.ANSWERING):
-            self._patience = self._proxy.idle_ticks
 
     def tick(self) -> None:
         """A while has passed."""

@@ -26,11 +26,10 @@ HOP_BY_HOP = frozenset(
 KEPT_APART = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
 # What no trailer may bring: framing and routing (RFC 9110 6.5.1).
 NEVER_A_TRAILER = KEPT_APART | {b"authorization", b"content-encoding", b"content-type", b"cookie"}
-# In an answer's head, in lower case. Without any of these it goes on as it came.
-_REWRITTEN = tuple(
-    b"\n%b:" % name for name in sorted(HOP_BY_HOP - {b"transfer-encoding", b"trailer"} | {b"x-request-id"})
-)
-_ANSWER_HOP_BY_HOP = HOP_BY_HOP - {b"transfer-encoding", b"trailer"}  # the framing is kept, and so are trailers
+# An answer's framing is kept, and so are its trailers.
+_ANSWER_HOP_BY_HOP = HOP_BY_HOP - {b"transfer-encoding", b"trailer"}
+# A head in lower case without any of these goes on as it came.
+_REWRITTEN = re.compile(rb"\n(?:%b):" % b"|".join(sorted(_ANSWER_HOP_BY_HOP | {b"x-request-id"})))
 
 _SANE_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
@@ -38,7 +37,7 @@ _BODILESS = frozenset({204, 304})
 _MAY_LACK_A_BODY = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT"})
 # Cannot reach the model: they pass the gate uncounted, for liveness must not wait for a reset.
 READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-_METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
+_METHODS = {name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")}
 
 _PATH_CLASSES = {
     "/v1/chat/completions": "chat_completions",
@@ -79,7 +78,7 @@ def path_class(path: str) -> str:
 
 def method_class(method: bytes) -> str:
     """Name a method with one of a few words, as a metric's label."""
-    return method.decode() if method in _METHODS else "other"
+    return _METHODS.get(method, "other")
 
 
 def _request_ids() -> Iterator[bytes]:
@@ -94,11 +93,12 @@ _fresh = _request_ids()
 
 
 class RequestHead:
-    """A request's head as the client sent it, read line by line.
+    """A request's head as the client sent it.
 
     Attributes:
-        lines: the header lines that travel, as they came.
-        apart: those of ``KEPT_APART``, with names in lower case.
+        target: as sent.
+        lines: the header lines that travel, as they came; whoever reads the head adds them.
+        apart: those of ``KEPT_APART``, with names in lower case; the same.
         declared_bytes: of a counted body; 0 without one.
         chunked: whether the body comes in chunks.
         expects_continue: whether the client waits to be asked for the body.
@@ -106,38 +106,21 @@ class RequestHead:
         websocket: whether it asks to speak WebSocket.
     """
 
-    __slots__ = (
-        "apart",
-        "chunked",
-        "declared_bytes",
-        "expects_continue",
-        "is_http10",
-        "keep_alive",
-        "lines",
-        "method",
-        "target",
-        "websocket",
-    )
+    # Defaults here and not in __init__: most heads change none of them.
+    method = b""
+    target = b""
+    declared_bytes = 0
+    chunked = False
+    expects_continue = False
+    is_http10 = False
+    keep_alive = True
+    websocket = False
+    _request_id: bytes | None = None
+    _named: tuple[bytes, ...] = ()
 
     def __init__(self) -> None:
-        self.method = b""
-        self.target = b""
         self.lines: list[bytes] = []
         self.apart: list[Header] = []
-        self.declared_bytes = 0
-        self.chunked = False
-        self.expects_continue = False
-        self.is_http10 = False
-        self.keep_alive = False
-        self.websocket = False
-
-    def header(self, name: bytes, value: bytes) -> None:
-        """Take a header line."""
-        lowered = name.lower()
-        if lowered in KEPT_APART:
-            self.apart.append((lowered, value))
-        else:
-            self.lines.append(b"%b: %b\r\n" % (name, value))
 
     def complete(self, method: bytes, version: str, *, keep_alive: bool, upgrade: bool) -> Failure | None:
         """Take what the parser knows at the end of the head.
@@ -146,11 +129,14 @@ class RequestHead:
             Why it cannot be passed on, if it cannot.
         """
         self.method = method
-        self.is_http10 = version == "1.0"
-        self.keep_alive = keep_alive and not self.is_http10
-        if version not in ("1.1", "1.0"):
-            return bad_request("the HTTP version is neither 1.1 nor 1.0")
-        flaw = self._read_framing()
+        if version != "1.1":
+            if version != "1.0":
+                return bad_request("the HTTP version is neither 1.1 nor 1.0")
+            self.is_http10 = True
+            self.keep_alive = False
+        elif not keep_alive:
+            self.keep_alive = False
+        flaw = self._read_apart()
         if flaw is not None:
             return bad_request(flaw)
         if upgrade:
@@ -159,28 +145,37 @@ class RequestHead:
             self.websocket = protocols == {b"websocket"} and not self.has_body and not self.is_http10
         return None
 
-    def _read_framing(self) -> str | None:
+    def _read_apart(self) -> str | None:
         hosts = lengths = codings = 0
         for name, value in self.apart:
-            if name == b"content-length":
+            if name == b"host":
+                hosts += 1
+            elif name == b"content-length":
                 lengths += 1
                 if not _DIGITS.fullmatch(value):
                     return "Content-Length must be a number"
                 self.declared_bytes = int(value)
+            elif name == b"connection":
+                self._read_connection(value)
+            elif name == b"x-request-id":
+                self._request_id = value if _SANE_REQUEST_ID.fullmatch(value) else None
             elif name == b"transfer-encoding":
                 codings += 1
                 self.chunked = value.lower() == b"chunked"
             elif name == b"expect":
                 self.expects_continue = value.lower() == b"100-continue" and not self.is_http10
-            elif name == b"host":
-                hosts += 1
-        if lengths > 1 or (lengths and codings):
-            return "a request has one Content-Length, or Transfer-Encoding, not both"
-        if codings > 1 or (codings and not self.chunked) or (codings and self.is_http10):
-            return "Transfer-Encoding can only be 'chunked', once, in HTTP/1.1"
-        if hosts > 1 or (not hosts and not self.is_http10):
+        if lengths + codings > 1:
+            return "a request has one Content-Length, or one Transfer-Encoding"
+        if codings and (not self.chunked or self.is_http10):
+            return "Transfer-Encoding can only be 'chunked', in HTTP/1.1"
+        if hosts != 1 and not (hosts == 0 and self.is_http10):
             return "a request has one Host"
         return None
+
+    def _read_connection(self, value: bytes) -> None:
+        lowered = value.lower()
+        if lowered not in (b"keep-alive", b"close", b"upgrade"):
+            self._named += tuple(token.strip() + b":" for token in lowered.split(b","))
 
     @property
     def has_body(self) -> bool:
@@ -193,43 +188,35 @@ class RequestHead:
         return self.target.partition(b"?")[0]
 
     def request_id(self) -> bytes:
-        """The client's own if it is fit for a log line, else a fresh one."""
-        for name, value in self.apart:
-            if name == b"x-request-id":
-                return value if _SANE_REQUEST_ID.fullmatch(value) else next(_fresh)
-        return next(_fresh)
+        """The client's own if it is fit for a log line, else one made for this request."""
+        if self._request_id is None:
+            self._request_id = next(_fresh)
+        return self._request_id
 
-    def for_engine(self, host_line: bytes, request_id: bytes) -> bytes:
+    def for_engine(self, host_line: bytes) -> bytes:
         """The head as the engine gets it."""
         if self.declared_bytes:
             framing = b"content-length: %d\r\n" % self.declared_bytes
         elif self.chunked:
             framing = b"transfer-encoding: chunked\r\n"
         elif self.websocket:
-            framing = self._handshake()
+            framing = b"connection: Upgrade\r\nupgrade: websocket\r\n"
         else:
             # RFC 9110 8.6 asks for a length even of an empty body, of methods that have a use for one.
             framing = b"" if self.method in _MAY_LACK_A_BODY else b"content-length: 0\r\n"
         if self.expects_continue:
             framing += b"expect: 100-continue\r\n"  # the engine asks for the body, or refuses it unseen
+        lines = self.lines
+        if self._named:
+            lines = [line for line in lines if not line.lower().startswith(self._named)]
         return b"%b %b HTTP/1.1\r\n%b%b%bx-request-id: %b\r\n\r\n" % (
             self.method,
             self.target,
             host_line,
-            b"".join(self._end_to_end()),
+            b"".join(lines),
             framing,
-            request_id,
+            self.request_id(),
         )
-
-    def _end_to_end(self) -> list[bytes]:
-        for name, value in self.apart:
-            if name == b"connection" and value.lower() not in (b"keep-alive", b"close", b"upgrade"):
-                named = tuple(token.strip().lower() + b":" for token in value.split(b","))
-                return [line for line in self.lines if not line.lower().startswith(named)]
-        return self.lines
-
-    def _handshake(self) -> bytes:
-        return b"connection: Upgrade\r\nupgrade: websocket\r\n"
 
     def for_ourselves(self) -> bytes:
         """The head as the sidecar's own server gets it: as it came, less a protocol that we do not take up."""
@@ -252,6 +239,7 @@ class AnswerHead:
         to_head: whether it answers a HEAD request.
 
     Attributes:
+        chunked: whether the body comes in chunks.
         has_body: whether bytes may follow.
         until_close: whether only the connection's end ends the body.
     """
@@ -260,11 +248,11 @@ class AnswerHead:
 
     def __init__(self, raw: bytes, status: int, *, to_head: bool) -> None:
         self._raw = raw
-        self._lowered = raw.lower()
+        self._lowered = lowered = raw.lower()
         self.status = status
         self.has_body = not to_head and status not in _BODILESS
-        self.chunked = b"\ntransfer-encoding:" in self._lowered
-        self.until_close = self.has_body and not self.chunked and b"\ncontent-length:" not in self._lowered
+        self.chunked = b"\ntransfer-encoding:" in lowered
+        self.until_close = self.has_body and not self.chunked and b"\ncontent-length:" not in lowered
 
     def for_client(self, request_id: bytes, *, close: bool, unchunked: bool = False) -> bytes:
         """The head as the client gets it, its framing kept.
@@ -274,9 +262,9 @@ class AnswerHead:
             close: whether the client's connection ends with this answer.
             unchunked: the body goes on without its framing, for a client of HTTP/1.0.
         """
-        lines = self._raw[:-2]
-        has_id = False
-        if unchunked or any(name in self._lowered for name in _REWRITTEN):
+        if not unchunked and _REWRITTEN.search(self._lowered) is None:
+            lines, has_id = self._raw[:-2], False
+        else:
             lines, has_id = self._rewritten(unchunked=unchunked)
         return b"%b%b%b\r\n" % (
             lines,
@@ -286,16 +274,17 @@ class AnswerHead:
 
     def _rewritten(self, *, unchunked: bool) -> tuple[bytes, bool]:
         first, *lines = self._raw[:-4].split(b"\r\n")
-        names = [line.partition(b":")[0].lower() for line in lines]
+        named = [(line.partition(b":")[0].lower(), line) for line in lines]
         less = set(_ANSWER_HOP_BY_HOP)
+        for name, line in named:
+            if name == b"connection":
+                tokens = {token.strip().lower() for token in line.partition(b":")[2].split(b",")}
+                less |= tokens - {b"transfer-encoding", b"content-length"}
         if unchunked:
             less |= {b"transfer-encoding", b"trailer"}
-        for name, line in zip(names, lines, strict=True):
-            if name == b"connection":
-                named = {token.strip().lower() for token in line.partition(b":")[2].split(b",")}
-                less |= named - {b"transfer-encoding", b"content-length"}
-        kept = [line for name, line in zip(names, lines, strict=True) if name not in less]
-        return b"\r\n".join([first, *kept, b""]), b"x-request-id" in names and b"x-request-id" not in less
+        kept = [(name, line) for name, line in named if name not in less]
+        lines = [line for _, line in kept]
+        return b"\r\n".join([first, *lines, b""]), any(name == b"x-request-id" for name, _ in kept)
 
     def for_tunnel(self, request_id: bytes) -> bytes:
         """A 101's head as the client gets it: hop by hop, and passed on all the same."""

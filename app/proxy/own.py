@@ -18,7 +18,6 @@ from app.proxy.failures import Failure
 from app.proxy.heads import Header, RequestHead
 from app.proxy.reading import Reading
 
-
 _READER = "own"
 
 
@@ -66,6 +65,9 @@ class OwnConversation:
         del trailers
         if self._head.chunked:
             self._server.data_received(b"0\r\n\r\n")
+
+    def flush(self) -> None:
+        """Nothing waits."""
 
     def client_full(self) -> None:
         """The application is held where it sends."""

@@ -40,8 +40,7 @@ class Reading:
         for why in list(self._holders):
             self.let_go(why)
 
-    def took(self, count: int) -> None:
-        """After a read that filled the buffer the others have their turn."""
-        if count >= FULL_READ_BYTES:
-            self.hold("turn")
-            asyncio.get_running_loop().call_soon(self.let_go, "turn")
+    def give_way(self) -> None:
+        """After a read that filled the buffer, the others have their turn."""
+        self.hold("turn")
+        asyncio.get_running_loop().call_soon(self.let_go, "turn")

@@ -15,7 +15,7 @@ import httptools
 
 from app.proxy.failures import BROKEN_OFF, CONNECT, CONNECT_TIMEOUT, DISCONNECTED, MALFORMED, Failure
 from app.proxy.heads import AnswerHead
-from app.proxy.reading import Reading
+from app.proxy.reading import FULL_READ_BYTES, Reading
 
 INFORMATIONAL = range(100, 200)
 SWITCHING_PROTOCOLS = 101
@@ -40,8 +40,8 @@ class Asker(Protocol):
     def answer_interim(self, raw: bytes) -> None:
         """A 1xx head."""
 
-    def answer_begins(self, head: AnswerHead) -> None:
-        """The head."""
+    def answer_begins(self, head: AnswerHead, data: bytes) -> None:
+        """The head, and what came of the body with it."""
 
     def answer_continues(self, data: bytes) -> None:
         """A piece of the body, in its framing unless that is not wanted; or of a tunnel."""
@@ -98,13 +98,12 @@ class EngineConnection(asyncio.Protocol):
 
     # --- what the exchange does ---
 
-    def ask(self, asker: Asker, head: bytes) -> None:
-        """Send a request's head; pieces of its body follow through ``transport``."""
+    def ask(self, asker: Asker) -> None:
+        """Take a request; the bytes of it follow through ``transport``."""
         self._asker = asker
         if asker.wants_bare_body:
             self._bare_body = []
             self._parser = httptools.HttpResponseParser(_WithBody(self, self._bare_body))
-        self.transport.write(head)
 
     def release(self) -> None:
         """Keep it for the next request: this one and its answer are complete."""
@@ -155,7 +154,8 @@ class EngineConnection(asyncio.Protocol):
         if asker is None:  # nobody asked; whatever it is, no later answer could be told from it
             self.transport.abort()
             return
-        self.reading.took(len(data))
+        if len(data) >= FULL_READ_BYTES:
+            self.reading.give_way()
         if self._is_tunnel:
             asker.answer_continues(data)
             return
@@ -170,7 +170,9 @@ class EngineConnection(asyncio.Protocol):
         if self._has_surplus:
             self._fail(asker)
         elif self._answer is not None:
-            self._hand_on(asker, data)
+            if payload := self._payload(data):
+                asker.answer_continues(payload)
+            self._end_if_complete(asker)
         elif self._status:
             self._begin(asker, self._head + data)
         else:
@@ -197,15 +199,17 @@ class EngineConnection(asyncio.Protocol):
             if not self._has_ended:  # the length in the answer to a HEAD is another's; the parser would wait for it
                 self._parser = httptools.HttpResponseParser(self)
             self._has_ended = True
-        asker.answer_begins(self._answer)
-        self._hand_on(asker, data)
+        asker.answer_begins(self._answer, self._payload(data))
+        self._end_if_complete(asker)
 
-    def _hand_on(self, asker: Asker, data: bytes) -> None:
-        if self._bare_body is not None:
-            data = b"".join(self._bare_body)
-            self._bare_body.clear()
-        if data:
-            asker.answer_continues(data)
+    def _payload(self, data: bytes) -> bytes:
+        if self._bare_body is None:
+            return data
+        data = b"".join(self._bare_body)
+        self._bare_body.clear()
+        return data
+
+    def _end_if_complete(self, asker: Asker) -> None:
         if self._has_ended:
             asker.answer_ends(reusable=self._keeps_alive and self._bare_body is None)
 

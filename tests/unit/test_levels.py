@@ -19,7 +19,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app", "app.errors", "app.readings"),  # L0: the words
     ("app.tls",),  # L1: pure cores; the words said to vLLM
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine"),
-    ("app.policy", "app.safety", "app.table"),
+    ("app.policy", "app.safety", "app.table", "app.traffic"),
     ("app.policy_settings", "app.resume_guard", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
     ("app.policy_store", "app.remedies", "app.settings"),
     ("app.exporter", "app.gate", "app.history", "app.settings_sources"),  # L3: loops, data plane
@@ -40,7 +40,7 @@ DOORS = {
     "httpx": {"app.engine", "app.main", "app.demo.sidecar"},  # the last: the demonstration is an operator, a client
     "aiohttp": {"app.demo.traffic"},
     "httptools": {"app.proxy"},
-    "prometheus_client": {"app.exporter", "app.sources.engine_metrics"},  # writes, reads
+    "prometheus_client": {"app.exporter", "app.traffic", "app.sources.engine_metrics"},  # write, write, reads
     "fastapi": {"app.main", "app.routes"},
     "yaml": {"app.settings_sources"},
     "click": {"app.cli", "app.demo"},

@@ -1,0 +1,286 @@
+"""TLS on real ports: the server's loop, the engine client, the guard, and `highwater serve` as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from app.demo.process import free_port
+from app.engine import Engine
+from app.errors import EngineUnreachable, EngineUntrusted
+from app.resume_guard import arm
+from app.tls import TlsFiles, engine_context, listening_context
+from tests.fakes.upstream import Upstream
+from tests.http.conftest import serving
+
+PATIENCE = 20.0
+TOKEN = "correct-horse-battery"
+
+
+class Certificates:
+    """A folder with an authority, and pairs that it vouches for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ca = trustme.CA()
+        self.ca_file = path / "ca.crt"
+        self.ca.cert_pem.write_to_path(str(self.ca_file))
+
+    def issue(self, name: str) -> TlsFiles:
+        """A new pair of that name, in place of the one from before."""
+        leaf = self.ca.issue_cert("127.0.0.1", common_name=name)
+        files = TlsFiles(None, self.path / f"{name}.crt", self.path / f"{name}.key")
+        leaf.cert_chain_pems[0].write_to_path(str(files.cert_file))
+        leaf.private_key_pem.write_to_path(str(files.key_file))
+        return files
+
+    def believing(self, files: TlsFiles | None = None) -> TlsFiles:
+        """The same, and our authority believed."""
+        return TlsFiles(self.ca_file, files and files.cert_file, files and files.key_file)
+
+    def client(self) -> ssl.SSLContext:
+        """A client that believes our authority."""
+        return ssl.create_default_context(cafile=self.ca_file)
+
+    def engine(self, *, asks: bool) -> ssl.SSLContext:
+        """An engine's side, that may ask its clients for a certificate."""
+        files = self.issue("engine")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.ca_file)
+        context.load_cert_chain(files.cert_file, files.key_file)
+        context.verify_mode = ssl.CERT_REQUIRED if asks else ssl.CERT_NONE
+        return context
+
+
+@pytest.fixture
+def certificates(tmp_path) -> Certificates:
+    return Certificates(tmp_path)
+
+
+async def serial(port: int, client: ssl.SSLContext) -> str:
+    """Of the certificate that a new connection is shown."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client)
+    try:
+        return writer.get_extra_info("peercert")["serialNumber"]
+    finally:
+        del reader
+        writer.close()
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            await writer.wait_closed()
+
+
+# --- the listening side ---
+
+
+async def test_a_new_certificate_is_for_new_connections(certificates):
+    """One that is open lives on, in the middle of its stream."""
+    go_on = asyncio.Event()
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first ", "more_body": True})
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": scope["scheme"].encode()})
+
+    context = listening_context(certificates.issue("sidecar"))
+    async with serving(app, ssl_context_factory=lambda *_: context) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=certificates.client())
+        old = writer.get_extra_info("peercert")["serialNumber"]
+        writer.write(b"GET / HTTP/1.1\r\nhost: sidecar\r\nconnection: close\r\n\r\n")
+        await reader.readuntil(b"first ")
+        certificates.issue("sidecar")
+        assert await serial(port, certificates.client()) == old
+        assert context.look() is True
+        assert await serial(port, certificates.client()) != old
+        go_on.set()
+        assert b"https" in await reader.read()
+        writer.close()
+
+
+# --- the engine's side ---
+
+
+@contextlib.asynccontextmanager
+async def tls_engine(upstream: Upstream, context: ssl.SSLContext) -> AsyncIterator[str]:
+    server = await upstream.listen_with_tls(context)
+    try:
+        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+async def test_an_engine_is_believed_by_the_authority_of_the_settings(certificates, upstream):
+    """And by no other; a new one in the file holds from the next connection on."""
+    files = certificates.believing()
+    async with tls_engine(upstream, certificates.engine(asks=False)) as url:
+        context = engine_context(url, files)
+        async with Engine(url, ssl_context=context) as engine:
+            assert await engine.exists("/health")
+        trustme.CA().cert_pem.write_to_path(str(files.ca_file))
+        assert context.look() is True
+        async with Engine(url, ssl_context=context) as engine:
+            with pytest.raises(EngineUntrusted, match=r"is not accepted: .*engine_tls\.ca_file names"):
+                await engine.exists("/health")
+
+
+async def test_an_engine_that_asks_for_a_certificate_gets_ours(certificates, upstream):
+    """Without one, the error tells what to set."""
+    ours = certificates.believing(certificates.issue("sidecar"))
+    async with tls_engine(upstream, certificates.engine(asks=True)) as url:
+        async with Engine(url, ssl_context=engine_context(url, ours)) as engine:
+            assert await engine.exists("/health")
+        async with Engine(url, ssl_context=engine_context(url, certificates.believing())) as engine:
+            with pytest.raises(EngineUnreachable, match=r"engine_tls\.cert_file names ours"):
+                await engine.exists("/health")
+
+
+async def test_an_engine_without_tls_is_told_as_such(certificates):
+    """engine_url says https, and the engine speaks HTTP."""
+
+    async def refuse(reader, writer) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, Engine(url, ssl_context=engine_context(url, certificates.believing())) as engine:
+        with pytest.raises(EngineUntrusted, match="does not speak TLS"):
+            await engine.exists("/health")
+
+
+async def test_an_https_engine_is_not_believed_without_a_context(certificates, upstream):
+    """Whoever forgets to hand one on is not let through unverified."""
+    async with tls_engine(upstream, certificates.engine(asks=False)) as url, Engine(url) as engine:
+        with pytest.raises(EngineUntrusted):
+            await engine.exists("/health")
+
+
+async def test_the_guard_resumes_over_tls(certificates, upstream):
+    """With its own connection, from the files."""
+    told = asyncio.Event()
+
+    async def answer(call) -> None:
+        await call.answer(b'{"status": "resumed"}')
+        told.set()
+
+    upstream.on("/resume")(answer)
+    ours = certificates.believing(certificates.issue("sidecar"))
+    async with tls_engine(upstream, certificates.engine(asks=True)) as url, asyncio.timeout(PATIENCE):
+        guard = await arm(url, 0.01, tls=ours)
+        await told.wait()
+        assert await guard.process.wait() == 0
+
+
+async def test_a_guard_with_files_that_do_not_load_is_not_armed(certificates, upstream):
+    """That comes out before anything is paused."""
+    ours = certificates.believing(certificates.issue("sidecar"))
+    ours.key_file.write_text("no key")
+    with pytest.raises(OSError, match="the guard ended with status 1"):
+        await arm("https://127.0.0.1:1", 60.0, tls=ours)
+
+
+# --- the whole ---
+
+
+@contextlib.asynccontextmanager
+async def highwater(folder: Path, ca_file: Path | None = None, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
+    """`highwater serve` as a process, and a client of it."""
+    port = free_port()
+    variables = {f"HIGHWATER_{key.upper()}": str(value) for key, value in settings.items()}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HIGHWATER_")}
+    log_path = folder / "sidecar.log"
+    with log_path.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "app.cli", "serve", "--port", str(port)),
+            env=kept | variables,
+            stdout=log,
+            stderr=log,
+        )
+    verify = ssl.create_default_context(cafile=ca_file)
+    base = f"{'https' if ca_file else 'http'}://127.0.0.1:{port}"
+    try:
+        async with httpx.AsyncClient(base_url=base, verify=verify, trust_env=False, timeout=PATIENCE) as client:
+            await until(lambda: answers(client))
+            yield client
+    finally:
+        process.terminate()
+        await process.wait()
+        sys.stdout.write(log_path.read_text())  # shown where the test fails
+
+
+async def answers(client: httpx.AsyncClient) -> bool:
+    with contextlib.suppress(httpx.ConnectError):
+        return (await client.get("/livez")).status_code == 200
+    return False
+
+
+async def until(true: Callable[[], Awaitable[bool]]) -> None:
+    """Ask until it is so; it is another process that is waited for."""
+    async with asyncio.timeout(PATIENCE):
+        while not await true():  # noqa: ASYNC110 - it has no events for us
+            await asyncio.sleep(0.05)
+
+
+async def test_serve_speaks_tls_on_both_sides(certificates, upstream, tmp_path):
+    """Control face and data plane; the token is asked for as ever; a renewed certificate is found by itself."""
+    ours, clients = certificates.issue("sidecar"), certificates.issue("listening")
+    body = os.urandom(3_000_000)
+    async with (
+        tls_engine(upstream, certificates.engine(asks=True)) as url,
+        highwater(
+            tmp_path,
+            certificates.ca_file,
+            engine_url=url,
+            engine_tls__ca_file=certificates.ca_file,
+            engine_tls__cert_file=ours.cert_file,
+            engine_tls__key_file=ours.key_file,
+            tls__cert_file=clients.cert_file,
+            tls__key_file=clients.key_file,
+            admin_token=TOKEN,
+        ) as client,
+    ):
+        echo = await client.post("/v1/anything", content=body)
+        assert (echo.status_code, echo.content) == (200, body)
+        assert (await client.get("/memory")).json()["engine"]["url"] == url
+        assert (await client.post("/memory/marks", json={"name": "a"})).status_code == 401
+        token = {"authorization": f"Bearer {TOKEN}"}
+        assert (await client.post("/memory/marks", json={"name": "a"}, headers=token)).status_code == 201
+        port = client.base_url.port
+        old = await serial(port, certificates.client())
+        certificates.issue("listening")
+
+        async def renewed() -> bool:
+            return await serial(port, certificates.client()) != old
+
+        await until(renewed)
+        assert (await client.get("/livez")).status_code == 200  # on the connection from before
+
+
+async def test_an_engine_that_is_not_believed_is_told_by_the_report_and_the_answer(certificates, upstream, tmp_path):
+    """State and hint for the operator; an error for the client, and not one byte for the engine."""
+    trustme.CA().cert_pem.write_to_path(str(stranger := tmp_path / "stranger.crt"))
+    async with (
+        tls_engine(upstream, certificates.engine(asks=False)) as url,
+        highwater(tmp_path, engine_url=url, engine_tls__ca_file=stranger) as client,
+    ):
+
+        async def told() -> bool:
+            hint = (await client.get("/memory")).json()["engine"]["hint"]
+            return "engine_tls.ca_file names the authorities to believe" in hint
+
+        await until(told)
+        report = (await client.get("/memory")).json()
+        assert report["engine"]["state"] == "starting"
+        assert "nothing answers" not in report["engine"]["hint"]
+        assert (await client.get("/readyz")).status_code == 503
+        assert (await client.post("/v1/anything", content=b"secret")).status_code == 502
+    assert upstream.calls == []
