@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -14,8 +14,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from app.proxy.exchange import Exchange
-from app.proxy.failures import Failure, bad_request, error_answer
-from app.proxy.heads import KEPT_APART, Destination, Header, RequestHead
+from app.proxy.failures import Failure, error_answer
+from app.proxy.heads import NOT_HTTP, Destination, Header, RequestHead, read_request
 from app.proxy.own import OwnConversation
 from app.proxy.proxy import Proxy
 from app.proxy.reading import FULL_READ_BYTES, Reading
@@ -24,8 +24,6 @@ log = logging.getLogger("app.proxy")
 
 Judge = Callable[[bytes, bytes, bool], Destination]
 """Where a request goes, by its method, its raw path, and whether it asks for a WebSocket."""
-
-_NOT_HTTP = bad_request("this is not an HTTP/1.1 request")
 
 
 class Conversation(Protocol):
@@ -37,7 +35,7 @@ class Conversation(Protocol):
     def body(self, piece: bytes) -> None:
         """A piece of the request's body."""
 
-    def body_ends(self, trailers: list[Header]) -> None:
+    def body_ends(self, trailers: tuple[Header, ...]) -> None:
         """The request is complete."""
 
     def flush(self) -> None:
@@ -67,11 +65,68 @@ class _Incoming:
     is_waiting = False
     is_complete = False
     body_bytes = 0
+    trailers: tuple[Header, ...] = ()
+
+    def __init__(self, head: RequestHead) -> None:
+        self.head = head
+        self.pieces: list[bytes] = []
+
+
+class _Chunks:
+    """A chunked body, taken apart by llhttp.
+
+    Attributes:
+        is_complete: the last chunk and the trailers have come.
+        trailers: headers behind the body.
+    """
+
+    _HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
     def __init__(self) -> None:
-        self.head = RequestHead()
-        self.pieces: list[bytes] = []
-        self.trailers: list[Header] = []
+        self._pieces: list[bytes] = []
+        self._is_in_body = False
+        self.is_complete = False
+        self.trailers: tuple[Header, ...] = ()
+        self.on_body = self._pieces.append
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(self._HEAD)
+        self._is_in_body = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A trailer, unless it is the head's."""
+        if self._is_in_body:
+            self.trailers += ((name, value),)
+
+    def on_message_complete(self) -> None:
+        """All of it has come."""
+        self.is_complete = True
+
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        """The body in a piece of data, and what follows it in there, which is another request.
+
+        Raises:
+            HttpParserError: These are no chunks.
+        """
+        start = 0
+        for end in self._where_it_may_end(data):
+            self._parser.feed_data(data[start:end])
+            start = end
+            if self.is_complete:
+                break
+        body = b"".join(self._pieces)
+        self._pieces.clear()
+        return body, data[start:]
+
+    @staticmethod
+    def _where_it_may_end(data: bytes) -> Iterator[int]:
+        """Behind an empty line, which may have begun in the data before."""
+        yield from range(1, min(4, len(data)))
+        at = data.find(b"\r\n\r\n")
+        while at >= 0:
+            if at > 0:
+                yield at + 4
+            at = data.find(b"\r\n\r\n", at + 1)
+        yield len(data)
 
 
 class ClientConnection(asyncio.Protocol):
@@ -101,15 +156,12 @@ class ClientConnection(asyncio.Protocol):
         self._connections: set[Any] = server_state.connections
         self.transport: asyncio.Transport = cast("asyncio.Transport", None)
         self.reading: Reading = cast("Reading", None)
-        self._parser = httptools.HttpRequestParser(self)
+        self._start = b""  # of a head that is not complete
         self._receiving: _Incoming | None = None
-        self._head = RequestHead()  # the one being received
-        self._is_in_head = False
-        self._head_bytes = 0  # read so far for a head that is not complete
-        self._plain_bytes = 0  # still to come of a counted body, which needs no parser
+        self._plain_bytes = 0  # still to come of a counted body
+        self._chunks: _Chunks | None = None  # still coming
         self._current: _Incoming | None = None  # the one in conversation
         self._queue: deque[_Incoming] = deque()
-        self._is_raw = False  # what comes is the conversation's, whatever it is
         self._is_deaf = False  # what comes is nobody's
         self._is_last = False
         self._is_lingering = False
@@ -133,7 +185,6 @@ class ClientConnection(asyncio.Protocol):
         self._queue.clear()
         talk = self._forget_current()
         self._receiving = None
-        self._parser = None  # it holds our methods: a cycle would be the garbage collector's work
         if talk is not None:
             talk.client_left()
 
@@ -153,117 +204,95 @@ class ClientConnection(asyncio.Protocol):
             self.reading.give_way()
         while data and not self._is_deaf:
             data = self._take(data)
-        if self._current is not None and self._current.talk is not None:
-            self._current.talk.flush()
+        current = self._current
+        if current is not None and current.talk is not None:
+            current.talk.flush()
 
     def _take(self, data: bytes) -> bytes:
         """Take what can be taken at once, and return the rest."""
-        if self._is_raw:
-            if self._current is not None and self._current.talk is not None:
-                self._current.talk.body(data)
+        incoming = self._receiving
+        if incoming is None:
+            return self._take_head(data)
+        if self._chunks is not None:
+            return self._take_chunks(incoming, self._chunks, data)
+        if incoming.head.websocket:
+            self._body(incoming, data)
             return b""
-        if self._plain_bytes:
-            return self._take_plain(data)
-        if self._is_in_head or self._receiving is None:
-            self._head_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # The parser stops behind a request that asks for another protocol; the next one starts there.
-            self._parser = httptools.HttpRequestParser(self)
-            return data[upgrade.args[0] :]
-        except httptools.HttpParserError as error:
-            log.debug("not HTTP: %s", error)
-            self._refuse(_NOT_HTTP)
-            return b""
-        receiving = self._receiving
-        if self._is_in_head:
-            if self._head_bytes > self._proxy.limits.max_header_bytes:
-                self._refuse(self._proxy.head_too_large)
-        elif receiving is not None and not receiving.head.chunked:
-            self._plain_bytes = receiving.head.declared_bytes - receiving.body_bytes
-        return b""
-
-    def _take_plain(self, data: bytes) -> bytes:
-        """The rest of a body whose length is known: a parser would only copy it."""
         rest = data[self._plain_bytes :]
         piece = data[: self._plain_bytes] if rest else data
         self._plain_bytes -= len(piece)
-        self.on_body(piece)
-        if not self._plain_bytes and not self._is_deaf:
-            self._parser = httptools.HttpRequestParser(self)
-            self.on_message_complete()
+        self._body(incoming, piece)
+        if not self._plain_bytes:
+            self._complete(incoming)
         return rest
 
-    # --- what llhttp says ---
-
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        self._receiving = incoming = _Incoming()
-        self._head = incoming.head
-        self._is_in_head = True
-        self._quiet = 0
-
-    def on_url(self, url: bytes) -> None:
-        """Its target, or a part of it."""
-        self._head.target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A line of its head, or a trailer."""
-        if self._is_in_head:
-            lowered = name.lower()
-            if lowered in KEPT_APART:
-                self._head.apart.append((lowered, value))
-            else:
-                self._head.lines.append(b"%b: %b\r\n" % (name, value))
-        elif self._receiving is not None:
-            self._receiving.trailers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        """Its head is complete."""
-        incoming, parser, limits = self._receiving, self._parser, self._proxy.limits
-        if incoming is None or self._is_deaf:
-            return
-        self._is_in_head = False
-        head = incoming.head
-        flaw = head.complete(
-            parser.get_method(),
-            parser.get_http_version(),
-            keep_alive=parser.should_keep_alive(),
-            upgrade=parser.should_upgrade(),
-        )
-        if self._head_bytes > limits.max_header_bytes and head.size() > limits.max_header_bytes:
-            flaw = self._proxy.head_too_large
-        elif head.declared_bytes > limits.max_body_bytes:
-            flaw = self._proxy.body_too_large
-        self._head_bytes = 0
-        if flaw is not None:
-            self._refuse(flaw)
-        elif self._current is not None or self._queue:
+    def _take_head(self, data: bytes) -> bytes:
+        if self._start:
+            data, self._start = self._start + data, b""
+        elif data.startswith(b"\r\n"):
+            return data[2:]  # of old clients, behind a body (RFC 9112 2.2)
+        end = data.find(b"\r\n\r\n") + 4
+        limits = self._proxy.limits
+        if end < 4 or end > limits.max_header_bytes:  # noqa: PLR2004 - not found
+            self._take_start(data)
+            return b""
+        head = read_request(data[:end])
+        if isinstance(head, Failure):
+            self._refuse(head)
+            return b""
+        if head.declared_bytes > limits.max_body_bytes:
+            self._refuse(self._proxy.body_too_large, without_body=head.method == b"HEAD")
+            return b""
+        self._receiving = incoming = _Incoming(head)
+        if self._current is not None or self._queue:
             self._wait_for_turn(incoming)
         else:
             self._converse(incoming)
+        if head.chunked:
+            self._chunks = _Chunks()
+        elif head.declared_bytes:
+            self._plain_bytes = head.declared_bytes
+        elif not head.websocket:
+            self._complete(incoming)
+        return data[end:]
 
-    def on_body(self, piece: bytes) -> None:
-        """A piece of its body."""
-        incoming = self._receiving
-        if incoming is None or self._is_deaf:
-            return
+    def _take_start(self, data: bytes) -> None:
+        if not self._start:
+            self._quiet = 0
+        if len(data) > self._proxy.limits.max_header_bytes:
+            self._refuse(self._proxy.head_too_large)
+        elif not data[:1].isalpha():  # no method; a client that speaks TLS, perhaps, and waits
+            self._refuse(NOT_HTTP)
+        else:
+            self._start = data
+
+    def _take_chunks(self, incoming: _Incoming, chunks: _Chunks, data: bytes) -> bytes:
+        try:
+            body, rest = chunks.take(data)
+        except httptools.HttpParserError as error:
+            log.debug("no chunks: %s", error)
+            self._refuse(NOT_HTTP)
+            return b""
+        if body:
+            self._body(incoming, body)
+        if chunks.is_complete and not self._is_deaf:
+            self._chunks = None
+            incoming.trailers = chunks.trailers
+            self._complete(incoming)
+        return rest
+
+    def _body(self, incoming: _Incoming, piece: bytes) -> None:
         incoming.body_bytes += len(piece)
-        if incoming.body_bytes > self._proxy.limits.max_body_bytes:
+        if incoming.body_bytes > self._proxy.limits.max_body_bytes and not incoming.head.websocket:
             self._refuse(self._proxy.body_too_large)
         elif incoming.talk is not None:
             incoming.talk.body(piece)
         elif incoming.is_waiting:
             incoming.pieces.append(piece)
 
-    def on_message_complete(self) -> None:
-        """It is complete."""
-        incoming, self._receiving = self._receiving, None
-        if incoming is None or self._is_deaf:
-            return
+    def _complete(self, incoming: _Incoming) -> None:
+        self._receiving = None
         incoming.is_complete = True
-        self._is_raw = incoming.head.websocket
         if incoming.talk is not None:
             incoming.talk.body_ends(incoming.trailers)
 
@@ -277,7 +306,7 @@ class ClientConnection(asyncio.Protocol):
     def _converse(self, incoming: _Incoming) -> None:
         was_waiting, incoming.is_waiting = incoming.is_waiting, False
         if incoming.flaw is not None:
-            self._give_up(incoming.flaw, incoming.head)
+            self._give_up(incoming.flaw)
             return
         head = incoming.head
         where = self._judge(head.method, head.path, head.websocket)
@@ -318,7 +347,7 @@ class ClientConnection(asyncio.Protocol):
         incoming = self._current
         self._forget_current()
         self._quiet = 0
-        if incoming is not None and (close or self._is_last or self._is_raw):
+        if incoming is not None and (close or self._is_last or incoming.head.websocket):
             self._end_after(incoming)
         elif self._queue:
             # Not from within the engine's callback: a queue of quick answers would become a stack.
@@ -356,22 +385,25 @@ class ClientConnection(asyncio.Protocol):
 
     # --- refusals and ends ---
 
-    def _refuse(self, failure: Failure) -> None:
+    def _refuse(self, failure: Failure, *, without_body: bool = False) -> None:
         """Nothing that follows on this connection can be understood, or should be."""
         self._is_deaf = True
-        incoming = self._receiving or _Incoming()
-        self._receiving = None
-        if incoming.talk is not None:
+        incoming, self._receiving = self._receiving, None
+        if incoming is not None and incoming.talk is not None:
             incoming.talk.fail(failure)
-        elif self._current is not None or self._queue:
+        elif self._current is None and not self._queue:
+            self._give_up(failure, without_body=without_body)
+        elif incoming is not None and incoming.is_waiting:
             incoming.flaw = failure
-            if not incoming.is_waiting:  # what came before it is answered first
-                self._wait_for_turn(incoming)
-        else:
-            self._give_up(failure, incoming.head)
+        else:  # what came before it is answered first
+            last = _Incoming(RequestHead(b""))
+            last.flaw = failure
+            self._wait_for_turn(last)
 
-    def _give_up(self, failure: Failure, head: RequestHead) -> None:
-        self._write_error(failure, head, close=True)
+    def _give_up(self, failure: Failure, *, without_body: bool = False) -> None:
+        self.transport.write(
+            error_answer(failure, RequestHead(b"").request_id(), close=True, without_body=without_body)
+        )
         self._linger()
 
     def _write_error(self, failure: Failure, head: RequestHead, *, close: bool) -> None:

@@ -110,14 +110,12 @@ class Exchange:
         """Set out: through the gate, to a connection."""
         self._proxy.exchanges.add(self)
         self._proxy.observer.request_started(self._path_class)
-        gate = self._proxy.gate
-        if self._head.method in READING and not self.wants_tunnel:
-            self._connect()
-        elif gate.try_enter():
+        if self._head.method not in READING or self.wants_tunnel:
+            if not self._proxy.gate.try_enter():
+                self._task = self._proxy.spawn(self._wait_at_gate())
+                return
             self._is_counted_at_gate = True
-            self._connect()
-        else:
-            self._task = self._proxy.spawn(self._wait_at_gate())
+        self._connect()
 
     async def _wait_at_gate(self) -> None:
         try:
@@ -169,7 +167,7 @@ class Exchange:
             if self._outbox_bytes > _OUTBOX_BYTES_MOST and not self._can_send:
                 self._client.reading.hold("outbox")
 
-    def body_ends(self, trailers: list[Header]) -> None:
+    def body_ends(self, trailers: tuple[Header, ...]) -> None:
         """The request is complete."""
         if self._head.chunked:
             kept = (b"%b: %b\r\n" % header for header in trailers if header[0].lower() not in NEVER_A_TRAILER)

@@ -12,7 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import httptools
+
 from app.proxy.failures import Failure, bad_request
+
+NOT_HTTP = bad_request("this is not an HTTP/1.1 request")
 
 Header = tuple[bytes, bytes]
 
@@ -21,16 +25,22 @@ HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
     | {b"trailer", b"transfer-encoding", b"upgrade"}
 )
-# Kept apart while a request's head is read: they are hop by hop, or written anew for the engine. It gets its own host:
-# vLLM up to 0.21 derives the path it guards with --api-key from the Host header.
-KEPT_APART = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+# Taken out of a request's head: they are hop by hop, or written anew for the engine. It gets its own host: vLLM up to
+# 0.21 derives the path it guards with --api-key from the Host header.
+TAKEN_OUT = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+_TAKEN_OUT = re.compile(rb"\r\n(%b):[ \t]*([^\r]*)" % b"|".join(sorted(TAKEN_OUT)), re.IGNORECASE)
 # What no trailer may bring: framing and routing (RFC 9110 6.5.1).
-NEVER_A_TRAILER = KEPT_APART | {b"authorization", b"content-encoding", b"content-type", b"cookie"}
+NEVER_A_TRAILER = TAKEN_OUT | {b"authorization", b"content-encoding", b"content-type", b"cookie"}
 # An answer's framing is kept, and so are its trailers.
 _ANSWER_HOP_BY_HOP = HOP_BY_HOP - {b"transfer-encoding", b"trailer"}
 # A head in lower case without any of these goes on as it came.
 _REWRITTEN = re.compile(rb"\n(?:%b):" % b"|".join(sorted(_ANSWER_HOP_BY_HOP | {b"x-request-id"})))
 
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
+_HTTP10 = b"HTTP/1.0"
+_VERSIONS = (b"HTTP/1.1", _HTTP10)
+# Of a Connection header: those that name no other header.
+_PLAIN_TOKENS = frozenset({b"keep-alive", b"close", b"upgrade", b""})
 _SANE_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 _BODILESS = frozenset({204, 304})
@@ -92,90 +102,92 @@ def _request_ids() -> Iterator[bytes]:
 _fresh = _request_ids()
 
 
+class _Nobody:
+    """What the parser tells, when it is only to judge."""
+
+
+_NOBODY = _Nobody()
+
+
 class RequestHead:
     """A request's head as the client sent it.
 
     Attributes:
+        raw: all of it, with the empty line at its end.
+        method: in capitals.
         target: as sent.
-        lines: the header lines that travel, as they came; whoever reads the head adds them.
-        apart: those of ``KEPT_APART``, with names in lower case; the same.
         declared_bytes: of a counted body; 0 without one.
         chunked: whether the body comes in chunks.
         expects_continue: whether the client waits to be asked for the body.
+        is_http10: 1.1 else.
         keep_alive: whether the client's connection may serve another request.
         websocket: whether it asks to speak WebSocket.
     """
 
     # Defaults here and not in __init__: most heads change none of them.
-    method = b""
-    target = b""
     declared_bytes = 0
     chunked = False
     expects_continue = False
     is_http10 = False
     keep_alive = True
     websocket = False
+    _upgrade: bytes | None = None
     _request_id: bytes | None = None
-    _named: tuple[bytes, ...] = ()
+    _tokens: frozenset[bytes] = frozenset()
 
-    def __init__(self) -> None:
-        self.lines: list[bytes] = []
-        self.apart: list[Header] = []
+    def __init__(self, raw: bytes, method: bytes = b"", target: bytes = b"", *, is_http10: bool = False) -> None:
+        self.raw = raw
+        self.method = method
+        self.target = target
+        # The lines that travel, each with the line end before it; between them name and value of those that do not.
+        self._parts = _TAKEN_OUT.split(raw)
+        if is_http10:
+            self.is_http10, self.keep_alive = True, False
 
-    def complete(self, method: bytes, version: str, *, keep_alive: bool, upgrade: bool) -> Failure | None:
-        """Take what the parser knows at the end of the head.
+    def read(self) -> str | None:
+        """Read what was taken out.
 
         Returns:
             Why it cannot be passed on, if it cannot.
         """
-        self.method = method
-        if version != "1.1":
-            if version != "1.0":
-                return bad_request("the HTTP version is neither 1.1 nor 1.0")
-            self.is_http10 = True
-            self.keep_alive = False
-        elif not keep_alive:
-            self.keep_alive = False
-        flaw = self._read_apart()
-        if flaw is not None:
-            return bad_request(flaw)
-        if upgrade:
-            protocols = {value.lower() for name, value in self.apart if name == b"upgrade"}
-            # Any other protocol is not taken up: the request is served as if it had not asked (RFC 9110 7.8).
-            self.websocket = protocols == {b"websocket"} and not self.has_body and not self.is_http10
-        return None
-
-    def _read_apart(self) -> str | None:
-        hosts = lengths = codings = 0
-        for name, value in self.apart:
+        hosts = framings = 0
+        parts = self._parts
+        for at in range(1, len(parts), 3):
+            name, value = parts[at].lower(), parts[at + 1].rstrip(b" \t")
             if name == b"host":
                 hosts += 1
             elif name == b"content-length":
-                lengths += 1
+                framings += 1
                 if not _DIGITS.fullmatch(value):
                     return "Content-Length must be a number"
                 self.declared_bytes = int(value)
-            elif name == b"connection":
-                self._read_connection(value)
-            elif name == b"x-request-id":
-                self._request_id = value if _SANE_REQUEST_ID.fullmatch(value) else None
             elif name == b"transfer-encoding":
-                codings += 1
-                self.chunked = value.lower() == b"chunked"
-            elif name == b"expect":
-                self.expects_continue = value.lower() == b"100-continue" and not self.is_http10
-        if lengths + codings > 1:
+                framings += 1
+                self.chunked = True
+                if value.lower() != b"chunked" or self.is_http10:
+                    return "Transfer-Encoding can only be 'chunked', in HTTP/1.1"
+            else:
+                self._read_rare_line(name, value)
+        if framings > 1:
             return "a request has one Content-Length, or one Transfer-Encoding"
-        if codings and (not self.chunked or self.is_http10):
-            return "Transfer-Encoding can only be 'chunked', in HTTP/1.1"
-        if hosts != 1 and not (hosts == 0 and self.is_http10):
+        if hosts != 1 and (hosts or not self.is_http10):
             return "a request has one Host"
+        if self._upgrade == b"websocket" and b"upgrade" in self._tokens:
+            # Any other protocol is not taken up: the request is served as if it had not asked (RFC 9110 7.8).
+            self.websocket = not (self.has_body or self.is_http10)
         return None
 
-    def _read_connection(self, value: bytes) -> None:
-        lowered = value.lower()
-        if lowered not in (b"keep-alive", b"close", b"upgrade"):
-            self._named += tuple(token.strip() + b":" for token in lowered.split(b","))
+    def _read_rare_line(self, name: bytes, value: bytes) -> None:
+        if name == b"x-request-id":
+            self._request_id = value if _SANE_REQUEST_ID.fullmatch(value) else None
+        elif name == b"connection":
+            self._tokens |= {token.strip() for token in value.lower().split(b",")}
+            if b"close" in self._tokens:
+                self.keep_alive = False
+        elif name == b"expect":
+            self.expects_continue = value.lower() == b"100-continue" and not self.is_http10
+        elif name == b"upgrade":
+            self._upgrade = value.lower()
 
     @property
     def has_body(self) -> bool:
@@ -206,28 +218,41 @@ class RequestHead:
             framing = b"" if self.method in _MAY_LACK_A_BODY else b"content-length: 0\r\n"
         if self.expects_continue:
             framing += b"expect: 100-continue\r\n"  # the engine asks for the body, or refuses it unseen
-        lines = self.lines
-        if self._named:
-            lines = [line for line in lines if not line.lower().startswith(self._named)]
-        return b"%b %b HTTP/1.1\r\n%b%b%bx-request-id: %b\r\n\r\n" % (
-            self.method,
-            self.target,
-            host_line,
-            b"".join(lines),
-            framing,
-            self.request_id(),
-        )
+        lines = b"".join(self._parts[0::3])
+        if self.is_http10:
+            lines = lines.replace(b" HTTP/1.0\r\n", b" HTTP/1.1\r\n", 1)
+        if self._tokens and self._tokens - _PLAIN_TOKENS:
+            lines = self._less_named(lines)
+        return b"%b%b%bx-request-id: %b\r\n\r\n" % (lines[:-2], host_line, framing, self.request_id())
+
+    def _less_named(self, lines: bytes) -> bytes:
+        first, *rest = lines.split(b"\r\n")
+        kept = (line for line in rest if line.partition(b":")[0].lower() not in self._tokens)
+        return b"\r\n".join([first, *kept])
 
     def for_ourselves(self) -> bytes:
         """The head as the sidecar's own server gets it: as it came, less a protocol that we do not take up."""
-        version = b"1.0" if self.is_http10 else b"1.1"
-        apart = b"".join(b"%b: %b\r\n" % header for header in self.apart if header[0] not in (b"upgrade", b"te"))
-        return b"%b %b HTTP/%b\r\n%b%b\r\n" % (self.method, self.target, version, apart, b"".join(self.lines))
+        return self.raw if self._upgrade is None else _UPGRADE.sub(b"", self.raw)
 
-    def size(self) -> int:
-        """Bytes, nearly."""
-        apart = sum(len(name) + len(value) + 4 for name, value in self.apart)
-        return len(self.target) + sum(map(len, self.lines)) + apart
+
+def read_request(raw: bytes) -> RequestHead | Failure:
+    """Read a whole head, from its first byte to its empty line; or say why it cannot be passed on.
+
+    llhttp judges its form, and is asked for nothing else: what it lets pass has one line for each header, so that
+    reading the lines finds what it found.
+    """
+    try:
+        httptools.HttpRequestParser(_NOBODY).feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass  # the head is complete, and asks for another protocol
+    except httptools.HttpParserError:
+        return NOT_HTTP
+    first = raw[: raw.index(b"\r")].split(b" ")
+    if len(first) != 3 or first[2] not in _VERSIONS:  # noqa: PLR2004 - method, target, version
+        return NOT_HTTP
+    head = RequestHead(raw, first[0], first[1], is_http10=first[2] == _HTTP10)
+    flaw = head.read()
+    return head if flaw is None else bad_request(flaw)
 
 
 class AnswerHead:
@@ -239,15 +264,17 @@ class AnswerHead:
         to_head: whether it answers a HEAD request.
 
     Attributes:
+        raw: as given.
+        status: as given.
         chunked: whether the body comes in chunks.
         has_body: whether bytes may follow.
         until_close: whether only the connection's end ends the body.
     """
 
-    __slots__ = ("_lowered", "_raw", "chunked", "has_body", "status", "until_close")
+    __slots__ = ("_lowered", "chunked", "has_body", "raw", "status", "until_close")
 
     def __init__(self, raw: bytes, status: int, *, to_head: bool) -> None:
-        self._raw = raw
+        self.raw = raw
         self._lowered = lowered = raw.lower()
         self.status = status
         self.has_body = not to_head and status not in _BODILESS
@@ -263,7 +290,7 @@ class AnswerHead:
             unchunked: the body goes on without its framing, for a client of HTTP/1.0.
         """
         if not unchunked and _REWRITTEN.search(self._lowered) is None:
-            lines, has_id = self._raw[:-2], False
+            lines, has_id = self.raw[:-2], False
         else:
             lines, has_id = self._rewritten(unchunked=unchunked)
         return b"%b%b%b\r\n" % (
@@ -273,7 +300,7 @@ class AnswerHead:
         )
 
     def _rewritten(self, *, unchunked: bool) -> tuple[bytes, bool]:
-        first, *lines = self._raw[:-4].split(b"\r\n")
+        first, *lines = self.raw[:-4].split(b"\r\n")
         named = [(line.partition(b":")[0].lower(), line) for line in lines]
         less = set(_ANSWER_HOP_BY_HOP)
         for name, line in named:
@@ -289,5 +316,5 @@ class AnswerHead:
     def for_tunnel(self, request_id: bytes) -> bytes:
         """A 101's head as the client gets it: hop by hop, and passed on all the same."""
         if b"\nx-request-id:" in self._lowered:
-            return self._raw
-        return b"%bx-request-id: %b\r\n\r\n" % (self._raw[:-2], request_id)
+            return self.raw
+        return b"%bx-request-id: %b\r\n\r\n" % (self.raw[:-2], request_id)

@@ -60,7 +60,7 @@ class OwnConversation:
         """A piece of the request's body."""
         self._server.data_received(b"%x\r\n%b\r\n" % (len(piece), piece) if self._head.chunked else piece)
 
-    def body_ends(self, trailers: list[Header]) -> None:
+    def body_ends(self, trailers: tuple[Header, ...]) -> None:
         """The request is complete."""
         del trailers
         if self._head.chunked:

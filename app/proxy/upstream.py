@@ -82,12 +82,9 @@ class EngineConnection(asyncio.Protocol):
         self.answered = 0
         self.idle_since = 0.0
         self._asker: Asker | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._bare_body: list[bytes] | None = None
         self._is_tunnel = False
-        self._reset()
-
-    def _reset(self) -> None:
         self._head = b""
         self._status = 0  # of a head that is complete and not handed on yet
         self._interims = 0
@@ -107,9 +104,9 @@ class EngineConnection(asyncio.Protocol):
 
     def release(self) -> None:
         """Keep it for the next request: this one and its answer are complete."""
-        self._asker = None
+        self._asker = self._answer = None
+        self._head, self._status, self._has_ended = b"", 0, False
         self.answered += 1
-        self._reset()
         self.reading.let_go("client")
         self._pool.keep(self)
 
@@ -150,8 +147,8 @@ class EngineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of an answer."""
-        asker = self._asker
-        if asker is None:  # nobody asked; whatever it is, no later answer could be told from it
+        asker, parser = self._asker, self._parser
+        if asker is None or parser is None:  # nobody asked; whatever it is, no later answer could be told from it
             self.transport.abort()
             return
         if len(data) >= FULL_READ_BYTES:
@@ -160,19 +157,25 @@ class EngineConnection(asyncio.Protocol):
             asker.answer_continues(data)
             return
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade as switch:
             self._switch(asker, data, switch.args[0])
-            return
         except httptools.HttpParserError:
             self._fail(asker)
-            return
+        else:
+            self._hand_on(asker, data)
+
+    def _hand_on(self, asker: Asker, data: bytes) -> None:
+        """Hand on what the parser has seen and found in order."""
         if self._has_surplus:
             self._fail(asker)
         elif self._answer is not None:
-            if payload := self._payload(data):
-                asker.answer_continues(payload)
-            self._end_if_complete(asker)
+            if self._bare_body is not None:
+                data = self._bare(self._bare_body)
+            if data:
+                asker.answer_continues(data)
+            if self._has_ended:
+                asker.answer_ends(reusable=self._keeps_alive and self._bare_body is None)
         elif self._status:
             self._begin(asker, self._head + data)
         else:
@@ -184,34 +187,37 @@ class EngineConnection(asyncio.Protocol):
         """Take apart the data that completed a head: heads of 1xx before it, perhaps, and a body behind it."""
         while self._interims:
             self._interims -= 1
-            raw, _, data = data.partition(_HEAD_ENDS)
-            asker.answer_interim(raw + _HEAD_ENDS)
+            end = data.index(_HEAD_ENDS) + 4
+            asker.answer_interim(data[:end])
+            data = data[end:]
         if self._status in INFORMATIONAL:
             self._head, self._status = data, 0
             return
-        raw, _, data = data.partition(_HEAD_ENDS)
-        self._answer = AnswerHead(raw + _HEAD_ENDS, self._status, to_head=asker.to_head)
-        if not raw.startswith(b"HTTP/1.") or (data and not self._answer.has_body):
-            self._answer = None
-            self._fail(asker)
-            return
-        if not self._answer.has_body:
+        end = data.index(_HEAD_ENDS) + 4
+        answer = AnswerHead(data[:end], self._status, to_head=asker.to_head)
+        data = data[end:]
+        if not answer.has_body:
+            if data:
+                self._fail(asker)
+                return
             if not self._has_ended:  # the length in the answer to a HEAD is another's; the parser would wait for it
                 self._parser = httptools.HttpResponseParser(self)
             self._has_ended = True
-        asker.answer_begins(self._answer, self._payload(data))
-        self._end_if_complete(asker)
-
-    def _payload(self, data: bytes) -> bytes:
-        if self._bare_body is None:
-            return data
-        data = b"".join(self._bare_body)
-        self._bare_body.clear()
-        return data
-
-    def _end_if_complete(self, asker: Asker) -> None:
+        if not answer.raw.startswith(b"HTTP/1."):
+            self._fail(asker)
+            return
+        self._answer = answer
+        if self._bare_body is not None:
+            data = self._bare(self._bare_body)
+        asker.answer_begins(answer, data)
         if self._has_ended:
             asker.answer_ends(reusable=self._keeps_alive and self._bare_body is None)
+
+    @staticmethod
+    def _bare(pieces: list[bytes]) -> bytes:
+        data = b"".join(pieces)
+        pieces.clear()
+        return data
 
     def _switch(self, asker: Asker, data: bytes, offset: int) -> None:
         if self._status != SWITCHING_PROTOCOLS or self._interims or not asker.wants_tunnel:
@@ -236,11 +242,12 @@ class EngineConnection(asyncio.Protocol):
         """A head is complete, of a 1xx or of the answer."""
         if self._has_surplus:
             return
-        self._status = self._parser.get_status_code()
-        if self._status in INFORMATIONAL and self._status != SWITCHING_PROTOCOLS:
+        parser = cast("httptools.HttpResponseParser", self._parser)
+        self._status = status = parser.get_status_code()
+        if status in INFORMATIONAL and status != SWITCHING_PROTOCOLS:
             self._interims += 1
         else:
-            self._keeps_alive = self._parser.should_keep_alive()
+            self._keeps_alive = parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
         """An answer is complete; a 1xx is none."""
@@ -284,12 +291,14 @@ class Pool:
         self._keepalive_seconds = keepalive_seconds
         self._idle: deque[EngineConnection] = deque()
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
 
     def take(self) -> EngineConnection | None:
         """An idle connection, if there is one that the engine will surely not close in this moment."""
-        while self._idle:
-            newest = self._idle.pop()
-            if not newest.transport.is_closing() and not self._is_old(newest):
+        idle = self._idle
+        while idle:
+            newest = idle.pop()
+            if self._time() - newest.idle_since < self._keepalive_seconds and not newest.transport.is_closing():
                 return newest
             newest.transport.close()
         return None
@@ -314,7 +323,7 @@ class Pool:
 
     def keep(self, connection: EngineConnection) -> None:
         """Take it back."""
-        connection.idle_since = self._loop.time()
+        connection.idle_since = self._time()
         self._idle.append(connection)
 
     def forget(self, connection: EngineConnection) -> None:
@@ -324,13 +333,11 @@ class Pool:
 
     def sweep(self) -> None:
         """Close those that were idle for too long."""
-        while self._idle and self._is_old(self._idle[0]):
+        oldest = self._time() - self._keepalive_seconds
+        while self._idle and self._idle[0].idle_since <= oldest:
             self._idle.popleft().transport.close()
 
     def close(self) -> None:
         """Close all that are idle."""
         while self._idle:
             self._idle.pop().transport.close()
-
-    def _is_old(self, connection: EngineConnection) -> bool:
-        return self._loop.time() - connection.idle_since >= self._keepalive_seconds
