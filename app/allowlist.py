@@ -173,18 +173,20 @@ def _flaw(raw_path: bytes) -> str | None:
 
 
 def _is_never(decoded: str) -> bool:
-    # Wherever it stands: an engine started with --root-path also answers below that prefix.
-    return NEVER in decoded and NEVER in decoded.split("/")
+    # Wherever it stands: an engine started with --root-path also answers below that prefix. In any case of letters:
+    # the engine tells them apart, and what stands before it may not.
+    lowered = decoded.lower()
+    return NEVER in lowered and NEVER in lowered.split("/")
 
 
 def _is_control(decoded: str) -> bool:
     """Tell whether a decoded path is a control endpoint, also one level down, as ``--root-path /v1`` would have it."""
-    path = decoded.rstrip("/")
+    path = decoded.lower().rstrip("/")
     below = path[path.find("/", 1) :]
     return (
         path in CONTROL_PATHS
         or below in CONTROL_PATHS
-        or decoded.startswith(CONTROL_PREFIX)
+        or decoded.lower().startswith(CONTROL_PREFIX)
         or below.startswith(CONTROL_PREFIX)
         or path == CONTROL_PREFIX[:-1]
     )

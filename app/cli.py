@@ -46,7 +46,7 @@ def _run(settings: Settings) -> None:
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news
     sidecar = create_app(settings)
-    tls = getattr(sidecar, "tls", None)
+    tls = sidecar.tls
 
     class Server(uvicorn.Server):
         """Ends live event streams when told to stop; the server would wait for them."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -40,6 +41,7 @@ from app.proxy.limits import ProxyLimits
 from app.proxy.proxy import Proxy
 from app.relief import Relief
 from app.remedies import all_remedies
+from app.resume_guard import arm
 from app.routes.access import Access
 from app.routes.body_limit import BodyLimit
 from app.routes.control import control_router
@@ -52,6 +54,7 @@ from app.settings import Settings
 from app.sources import all_sources
 from app.sources.encoder_cache import EncoderCacheEntries
 from app.state_file import StateFile
+from app.tls import TlsWatch, engine_context, listening_context
 
 log = logging.getLogger("highwater")
 
@@ -71,6 +74,7 @@ class Sidecar:
         own_paths: What the ASGI application answers.
         close_streams: Ends every live event stream; the server calls it when it is told to stop, because it waits
             for open connections.
+        tls: What clients are answered with; None: plain HTTP.
     """
 
     protocol: Callable[..., ClientConnection]
@@ -78,6 +82,7 @@ class Sidecar:
     own_paths: frozenset[str]
     close_streams: Callable[[], None]
     control: ASGIApp
+    tls: ssl.SSLContext | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entrance, for the lifespan and our own paths."""
@@ -148,7 +153,14 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         settings: All of them.
         transport: Replaces the network towards the engine on the control plane, in tests.
     """
-    engine = Engine(settings.engine_url, rpc_deadline_seconds=settings.rpc_deadline_seconds, transport=transport)
+    tls = listening_context(settings.tls.files)
+    engine_tls = engine_context(settings.engine_url, settings.engine_tls.files)
+    engine = Engine(
+        settings.engine_url,
+        rpc_deadline_seconds=settings.rpc_deadline_seconds,
+        ssl_context=engine_tls,
+        transport=transport,
+    )
     history = History(min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST))
     state = StateFile(settings.state_file)
     policy = PolicyStore(state, settings.policy)
@@ -171,7 +183,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         engine_has_extension=settings.engine_has_extension,
         observer=exporter,
     )
-    pause = Pause(engine, state, history)
+    pause = Pause(engine, state, history, arm=partial(arm, tls=settings.engine_tls.files))
     moments = Moments(engine, gate, pause, drain_seconds=settings.gate.drain_seconds)
     remedies = all_remedies(host_budget_bytes=settings.trim.host_budget_bytes)
     relief = Relief(engine, poller, history, moments, remedies=remedies, observer=exporter)
@@ -189,9 +201,10 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         connect_seconds=settings.proxy.connect_seconds,
         first_byte_seconds=settings.proxy.first_byte_seconds,
         idle_seconds=settings.proxy.idle_seconds,
+        max_header_bytes=settings.proxy.max_header_bytes,
     )
-    proxy = Proxy(settings.engine_url, observer=exporter, limits=limits, gate=gate)
-    loops = Loops(poller.run, governor.run)
+    proxy = Proxy(settings.engine_url, observer=exporter, limits=limits, gate=gate, tls=engine_tls)
+    loops = Loops(poller.run, governor.run, TlsWatch(tls, engine_tls).run)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -223,7 +236,14 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
     )
     control, own_paths = _control_plane(services, lifespan)
     front = Front(own_paths, AllowList(settings.proxy.extra_paths))
-    return Sidecar(protocol(proxy, front), services, own_paths, history.close, BodyLimit(control, CONTROL_BODY_BYTES))
+    return Sidecar(
+        protocol(proxy, front),
+        services,
+        own_paths,
+        history.close,
+        BodyLimit(control, CONTROL_BODY_BYTES),
+        tls,
+    )
 
 
 def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) -> tuple[FastAPI, frozenset[str]]:

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import httptools
 from uvicorn.config import Config
@@ -19,42 +19,12 @@ from app.proxy.heads import NOT_HTTP, Destination, Header, RequestHead, read_req
 from app.proxy.own import OwnConversation
 from app.proxy.proxy import Proxy
 from app.proxy.reading import FULL_READ_BYTES, Reading
+from app.proxy.roles import Client, Conversation
 
 log = logging.getLogger("app.proxy")
 
 Judge = Callable[[bytes, bytes, bool], Destination]
 """Where a request goes, by its method, its raw path, and whether it asks for a WebSocket."""
-
-
-class Conversation(Protocol):
-    """Whoever answers a request."""
-
-    def start(self) -> None:
-        """Set out."""
-
-    def body(self, piece: bytes) -> None:
-        """A piece of the request's body."""
-
-    def body_ends(self, trailers: tuple[Header, ...]) -> None:
-        """The request is complete."""
-
-    def flush(self) -> None:
-        """That is all for this turn."""
-
-    def client_full(self) -> None:
-        """Write no more for now."""
-
-    def client_ready(self) -> None:
-        """Write on."""
-
-    def client_left(self) -> None:
-        """Nobody waits for the answer any more."""
-
-    def fail(self, failure: Failure) -> None:
-        """What the client sent cannot be understood further."""
-
-    def shutdown(self) -> None:
-        """Let this be the connection's last answer."""
 
 
 class _Incoming:
@@ -129,8 +99,10 @@ class _Chunks:
         yield len(data)
 
 
-class ClientConnection(asyncio.Protocol):
-    """The protocol that uvicorn runs on each connection.
+class ClientConnection(Client):
+    """What uvicorn runs on each connection.
+
+    An ``asyncio.Protocol`` in all but name: a compiled class cannot have that base.
 
     Args:
         proxy: what all requests share.
@@ -154,8 +126,6 @@ class ClientConnection(asyncio.Protocol):
         self._judge = judge
         self._uvicorn = (config, server_state, app_state)
         self._connections: set[Any] = server_state.connections
-        self.transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self.reading: Reading = cast("Reading", None)
         self._start = b""  # of a head that is not complete
         self._receiving: _Incoming | None = None
         self._plain_bytes = 0  # still to come of a counted body
@@ -187,6 +157,9 @@ class ClientConnection(asyncio.Protocol):
         self._receiving = None
         if talk is not None:
             talk.client_left()
+
+    def eof_received(self) -> None:
+        """It will send no more, which is how clients leave: the transport closes (nginx and uvicorn see it so too)."""
 
     def pause_writing(self) -> None:
         """It takes no more for now."""

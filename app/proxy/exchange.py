@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from enum import Enum
-from typing import Protocol
 
 from app.gate import Shed
 from app.proxy.failures import (
@@ -25,7 +24,7 @@ from app.proxy.failures import (
 )
 from app.proxy.heads import NEVER_A_TRAILER, READING, AnswerHead, Header, RequestHead, method_class
 from app.proxy.proxy import Proxy
-from app.proxy.reading import Reading
+from app.proxy.roles import Asker, Client, Conversation
 from app.proxy.upstream import EngineConnection
 
 log = logging.getLogger("app.proxy")
@@ -34,24 +33,6 @@ log = logging.getLogger("app.proxy")
 _UNREADABLE = frozenset({400, 408, 413})
 # Of what is for the engine and cannot be sent yet; then the client is not read.
 _OUTBOX_BYTES_MOST = 64 * 1024
-
-
-class Client(Protocol):
-    """Whom the answer is for.
-
-    Attributes:
-        transport: of its connection.
-        reading: held while the engine takes no more.
-    """
-
-    transport: asyncio.Transport
-    reading: Reading
-
-    def answered(self, *, close: bool) -> None:
-        """The answer is complete; this conversation is over."""
-
-    def cut(self, *, reset: bool) -> None:
-        """The answer ends here, incomplete; `reset` where the connection's end alone would look like a clean one."""
 
 
 class State(Enum):
@@ -65,7 +46,7 @@ class State(Enum):
     OVER = "over"
 
 
-class Exchange:
+class Exchange(Conversation, Asker):
     """One request, from its head to the end of its answer.
 
     Args:

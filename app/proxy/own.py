@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,22 +16,12 @@ from uvicorn.server import ServerState
 
 from app.proxy.failures import Failure
 from app.proxy.heads import Header, RequestHead
-from app.proxy.reading import Reading
+from app.proxy.roles import Client, Conversation
 
 _READER = "own"
 
 
-class Client(Protocol):
-    """Whom the answer is for."""
-
-    transport: asyncio.Transport
-    reading: Reading
-
-    def answered(self, *, close: bool) -> None:
-        """The answer is complete; this conversation is over."""
-
-
-class OwnConversation:
+class OwnConversation(Conversation):
     """One request to the ASGI application, and its answer.
 
     Args:

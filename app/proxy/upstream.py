@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from typing import Protocol, cast
+from typing import Any, cast
 
 import httptools
 
 from app.proxy.failures import BROKEN_OFF, CONNECT, CONNECT_TIMEOUT, DISCONNECTED, MALFORMED, Failure
 from app.proxy.heads import AnswerHead
 from app.proxy.reading import FULL_READ_BYTES, Reading
+from app.proxy.roles import Asker
 
 INFORMATIONAL = range(100, 200)
 SWITCHING_PROTOCOLS = 101
@@ -24,46 +25,8 @@ _HEAD_ENDS = b"\r\n\r\n"
 _HEAD_BYTES_MOST = 256 * 1024
 
 
-class Asker(Protocol):
-    """The exchange that waits for the answer.
-
-    Attributes:
-        to_head: its request is a HEAD.
-        wants_bare_body: its client cannot read chunks.
-        wants_tunnel: it asked for a WebSocket.
-    """
-
-    to_head: bool
-    wants_bare_body: bool
-    wants_tunnel: bool
-
-    def answer_interim(self, raw: bytes) -> None:
-        """A 1xx head."""
-
-    def answer_begins(self, head: AnswerHead, data: bytes) -> None:
-        """The head, and what came of the body with it."""
-
-    def answer_continues(self, data: bytes) -> None:
-        """A piece of the body, in its framing unless that is not wanted; or of a tunnel."""
-
-    def answer_ends(self, *, reusable: bool) -> None:
-        """All of it has been handed over."""
-
-    def tunnel_opens(self, head: AnswerHead) -> None:
-        """The engine has switched protocols; from here on it is bytes."""
-
-    def engine_failed(self, failure: Failure) -> None:
-        """There will be no more."""
-
-    def engine_full(self) -> None:
-        """Send no more for now."""
-
-    def engine_ready(self) -> None:
-        """It takes bytes again."""
-
-
-class EngineConnection(asyncio.Protocol):
-    """One connection.
+class EngineConnection:
+    """One connection; an ``asyncio.Protocol`` in all but name, for a compiled class cannot have that base.
 
     Args:
         pool: keeps it while it is idle.
@@ -75,10 +38,11 @@ class EngineConnection(asyncio.Protocol):
         idle_since: loop time.
     """
 
+    transport: asyncio.Transport
+    reading: Reading
+
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self.reading: Reading = cast("Reading", None)
         self.answered = 0
         self.idle_since = 0.0
         self._asker: Asker | None = None
@@ -134,6 +98,9 @@ class EngineConnection(asyncio.Protocol):
             asker.answer_ends(reusable=False)
         else:
             asker.engine_failed(BROKEN_OFF)
+
+    def eof_received(self) -> None:
+        """The engine will send no more: the transport closes."""
 
     def pause_writing(self) -> None:
         """The socket's buffer and ours are full."""
@@ -305,16 +272,14 @@ class Pool:
 
     async def connect(self) -> EngineConnection | Failure:
         """A new connection, or why there is none."""
-
-        def make() -> EngineConnection:
-            return EngineConnection(self)
-
+        made = EngineConnection(self)
+        protocol: Any = lambda: made  # noqa: E731 - it is not an asyncio.Protocol for the type checker
         try:
             async with asyncio.timeout(self._connect_seconds):
                 if self._socket_path is not None:
-                    _, made = await self._loop.create_unix_connection(make, self._socket_path)
+                    await self._loop.create_unix_connection(protocol, self._socket_path)
                 else:
-                    _, made = await self._loop.create_connection(make, self._host, self._port, ssl=self._tls)
+                    await self._loop.create_connection(protocol, self._host, self._port, ssl=self._tls)
         except TimeoutError:
             return CONNECT_TIMEOUT
         except OSError:  # refused, no such name, no such file; and a TLS handshake that fails

@@ -5,6 +5,7 @@ read back exactly as it came: header names and repetitions, framing, and the mom
 """
 
 import asyncio
+import ssl
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -119,6 +120,10 @@ class Upstream:
     async def listen_on(self, path: str) -> asyncio.Server:
         """Answer on a Unix socket too."""
         return await asyncio.start_unix_server(self._serve, path)
+
+    async def listen_with_tls(self, context: ssl.SSLContext) -> asyncio.Server:
+        """Answer on a port of its own over TLS too."""
+        return await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
 
     async def stop(self) -> None:
         """Close the port and every connection, as a killed engine does."""

