@@ -18,8 +18,8 @@ from app.proxy.failures import Failure, error_answer
 from app.proxy.heads import NOT_HTTP, Destination, Header, RequestHead, read_request
 from app.proxy.own import OwnConversation
 from app.proxy.proxy import Proxy
-from app.proxy.reading import FULL_READ_BYTES, Reading
 from app.proxy.roles import Client, Conversation
+from app.proxy.transports import FULL_READ_BYTES, Reading, Writing
 
 log = logging.getLogger("app.proxy")
 
@@ -143,6 +143,7 @@ class ClientConnection(Client):
         """A client connects."""
         self.transport = cast("asyncio.Transport", transport)
         self.reading = Reading(self.transport)
+        self.writing = Writing(self.transport, self._proxy.turn)
         self._connections.add(self)
         self._proxy.clients.add(self)
 
@@ -177,9 +178,6 @@ class ClientConnection(Client):
             self.reading.give_way()
         while data and not self._is_deaf:
             data = self._take(data)
-        current = self._current
-        if current is not None and current.talk is not None:
-            current.talk.flush()
 
     def _take(self, data: bytes) -> bytes:
         """Take what can be taken at once, and return the rest."""
@@ -312,8 +310,6 @@ class ClientConnection(Client):
                 incoming.talk.body(piece)
         if incoming.is_complete and incoming.talk is not None:
             incoming.talk.body_ends(incoming.trailers)
-        if incoming.talk is not None:
-            incoming.talk.flush()
 
     def answered(self, *, close: bool) -> None:
         """The conversation is over and its answer written."""
@@ -344,9 +340,9 @@ class ClientConnection(Client):
         self._forget_current()
         self._is_deaf = True
         if reset:
-            self.transport.abort()
+            self.writing.abort()
         else:
-            self.transport.close()
+            self.writing.close()
 
     def shutdown(self) -> None:
         """The server stops: close, now or after the answer."""
@@ -354,7 +350,7 @@ class ClientConnection(Client):
         if self._current is not None and self._current.talk is not None:
             self._current.talk.shutdown()
         elif not self._queue:
-            self.transport.close()
+            self.writing.close()
 
     # --- refusals and ends ---
 
@@ -374,19 +370,17 @@ class ClientConnection(Client):
             self._wait_for_turn(last)
 
     def _give_up(self, failure: Failure, *, without_body: bool = False) -> None:
-        self.transport.write(
-            error_answer(failure, RequestHead(b"").request_id(), close=True, without_body=without_body)
-        )
+        self.writing.write(error_answer(failure, RequestHead(b"").request_id(), close=True, without_body=without_body))
         self._linger()
 
     def _write_error(self, failure: Failure, head: RequestHead, *, close: bool) -> None:
         answer = error_answer(failure, head.request_id(), close=close, without_body=head.method == b"HEAD")
-        self.transport.write(answer)
+        self.writing.write(answer)
 
     def _end_after(self, incoming: _Incoming) -> None:
         if incoming.is_complete and not self._is_deaf:
             self._is_deaf = True
-            self.transport.close()
+            self.writing.close()
         else:
             self._linger()
 
@@ -396,17 +390,16 @@ class ClientConnection(Client):
         self._quiet = 0
         self._queue.clear()
         self.reading.let_go_all()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        self.writing.finish()
 
     def tick(self) -> None:
         """A while has passed."""
         self._quiet += 1
         if self._is_lingering:
             if self._quiet > self._proxy.linger_ticks:
-                self.transport.abort()
+                self.writing.abort()
         elif self._current is None and self._quiet > self._proxy.client_ticks:
-            self.transport.close()
+            self.writing.close()
 
 
 def protocol(proxy: Proxy, judge: Judge) -> Callable[..., ClientConnection]:

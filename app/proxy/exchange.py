@@ -32,7 +32,7 @@ log = logging.getLogger("app.proxy")
 # The request's body is too much, too slow, or not HTTP: the connection ends with the answer.
 _UNREADABLE = frozenset({400, 408, 413})
 # Of what is for the engine and cannot be sent yet; then the client is not read.
-_OUTBOX_BYTES_MOST = 64 * 1024
+_WAITING_BYTES_MOST = 64 * 1024
 
 
 class State(Enum):
@@ -67,17 +67,17 @@ class Exchange(Conversation, Asker):
     _engine_is_full = False
     _client_is_full = False
     _has_repeated = False
-    _outbox_bytes = 0
+    _waiting_bytes = 0
     _quiet = 0  # ticks since anything moved
     _patience = math.inf
 
     def __init__(self, proxy: Proxy, client: Client, head: RequestHead, path_class: str) -> None:
         self._proxy = proxy
         self._client = client
-        self._write = client.transport.write
+        self._write = client.writing.write
         self._head = head
         self._path_class = path_class
-        self._outbox: list[bytes] = []  # for the engine: of this turn, or until there is a connection
+        self._waiting: list[bytes] = []  # for the engine, until it can be sent
         self._has_asked = not (head.chunked or head.declared_bytes)  # all of the request has come
         self._closes = not head.keep_alive
         self._started = time.perf_counter()
@@ -121,7 +121,6 @@ class Exchange(Conversation, Asker):
             self.fail(made)
         else:
             self._ask(made)
-            self.flush()  # no read of the client's is under way that would do it
 
     def _ask(self, engine: EngineConnection) -> None:
         self._state = State.ASKING
@@ -129,11 +128,16 @@ class Exchange(Conversation, Asker):
         self._quiet = 0
         self._patience = self._proxy.first_byte_ticks if self._has_asked else self._proxy.idle_ticks
         engine.ask(self)
-        head = self._head.for_engine(self._proxy.host_line)
-        if self.wants_tunnel:
-            engine.transport.write(head)  # what else is there is the tunnel's
-        else:
-            self._outbox.insert(0, head)
+        engine.writing.write(self._head.for_engine(self._proxy.host_line))
+        if self._waiting and not self.wants_tunnel:
+            self._send_waiting(engine)
+
+    def _send_waiting(self, engine: EngineConnection) -> None:
+        for piece in self._waiting:
+            engine.writing.write(piece)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._client.reading.let_go("waiting")
 
     # --- what the client sends ---
 
@@ -141,36 +145,28 @@ class Exchange(Conversation, Asker):
         """A piece of the request's body; or of a tunnel."""
         if self._head.chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        self._send(piece)
+
+    def _send(self, piece: bytes) -> None:
         self._quiet = 0
-        self._outbox.append(piece)
-        if self._engine is None or self.wants_tunnel:
-            self._outbox_bytes += len(piece)
-            if self._outbox_bytes > _OUTBOX_BYTES_MOST and not self._can_send:
-                self._client.reading.hold("outbox")
+        engine = self._engine
+        if engine is not None and (not self.wants_tunnel or self._state is State.TUNNEL):
+            engine.writing.write(piece)
+            return
+        self._waiting.append(piece)
+        self._waiting_bytes += len(piece)
+        if self._waiting_bytes > _WAITING_BYTES_MOST:
+            self._client.reading.hold("waiting")
 
     def body_ends(self, trailers: tuple[Header, ...]) -> None:
         """The request is complete."""
         if self._head.chunked:
             kept = (b"%b: %b\r\n" % header for header in trailers if header[0].lower() not in NEVER_A_TRAILER)
-            self._outbox.append(b"0\r\n%b\r\n" % b"".join(kept))
+            self._send(b"0\r\n%b\r\n" % b"".join(kept))
         self._has_asked = True
         if self._state is State.ASKING:
             self._quiet = 0
             self._patience = self._proxy.first_byte_ticks
-
-    def flush(self) -> None:
-        """The client's read is done: send what it brought, in one write."""
-        engine = self._engine
-        if self._outbox and engine is not None and (not self.wants_tunnel or self._state is State.TUNNEL):
-            outbox, self._outbox = self._outbox, []
-            engine.transport.write(b"".join(outbox))
-            if self._outbox_bytes:
-                self._outbox_bytes = 0
-                self._client.reading.let_go("outbox")
-
-    @property
-    def _can_send(self) -> bool:
-        return self._engine is not None and (not self.wants_tunnel or self._state is State.TUNNEL)
 
     def engine_full(self) -> None:
         """The engine takes no more for now, so the client is not read."""
@@ -232,7 +228,8 @@ class Exchange(Conversation, Asker):
         self._code = head.status
         self._patience = math.inf
         self._write(head.for_tunnel(self._head.request_id()))
-        self.flush()
+        if self._engine is not None:
+            self._send_waiting(self._engine)
 
     def engine_failed(self, failure: Failure) -> None:
         """The connection is gone, or what came is no answer."""
@@ -270,7 +267,13 @@ class Exchange(Conversation, Asker):
 
     def client_left(self) -> None:
         """Nobody waits for the answer any more."""
-        self.fail(CLIENT_LEFT)
+        if self._state is State.TUNNEL:
+            if self._engine is not None:
+                self._engine.close()  # with what the client said last
+            self._engine = None
+            self._end()
+        else:
+            self.fail(CLIENT_LEFT)
 
     def fail(self, failure: Failure) -> None:
         """End it, and tell the client as far as that can be done."""
@@ -319,9 +322,9 @@ class Exchange(Conversation, Asker):
         self._task = None
         if self._is_counted_at_gate:
             proxy.gate.leave()
-        if self._engine_is_full or self._outbox_bytes:
+        if self._engine_is_full or self._waiting_bytes:
             self._client.reading.let_go("engine")
-            self._client.reading.let_go("outbox")
+            self._client.reading.let_go("waiting")
         code = self._code or CLIENT_LEFT.status
         proxy.observer.request_ended(self._path_class, method_class(self._head.method), code, self._first_byte_seconds)
 

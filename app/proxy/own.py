@@ -110,11 +110,10 @@ class _LentTransport:
 
     def __init__(self, client: Client) -> None:
         self._reading = client.reading
-        transport = client.transport
-        self.write = transport.write
-        self.is_closing = transport.is_closing
-        self.get_extra_info = transport.get_extra_info
-        self.close = transport.close
+        self.write = client.writing.write
+        self.close = client.writing.close
+        self.is_closing = client.transport.is_closing
+        self.get_extra_info = client.transport.get_extra_info
 
     def pause_reading(self) -> None:
         self._reading.hold(_READER)

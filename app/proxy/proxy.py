@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from app.gate import Gate
 from app.proxy.failures import STOPPING, Failure, body_too_large, head_too_large
 from app.proxy.limits import ProxyLimits, ProxyObserver
+from app.proxy.transports import Turn
 from app.proxy.upstream import Pool
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -76,6 +77,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._pool: Pool | None = None
+        self._turn: Turn | None = None
 
     def _ticks(self, seconds: float | None) -> float:
         return math.inf if seconds is None else math.ceil(seconds / self.limits.tick_seconds)
@@ -87,14 +89,23 @@ class Proxy:
             raise RuntimeError("the proxy has not been started")
         return self._pool
 
+    @property
+    def turn(self) -> Turn:
+        """The loop's; there is one from ``start`` on."""
+        if self._turn is None:
+            raise RuntimeError("the proxy has not been started")
+        return self._turn
+
     async def start(self) -> None:
         """Open the connection pool; nothing is sent yet."""
+        self._turn = Turn()
         is_unix = self._parts.scheme == "unix"
         self._pool = Pool(
             host=self._parts.hostname or "",
             port=self._parts.port or _DEFAULT_PORTS.get(self._parts.scheme, 0),
             socket_path=self._parts.path if is_unix else None,
             tls=self._tls,
+            turn=self.turn,
             connect_seconds=self.limits.connect_seconds,
             keepalive_seconds=self.limits.keepalive_seconds,
         )

@@ -8,7 +8,7 @@ from mypy_extensions import trait
 
 from app.proxy.failures import Failure
 from app.proxy.heads import AnswerHead, Header
-from app.proxy.reading import Reading
+from app.proxy.transports import Reading, Writing
 
 
 class Conversation:
@@ -24,10 +24,6 @@ class Conversation:
 
     def body_ends(self, trailers: tuple[Header, ...]) -> None:
         """The request is complete."""
-        raise NotImplementedError
-
-    def flush(self) -> None:
-        """That is all for this turn."""
         raise NotImplementedError
 
     def client_full(self) -> None:
@@ -104,10 +100,12 @@ class Client:
     Attributes:
         transport: of the connection.
         reading: held while its bytes cannot be taken.
+        writing: the one way to send it something.
     """
 
     transport: asyncio.Transport
     reading: Reading
+    writing: Writing
 
     def answered(self, *, close: bool) -> None:
         """The answer is complete; this conversation is over."""

@@ -15,8 +15,8 @@ import httptools
 
 from app.proxy.failures import BROKEN_OFF, CONNECT, CONNECT_TIMEOUT, DISCONNECTED, MALFORMED, Failure
 from app.proxy.heads import AnswerHead
-from app.proxy.reading import FULL_READ_BYTES, Reading
 from app.proxy.roles import Asker
+from app.proxy.transports import FULL_READ_BYTES, Reading, Turn, Writing
 
 INFORMATIONAL = range(100, 200)
 SWITCHING_PROTOCOLS = 101
@@ -34,12 +34,14 @@ class EngineConnection:
     Attributes:
         transport: once connected.
         reading: held while the client takes no more.
+        writing: the one way to send it something.
         answered: requests served so far.
         idle_since: loop time.
     """
 
     transport: asyncio.Transport
     reading: Reading
+    writing: Writing
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -60,7 +62,7 @@ class EngineConnection:
     # --- what the exchange does ---
 
     def ask(self, asker: Asker) -> None:
-        """Take a request; the bytes of it follow through ``transport``."""
+        """Take a request; the bytes of it follow through ``writing``."""
         self._asker = asker
         if asker.wants_bare_body:
             self._bare_body = []
@@ -77,7 +79,12 @@ class EngineConnection:
     def cut(self) -> None:
         """Close it now; the engine sees its client leave."""
         self._asker = None
-        self.transport.abort()
+        self.writing.abort()
+
+    def close(self) -> None:
+        """Close it when all is sent."""
+        self._asker = None
+        self.writing.close()
 
     # --- what the transport says ---
 
@@ -85,6 +92,7 @@ class EngineConnection:
         """Connected."""
         self.transport = cast("asyncio.Transport", transport)
         self.reading = Reading(self.transport)
+        self.writing = Writing(self.transport, self._pool.turn)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Closed, by whomever."""
@@ -239,6 +247,7 @@ class Pool:
         port: see host.
         socket_path: see host.
         tls: for an engine on https.
+        turn: when writes are sent.
         connect_seconds: then no connection is to be had.
         keepalive_seconds: an idle connection is used no longer.
     """
@@ -250,10 +259,12 @@ class Pool:
         port: int,
         socket_path: str | None,
         tls: ssl.SSLContext | None,
+        turn: Turn,
         connect_seconds: float,
         keepalive_seconds: float,
     ) -> None:
         self._host, self._port, self._socket_path, self._tls = host, port, socket_path, tls
+        self.turn = turn
         self._connect_seconds = connect_seconds
         self._keepalive_seconds = keepalive_seconds
         self._idle: deque[EngineConnection] = deque()

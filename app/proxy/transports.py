@@ -1,0 +1,117 @@
+"""The two directions of a connection: what is written in one turn of the loop goes out together, and reads can wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+# What uvloop reads at once, and repeats up to 32 times before it looks at any other connection, as long as a read
+# fills the buffer. One upload would keep every stream waiting.
+FULL_READ_BYTES = 256 * 1024
+
+
+class Turn:
+    """Collects what is written while the loop hands out what it has read, and sends it when that is done.
+
+    Then a head and its body are one packet; and whoever is at the other ends is woken for all the streams that an
+    engine's step has moved, and not again and again between the turns of ours.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._writings: list[Writing] = []
+
+    def add(self, writing: Writing) -> None:
+        """Something waits to be sent there."""
+        if not self._writings:
+            self._loop.call_soon(self._end)
+        self._writings.append(writing)
+
+    def _end(self) -> None:
+        writings, self._writings = self._writings, []
+        for writing in writings:
+            writing.flush()
+
+
+class Writing:
+    """Writes to one transport.
+
+    Args:
+        transport: written to by nobody else.
+        turn: ends when its writes are sent.
+    """
+
+    __slots__ = ("_pending", "_transport", "_turn", "_write")
+
+    def __init__(self, transport: asyncio.Transport, turn: Turn) -> None:
+        self._transport = transport
+        self._write = transport.write
+        self._turn = turn
+        self._pending: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """Send it at the end of the turn."""
+        if not self._pending:
+            self._turn.add(self)
+        self._pending.append(data)
+
+    def flush(self) -> None:
+        """Send what waits now."""
+        pending = self._pending
+        if pending:
+            data = pending[0] if len(pending) == 1 else b"".join(pending)
+            pending.clear()
+            if not self._transport.is_closing():
+                self._write(data)
+
+    def close(self) -> None:
+        """Close when all is sent."""
+        self.flush()
+        self._transport.close()
+
+    def finish(self) -> None:
+        """Say that nothing more comes, when all is sent, and go on reading; where the transport can do that."""
+        self.flush()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def abort(self) -> None:
+        """Close at once; what waits is lost."""
+        self._pending.clear()
+        self._transport.abort()
+
+
+class Reading:
+    """Reads of one transport: several may ask it to wait, and nobody may take more than a turn.
+
+    Args:
+        transport: read from the start.
+    """
+
+    __slots__ = ("_holders", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._holders: set[str] = set()
+
+    def hold(self, why: str) -> None:
+        """Read no more until it is let go for the same reason."""
+        if not self._holders and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._holders.add(why)
+
+    def let_go(self, why: str) -> None:
+        """Read on, if nobody else holds it."""
+        if why in self._holders:
+            self._holders.discard(why)
+            if not self._holders and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def let_go_all(self) -> None:
+        """Read on, whoever holds it."""
+        for why in list(self._holders):
+            self.let_go(why)
+
+    def give_way(self) -> None:
+        """After a read that filled the buffer, the others have their turn."""
+        self.hold("turn")
+        asyncio.get_running_loop().call_soon(self.let_go, "turn")
