@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-fast test-compat lint format docs bench tools clean
+.PHONY: help demo test test-fast test-compat lint format docs bench tools peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
@@ -43,7 +43,7 @@ format: $(READY) ## Format, and mend what lint can mend
 docs: $(READY) ## Write the tables in docs/ anew from the code
 	$(BIN)/python docs/tables.py
 
-bench: $(READY) ## The figures in docs/figures.md, measured again on this machine
+bench: $(READY) peers ## The figures in docs/figures.md and docs/performance.md, measured again on this machine
 	$(BIN)/highwater demo --prepare
 	$(BIN)/python -m bench
 
@@ -53,6 +53,14 @@ tools:
 	  echo 'installing prometheus (for promtool)'; \
 	  SUDO=$$( [ "$$(id -u)" = 0 ] || echo sudo ); \
 	  $$SUDO apt-get -qq update && $$SUDO apt-get -qq install -y --no-install-recommends prometheus >/dev/null; }
+
+# The data plane is measured beside nginx, by two small C programs. Without nginx the benchmark says so and goes on.
+peers:
+	@PATH="$$PATH:/usr/sbin"; command -v nginx >/dev/null && command -v cc >/dev/null || { \
+	  echo 'installing nginx and gcc (for the data plane benchmark)'; \
+	  SUDO=$$( [ "$$(id -u)" = 0 ] || echo sudo ); \
+	  $$SUDO apt-get -qq update && \
+	  $$SUDO apt-get -qq install -y --no-install-recommends nginx-light gcc libc6-dev >/dev/null || true; }
 
 clean: ## Remove what the targets above made in this tree (the engine's environment stays in the cache)
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

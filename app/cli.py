@@ -41,8 +41,10 @@ def _run(settings: Settings) -> None:
     # Here and not at the top: `highwater --help` must not load the server.
     import uvicorn  # noqa: PLC0415
 
+    from app.allocator import keep_pages  # noqa: PLC0415
     from app.main import create_app  # noqa: PLC0415
 
+    keep_pages()
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news
     sidecar = create_app(settings)

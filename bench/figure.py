@@ -10,14 +10,16 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a figure should be: `under` the limit, or `at least` it."""
+    """What a figure should be: `under` the limit, `at most` it, or `at least` it."""
 
-    direction: Literal["under", "at least"]
+    direction: Literal["under", "at most", "at least"]
     limit: float
 
     def is_met(self, value: float) -> bool:
         """Whether the value is on the right side."""
-        return value < self.limit if self.direction == "under" else value >= self.limit
+        if self.direction == "under":
+            return value < self.limit
+        return value <= self.limit if self.direction == "at most" else value >= self.limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,13 @@ _IDLE, _IOWAIT, _STEAL = 3, 4, 7  # fields of the line `cpu` of /proc/stat; proc
 _UTIME, _STIME = 11, 12  # fields of /proc/<pid>/stat, counted from behind the command's name
 
 
-def description(vllm_version: str) -> str:
-    """Cores, model, memory and versions in one line."""
+def description(vllm_version: str | None) -> str:
+    """Cores, model, memory and versions in one line; None: no engine was in it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     cores = len(os.sched_getaffinity(0))
     return (
         f"{cores} cores of {_cpu_model()}, {memory:.0f} GiB RAM, {platform.system()}, "
-        f"Python {platform.python_version()}, vLLM {vllm_version} (CPU)"
+        f"Python {platform.python_version()}" + (f", vLLM {vllm_version} (CPU)" if vllm_version else "")
     )
 
 

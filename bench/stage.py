@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Self
 
 from app.demo.engine import Engine, EngineOptions
-from app.demo.environment import EngineEnvironment
+from app.demo.environment import EngineEnvironment, ensure_environment
 from bench.machine import cpu_seconds
 
 
 class Stage:
     """A context manager that ends all that was started on it."""
 
-    def __init__(self, environment: EngineEnvironment) -> None:
-        self._environment = environment
+    def __init__(self) -> None:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -33,10 +32,15 @@ class Stage:
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="highwater-bench-")))
 
     @cached_property
+    def environment(self) -> EngineEnvironment:
+        """The engine's; installed where the first who asks for it finds none."""
+        return ensure_environment(announce=print)
+
+    @cached_property
     def engine(self) -> Engine:
         """A vLLM with the tiny multimodal model and our extension; whoever uses it leaves its caches as they fall."""
         print("starting vLLM ...", flush=True)
-        engine = Engine(self._environment, EngineOptions(), folder=self.folder / "engine")
+        engine = Engine(self.environment, EngineOptions(), folder=self.folder / "engine")
         return self._stack.enter_context(engine)
 
     def cpu_seconds(self) -> float:

@@ -7,6 +7,7 @@ import asyncio
 # What uvloop reads at once, and repeats up to 32 times before it looks at any other connection, as long as a read
 # fills the buffer. One upload would keep every stream waiting.
 FULL_READ_BYTES = 256 * 1024
+_MUCH_BYTES = 32 * 1024
 
 
 class Turn:
@@ -49,7 +50,12 @@ class Writing:
         self._pending: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Send it at the end of the turn."""
+        """Send it at the end of the turn; at once if it is much, for then the far end's slowness must be known."""
+        if len(data) >= _MUCH_BYTES:
+            self.flush()
+            self._pending.append(data)
+            self.flush()
+            return
         if not self._pending:
             self._turn.add(self)
         self._pending.append(data)

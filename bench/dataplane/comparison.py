@@ -1,0 +1,107 @@
+"""One line of the data plane's table: the sidecar's figure beside its peers', judged as a ratio within each round."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bench.dataplane.proxies import NGINX, ROUTER, SIDECAR
+from bench.figure import Goal, number
+
+NOT_MEASURED = "not measured"
+NONE = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The rounds' values of one figure."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The one that counts."""
+        return statistics.median(self.values)
+
+    @property
+    def noise(self) -> float:
+        """Twice the standard error of the median, by the rounds' median distance from it.
+
+        One round that another process spoilt moves neither. 1.48 makes a median distance a standard deviation, 1.25
+        that of a mean one of a median, both for normal noise.
+        """
+        distance = statistics.median(abs(value - self.median) for value in self.values)
+        return 2 * 1.25 * 1.48 * distance / math.sqrt(len(self.values))
+
+    def verdict(self, goal: Goal) -> str:
+        """Whether the goal is met; nearer to it than the noise, nothing is decided."""
+        if abs(self.median - goal.limit) < self.noise:
+            return "not decided"
+        return "yes" if goal.is_met(self.median) else "**no**"
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({min(self.values):.2f} to {max(self.values):.2f})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What was measured of each proxy, one value a round, the rounds in the same order for all.
+
+    Attributes:
+        what: What was measured.
+        unit: Of the values.
+        goal: Of the sidecar's value over nginx's; of the value itself where `is_absolute`.
+        values: By proxy.
+        more_is_better: A rate, not a cost.
+        is_absolute: The goal is no ratio.
+    """
+
+    what: str
+    unit: str
+    goal: Goal | None
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    more_is_better: bool = False
+    is_absolute: bool = False
+
+    def median(self, name: str) -> float | None:
+        """Of one proxy's rounds; None where it was not measured."""
+        values = self.values.get(name)
+        return statistics.median(values) if values else None
+
+    def ratios(self, peer: str) -> Spread | None:
+        """The sidecar over a peer, round by round; None where one of them has none, or nothing to divide by."""
+        own, others = self.values.get(SIDECAR), self.values.get(peer)
+        if not own or not others or min(others) <= 0:
+            return None
+        return Spread(tuple(one / other for one, other in zip(own, others, strict=True)))
+
+    def row(self, names: Sequence[str]) -> tuple[str, ...]:
+        """What, goal, one cell for each proxy, over nginx, met, over vllm-router, not worse."""
+        to_nginx, to_router = self.ratios(NGINX), self.ratios(ROUTER)
+        return (
+            self.what,
+            self._goal(),
+            *(self._cell(name) for name in names),
+            str(to_nginx or NONE),
+            self._verdict(to_nginx),
+            str(to_router or NONE),
+            to_router.verdict(Goal("at least" if self.more_is_better else "at most", 1.0)) if to_router else NONE,
+        )
+
+    def _goal(self) -> str:
+        if self.goal is None:
+            return "none"
+        what = self.unit if self.is_absolute else "x nginx"
+        return f"{self.goal.direction} {self.goal.limit:g} {what}"
+
+    def _cell(self, name: str) -> str:
+        median = self.median(name)
+        return NONE if median is None else f"{number(median)} {self.unit}"
+
+    def _verdict(self, to_nginx: Spread | None) -> str:
+        if self.goal is None:
+            return ""
+        judged = Spread(tuple(self.values[SIDECAR])) if self.is_absolute else to_nginx
+        return judged.verdict(self.goal) if judged else NOT_MEASURED

@@ -1,0 +1,224 @@
+"""The whole comparison: rounds of slices, memory of fresh processes, and the report of both."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from app.demo.errors import DemoError
+from bench.dataplane import works
+from bench.dataplane.bed import Bed, bed
+from bench.dataplane.comparison import Comparison
+from bench.dataplane.memory import OPEN_STREAMS, Memory, memory_of
+from bench.dataplane.proxies import (
+    DIRECT,
+    LITELLM,
+    LITELLM_REQUIREMENTS,
+    NGINX,
+    PEERS,
+    ROUTER,
+    ROUTER_REQUIREMENTS,
+    SIDECAR,
+    Proxy,
+    litellm,
+)
+from bench.dataplane.report import Report
+from bench.dataplane.slices import order
+from bench.dataplane.works import SLOW_WORKS, WORKS, Work
+from bench.figure import Goal, number
+from bench.stage import Stage
+
+WARM_UP_SECONDS = 0.4
+# On a machine that others keep busy too, a slice can be over before anything was done in it.
+TRIES = 3
+Values = dict[str, list[float]]
+"""By proxy, one a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How much is measured."""
+
+    rounds: int
+    slice_seconds: float
+    memory_rounds: int
+    settle_seconds: float
+    slow_rounds: int
+
+
+SHORT = Length(rounds=4, slice_seconds=1.2, memory_rounds=2, settle_seconds=2.0, slow_rounds=0)
+FULL = Length(rounds=8, slice_seconds=4.0, memory_rounds=3, settle_seconds=10.0, slow_rounds=2)
+
+
+def measure(stage: Stage, *, short: bool) -> Report:
+    """The data plane's section.
+
+    Raises:
+        DemoError: The sidecar did not start, or anybody's answer was not what it should be.
+    """
+    length, notes = SHORT if short else FULL, list[str]()
+    with bed(stage.folder) as ready:
+        with ready.all_running(PEERS, notes) as proxies:
+            names = list(proxies)
+            values = _rounds(ready, proxies, length)
+        memory = _memory(ready, names, length)
+        if length.slow_rounds:
+            _add_slow(ready, values, length, notes)
+        if any(LITELLM in found for found in values.values()):
+            names.append(LITELLM)
+        comparisons = [_comparison(work, values[work.name]) for work in WORKS] + _memory_comparisons(memory)
+        return Report(
+            title="Data plane",
+            columns=("work", "goal", *names, f"to {NGINX}", "met", f"to {ROUTER}", "not worse"),
+            rows=[comparison.row(names) for comparison in comparisons],
+            facts=_facts(values),
+            methods=_methods(ready, length),
+            notes=notes,
+        )
+
+
+def _rounds(ready: Bed, proxies: Mapping[str, Proxy], length: Length) -> dict[str, Values]:
+    """Every work with every proxy in every round; the first round, a short one, is thrown away."""
+    with_direct = {**proxies, DIRECT: ready.direct}
+    values: dict[str, Values] = {work.name: {name: [] for name in with_direct} for work in WORKS}
+    for work in WORKS:
+        for proxy in with_direct.values():
+            ready.load.run(proxy, work.options(WARM_UP_SECONDS))
+    for turn in range(length.rounds):
+        for work in WORKS:
+            found = {
+                name: _value(ready, work, with_direct[name], length.slice_seconds)
+                for name in order(list(with_direct if work.needs_direct else proxies), turn)
+            }
+            for name, value in found.items():
+                values[work.name][name].append(value)
+            shown = ", ".join(f"{name} {number(found[name])}" for name in with_direct if name in found)
+            print(f"  round {turn + 1}: {work.what}: {shown}", flush=True)
+    return values
+
+
+def _value(ready: Bed, work: Work, proxy: Proxy, seconds: float) -> float:
+    for _ in range(TRIES):
+        try:
+            return work.value(ready.load.run(proxy, work.options(seconds)))
+        except ZeroDivisionError:
+            print(f"  {work.what}: {proxy.name} did nothing for {seconds:g} s; again", flush=True)
+        except DemoError as exc:
+            raise DemoError(f"{work.what}: {exc}") from exc
+    raise DemoError(f"{work.what}: {proxy.name} did nothing for {seconds:g} s, {TRIES} times")
+
+
+def _comparison(work: Work, values: Values) -> Comparison:
+    direct = values[DIRECT]
+    measured = {name: found for name, found in values.items() if name != DIRECT and found}
+    if work.is_over_direct:
+        measured = {
+            name: [one - less for one, less in zip(found, direct, strict=True)] for name, found in measured.items()
+        }
+    return Comparison(
+        what=work.what, unit=work.unit, goal=work.goal, values=measured, more_is_better=work.more_is_better
+    )
+
+
+def _memory(ready: Bed, names: Sequence[str], length: Length) -> dict[str, list[Memory]]:
+    found: dict[str, list[Memory]] = {name: [] for name in names}
+    for turn in range(length.memory_rounds):
+        for name in order(names, turn):
+            start = partial(ready.running, name, PEERS[name])
+            found[name].append(memory_of(start, ready.load, length.settle_seconds))
+            memory = found[name][-1]
+            print(
+                f"  memory of {name}: idle {number(memory.idle_mb)} MB, {number(memory.kb_per_stream)} KB a stream, "
+                f"uploads add {number(memory.upload_growth_mb)} MB",
+                flush=True,
+            )
+    return found
+
+
+def _memory_comparisons(found: Mapping[str, Sequence[Memory]]) -> list[Comparison]:
+    return [
+        Comparison(
+            what="10 MB image bodies, four at once, growth of RSS at its peak",
+            unit="MB",
+            goal=Goal("under", 8.0),
+            values={name: [memory.upload_growth_mb for memory in each] for name, each in found.items()},
+            is_absolute=True,
+        ),
+        Comparison(
+            what="Idle RSS",
+            unit="MB",
+            goal=Goal("under", 80.0),
+            values={name: [memory.idle_mb for memory in each] for name, each in found.items()},
+            is_absolute=True,
+        ),
+        Comparison(
+            what=f"RSS per open stream, of {OPEN_STREAMS}",
+            unit="KB",
+            goal=None,
+            values={name: [memory.kb_per_stream for memory in each] for name, each in found.items()},
+        ),
+    ]
+
+
+def _add_slow(ready: Bed, values: dict[str, Values], length: Length, notes: list[str]) -> None:
+    """The proxy that is two orders slower: after the others, and only its own values."""
+    try:
+        with ready.running(LITELLM, litellm) as proxy:
+            for work in SLOW_WORKS:
+                ready.load.run(proxy, work.options(WARM_UP_SECONDS))
+                found = [_value(ready, work, proxy, length.slice_seconds) for _ in range(length.slow_rounds)]
+                values[work.name][LITELLM] = found
+                print(f"  {LITELLM}: {work.what}: {', '.join(map(number, found))}", flush=True)
+    except DemoError as exc:
+        notes.append(f"{LITELLM} could not be measured: {str(exc).splitlines()[0]}")
+        print(f"  {LITELLM} could not be measured: {exc}", flush=True)
+
+
+def _facts(values: Mapping[str, Values]) -> list[str]:
+    """What one core does, out of the medians."""
+
+    def median(work: Work, name: str = SIDECAR) -> float:
+        return statistics.median(values[work.name][name])
+
+    chunks, dense = 1e6 / median(works.SSE_256), 1e6 / median(works.SSE_64)
+    return [
+        f"What one core of this machine does in the sidecar, out of the CPU times above: {chunks:,.0f} chunks a second "
+        f"to 256 streams, which is {chunks * 0.025:,.0f} streams of 40 tokens a second each ({dense * 0.01:,.0f} of "
+        f"100 tokens a second); {1e6 / median(works.JSON):,.0f} JSON requests a second on kept connections, "
+        f"{1e6 / median(works.FRESH):,.0f} on new ones; {1e6 / median(works.UPLOADS):,.0f} MB of images a second.",
+        f"The upstream and the load generator with nothing between them: {median(works.FULL_SPEED, DIRECT):,.0f} "
+        f"chunks a second in one stream, first byte after {number(median(works.FIRST_BYTE, DIRECT))} us, p99 delay "
+        f"beside uploads {number(median(works.DELAY, DIRECT))} us.",
+    ]
+
+
+def _methods(ready: Bed, length: Length) -> list[str]:
+    requirements = ", ".join(
+        requirement.replace("==", " ").replace("[proxy]", "")
+        for requirement in (*ROUTER_REQUIREMENTS, *(LITELLM_REQUIREMENTS if length.slow_rounds else ()))
+    )
+    return [
+        "Upstream and load generator are C programs (`bench/dataplane/*.c`); the upstream answers as a vLLM server "
+        "does, and its streams step together as an engine's do. Every answer is checked: status, framing, number of "
+        "events, bytes that arrived. One wrong answer ends the run.",
+        f"{SIDECAR} is `highwater serve` with default settings: metrics, gate, limits and request ids are on, and it "
+        "polls. "
+        f"{NGINX} has one worker, no access log, no buffering, connections kept on both sides. {ROUTER} has one worker "
+        f"behind it and its cheapest policy. Versions: {requirements}; nginx is Debian's.",
+        f"{ready.cores.in_words().capitalize()}. All are on loopback.",
+        f"{length.rounds} rounds of slices of about {length.slice_seconds:g} s, the proxies one after the other in "
+        "changing order; a round of warm-up is thrown away. Ratios are within a round; their median counts, lowest and "
+        "highest in brackets. A ratio nearer to its goal than twice the standard error of that median is not decided.",
+        "CPU is user and system time of all processes of the proxy, by the kernel's clock of each process "
+        "(`clock_getcpuclockid`), from when all connections are at work to when the first one ends.",
+        "The delay of a chunk is from the stamp that the upstream writes into it before it sends it to its arrival; "
+        "beside it go uploads of 10 MB, 10 a second over 4 connections. It moves by a factor of two between runs.",
+        "Time to first byte: a stream of one event on a kept connection, one after the other; p50, less that of the "
+        "same requests straight to the upstream.",
+        f"Memory is of fresh processes, {length.memory_rounds} times: RSS of all of them "
+        f"{length.settle_seconds:g} s after the start; with {OPEN_STREAMS} streams open against before; the peak "
+        "(`VmHWM`) during uploads against before. A proxy that keeps the bodies in its memory shows there. MB and KB "
+        "are powers of ten.",
+    ]

@@ -1,0 +1,52 @@
+"""The upstream and the load generator: small C programs, so that the proxy between them is what is measured."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from app.demo.environment import cache_dir
+from app.demo.errors import DemoError
+
+SOURCES = Path(__file__).parent
+FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
+COMPILERS = ("cc", "gcc", "clang")
+
+
+def program(name: str) -> Path:
+    """Return the program compiled from `<name>.c`; it is kept in the cache until a source changes.
+
+    Raises:
+        DemoError: There is no C compiler, or it failed.
+    """
+    source = SOURCES / f"{name}.c"
+    built = cache_dir() / "programs" / f"{name}-{_digest([source, SOURCES / 'wire.h'])}"
+    if not built.exists():
+        _compile(source, built)
+    return built
+
+
+def _digest(sources: list[Path]) -> str:
+    ingredients = [*(path.read_bytes() for path in sources), " ".join(FLAGS).encode()]
+    return hashlib.sha256(b"\0".join(ingredients)).hexdigest()[:12]
+
+
+def _compile(source: Path, built: Path) -> None:
+    compiler = os.environ.get("CC") or next(filter(shutil.which, COMPILERS), None)
+    if compiler is None:
+        raise DemoError(
+            f"the data-plane benchmark compiles {source.name}, and there is no C compiler (looked for "
+            f"{', '.join(COMPILERS)}; CC names another); Debian's packages are gcc and libc6-dev"
+        )
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+        draft = Path(folder) / "draft"
+        command = [compiler, *FLAGS, "-o", str(draft), str(source)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise DemoError(f"{' '.join(command)} failed:\n{result.stderr}")
+        draft.rename(built)
