@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
+import httpx
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -118,22 +118,24 @@ async def _send(
     errors: list[str] = []
     sent = 0
 
-    async def work(session: aiohttp.ClientSession) -> None:
+    async def work(client: httpx.AsyncClient) -> None:
         nonlocal sent
         # The workers share one generator: each image is made when its turn comes, never all at once.
         for body in bodies:
             sent += 1
-            if error := await _post(session, f"{url}/v1/chat/completions", body):
+            if error := await _post(client, f"{url}/v1/chat/completions", body):
                 errors.append(error)
             if on_done is not None:
                 on_done()
 
     began = time.monotonic()
-    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
-    connector = aiohttp.TCPConnector(limit=0)  # the workers are the limit
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)  # the workers are the limit
+    async with (
+        httpx.AsyncClient(timeout=REQUEST_SECONDS, limits=limits, trust_env=False) as client,
+        asyncio.TaskGroup() as group,
+    ):
         for _ in range(concurrency):
-            group.create_task(work(session))
+            group.create_task(work(client))
     return TrafficResult(sent, len(errors), tuple(errors[:KEPT_ERRORS]), time.monotonic() - began)
 
 
@@ -141,13 +143,11 @@ def _user(content: object) -> dict[str, object]:
     return {"role": "user", "content": content}
 
 
-async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> str | None:
+async def _post(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> str | None:
     """Send one request; return what failed, or None."""
     try:
-        async with session.post(url, json=body) as response:
-            text = await response.text()
-            if response.status != 200:  # noqa: PLR2004 - HTTP's word for success
-                return f"HTTP {response.status}: {text[:300]}"
-    except (aiohttp.ClientError, TimeoutError) as error:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            response = await client.post(url, json=body)
+    except (httpx.HTTPError, TimeoutError) as error:
         return f"{type(error).__name__}: {error}"
-    return None
+    return None if response.is_success else f"HTTP {response.status_code}: {response.text[:300]}"
