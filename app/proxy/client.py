@@ -215,6 +215,7 @@ class ClientConnection(Client):
             self._refuse(self._proxy.body_too_large, without_body=head.method == b"HEAD")
             return b""
         self._receiving = incoming = _Incoming(head)
+        incoming.is_complete = not (head.chunked or head.declared_bytes or head.websocket)
         if self._current is not None or self._queue:
             self._wait_for_turn(incoming)
         else:

@@ -29,6 +29,8 @@ from app.proxy.upstream import EngineConnection
 
 log = logging.getLogger("app.proxy")
 
+# Of a target, which may be as long as a head.
+_LOGGED_BYTES = 200
 # The request's body is too much, too slow, or not HTTP: the connection ends with the answer.
 _UNREADABLE = frozenset({400, 408, 413})
 # Of what is for the engine and cannot be sent yet; then the client is not read.
@@ -308,7 +310,7 @@ class Exchange(Conversation, Asker):
         log.warning(
             "%s %s: %s, request_id=%s",
             self._head.method.decode(),
-            self._head.target.decode("latin-1"),
+            self._head.target[:_LOGGED_BYTES].decode("latin-1"),
             failure.message,
             self._head.request_id().decode(),
         )

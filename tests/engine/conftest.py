@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 TEST_SECONDS = 300
 # How long clients storm beside each remedy. Shorter proves less, for those who are changing something.
-STORM_SECONDS = float(os.environ.get("HIGHWATER_STORM_SECONDS", "60"))
+STORM_SECONDS = float(os.environ.get("HIGHWATER_STORM_SECONDS", "30"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

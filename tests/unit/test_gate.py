@@ -30,6 +30,15 @@ async def test_an_open_gate_only_counts():
     assert (gate.in_flight, gate.held, gate.is_open, gate.idle_since) == (0, 0, True, 105.0)
 
 
+async def test_who_does_not_want_to_wait_is_told():
+    """Let through and counted, or neither."""
+    gate = Gate()
+    assert gate.try_enter()
+    with gate.closed(10):
+        assert not gate.try_enter()
+    assert (gate.in_flight, gate.held) == (1, 0)
+
+
 async def test_a_closed_gate_holds_and_then_lets_through():
     """Those inside go on; those outside wait, and all pass when it opens."""
     gate = Gate()

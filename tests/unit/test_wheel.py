@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import httpx
 import pytest
 
+from app.demo.errors import DemoError
+from app.demo.sidecar import DemoSidecar
+from bench import compiled
+from bench.compiled import compiled_app, environ_for
+from tests.fakes.upstream import Upstream
+
 ROOT = Path(__file__).resolve().parents[2]
+COMPILED = {"app/gate", "app/traffic"} | {
+    path.relative_to(ROOT).with_suffix("").as_posix()
+    for path in (ROOT / "app" / "proxy").glob("*.py")
+    if path.name != "__init__.py"
+}
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("HATCH_")}
+    built = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     (wheel,) = folder.glob("vllm_highwater-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
 
@@ -43,3 +62,111 @@ def test_nothing_else_is_installed_at_the_top_level(names: set[str]) -> None:
 def test_the_console_script_is_there(names: set[str]) -> None:
     """`highwater` is what people type."""
     assert any(name.endswith("entry_points.txt") for name in names)
+
+
+def test_it_is_for_every_machine_unless_asked_otherwise(wheel: Path, names: set[str]) -> None:
+    """Who has no C compiler installs it all the same."""
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert {name for name in names if name.endswith((".so", ".c"))} == set()
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    return compiled_app()
+
+
+needs_compiler = pytest.mark.skipif(bool(compiled.obstacle()), reason=str(compiled.obstacle()))
+
+
+@pytest.mark.compiled
+@needs_compiler
+def test_the_data_plane_is_compiled_and_nothing_else(built: Path) -> None:
+    """Each module with its source beside it, and all of them in one library."""
+    libraries = {path.relative_to(built).as_posix().split(".")[0] for path in built.rglob("*.so")}
+    assert {name for name in libraries if not name.endswith("__mypyc")} == COMPILED
+    assert len(libraries) == len(COMPILED) + 1
+    sources = {path.relative_to(built) for path in built.rglob("*.py")}
+    assert sources == {path.relative_to(ROOT) for path in (ROOT / "app").rglob("*.py")}
+
+
+def mapped_files(pid: int) -> set[str]:
+    return {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()}
+
+
+@pytest.mark.compiled
+@needs_compiler
+async def test_the_compiled_sidecar_serves_and_says_so(built: Path, tmp_path: Path) -> None:
+    """It is started in the repository, whose own modules must not come first."""
+    async with Upstream() as upstream:
+        with DemoSidecar(upstream.url, folder=tmp_path, settings=environ_for(built)) as sidecar:
+            async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False) as client:
+                answer = await client.post("/v1/completions", content=b"{}")
+            (pid,) = sidecar.pids()
+            maps = mapped_files(pid)
+    assert (answer.status_code, answer.content) == (200, b"{}")
+    assert [call.target for call in upstream.calls if call.method == "POST"] == ["/v1/completions"]
+    assert any(path.startswith(f"{built}/") for path in maps)
+    assert "data plane: compiled" in sidecar.log_path.read_text(encoding="utf-8")
+
+
+def test_the_sidecar_from_its_sources_says_so(tmp_path: Path) -> None:
+    """An operator sees which of the two runs."""
+    with DemoSidecar("http://127.0.0.1:1", folder=tmp_path) as sidecar:
+        pass
+    assert "data plane: pure Python" in sidecar.log_path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree of one module, and a build that only copies it."""
+    root = tmp_path / "sources"
+    for name in compiled.SOURCES:
+        if "." in name or name.isupper():
+            (root / name).write_text("", encoding="utf-8")
+        else:
+            (root / name).mkdir(parents=True)
+    (root / "app" / "one.py").write_text("ONE = 1\n", encoding="utf-8")
+
+    def pip_wheel(tree: Path, wheels: Path, log_path: Path) -> None:
+        del log_path
+        wheels.mkdir()
+        with zipfile.ZipFile(wheels / "a.whl", "w") as archive:
+            archive.write(tree / "app" / "one.py", "app/one.py")
+            archive.writestr("worker_ext/two.py", "")
+
+    monkeypatch.setenv("HIGHWATER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiled, "ROOT", root)
+    monkeypatch.setattr(compiled, "obstacle", lambda: None)
+    monkeypatch.setattr(compiled, "_pip_wheel", pip_wheel)
+    return root
+
+
+def test_what_is_compiled_is_never_older_than_its_source(sources: Path) -> None:
+    """Another source, another folder; the same source, the same."""
+    first, again = compiled_app(), compiled_app()
+    (sources / "app" / "one.py").write_text("ONE = 2\n", encoding="utf-8")
+    second = compiled_app()
+    assert first == again != second
+    assert [(folder / "app" / "one.py").read_text(encoding="utf-8") for folder in (first, second)] == [
+        "ONE = 1\n",
+        "ONE = 2\n",
+    ]
+    assert {path.name for path in second.iterdir()} == {"app"}
+
+
+def test_old_builds_are_removed(sources: Path) -> None:
+    """Those used last are kept."""
+    built = []
+    for number in range(5):
+        (sources / "app" / "one.py").write_text(f"ONE = {number}\n", encoding="utf-8")
+        built.append(compiled_app())
+        os.utime(built[-1], (number, number))
+    assert [folder.exists() for folder in built] == [False, False, True, True, True]
+
+
+def test_without_a_compiler_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a sentence."""
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(DemoError, match="there is no C compiler"):
+        compiled_app()
