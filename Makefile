@@ -24,8 +24,8 @@ test: $(READY) tools ## Every test: units, HTTP on real ports, and a real engine
 	$(BIN)/highwater demo --prepare
 	$(BIN)/pytest
 
-test-fast: $(READY) ## The tests that need no engine
-	$(BIN)/pytest -m "not engine"
+test-fast: $(READY) ## The tests that need no engine and no C compiler
+	$(BIN)/pytest -m "not engine and not compiled"
 
 test-compat: $(READY) ## Relief, and the naive calls beside it, on vLLM 0.12.0 and 0.23.0 (14 GB on first use)
 	HIGHWATER_COMPAT_RESULTS=docs/compat.json $(BIN)/pytest -m compat tests/compat

@@ -43,10 +43,13 @@ def _run(settings: Settings) -> None:
 
     from app.allocator import keep_pages  # noqa: PLC0415
     from app.main import create_app  # noqa: PLC0415
+    from app.proxy import exchange  # noqa: PLC0415
 
     keep_pages()
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news
+    is_pure = exchange.__file__.endswith(".py")
+    logging.getLogger("highwater").info("data plane: %s", "pure Python" if is_pure else "compiled")
     sidecar = create_app(settings)
     tls = sidecar.tls
 

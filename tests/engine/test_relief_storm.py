@@ -222,7 +222,7 @@ async def test_the_policy_at_an_absurdly_low_threshold(
         async with storming(sidecar.url, telling_engine.served_model, fresh_from=50_000) as storm:
             await asyncio.sleep(STORM_SECONDS)
             async with asyncio.timeout(120):  # on a slow machine the last of them has not had its turn yet
-                while not ways(telling_engine).by_itself <= set(await asyncio.to_thread(remedies_done, sidecar)):
+                while not ways(telling_engine).by_itself <= set(await asyncio.to_thread(remedies_done, sidecar)):  # noqa: ASYNC110
                     await asyncio.sleep(1)
         sidecar.call("PUT", "/policy", {"mode": "observe"})
         figures = await prove(telling_engine, sidecar, storm)
