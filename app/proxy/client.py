@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from app.proxy.chunks import BadChunks, Chunks
 from app.proxy.exchange import Exchange
 from app.proxy.failures import Failure, error_answer
 from app.proxy.heads import NOT_HTTP, Destination, Header, RequestHead, read_request
@@ -22,6 +22,10 @@ from app.proxy.roles import Client, Conversation
 from app.proxy.transports import FULL_READ_BYTES, Reading, Writing
 
 log = logging.getLogger("app.proxy")
+
+_CR = ord("\r")
+# Of requests behind one that is being answered; then no more are read.
+_WAITING_BYTES_MOST = 64 * 1024
 
 Judge = Callable[[bytes, bytes, bool], Destination]
 """Where a request goes, by its method, its raw path, and whether it asks for a WebSocket."""
@@ -40,63 +44,6 @@ class _Incoming:
     def __init__(self, head: RequestHead) -> None:
         self.head = head
         self.pieces: list[bytes] = []
-
-
-class _Chunks:
-    """A chunked body, taken apart by llhttp.
-
-    Attributes:
-        is_complete: the last chunk and the trailers have come.
-        trailers: headers behind the body.
-    """
-
-    _HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._is_in_body = False
-        self.is_complete = False
-        self.trailers: tuple[Header, ...] = ()
-        self.on_body = self._pieces.append
-        self._parser = httptools.HttpRequestParser(self)
-        self._parser.feed_data(self._HEAD)
-        self._is_in_body = True
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A trailer, unless it is the head's."""
-        if self._is_in_body:
-            self.trailers += ((name, value),)
-
-    def on_message_complete(self) -> None:
-        """All of it has come."""
-        self.is_complete = True
-
-    def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """The body in a piece of data, and what follows it in there, which is another request.
-
-        Raises:
-            HttpParserError: These are no chunks.
-        """
-        start = 0
-        for end in self._where_it_may_end(data):
-            self._parser.feed_data(data[start:end])
-            start = end
-            if self.is_complete:
-                break
-        body = b"".join(self._pieces)
-        self._pieces.clear()
-        return body, data[start:]
-
-    @staticmethod
-    def _where_it_may_end(data: bytes) -> Iterator[int]:
-        """Behind an empty line, which may have begun in the data before."""
-        yield from range(1, min(4, len(data)))
-        at = data.find(b"\r\n\r\n")
-        while at >= 0:
-            if at > 0:
-                yield at + 4
-            at = data.find(b"\r\n\r\n", at + 1)
-        yield len(data)
 
 
 class ClientConnection(Client):
@@ -129,9 +76,10 @@ class ClientConnection(Client):
         self._start = b""  # of a head that is not complete
         self._receiving: _Incoming | None = None
         self._plain_bytes = 0  # still to come of a counted body
-        self._chunks: _Chunks | None = None  # still coming
+        self._chunks: Chunks | None = None  # still coming
         self._current: _Incoming | None = None  # the one in conversation
         self._queue: deque[_Incoming] = deque()
+        self._waiting_bytes = 0  # of those in the queue
         self._is_deaf = False  # what comes is nobody's
         self._is_last = False
         self._is_lingering = False
@@ -200,8 +148,8 @@ class ClientConnection(Client):
     def _take_head(self, data: bytes) -> bytes:
         if self._start:
             data, self._start = self._start + data, b""
-        elif data.startswith(b"\r\n"):
-            return data[2:]  # of old clients, behind a body (RFC 9112 2.2)
+        if data[0] == _CR:
+            data = data.removeprefix(b"\r\n")  # of old clients, behind a body (RFC 9112 2.2)
         end = data.find(b"\r\n\r\n") + 4
         limits = self._proxy.limits
         if end < 4 or end > limits.max_header_bytes:  # noqa: PLR2004 - not found
@@ -212,7 +160,7 @@ class ClientConnection(Client):
             self._refuse(head)
             return b""
         if head.declared_bytes > limits.max_body_bytes:
-            self._refuse(self._proxy.body_too_large, without_body=head.method == b"HEAD")
+            self._refuse(self._proxy.body_too_large, head)
             return b""
         self._receiving = incoming = _Incoming(head)
         incoming.is_complete = not (head.chunked or head.declared_bytes or head.websocket)
@@ -221,7 +169,7 @@ class ClientConnection(Client):
         else:
             self._converse(incoming)
         if head.chunked:
-            self._chunks = _Chunks()
+            self._chunks = Chunks(self._proxy.head_too_large, self._proxy.limits.max_header_bytes)
         elif head.declared_bytes:
             self._plain_bytes = head.declared_bytes
         elif not head.websocket:
@@ -233,17 +181,19 @@ class ClientConnection(Client):
             self._quiet = 0
         if len(data) > self._proxy.limits.max_header_bytes:
             self._refuse(self._proxy.head_too_large)
-        elif not data[:1].isalpha():  # no method; a client that speaks TLS, perhaps, and waits
+        elif not data[:1].isalpha() and data not in (
+            b"",
+            b"\r",
+        ):  # no method; a client that speaks TLS, perhaps, and waits
             self._refuse(NOT_HTTP)
         else:
             self._start = data
 
-    def _take_chunks(self, incoming: _Incoming, chunks: _Chunks, data: bytes) -> bytes:
+    def _take_chunks(self, incoming: _Incoming, chunks: Chunks, data: bytes) -> bytes:
         try:
             body, rest = chunks.take(data)
-        except httptools.HttpParserError as error:
-            log.debug("no chunks: %s", error)
-            self._refuse(NOT_HTTP)
+        except BadChunks as bad:
+            self._refuse(bad.failure)
             return b""
         if body:
             self._body(incoming, body)
@@ -261,6 +211,7 @@ class ClientConnection(Client):
             incoming.talk.body(piece)
         elif incoming.is_waiting:
             incoming.pieces.append(piece)
+            self._count_waiting(len(piece))
 
     def _complete(self, incoming: _Incoming) -> None:
         self._receiving = None
@@ -273,12 +224,18 @@ class ClientConnection(Client):
     def _wait_for_turn(self, incoming: _Incoming) -> None:
         incoming.is_waiting = True
         self._queue.append(incoming)
-        self.reading.hold("queue")  # no more of them than one read brings
+        self._count_waiting(len(incoming.head.raw))
+
+    def _count_waiting(self, size: int) -> None:
+        # Not before they are many: only who reads sees the client leave.
+        self._waiting_bytes += size
+        if self._waiting_bytes > _WAITING_BYTES_MOST:
+            self.reading.hold("queue")
 
     def _converse(self, incoming: _Incoming) -> None:
         was_waiting, incoming.is_waiting = incoming.is_waiting, False
         if incoming.flaw is not None:
-            self._give_up(incoming.flaw)
+            self._give_up(incoming.head, incoming.flaw)
             return
         head = incoming.head
         where = self._judge(head.method, head.path, head.websocket)
@@ -327,6 +284,7 @@ class ClientConnection(Client):
         while self._queue and self._current is None and not self._is_lingering:
             self._converse(self._queue.popleft())
         if not self._queue:
+            self._waiting_bytes = 0
             self.reading.let_go("queue")
 
     def _forget_current(self) -> Conversation | None:
@@ -341,7 +299,7 @@ class ClientConnection(Client):
         self._forget_current()
         self._is_deaf = True
         if reset:
-            self.writing.abort()
+            self.writing.reset()
         else:
             self.writing.close()
 
@@ -355,23 +313,26 @@ class ClientConnection(Client):
 
     # --- refusals and ends ---
 
-    def _refuse(self, failure: Failure, *, without_body: bool = False) -> None:
+    def _refuse(self, failure: Failure, head: RequestHead | None = None) -> None:
         """Nothing that follows on this connection can be understood, or should be."""
         self._is_deaf = True
         incoming, self._receiving = self._receiving, None
-        if incoming is not None and incoming.talk is not None:
-            incoming.talk.fail(failure)
-        elif self._current is None and not self._queue:
-            self._give_up(failure, without_body=without_body)
-        elif incoming is not None and incoming.is_waiting:
+        if incoming is None:
+            incoming = _Incoming(head or RequestHead(b""))
             incoming.flaw = failure
-        else:  # what came before it is answered first
-            last = _Incoming(RequestHead(b""))
-            last.flaw = failure
-            self._wait_for_turn(last)
+            if self._current is None and not self._queue:
+                self._give_up(incoming.head, failure)
+            else:  # what came before it is answered first
+                self._wait_for_turn(incoming)
+        elif incoming.talk is not None:
+            incoming.talk.fail(failure)
+        elif incoming.is_waiting:
+            incoming.flaw = failure
+        else:  # it has its answer
+            self._linger()
 
-    def _give_up(self, failure: Failure, *, without_body: bool = False) -> None:
-        self.writing.write(error_answer(failure, RequestHead(b"").request_id(), close=True, without_body=without_body))
+    def _give_up(self, head: RequestHead, failure: Failure) -> None:
+        self._write_error(failure, head, close=True)
         self._linger()
 
     def _write_error(self, failure: Failure, head: RequestHead, *, close: bool) -> None:

@@ -32,7 +32,7 @@ log = logging.getLogger("app.proxy")
 # Of a target, which may be as long as a head.
 _LOGGED_BYTES = 200
 # The request's body is too much, too slow, or not HTTP: the connection ends with the answer.
-_UNREADABLE = frozenset({400, 408, 413})
+_UNREADABLE = frozenset({400, 408, 413, 431})
 # Of what is for the engine and cannot be sent yet; then the client is not read.
 _WAITING_BYTES_MOST = 64 * 1024
 
@@ -294,7 +294,9 @@ class Exchange(Conversation, Asker):
         if failure is CLIENT_LEFT:
             return
         if has_begun or failure is CLIENT_DEAF:
-            self._client.cut(reset=failure is CLIENT_DEAF or (answer is not None and answer.until_close))
+            # Without framing, the connection's end is the answer's.
+            bare = answer is not None and (answer.until_close or self.wants_bare_body)
+            self._client.cut(reset=bare or failure is CLIENT_DEAF)
             return
         # The rest of the body is read in vain, and the connection lives; unless the body itself was the fault.
         unread = not self._has_asked and (self._head.expects_continue or failure.status in _UNREADABLE)

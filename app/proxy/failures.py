@@ -53,8 +53,9 @@ def body_too_large(limit: int) -> Failure:
 
 
 def head_too_large(limit: int) -> Failure:
-    """A request head over the limit, in bytes."""
-    return Failure(431, "head_too_large", f"the request head is larger than {limit} bytes (proxy.max_header_bytes)")
+    """A request head over the limit, in bytes; or what stands between the chunks of a body."""
+    message = f"the request's head or trailers are larger than {limit} bytes (proxy.max_header_bytes)"
+    return Failure(431, "head_too_large", message)
 
 
 def error_answer(failure: Failure, request_id: bytes, *, close: bool, without_body: bool = False) -> bytes:

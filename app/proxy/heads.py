@@ -36,6 +36,7 @@ _ANSWER_HOP_BY_HOP = HOP_BY_HOP - {b"transfer-encoding", b"trailer"}
 # A head in lower case without any of these goes on as it came.
 _REWRITTEN = re.compile(rb"\n(?:%b):" % b"|".join(sorted(_ANSWER_HOP_BY_HOP | {b"x-request-id"})))
 
+_LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]+)")
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
 _HTTP10 = b"HTTP/1.0"
 _VERSIONS = (b"HTTP/1.1", _HTTP10)
@@ -248,7 +249,8 @@ def read_request(raw: bytes) -> RequestHead | Failure:
     except httptools.HttpParserError:
         return NOT_HTTP
     first = raw[: raw.index(b"\r")].split(b" ")
-    if len(first) != 3 or first[2] not in _VERSIONS:  # noqa: PLR2004 - method, target, version
+    # llhttp overlooks line ends before the method.
+    if len(first) != 3 or first[2] not in _VERSIONS or not first[0][:1].isalpha():  # noqa: PLR2004 - method, target, version
         return NOT_HTTP
     head = RequestHead(raw, first[0], first[1], is_http10=first[2] == _HTTP10)
     flaw = head.read()
@@ -280,6 +282,20 @@ class AnswerHead:
         self.has_body = not to_head and status not in _BODILESS
         self.chunked = b"\ntransfer-encoding:" in lowered
         self.until_close = self.has_body and not self.chunked and b"\ncontent-length:" not in lowered
+
+    def has_surplus(self, data: bytes, body_bytes: int) -> bool:
+        """Whether line ends follow the body, which the parser skips in silence and a client would stumble over.
+
+        Args:
+            data: the last read, in which the parser has seen the end.
+            body_bytes: all that came behind the head.
+        """
+        if not data.endswith((b"\r", b"\n")):
+            return False
+        if self.chunked:
+            return not b"\r\n\r\n".endswith(data[len(data.rstrip(b"\r\n")) :])
+        length = _LENGTH.search(self._lowered)
+        return length is not None and body_bytes > int(length[1])
 
     def for_client(self, request_id: bytes, *, close: bool, unchunked: bool = False) -> bytes:
         """The head as the client gets it, its framing kept.

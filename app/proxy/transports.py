@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 # What uvloop reads at once, and repeats up to 32 times before it looks at any other connection, as long as a read
 # fills the buffer. One upload would keep every stream waiting.
 FULL_READ_BYTES = 256 * 1024
 _MUCH_BYTES = 32 * 1024
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Turn:
@@ -79,6 +82,14 @@ class Writing:
         self.flush()
         if self._transport.can_write_eof():
             self._transport.write_eof()
+
+    def reset(self) -> None:
+        """Close so that nobody can take it for an end in order: the far end's next read fails."""
+        self.flush()
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._transport.abort()
 
     def abort(self) -> None:
         """Close at once; what waits is lost."""

@@ -20,6 +20,7 @@ from app.proxy.transports import FULL_READ_BYTES, Reading, Turn, Writing
 
 INFORMATIONAL = range(100, 200)
 SWITCHING_PROTOCOLS = 101
+_NONE = -1
 _HEAD_ENDS = b"\r\n\r\n"
 # No engine's head is so long; one that never ends must not fill our memory.
 _HEAD_BYTES_MOST = 256 * 1024
@@ -52,12 +53,13 @@ class EngineConnection:
         self._bare_body: list[bytes] | None = None
         self._is_tunnel = False
         self._head = b""
-        self._status = 0  # of a head that is complete and not handed on yet
+        self._status = _NONE  # of a head that is complete and not handed on yet
         self._interims = 0
         self._answer: AnswerHead | None = None
         self._keeps_alive = False
         self._has_ended = False
         self._has_surplus = False
+        self._body_bytes = 0  # of the answer so far
 
     # --- what the exchange does ---
 
@@ -71,7 +73,7 @@ class EngineConnection:
     def release(self) -> None:
         """Keep it for the next request: this one and its answer are complete."""
         self._asker = self._answer = None
-        self._head, self._status, self._has_ended = b"", 0, False
+        self._head, self._status, self._body_bytes, self._has_ended = b"", _NONE, 0, False
         self.answered += 1
         self.reading.let_go("client")
         self._pool.keep(self)
@@ -145,13 +147,8 @@ class EngineConnection:
         if self._has_surplus:
             self._fail(asker)
         elif self._answer is not None:
-            if self._bare_body is not None:
-                data = self._bare(self._bare_body)
-            if data:
-                asker.answer_continues(data)
-            if self._has_ended:
-                asker.answer_ends(reusable=self._keeps_alive and self._bare_body is None)
-        elif self._status:
+            self._body(asker, self._answer, data)
+        elif self._status != _NONE:
             self._begin(asker, self._head + data)
         else:
             self._head += data
@@ -166,7 +163,7 @@ class EngineConnection:
             asker.answer_interim(data[:end])
             data = data[end:]
         if self._status in INFORMATIONAL:
-            self._head, self._status = data, 0
+            self._head, self._status = data, _NONE
             return
         end = data.index(_HEAD_ENDS) + 4
         answer = AnswerHead(data[:end], self._status, to_head=asker.to_head)
@@ -178,13 +175,23 @@ class EngineConnection:
             if not self._has_ended:  # the length in the answer to a HEAD is another's; the parser would wait for it
                 self._parser = httptools.HttpResponseParser(self)
             self._has_ended = True
-        if not answer.raw.startswith(b"HTTP/1."):
+        if not answer.raw.startswith(b"HTTP/1.") or self._status < INFORMATIONAL.start:
             self._fail(asker)
             return
-        self._answer = answer
+        self._body(asker, answer, data)
+
+    def _body(self, asker: Asker, answer: AnswerHead, data: bytes) -> None:
+        self._body_bytes += len(data)
+        if self._has_ended and answer.has_surplus(data, self._body_bytes):
+            self._fail(asker)
+            return
         if self._bare_body is not None:
             data = self._bare(self._bare_body)
-        asker.answer_begins(answer, data)
+        if self._answer is None:
+            self._answer = answer
+            asker.answer_begins(answer, data)
+        elif data:
+            asker.answer_continues(data)
         if self._has_ended:
             asker.answer_ends(reusable=self._keeps_alive and self._bare_body is None)
 

@@ -21,7 +21,7 @@ from tests.fakes.upstream import Upstream
 
 @contextlib.asynccontextmanager
 async def serving(app, **options) -> AsyncIterator[int]:
-    """Run an ASGI app under uvicorn as the sidecar does, behind its own protocol if it brings one, and yield its port."""
+    """Run an ASGI app under uvicorn as the sidecar does, behind a protocol if it brings one, and yield its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app,
@@ -187,12 +187,12 @@ class AllProxied:
         return protocol(self.proxy, self.judge)(*args, **options)
 
     @staticmethod
-    def judge(method, raw_path, websocket):
+    def judge(_method, raw_path, _websocket):
         if not raw_path.startswith(b"/"):
             return Destination("nowhere", refusal=Failure(400, "bad_request", "not a path"))
         return Destination("engine", path_class(unquote(raw_path.decode())))
 
-    async def __call__(self, scope, receive, send):
+    async def __call__(self, scope, _receive, _send):
         raise AssertionError(f"there is nothing of our own at {scope}")
 
 

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.proxy.client import _Chunks
-from app.proxy.failures import Failure
+from app.proxy.chunks import BadChunks, Chunks
+from app.proxy.failures import Failure, head_too_large
 from app.proxy.heads import TAKEN_OUT, AnswerHead, RequestHead, read_request
 
 HOST = b"host: engine\r\n"
+CAP = 300
+TOO_LARGE = head_too_large(CAP)
 
 
 def request(*lines: bytes, first: bytes = b"POST /v1/x HTTP/1.1") -> bytes:
@@ -307,7 +309,7 @@ def test_a_chunked_body_ends_where_it_ends(pieces, cuts, trailers, rest):
     """However it is cut into reads, and whatever follows in the same one: not a byte more, not a byte less."""
     wire = framed(pieces, trailers) + rest
     borders = sorted({0, len(wire), *(cut for cut in cuts if cut < len(wire))})
-    chunks, body, left = _Chunks(), b"", b""
+    chunks, body, left = Chunks(TOO_LARGE, CAP), b"", b""
     for start, end in itertools.pairwise(borders):
         if chunks.is_complete:
             left += wire[start:end]
@@ -324,5 +326,44 @@ def test_a_chunked_body_ends_where_it_ends(pieces, cuts, trailers, rest):
 )
 def test_what_are_no_chunks_is_refused(wire):
     """Sizes that are none, line ends that are none, folded trailers."""
-    with pytest.raises(httptools.HttpParserError):
-        _Chunks().take(wire)
+    with pytest.raises(BadChunks) as bad:
+        Chunks(TOO_LARGE, CAP).take(wire)
+    assert bad.value.failure.status == 400
+
+
+@pytest.mark.parametrize(
+    ("start", "more"), [(b"5;x=", b"x"), (b"0\r\nx-tr", b"x"), (b"0\r\n", b"x: yyyyyyyyyyy\r\n"), (b"", b"0")]
+)
+def test_what_stands_between_chunks_is_capped(start, more):
+    """As heads are; also when it comes in small pieces."""
+    chunks = Chunks(TOO_LARGE, CAP)
+    chunks.take(start)
+
+    def take_more():
+        for _ in range(CAP // len(more) + 1):
+            chunks.take(more)
+
+    with pytest.raises(BadChunks) as bad:
+        take_more()
+    assert bad.value.failure is TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("framing", "body", "surplus"),
+    [
+        (b"content-length: 2", b"{}", b"\r\n"),
+        (b"content-length: 4", b"{}\r\n", b"\r\n"),
+        (b"Content-Length:4", b"{}\n\n", b"\n"),
+        (b"transfer-encoding: chunked", b"1\r\n\n\r\n0\r\n\r\n", b"\r\n"),
+        (b"transfer-encoding: chunked", b"0\r\nx: y\r\n\r\n", b"\r"),
+        (b"transfer-encoding: chunked", b"0\r\n\r\n", b"\n\r\n"),
+    ],
+)
+def test_line_ends_behind_an_answer_are_seen(framing, body, surplus):
+    """However much of the body came in the last read."""
+    head = answer(framing)
+    for at in range(len(body)):
+        last = body[at:]
+        assert not head.has_surplus(last, len(body))
+    for at in range(len(body) - 3 if head.chunked else len(body)):
+        assert head.has_surplus(body[at:] + surplus, len(body + surplus))

@@ -1,0 +1,120 @@
+"""A request's chunked body, taken apart (RFC 9112 7.1). No I/O.
+
+llhttp does not say where in its input a body ended, and what follows may be another request; so the lines of chunk
+sizes are read here, to the letter. Trailers are judged by llhttp, as heads are.
+"""
+
+from __future__ import annotations
+
+import re
+
+import httptools
+
+from app.proxy.failures import Failure
+from app.proxy.heads import NOT_HTTP, Header
+
+# Extensions say nothing that concerns the next server, and end here.
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
+
+
+class BadChunks(Exception):
+    """The body cannot be read on.
+
+    Attributes:
+        failure: what the client is told.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class _Trailers:
+    """The parser's callbacks."""
+
+    def __init__(self) -> None:
+        self.headers: list[Header] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+
+class Chunks:
+    """One body.
+
+    Args:
+        too_large: what a client is told whose sizes, extensions or trailers are longer than a head may be.
+        max_line_bytes: how long they may be; the trailers together.
+
+    Attributes:
+        is_complete: the last chunk and the trailers have come.
+        trailers: headers behind the body.
+    """
+
+    def __init__(self, too_large: Failure, max_line_bytes: int) -> None:
+        self._too_large = too_large
+        self._max_line_bytes = max_line_bytes
+        self._start = b""  # of a line that is not complete
+        self._left = 0  # of a chunk's data
+        self._is_behind_data = False  # where its line end must come
+        self._is_behind_chunks = False
+        self._trailer_lines = b""
+        self.is_complete = False
+        self.trailers: tuple[Header, ...] = ()
+
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        """The body in a piece of data, and what follows it in there, which is another request.
+
+        Raises:
+            BadChunks: These are none.
+        """
+        if self._start:
+            data, self._start = self._start + data, b""
+        pieces: list[bytes] = []
+        at = 0
+        while not self.is_complete:
+            if self._left:
+                piece = data[at : at + self._left]
+                pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                if self._left:
+                    break
+                self._is_behind_data = True
+            end = data.find(b"\r\n", at)
+            if (len(data) if end < 0 else end) - at > self._max_line_bytes:
+                raise BadChunks(self._too_large)
+            if end < 0:
+                self._start = data[at:]
+                at = len(data)
+                break
+            self._take_line(data[at:end])
+            at = end + 2
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces), data[at:]
+
+    def _take_line(self, line: bytes) -> None:
+        if self._is_behind_chunks:
+            self._trailer_lines += line + b"\r\n"
+            if len(self._trailer_lines) > self._max_line_bytes:
+                raise BadChunks(self._too_large)
+            if not line:
+                self._read_trailers()
+        elif self._is_behind_data:
+            if line:
+                raise BadChunks(NOT_HTTP)
+            self._is_behind_data = False
+        else:
+            size = _SIZE.fullmatch(line)
+            if size is None:
+                raise BadChunks(NOT_HTTP)
+            self._left = int(size[1], 16)
+            self._is_behind_chunks = not self._left
+
+    def _read_trailers(self) -> None:
+        told = _Trailers()
+        try:
+            httptools.HttpRequestParser(told).feed_data(b"GET / HTTP/1.1\r\n" + self._trailer_lines)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            raise BadChunks(NOT_HTTP) from None
+        self.trailers = tuple(told.headers)
+        self.is_complete = True
