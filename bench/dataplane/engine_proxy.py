@@ -15,7 +15,7 @@ from typing import Any
 from app.demo.engine import SHIM_FOLDER, Engine
 from app.demo.errors import DemoError
 from bench.dataplane.comparison import NONE, Spread
-from bench.dataplane.proxies import DIRECT, NGINX, SIDECAR, all_running, nginx, sidecar
+from bench.dataplane.proxies import DIRECT, NGINX, SIDECAR, all_running, nginx, sidecars
 from bench.dataplane.report import Report
 from bench.dataplane.slices import order
 from bench.figure import number
@@ -58,7 +58,7 @@ def measure(stage: Stage, *, short: bool) -> Report:
     rounds, requests = (4, 64) if short else (8, 256)
     engine, notes = stage.engine, list[str]()
     with (
-        all_running({SIDECAR: sidecar, NGINX: nginx}, engine.port, stage.folder, notes) as proxies,
+        all_running({SIDECAR: sidecars(notes)[SIDECAR], NGINX: nginx}, engine.port, stage.folder, notes) as proxies,
         _benchmark(engine, stage.folder) as benchmark,
     ):
         ports = {DIRECT: engine.port, **{name: proxy.port for name, proxy in proxies.items()}, AGAIN: engine.port}

@@ -22,7 +22,9 @@ from bench.dataplane.proxies import (
     ROUTER_REQUIREMENTS,
     SIDECAR,
     Proxy,
+    Start,
     litellm,
+    sidecars,
 )
 from bench.dataplane.report import Report
 from bench.dataplane.slices import order
@@ -60,10 +62,12 @@ def measure(stage: Stage, *, short: bool) -> Report:
     """
     length, notes = SHORT if short else FULL, list[str]()
     with bed(stage.folder) as ready:
-        with ready.all_running(PEERS, notes) as proxies:
-            names = list(proxies)
+        peers = {**sidecars(notes), **PEERS}
+        with ready.all_running(peers, notes) as proxies:
+            peers = {name: peers[name] for name in proxies}
             values = _rounds(ready, proxies, length)
-        memory = _memory(ready, names, length)
+        names = list(peers)
+        memory = _memory(ready, peers, length)
         if length.slow_rounds:
             _add_slow(ready, values, length, notes)
         if any(LITELLM in found for found in values.values()):
@@ -122,11 +126,11 @@ def _comparison(work: Work, values: Values) -> Comparison:
     )
 
 
-def _memory(ready: Bed, names: Sequence[str], length: Length) -> dict[str, list[Memory]]:
-    found: dict[str, list[Memory]] = {name: [] for name in names}
+def _memory(ready: Bed, peers: Mapping[str, Start], length: Length) -> dict[str, list[Memory]]:
+    found: dict[str, list[Memory]] = {name: [] for name in peers}
     for turn in range(length.memory_rounds):
-        for name in order(names, turn):
-            start = partial(ready.running, name, PEERS[name])
+        for name in order(list(peers), turn):
+            start = partial(ready.running, name, peers[name])
             found[name].append(memory_of(start, ready.load, length.settle_seconds))
             memory = found[name][-1]
             print(
@@ -204,7 +208,8 @@ def _methods(ready: Bed, length: Length) -> list[str]:
         "does, and its streams step together as an engine's do. Every answer is checked: status, framing, number of "
         "events, bytes that arrived. One wrong answer ends the run.",
         f"{SIDECAR} is `highwater serve` with default settings: metrics, gate, limits and request ids are on, and it "
-        "polls. "
+        "polls. Its data plane is [compiled](architecture.md#the-compiled-build); the column beside it is the same "
+        "without a compiler. "
         f"{NGINX} has one worker, no access log, no buffering, connections kept on both sides. {ROUTER} has one worker "
         f"behind it and its cheapest policy. Versions: {requirements}; nginx is Debian's.",
         f"{ready.cores.in_words().capitalize()}. All are on loopback.",

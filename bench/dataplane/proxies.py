@@ -14,9 +14,11 @@ from typing import TypeAlias
 from app.demo.errors import DemoError
 from app.demo.process import KeptProcess, environ_with, free_port
 from app.demo.sidecar import DemoSidecar
+from bench.compiled import compiled_app, environ_for, obstacle
 from bench.dataplane.peer_environment import peer_environment
 
 SIDECAR, NGINX, ROUTER, LITELLM, DIRECT = "sidecar", "nginx", "vllm-router", "litellm", "direct"
+UNCOMPILED = "sidecar, not compiled"
 ROUTER_REQUIREMENTS = ("vllm-router==0.1.17",)
 LITELLM_REQUIREMENTS = ("litellm[proxy]==1.106.2",)
 READY_SECONDS = 120.0
@@ -89,10 +91,28 @@ Start: TypeAlias = Callable[[int, Path], AbstractContextManager[Proxy]]
 
 
 @contextmanager
-def sidecar(upstream: int, folder: Path) -> Iterator[Proxy]:
-    """`highwater serve` with default settings: metrics, gate, limits and request ids are on."""
-    with DemoSidecar(f"http://127.0.0.1:{upstream}", folder=folder) as running:
+def compiled(upstream: int, folder: Path) -> Iterator[Proxy]:
+    """`highwater serve` with default settings: metrics, gate, limits and request ids are on. As its image has it."""
+    with DemoSidecar(
+        f"http://127.0.0.1:{upstream}", folder=folder, settings=environ_for(compiled_app(print))
+    ) as running:
         yield Proxy(SIDECAR, running.port, running.pids)
+
+
+@contextmanager
+def uncompiled(upstream: int, folder: Path) -> Iterator[Proxy]:
+    """The same, as `pip install .` has it."""
+    with DemoSidecar(f"http://127.0.0.1:{upstream}", folder=folder) as running:
+        yield Proxy(UNCOMPILED, running.port, running.pids)
+
+
+def sidecars(notes: list[str]) -> Mapping[str, Start]:
+    """Both, the first of them the one that is judged; where nothing can be compiled, one, and a note of it."""
+    missing = obstacle()
+    if missing is None:
+        return {SIDECAR: compiled, UNCOMPILED: uncompiled}
+    notes.append(f"The sidecar ran uncompiled: {missing}")
+    return {SIDECAR: uncompiled}
 
 
 @contextmanager
@@ -132,7 +152,7 @@ def litellm(upstream: int, folder: Path) -> Iterator[Proxy]:
         yield Proxy(LITELLM, port, process.pids, is_faithful=False)
 
 
-PEERS: Mapping[str, Start] = {SIDECAR: sidecar, NGINX: nginx, ROUTER: vllm_router}
+PEERS: Mapping[str, Start] = {NGINX: nginx, ROUTER: vllm_router}
 
 
 @contextmanager
