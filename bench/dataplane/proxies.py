@@ -92,7 +92,7 @@ Start: TypeAlias = Callable[[int, Path], AbstractContextManager[Proxy]]
 
 @contextmanager
 def compiled(upstream: int, folder: Path) -> Iterator[Proxy]:
-    """`highwater serve` with default settings: metrics, gate, limits and request ids are on. As its image has it."""
+    """`highwater serve` with default settings: metrics, gate, limits and request ids are on."""
     with DemoSidecar(
         f"http://127.0.0.1:{upstream}", folder=folder, settings=environ_for(compiled_app(print))
     ) as running:

@@ -30,11 +30,14 @@ from app.demo.environment import cache_dir
 from app.demo.errors import DemoError
 from app.demo.process import KeptProcess, environ_with, free_port
 from app.demo.sidecar import DemoSidecar
+from bench.compiled import compiled_app, environ_for
 from tests.http.conftest import Answer, Wire
 
 EVERYONE = ("sidecar", "direct", "nginx", "vllm-router")
 PROXIES = ("sidecar", "nginx", "vllm-router")
 ROUTER_VERSION = "0.1.17"
+COMPILED = "HIGHWATER_TEST_COMPILED"
+"""Set, the sidecar under test is the compiled one; tests/http holds the other to the same rules."""
 PATIENCE_SECONDS = 10.0
 START_SECONDS = 30.0
 
@@ -274,6 +277,8 @@ class Fronts:
 
     def _sidecar(self, engine: str, folder: Path, profile: Profile) -> Front:
         settings = {"HIGHWATER_POLL_SECONDS": "3600", "HIGHWATER_SHUTDOWN_SECONDS": "1", **profile.sidecar}
+        if os.environ.get(COMPILED):
+            settings |= environ_for(compiled_app())
         sidecar = self._stack.enter_context(DemoSidecar(f"http://{engine}", folder=folder, settings=settings))
         return Front("sidecar", sidecar.port, sidecar.pids())
 
