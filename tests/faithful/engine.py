@@ -30,8 +30,7 @@ class Engine(Upstream):
     async def stop(self) -> None:
         """Close the port, and every connection, those too that are just being accepted."""
         self._server.close()
-        for _ in range(4):
-            await asyncio.sleep(0)
+        await let_those_in_who_knocked()
         await super().stop()
         for writer in self._writers:  # a close would wait for a peer that reads no more
             writer.transport.abort()
@@ -57,6 +56,12 @@ class Engine(Upstream):
     def connections_used(self) -> int:
         """How many connections the requests came on."""
         return len({id(call.writer) for call in self.calls})
+
+
+async def let_those_in_who_knocked() -> None:
+    """Let asyncio finish with the connections it has accepted: one without its task is nobody's to close."""
+    for _ in range(16):  # turns of the loop from the kernel's queue to the task, and some
+        await asyncio.sleep(0)
 
 
 async def gone_within(call: Call, began: float, seconds: float = 5.0) -> float:

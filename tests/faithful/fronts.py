@@ -36,7 +36,7 @@ from tests.http.conftest import Answer, Wire
 EVERYONE = ("sidecar", "direct", "nginx", "vllm-router")
 PROXIES = ("sidecar", "nginx", "vllm-router")
 ROUTER_VERSION = "0.1.17"
-COMPILED = "HIGHWATER_TEST_COMPILED"
+COMPILED = "TEST_COMPILED"
 """Set, the sidecar under test is the compiled one; tests/http holds the other to the same rules."""
 PATIENCE_SECONDS = 10.0
 START_SECONDS = 30.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from app.allowlist import CONTROL_PATHS, CONTROL_PREFIX, NEVER, AllowList
-from tests.faithful.engine import BACKLOG, POLLER
+from tests.faithful.engine import BACKLOG, POLLER, let_those_in_who_knocked
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb") (/[!-~\x80-\xff]*) HTTP/1\.1")
@@ -86,8 +86,7 @@ class Oracle:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for _ in range(4):  # those that are just being accepted
-            await asyncio.sleep(0)
+        await let_those_in_who_knocked()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
