@@ -5,19 +5,21 @@ It refuses to let anything out but that object's text.
 
 from __future__ import annotations
 
-import gc
 import json
 import time
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from worker_ext.collector import no_collection
 from worker_ext.errors import BadPayloadError, RequestError, UnknownOpError, describe, printable
 from worker_ext.identity import identity
 from worker_ext.operations import OPERATIONS
 from worker_ext.payload import parse_payload
+from worker_ext.state import running_recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
 SCHEMA = 1
 
@@ -59,24 +61,13 @@ def _run(
             f"highwater_rpc takes op and payload; it got {len(excess)} more by position "
             f"and {printable(', '.join(unknown)) or 'none'} by name"
         )
-    with _no_collection():
+    with _shown(worker, str(op)), no_collection():
         return operation.run(worker, parse_payload(payload, operation.fields))
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep Python's garbage collector from running by itself meanwhile.
-
-    A thousand encoder entries make a few thousand short-lived objects, enough to start a full collection now and then:
-    about 100 ms in a process with torch in it, and every call of ours stops the engine. We leave no cycles behind.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+def _shown(worker: object, op: str) -> AbstractContextManager[None]:
+    recorder = running_recorder(worker)
+    return nullcontext() if recorder is None else recorder.calls.running(op)
 
 
 def _text(worker: object, op: str | None, status: dict[str, Any], body: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from worker_ext.spilling_dict import Spilled, SpillingDict
 from worker_ext.storages import Storage, is_tensor, storage_of, tensors_in, view_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from worker_ext.state import WorkerState
     from worker_ext.storages import Tensor
@@ -102,9 +102,21 @@ def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | N
 def encoder_cache_block(worker: object, device_type: str, state: WorkerState) -> dict[str, Any] | None:
     """Return the cache's figures for an answer, None where the worker has none."""
     outputs = read_encoder_outputs(worker, device_type)
-    if outputs is None:
-        return None
-    oldest = max(outputs.ages(state).values(), default=None)
+    return None if outputs is None else figures_of(outputs, outputs.ages(state), worker, state)
+
+
+def figures_of(
+    outputs: EncoderOutputs, ages: Mapping[str, float], worker: object, state: WorkerState
+) -> dict[str, Any]:
+    """Return the figures of what was read.
+
+    Args:
+        outputs: What was read.
+        ages: The seconds since each entry was first seen.
+        worker: The worker.
+        state: Its state.
+    """
+    oldest = max(ages.values(), default=None)
     return {
         "entries": len(outputs.entries),
         "device_bytes": outputs.device_bytes,

@@ -4,6 +4,8 @@
       +- UnknownOpError      code "unknown_op"
       +- BadPayloadError     code "bad_payload"
       +- RefusedError        code "refused"
+      +- UnavailableError    code "unavailable"
+      +- NoSpaceError        code "no_space"
     UnreadableError          something is there that we cannot read; becomes a note, or code "failed"
 
 Anything else that is raised, whatever it is, becomes code "failed".
@@ -34,6 +36,18 @@ class RefusedError(RequestError):
     """The request is in order, but to do it here and now would be dangerous, or would do nothing of what was meant."""
 
     code = "refused"
+
+
+class UnavailableError(RequestError):
+    """The device, or this version of its torch, has nothing of the kind; to ask again changes nothing."""
+
+    code = "unavailable"
+
+
+class NoSpaceError(RequestError):
+    """A file would not leave the disk the room that it should have."""
+
+    code = "no_space"
 
 
 class UnreadableError(Exception):

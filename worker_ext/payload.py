@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -89,6 +90,61 @@ class OptionalNumberField:
 
 
 @dataclass(frozen=True)
+class NumberField:
+    """A number in a closed range."""
+
+    default: float
+    minimum: float
+    maximum: float
+
+    @property
+    def right(self) -> str:
+        """What a value must be, in words."""
+        return f"a number from {self.minimum:g} to {self.maximum:g}"
+
+    def accepts(self, value: object) -> bool:
+        """Say whether the value may be used as it is."""
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and self.minimum <= value <= self.maximum  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class TextField:
+    """Text of a form; it must be given."""
+
+    pattern: str
+    """A regular expression that the whole of it must match."""
+    right: str
+    """What a value must be, in words."""
+    default: None = None
+
+    def accepts(self, value: object) -> bool:
+        """Say whether the value may be used as it is."""
+        return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+
+
+@dataclass(frozen=True)
+class OptionalTextField(TextField):
+    """Text of a form, or null, which means the same as no key."""
+
+    def accepts(self, value: object) -> bool:
+        """Say whether the value may be used as it is."""
+        return value is None or super().accepts(value)
+
+
+@dataclass(frozen=True)
+class BooleanField:
+    """True or false."""
+
+    default: bool
+    right: str = "true or false"
+
+    def accepts(self, value: object) -> bool:
+        """Say whether the value may be used as it is."""
+        return isinstance(value, bool)
+
+
+@dataclass(frozen=True)
 class ChoiceField:
     """One of a few words."""
 
@@ -118,6 +174,10 @@ def parse_payload(payload: object, fields: Mapping[str, Field]) -> dict[str, Any
             raise BadPayloadError(f"payload key {_shown(key)} is unknown; known keys: {known}")
         if not fields[key].accepts(value):
             raise BadPayloadError(f"payload key {_shown(key)} is {_shown(value)}; it must be {fields[key].right}")
+    for key, field in fields.items():
+        # A field that does not accept its own default has none.
+        if key not in given and not field.accepts(field.default):
+            raise BadPayloadError(f"payload key {_shown(key)} is missing; it must be {field.right}")
     return {key: given.get(key, field.default) for key, field in fields.items()}
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from worker_ext.residency import Residency
 from worker_ext.sightings import Sightings
 from worker_ext.spilling_dict import Ledger
+
+if TYPE_CHECKING:
+    from worker_ext.recorder.recorder import Recorder
 
 ATTRIBUTE = "_highwater_state"
 
@@ -21,6 +25,8 @@ class WorkerState:
     """What was moved between device and host; it outlives a cache that the engine makes anew."""
     weights: tuple[tuple[int, ...], int] | None = None
     """The models' identities, and the bytes that they were found to take."""
+    recorder: Recorder | None = None
+    """The flight recorder that was started last, whether it still runs or not."""
 
 
 def state_of(worker: object) -> WorkerState:
@@ -30,3 +36,10 @@ def state_of(worker: object) -> WorkerState:
         state = WorkerState()
         setattr(worker, ATTRIBUTE, state)
     return state
+
+
+def running_recorder(worker: object) -> Recorder | None:
+    """Return the recorder that runs for the worker, None where none does; nothing is made."""
+    state = getattr(worker, ATTRIBUTE, None)
+    recorder = state.recorder if isinstance(state, WorkerState) else None
+    return recorder if recorder is not None and recorder.is_running() else None

@@ -202,7 +202,9 @@ def test_free_heap_goes_back_to_the_kernel(probe, pattern, mechanism):
 def test_a_live_engine_introduces_itself(engine: Engine):
     """What the sidecar decides by."""
     hello = ask(engine, "hello")
-    assert hello["ops"] == ["encoder_cache", "hello", "memory", "release", "restore", "trim"]
+    assert hello["ops"] == [
+        "encoder_cache", "hello", "memory", "recorder_start", "recorder_stop", "release", "restore", "trim",
+    ]  # fmt: skip
     assert hello["device"]["type"] == "cpu"
     assert hello["worker_class"] == "vllm.v1.worker.cpu_worker.CPUWorker"
     assert (hello["runner_version"], hello["encoder_cache_kind"]) == ("v1", "dict")

@@ -49,6 +49,13 @@ class DeviceFamily(Protocol):
     def synchronize(self, index: int | None) -> None:
         """Wait until everything that was put on the device's streams is done."""
 
+    def snapshot(self, index: int | None) -> dict[str, Any]:
+        """Return every segment and block of torch's allocator, as PyTorch's viewer reads them.
+
+        Raises:
+            UnavailableError: There is no such thing here.
+        """
+
 
 FAMILIES: tuple[DeviceFamily, ...] = (
     Npu(),

@@ -1,17 +1,18 @@
 """What npu, cuda and xpu have in common: torch gives each the same memory interface under its own name.
 
-Never used: functions without a device index (they make a context on device 0), `memory_snapshot` (it walks every
-block). Only `synchronize` waits for the device, for an operation that moves what its streams may still read.
+Never used: functions without a device index (they make a context on device 0). Only `synchronize` waits for the device,
+for an operation that moves what its streams may still read. Only `snapshot` walks every block, when somebody asks.
 """
 
 from __future__ import annotations
 
 import threading
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from worker_ext.attributes import whole
+from worker_ext.attributes import look_up, text, whole
 from worker_ext.devices.figures import AllocatorFigures, Space
+from worker_ext.errors import UnavailableError, UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,6 +72,25 @@ class Accelerator:
     def synchronize(self, index: int | None) -> None:
         """Wait for all of the device's streams."""
         self._module().synchronize(index)
+
+    def snapshot(self, index: int | None) -> dict[str, Any]:
+        """Return what `torch.<type>.memory._dump_snapshot` would write.
+
+        Not by that function: it writes through links, and torch_npu's starts its profiler too, into the file's folder
+        (torch_npu/npu/memory.py). The index is the worker's, though torch tells of every device that its process uses.
+
+        Raises:
+            UnavailableError: This version of torch has none; older ones of torch_npu do not.
+            UnreadableError: It is none that we know.
+        """
+        take = look_up(self._module(), "memory", "_snapshot")
+        if take is None:
+            version = text(look_up(import_module("torch"), "__version__"))
+            raise UnavailableError(f"torch.{self.type}.memory has no _snapshot in this version of PyTorch ({version})")
+        taken = take(index)
+        if not isinstance(taken, dict) or not isinstance(taken.get("segments"), list):
+            raise UnreadableError(f"torch.{self.type}.memory._snapshot returned no segments")
+        return taken
 
     def _module(self) -> ModuleType:
         # Imported late: with us, torch would come before the engine has chosen its devices. torch.npu is there once

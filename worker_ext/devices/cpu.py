@@ -6,9 +6,10 @@ import ctypes
 import functools
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices.figures import AllocatorFigures, Space
+from worker_ext.errors import UnavailableError
 
 if TYPE_CHECKING:
     from worker_ext.host import HostMemory
@@ -57,6 +58,14 @@ class Cpu:
 
     def synchronize(self, index: int | None) -> None:
         """Do nothing: an operation on the processor is done when it returns."""
+
+    def snapshot(self, index: int | None) -> dict[str, Any]:  # noqa: ARG002 - the seam's; there is none
+        """Refuse.
+
+        Raises:
+            UnavailableError: Always.
+        """
+        raise UnavailableError("PyTorch keeps no memory snapshot on cpu; it keeps one of npu and cuda devices")
 
 
 @functools.lru_cache(maxsize=1)

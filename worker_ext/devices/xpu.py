@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices.accelerator import Accelerator
 from worker_ext.devices.figures import Space
+from worker_ext.errors import UnavailableError
 
 if TYPE_CHECKING:
     from worker_ext.host import HostMemory
@@ -23,3 +24,11 @@ class Xpu(Accelerator):
         if hasattr(module, "mem_get_info"):
             return super().space(index, host)
         return Space(int(module.get_device_properties(index).total_memory), None, None)
+
+    def snapshot(self, index: int | None) -> dict[str, Any]:  # noqa: ARG002 - the seam's; there is none
+        """Refuse: only the newest versions of torch have one, and none was ever read here.
+
+        Raises:
+            UnavailableError: Always.
+        """
+        raise UnavailableError("PyTorch's memory snapshot is not taken on xpu; it is on npu and cuda devices")

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker_ext.operations import encoder_cache, hello, memory, release, restore, trim
+from worker_ext.operations import (
+    encoder_cache,
+    hello,
+    memory,
+    recorder_start,
+    recorder_stop,
+    release,
+    restore,
+    snapshot,
+    trim,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,8 +24,11 @@ if TYPE_CHECKING:
 _WORKING = (
     encoder_cache.OPERATION,
     memory.OPERATION,
+    recorder_start.OPERATION,
+    recorder_stop.OPERATION,
     release.OPERATION,
     restore.OPERATION,
+    snapshot.OPERATION,
     trim.OPERATION,
 )
 

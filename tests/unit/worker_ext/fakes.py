@@ -86,6 +86,8 @@ class FakeDeviceModule(ModuleType):
         self.pin_error: Exception | None = None
         self.copy_errors: list[Exception | None] = []
         """What the next copies raise, one each; None lets one pass."""
+        self.snapshot: object = {"segments": [], "device_traces": []}
+        self.memory = SimpleNamespace(_snapshot=self._take_snapshot)
 
     def _called(self, name: str, index: object) -> None:
         assert isinstance(index, int), f"{name} without a device index makes a context on device 0"
@@ -112,6 +114,10 @@ class FakeDeviceModule(ModuleType):
 
     def synchronize(self, index: object = None) -> None:
         self._called("synchronize", index)
+
+    def _take_snapshot(self, device: object = None) -> object:
+        self._called("_snapshot", device)
+        return self.snapshot
 
     def empty_cache(self) -> None:
         self.calls.append(("empty_cache", None))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.worker_ext.fakes import fake_runner, fake_worker
+from tests.unit.worker_ext.fakes import ask, fake_runner, fake_worker
 from worker_ext import MemoryExtension, answers
 from worker_ext.operations import OPERATIONS
 
@@ -108,7 +108,8 @@ def test_an_unknown_op_names_the_known_ones():
     error = parsed(fake_worker().highwater_rpc("shrink"))["error"]
     assert error == {
         "code": "unknown_op",
-        "message": "op 'shrink' is unknown; known: encoder_cache, hello, memory, release, restore, trim",
+        "message": "op 'shrink' is unknown; known: encoder_cache, hello, memory, recorder_start, recorder_stop, "
+        "release, restore, snapshot, trim",
     }
 
 
@@ -158,11 +159,15 @@ def test_not_a_number_never_leaves(monkeypatch):
 
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
-def test_no_operation_overwrites_the_head(op, torch_device):
+def test_no_operation_overwrites_the_head(op, torch_device, tmp_path):
     """The head's names mean the same in every answer."""
     torch_device("npu")
-    body = OPERATIONS[op].run(fake_worker(), {key: field.default for key, field in OPERATIONS[op].fields.items()})
+    worker, given = fake_worker(), {"directory": str(tmp_path), "instance": "0123456789abcdef", "name": "one"}
+    body = OPERATIONS[op].run(
+        worker, {key: given.get(key, field.default) for key, field in OPERATIONS[op].fields.items()}
+    )
     assert not HEAD & set(body)
+    ask(worker, "recorder_stop")
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)

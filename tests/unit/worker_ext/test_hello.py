@@ -24,7 +24,10 @@ def test_it_introduces_worker_and_extension(torch_device, monkeypatch):
     vllm.__version__ = "0.13.0"
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     answer = ask(fake_worker(), "hello")
-    assert answer["ops"] == ["encoder_cache", "hello", "memory", "release", "restore", "trim"]
+    assert answer["ops"] == [
+        "encoder_cache", "hello", "memory", "recorder_start", "recorder_stop", "release", "restore", "snapshot",
+        "trim",
+    ]  # fmt: skip
     assert answer["device"] == {"type": "npu", "index": 1, "name": "Fake 9000"}
     assert answer["worker_class"].endswith("FakeWorker")
     assert answer["runner_class"] == "types.SimpleNamespace"

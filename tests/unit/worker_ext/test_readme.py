@@ -31,11 +31,17 @@ def keys(value: object) -> object:
 
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
-def test_every_operation_has_an_example_with_its_very_keys(op, torch_device):
+def test_every_operation_has_an_example_with_its_very_keys(op, torch_device, tmp_path):
     """In the same nesting."""
     torch_device("npu")
-    worker = fake_worker(model_runner=fake_runner(encoder_cache={"a": FakeTensor(5)}))
+    worker = fake_worker(model_runner=fake_runner(encoder_cache={"a": FakeTensor(5)}), execute_model=print)
+    start = json.dumps({"directory": str(tmp_path), "instance": "0123456789abcdef"})
     if op == "restore":
         ask(worker, "trim")
-    answer = {key: value for key, value in ask(worker, op).items() if key not in HEAD}
+    if op == "recorder_stop":
+        ask(worker, "recorder_start", start)
+    payloads = {"recorder_start": start, "snapshot": json.dumps({"directory": str(tmp_path), "name": "one"})}
+    whole = ask(worker, op, payloads.get(op, "{}"))
+    answer = {key: value for key, value in whole.items() if key not in HEAD}
     assert keys(example(op)) == keys(answer)
+    ask(worker, "recorder_stop")

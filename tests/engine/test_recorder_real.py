@@ -1,0 +1,100 @@
+"""The flight recorder in a live engine of two workers: what their files say is what the processes are."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from app.demo.traffic import send_images, send_texts
+from tests.unit.worker_ext.ring_bytes import parse
+
+from .conftest import ask_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from app.demo.engine import Engine
+
+INSTANCE = "00112233445566ff"
+
+
+@pytest.fixture(scope="module")
+def two_ranks(engine_factory: Callable[..., Engine]) -> Iterator[Engine]:
+    """Two workers; ended with this file, as idle workers would slow the next start."""
+    engine = engine_factory(tensor_parallel=2)
+    yield engine
+    engine.stop()
+
+
+def start(engine: Engine, folder: Path, **arguments: Any) -> list[dict[str, Any]]:
+    """Both workers' answers to `recorder_start`."""
+    given = {"directory": str(folder), "instance": INSTANCE} | arguments
+    return ask_all(engine, "recorder_start", json.dumps(given))
+
+
+def last(found: dict[int, dict[str, Any]], kind: str) -> dict[str, Any]:
+    """The last record of a kind."""
+    return [record for record in found.values() if record["kind"] == kind][-1]
+
+
+def wait_for_entries(paths: list[Path], entries: int) -> None:
+    """The encoder cache is looked at once a second."""
+    deadline = time.monotonic() + 20
+    while {last(parse(path)[1], "entries")["total"] for path in paths} != {entries}:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+async def test_both_ranks_files_say_what_their_processes_are(two_ranks: Engine, tmp_path: Path) -> None:
+    """Who wrote them, how many steps were taken, and how large the processes are."""
+    started = start(two_ranks, tmp_path, rate=20)
+    assert [(one["ok"], one["already"], one["notes"]) for one in started] == [(True, False, [])] * 2
+    assert [one["already"] for one in start(two_ranks, tmp_path, rate=20)] == [True, True]
+    model = two_ranks.served_model
+    assert (await send_texts(two_ranks.url, model, texts=[f"text {n}" for n in range(8)], max_tokens=16)).failed == 0
+    assert (await send_images(two_ranks.url, model, images=range(70_000, 70_004))).failed == 0
+    paths = [Path(one["path"]) for one in started]
+    wait_for_entries(paths, 4)
+    sizes = {one["rank"]: resident_bytes(one["pid"]) for one in started}
+    stopped = ask_all(two_ranks, "recorder_stop")
+    assert [(one["stopped"], one["path"]) for one in stopped] == [(True, one["path"]) for one in started]
+
+    files = [parse(path) for path in paths]
+    heads = [identity for identity, _ in files]
+    assert {head["instance"] for head in heads} == {INSTANCE}
+    assert [(head["rank"], head["local_rank"], head["tp_rank"]) for head in heads] == [(0, 0, 0), (1, 1, 1)]
+    assert {head["pid"] for head in heads} == set(two_ranks.worker_pids())
+    assert {head["device"]["type"] for head in heads} == {"cpu"}
+    assert len({head["boot_id"] for head in heads}) == 1
+
+    samples = [last(found, "sample") for _, found in files]
+    for head, (_, found), sample in zip(heads, files, samples, strict=True):
+        assert [*found.values()][-1]["kind"] == "stopped"
+        moving, memory = sample["moving"], sample["memory"]
+        # Sixteen tokens of a text are sixteen steps, with four texts in each.
+        assert moving["steps_begun"] == moving["steps_ended"] > 30
+        assert (moving["step_seconds"], moving["last_step_mono"] < sample["mono"]) == (None, True)
+        assert memory["used_bytes"] == pytest.approx(sizes[head["rank"]], rel=0.05)
+        assert (memory["kv_cache_bytes"] > 0, memory["weights_bytes"] > 0) == (True, True)
+        assert (memory["encoder_cache"]["entries"], len(last(found, "entries")["largest"])) == (4, 4)
+    assert samples[0]["moving"]["steps_begun"] == samples[1]["moving"]["steps_begun"]
+
+
+def test_a_worker_that_is_killed_leaves_its_last_moments(two_ranks: Engine, tmp_path: Path) -> None:
+    """That is what it is for."""
+    path = Path(start(two_ranks, tmp_path)[1]["path"])
+    ask_all(two_ranks, "release")
+    os.kill(two_ranks.worker_pids()[1], signal.SIGKILL)
+    two_ranks.stop()
+    assert {one["kind"] for one in parse(path)[1].values()} == {"sample", "entries"}

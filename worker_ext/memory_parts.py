@@ -1,0 +1,94 @@
+"""The parts of one worker's memory, each read for itself: what `memory` answers, and what the recorder writes.
+
+Every part that cannot be read costs only itself, and is noted by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from worker_ext.attributes import fraction, look_up, whole
+from worker_ext.devices.figures import AllocatorFigures, Space
+from worker_ext.kv_cache import kv_cache_storages
+
+if TYPE_CHECKING:
+    from worker_ext.devices import Device
+    from worker_ext.host import HostMemory
+    from worker_ext.notes import Notes
+    from worker_ext.residency import Residency
+
+NO_DEVICE = "the worker's device is not known; see the note on device"
+
+
+class KvCache(NamedTuple):
+    """The memory of keys and values in bytes, None where it could not be read."""
+
+    resident_bytes: int | None
+    reserved_bytes: int | None
+
+
+def read_space(device: Device | None, host: HostMemory, notes: Notes) -> Space:
+    """Return the device's memory as its driver sees it."""
+    unknown = Space(None, None, None)
+    if device is None:
+        notes.add("total_bytes", NO_DEVICE)
+        return unknown
+    space = notes.attempt("total_bytes", lambda: device.family.space(device.index, host)) or unknown
+    if space.total_bytes is not None and space.free_bytes is None:
+        notes.add("free_bytes", f"torch.{device.type} does not tell what is free")
+    return space
+
+
+def read_allocator(device: Device | None, notes: Notes) -> AllocatorFigures:
+    """Return the figures of torch's caching allocator."""
+    if device is None:
+        notes.add("torch", NO_DEVICE)
+        return AllocatorFigures()
+    return device.family.allocator(device.index, notes)
+
+
+def read_kv_cache(worker: object, kind: str, residency: Residency, notes: Notes) -> KvCache:
+    """Return the memory of keys and values.
+
+    Args:
+        worker: The worker.
+        kind: The type of its device.
+        residency: The caller's own; on CPU it measures which pages are there.
+        notes: Gets what could not be read.
+    """
+    storages = notes.attempt("kv_cache_bytes", lambda: kv_cache_storages(worker, kind))
+    if storages is None:
+        return KvCache(None, None)
+    reserved = sum(storage.nbytes for storage in storages)
+    if kind != "cpu":
+        return KvCache(reserved, reserved)
+    resident = notes.attempt("kv_cache_bytes", lambda: residency.total(storages))
+    notes.missing("kv_cache_bytes", resident, "the C library cannot tell which pages are resident")
+    return KvCache(resident, reserved)
+
+
+def read_budget(worker: object, notes: Notes) -> dict[str, Any]:
+    """Return what the engine was told to take, and what was free when it began; it does not change."""
+    cache_config = look_up(worker, "vllm_config", "cache_config")
+    return {
+        "gpu_memory_utilization": notes.attempt(
+            "budget.gpu_memory_utilization", lambda: fraction(look_up(cache_config, "gpu_memory_utilization"))
+        ),
+        "requested_bytes": notes.attempt("budget.requested_bytes", lambda: _requested_bytes(worker, cache_config)),
+        "init_free_bytes": notes.attempt("budget.init_free_bytes", lambda: _init_free_bytes(worker)),
+    }
+
+
+def _requested_bytes(worker: object, cache_config: object) -> int | None:
+    # With the KV cache's size given, the utilization asks for nothing: vLLM computes the number and leaves it unused
+    # (vllm/v1/worker/gpu_worker.py and cpu_worker.py, `determine_available_memory`).
+    if look_up(cache_config, "kv_cache_memory_bytes") is not None:
+        return None
+    names = ("requested_memory", "requested_cpu_memory")
+    return next((value for name in names if (value := whole(look_up(worker, name))) is not None), None)
+
+
+def _init_free_bytes(worker: object) -> int | None:
+    # vllm-ascend up to 0.13 kept the free bytes alone (vllm_ascend/worker/worker_v1.py, `_init_device`).
+    paths = (("init_snapshot", "free_memory"), ("init_npu_memory",))
+    return next((value for path in paths if (value := whole(look_up(worker, *path))) is not None), None)

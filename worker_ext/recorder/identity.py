@@ -1,0 +1,55 @@
+"""What stands at the head of a worker's file: who writes it, and what never changes while it is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worker_ext.devices import describe_device
+from worker_ext.errors import printable
+from worker_ext.identity import identity
+from worker_ext.memory_parts import read_budget
+
+if TYPE_CHECKING:
+    from worker_ext.notes import Notes
+
+_ROOT = Path("/")
+_STARTED_FIELD = 22
+_MOST_NAME_CHARACTERS = 200
+"""A host's or a device's name: either is the machine's own, and the file's header has its size."""
+
+
+def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROOT) -> dict[str, Any]:
+    """Return the identity, but for when and how the recorder was started.
+
+    Args:
+        worker: The worker.
+        instance: What the caller calls this life of the engine.
+        notes: Gets what could not be read.
+        root: The file system's root; a test brings its own.
+    """
+    who = identity(worker)
+    device = describe_device(worker, notes)[1]
+    return {
+        "instance": instance,
+        **who,
+        "host": _short(who["host"]),
+        "pid_started": notes.attempt("pid_started", lambda: _pid_started(root)),
+        "boot_id": notes.attempt("boot_id", lambda: _boot_id(root)),
+        "device": {**device, "type": _short(device["type"]), "name": _short(device["name"])},
+        "budget": read_budget(worker, notes),
+    }
+
+
+def _short(name: str | None) -> str | None:
+    return None if name is None else printable(name, _MOST_NAME_CHARACTERS)
+
+
+def _pid_started(root: Path) -> int:
+    # The second field is the program's name, in brackets, with whatever it likes between them (proc_pid_stat(5)).
+    _, _, after = (root / "proc/self/stat").read_text("ascii", "replace").rpartition(")")
+    return int(after.split()[_STARTED_FIELD - 3])
+
+
+def _boot_id(root: Path) -> str:
+    return printable((root / "proc/sys/kernel/random/boot_id").read_text("ascii", "replace"), 64)
