@@ -14,12 +14,17 @@ SCHEMA = 1
 
 EngineState: TypeAlias = Literal["ready", "starting", "paused", "sleeping", "unresponsive", "down"]
 RulePhase: TypeAlias = Literal["below", "above", "acting", "cooling", "futile"]
-EventKind: TypeAlias = Literal["reset", "refusal", "mark", "state", "policy", "baseline", "recovery"]
+EventKind: TypeAlias = Literal[
+    "reset", "refusal", "mark", "state", "policy", "baseline", "recovery", "incident", "snapshot"
+]
 Trigger: TypeAlias = Literal["policy", "reclaim", "drop-in"]
 Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
 Mode: TypeAlias = Literal["safe", "now"]
 # How the moment for a remedy was made: any will do; the engine paused; new requests held and the rest let finish.
 Moment: TypeAlias = Literal["any", "pause", "gate"]
+# Where a rank's reading is from: its answer to our call, or its flight recorder.
+ReadingSource: TypeAlias = Literal["rpc", "recorder"]
+Verdict: TypeAlias = Literal["moving", "idle", "busy", "stuck", "unknown"]
 
 # --- what one worker says over the wire (op `memory`; worker_ext/README.md is the contract) ---
 
@@ -193,6 +198,47 @@ class RankReading:
     budget: Budget
     host_memory: HostMemory
     notes: tuple[Note, ...] = ()
+    source: ReadingSource = "rpc"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingRank:
+    """A worker that should be there and was not heard of at the last poll.
+
+    Attributes:
+        status: ``never seen``; ``unheard``: it answered before; or what its flight recorder tells: ``silent``,
+            ``stopped`` (by a signal or a debugger), ``dead`` (its process is gone), ``ended`` (in order).
+        last_seen_at: Of its last reading.
+        used_bytes: Device memory in that reading.
+    """
+
+    dp_rank: int
+    pp_rank: int
+    tp_rank: int
+    rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    status: str
+    last_seen_at: float | None = None
+    used_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement:
+    """Whether the ranks move, as their flight recorders tell.
+
+    Attributes:
+        verdict: ``moving``: steps begin and end. ``idle``: nothing to do. ``busy``: one long step or call of ours.
+            ``stuck``: it will not go on by itself. ``unknown``: the records do not tell.
+        since_seconds: For how long at least that has been so; ``None`` where it is not known.
+        ranks: What each rank is doing, in words.
+        summary: One sentence for an operator.
+    """
+
+    verdict: Verdict
+    since_seconds: float | None
+    ranks: tuple[str, ...]
+    summary: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,6 +404,8 @@ class Report:
         taken_at: When the workers' readings were taken; ``None`` until the first.
         age_seconds: Since then.
         stale: Whether that is too long ago to act on.
+        ranks_missing: Those that should be there and are not.
+        movement: Whether the ranks move; ``None`` without flight recorders.
     """
 
     schema: int = SCHEMA
@@ -368,6 +416,8 @@ class Report:
     ranks_expected: int | None = None
     ranks_reported: int = 0
     ranks: tuple[RankReading, ...] = ()
+    ranks_missing: tuple[MissingRank, ...] = ()
+    movement: Movement | None = None
     encoder_cache: EncoderCacheTotals | None = None
     growth: Growth = Growth()
     policy: PolicyStatus | None = None

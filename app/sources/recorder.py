@@ -1,0 +1,716 @@
+"""The flight recorders of the workers: what each rank wrote of itself, also while the engine answers nothing.
+
+The files are read, and those of former lives removed when asked; nothing here writes one, and nothing in one is
+believed unchecked. A file that is no good costs only itself, and is named in ``problems``. Many ranks take milliseconds
+to read: any thread may call, one has its turn at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from app.movement import Moving, RankStatus
+from app.readings import WorkerMemory
+from app.sources.ring import RING_NAME, Identity, Ring, RingUnusable, has_magic, is_within_bounds
+
+SCAN_SECONDS = 1.0
+FILES_MOST = 256
+ENTRIES_MOST = 4096
+"""Of the folder, whatever their names: it may hold what is not ours."""
+RECORDS_MOST = 4096
+
+_SILENT_SECONDS = 2.0
+_SILENT_SAMPLES = 5
+_LARGEST_MOST = 10
+_STACK_MOST = 8
+_TEXT_MOST = 200
+_NUMBER_MOST = 2**63 - 1
+_DEPTH_MOST = 8
+_TMP_NAME = re.compile(rf"\.({RING_NAME.pattern})\.tmp", re.ASCII)
+_STATE, _STARTED = 0, 19  # fields of /proc/<pid>/stat, counted from behind the command's name; proc(5)
+
+_WORKER = TypeAdapter(WorkerMemory)
+
+
+class Sample(NamedTuple):
+    """One sample as the history needs it: what the components are made of; ``None`` is what is not known."""
+
+    at: float
+    total_bytes: int | None
+    used_bytes: int | None
+    free_bytes: int | None
+    weights_bytes: int | None
+    kv_cache_bytes: int | None
+    encoder_cache_bytes: int | None
+    encoder_cache_entries: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    rss_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LargestEntry:
+    """One of the largest entries of a rank's encoder cache.
+
+    Attributes:
+        mm_hash: Its first 64 characters.
+        bytes: What it takes.
+        residency: ``device`` or ``host``.
+        age_seconds: A lower bound.
+    """
+
+    mm_hash: str
+    bytes: int | None
+    residency: str | None
+    age_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """What one rank's flight recorder says.
+
+    Attributes:
+        identity: Who it is.
+        newest: Its memory as of the last good sample, as the worker would answer; ``None`` before the first.
+        moving: Its steps and calls as of the last sample.
+        entries: The largest of its encoder cache.
+        entries_total: How many entries there are.
+        age_seconds: Since its last record.
+        records: The samples that are new since the last read, oldest first.
+        status: Whether it writes, and why not.
+    """
+
+    identity: Identity
+    newest: WorkerMemory | None
+    moving: Moving | None
+    entries: tuple[LargestEntry, ...]
+    entries_total: int | None
+    age_seconds: float
+    records: tuple[Sample, ...]
+    status: RankStatus
+
+    @property
+    def name(self) -> str:
+        """The rank as an operator calls it."""
+        return self.identity.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherRing:
+    """A file of another life of the engine, or of another engine.
+
+    Attributes:
+        path: The file.
+        instance: As its name says.
+        identity: Who wrote it; ``None`` where it cannot be read.
+        age_seconds: Since its last record, or where it has none since its last change.
+        status: Whether its writer still writes.
+        problem: Why it cannot be read.
+    """
+
+    path: Path
+    instance: str
+    identity: Identity | None = None
+    age_seconds: float | None = None
+    status: RankStatus | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What ``remove_stale`` did.
+
+    Attributes:
+        removed: The names of the files that are gone.
+        problems: One sentence for each that should be and is not, or that was left alone for being odd.
+    """
+
+    removed: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """The clocks and the processes of this machine."""
+
+    clock: Callable[[], float]
+    monotonic: Callable[[], float]
+    proc: Path
+    boot_id: str | None
+
+    def has_clock_of(self, identity: Identity) -> bool:
+        return self.boot_id is not None and identity.boot_id == self.boot_id
+
+    def process_state(self, identity: Identity) -> str | None:
+        """The letter of its state; ``None`` where there is no such process, ``?`` where that cannot be told."""
+        try:
+            text = (self.proc / str(identity.pid) / "stat").read_text(encoding="utf-8", errors="replace")
+            fields = text.rpartition(")")[2].split()
+            return fields[_STATE] if int(fields[_STARTED]) == identity.pid_started else None
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        except (OSError, ValueError, IndexError):
+            return "?"
+
+
+class Recorder:
+    """The folder, and the rings of one life of the engine in it.
+
+    Args:
+        folder: Where the workers write.
+        instance: The life of the engine that is followed; ``None``: none yet.
+        clock: Unix seconds.
+        monotonic: ``CLOCK_MONOTONIC``, which the workers of this machine share.
+        proc: Where processes are told of.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        instance: str | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self.folder = folder
+        self._instance = instance
+        self._here = _Here(clock, monotonic, proc, _boot_id(proc))
+        self._writers: dict[str, _Writer] = {}
+        self._unusable: dict[str, tuple[tuple[int, ...] | None, str]] = {}
+        self._folder_problem: str | None = None
+        self._duplicates: tuple[str, ...] = ()
+        self._scanned_at: float | None = None
+        self._turn = threading.RLock()
+
+    @property
+    def instance(self) -> str | None:
+        """The life of the engine that is followed."""
+        return self._instance
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the folder and with files of this life, one sentence each, as of the last read."""
+        with self._turn:
+            folder = () if self._folder_problem is None else (self._folder_problem,)
+            unusable = (f"{name}: {reason}" for name, (_, reason) in self._unusable.items())
+            damaged = (f"{name}: {w.problem}" for name, w in self._writers.items() if w.problem is not None)
+            return (*folder, *unusable, *damaged, *self._duplicates)
+
+    @property
+    def skipped(self) -> int:
+        """Records of the rings in use that were damaged, or gone before they were read."""
+        with self._turn:
+            return sum(writer.skipped for writer in self._writers.values())
+
+    def follow(self, instance: str | None) -> None:
+        """Turn to another life of the engine; what was known of the former is forgotten."""
+        with self._turn:
+            if instance != self._instance:
+                self.close()
+                self._instance = instance
+
+    def close(self) -> None:
+        """Let go of all files."""
+        with self._turn:
+            for writer in self._writers.values():
+                writer.ring.close()
+            self._writers.clear()
+            self._unusable.clear()
+            self._duplicates = ()
+            self._scanned_at = None
+
+    # --- reading ---
+
+    def scan(self, now: float) -> None:
+        """Look for new files of this life and for those that are gone, once a second at most.
+
+        Args:
+            now: On the monotonic clock.
+        """
+        with self._turn:
+            if self._scanned_at is None or not 0 <= now - self._scanned_at < SCAN_SECONDS:
+                self._scanned_at = now
+                self._scan(now)
+
+    def read(self) -> tuple[RankRecord, ...]:
+        """What every rank of this life says now, in the ranks' order; its samples are those since the last call."""
+        with self._turn:
+            now, wall = self._here.monotonic(), self._here.clock()
+            self.scan(now)
+            return self._read(now, wall)
+
+    def _scan(self, now: float) -> None:
+        for name, writer in tuple(self._writers.items()):
+            stamp = _stamp(writer.ring.path)
+            if stamp is None or stamp[:2] != writer.ring.inode:
+                self._drop(name)
+        own = [name for name, instance in self._names() if instance == self._instance]
+        self._unusable = {name: kept for name, kept in self._unusable.items() if name in own}
+        for name in own:
+            if name not in self._writers:
+                self._open(name, now)
+
+    def _read(self, now: float, wall: float) -> tuple[RankRecord, ...]:
+        records: list[RankRecord] = []
+        for name, writer in tuple(self._writers.items()):
+            try:
+                records.append(writer.read(now, wall))
+            except RingUnusable as exc:
+                self._drop(name)
+                self._unusable[name] = (None, exc.reason)
+        records.sort(key=_newest_last)
+        ranks = {_key(record.identity): record for record in records}
+        self._duplicates = tuple(
+            f"{record.name} is also written by pid {ranks[_key(record.identity)].identity.pid}, which counts"
+            for record in records
+            if record is not ranks[_key(record.identity)]
+        )
+        return tuple(sorted(ranks.values(), key=_rank_order))
+
+    # --- other lives ---
+
+    def others(self) -> tuple[OtherRing, ...]:
+        """The files of other lives, each opened for it: not for every poll."""
+        now, wall = self._here.monotonic(), self._here.clock()
+        with self._turn:
+            names = self._names()
+        return tuple(
+            self._other(self.folder / name, instance, now, wall)
+            for name, instance in names
+            if instance != self._instance
+        )
+
+    def last_records(self, path: Path, records_most: int = RECORDS_MOST) -> tuple[dict[str, Any], ...]:
+        """The last records of a file, whole, oldest first: for a report on how a life ended. Reads the whole file.
+
+        Args:
+            path: One of this folder, of whatever life.
+            records_most: So many at most.
+
+        Returns:
+            The records as they were written, without what JSON or a terminal could stumble over.
+
+        Raises:
+            RingUnusable: It cannot be read.
+        """
+        ring = Ring(path)
+        try:
+            return tuple(_clean_object(body) for body in ring.newest(records_most))
+        finally:
+            ring.close()
+
+    def last_samples(self, path: Path) -> tuple[Identity, tuple[Sample, ...]]:
+        """Who wrote a file, and its samples, oldest first. Reads the whole file.
+
+        Args:
+            path: One of this folder, of whatever life.
+
+        Raises:
+            RingUnusable: It cannot be read.
+        """
+        ring = Ring(path)
+        try:
+            bodies = ring.newest(RECORDS_MOST)
+        finally:
+            ring.close()
+        timed = ((_number(body.get("at")), body) for body in bodies if body.get("kind") == "sample")
+        return ring.identity, tuple(_sample(at, body) for at, body in timed if at is not None)
+
+    def remove_stale(self, keep_instances: Collection[str], older_than_seconds: float) -> Removal:
+        """Remove the rings of other lives whose writers are silent, and what was left of making one.
+
+        Nothing is removed that is not a regular file with a name and, but for what was never finished, a beginning of
+        ours; nor a ring of a version that is not known here.
+
+        Args:
+            keep_instances: Lives whose files stay, beside the one that is followed.
+            older_than_seconds: For how long they must have been silent.
+        """
+        removed: list[str] = []
+        problems: list[str] = []
+        with self._turn:
+            names, keep = self._names(with_unfinished=True), {*keep_instances, self._instance}
+        for name, instance in names:
+            if instance in keep:
+                continue
+            path = self.folder / name
+            stamp = _stamp(path)
+            try:
+                age = self._silent_seconds(path)
+                # Looked at again: what is removed must be what was judged.
+                if age is not None and age >= older_than_seconds and stamp is not None and _stamp(path) == stamp:
+                    path.unlink()
+                    removed.append(name)
+            except RingUnusable as exc:
+                problems.append(f"{name} was left alone: {exc.reason}")
+            except OSError as exc:
+                problems.append(f"{name} could not be removed: {_reason(exc)}")
+        return Removal(tuple(removed), tuple(problems))
+
+    # --- files ---
+
+    def _names(self, *, with_unfinished: bool = False) -> list[tuple[str, str]]:
+        """Names of rings and their instances; of too many, those of this life first."""
+        try:
+            with os.scandir(self.folder) as entries:
+                listed = [entry.name for entry in islice(entries, ENTRIES_MOST)]
+        except OSError as exc:
+            self._folder_problem = f"recorder_dir: {self.folder} cannot be listed: {_reason(exc)}"
+            return []
+        found = [(match.group(), match.group(1)) for match in map(RING_NAME.fullmatch, listed) if match]
+        if with_unfinished:
+            found += [(match.group(), match.group(2)) for match in map(_TMP_NAME.fullmatch, listed) if match]
+        found.sort(key=lambda entry: (entry[1] != self._instance, entry))
+        self._folder_problem = None
+        if len(found) > FILES_MOST or len(listed) == ENTRIES_MOST:
+            looked_at = f"{FILES_MOST} rings among {ENTRIES_MOST} files"
+            self._folder_problem = f"recorder_dir: {self.folder} holds more than the {looked_at} that are looked at"
+        return found[:FILES_MOST]
+
+    def _open(self, name: str, now: float) -> None:
+        path = self.folder / name
+        stamp = _stamp(path)
+        if stamp is None or self._unusable.get(name, (None, ""))[0] == stamp:
+            return
+        try:
+            self._writers[name] = _Writer(Ring(path), self._here, now)
+        except RingUnusable as exc:
+            self._unusable[name] = (stamp, exc.reason)
+        else:
+            self._unusable.pop(name, None)
+
+    def _drop(self, name: str) -> None:
+        self._writers.pop(name).ring.close()
+
+    def _other(self, path: Path, instance: str, now: float, wall: float) -> OtherRing:
+        try:
+            writer = _Writer(Ring(path), self._here, now)
+        except RingUnusable as exc:
+            return OtherRing(path=path, instance=instance, problem=exc.reason)
+        try:
+            record = writer.read_once(now, wall)
+        except RingUnusable as exc:
+            return OtherRing(path=path, instance=instance, identity=writer.ring.identity, problem=exc.reason)
+        finally:
+            writer.ring.close()
+        return OtherRing(
+            path=path,
+            instance=instance,
+            identity=record.identity,
+            age_seconds=record.age_seconds,
+            status=record.status,
+            problem=writer.problem,
+        )
+
+    def _silent_seconds(self, path: Path) -> float | None:
+        """How long nothing was written into a file; ``None``: somebody writes it, or it is gone.
+
+        Raises:
+            RingUnusable: It is not ours to judge.
+        """
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            raise RingUnusable("not a regular file")
+        unchanged = self._here.clock() - status.st_mtime
+        if _TMP_NAME.fullmatch(path.name):
+            return unchanged
+        instance = RING_NAME.fullmatch(path.name)
+        other = self._other(path, instance.group(1) if instance else "", self._here.monotonic(), self._here.clock())
+        if other.identity is None:
+            # Damaged, but ours: then only the file system tells how old it is.
+            if (other.problem or "").startswith("version") or not has_magic(path):
+                raise RingUnusable(other.problem or "unreadable")
+            return unchanged
+        if other.status == "alive" or other.age_seconds is None:
+            return None
+        # Both must say so: the writer's wall clock may be another machine's.
+        return min(other.age_seconds, unchanged)
+
+
+class _Writer:
+    """One ring of this life, and what is known of who writes it."""
+
+    def __init__(self, ring: Ring, here: _Here, now: float) -> None:
+        self.ring = ring
+        self._here = here
+        self._head = _head(ring.identity)
+        self._silent_after = max(_SILENT_SECONDS, _SILENT_SAMPLES / ring.identity.rate)
+        self._shares_clock = here.has_clock_of(ring.identity)
+        # Where the process was seen, its absence means that it is gone; elsewhere it may be hidden by a PID namespace.
+        self._was_seen = self._shares_clock and here.process_state(ring.identity) is not None
+        self._at: float = ring.identity.started_at
+        self._mono: float | None = None
+        # On our monotonic clock: when the last news came, and when we had looked before. The last record is no older
+        # than the one and no younger than the other, whatever the clocks in it say.
+        self._news_at = now
+        self._looked_before: float | None = None
+        self._looked_at: float | None = None
+        self._newest: WorkerMemory | None = None
+        self._moving: Moving | None = None
+        self._entries: tuple[LargestEntry, ...] = ()
+        self._entries_total: int | None = None
+        self._is_ended = False
+        self._odd_sample: str | None = None
+        self._odd_records = 0
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the file, or with what stands in it."""
+        return self.ring.problem or self._odd_sample
+
+    @property
+    def skipped(self) -> int:
+        """Records that were damaged, or gone before they were read."""
+        return self.ring.skipped + self._odd_records
+
+    def read(self, now: float, wall: float) -> RankRecord:
+        """What it says now.
+
+        Raises:
+            RingUnusable: It cannot be read any more.
+        """
+        return self._record(self.ring.read(), now, wall)
+
+    def read_once(self, now: float, wall: float) -> RankRecord:
+        """The same, sought in the whole file where it is not found at once.
+
+        Raises:
+            RingUnusable: It cannot be read.
+        """
+        return self._record(self.ring.read() or self.ring.newest(1), now, wall)
+
+    # --- records ---
+
+    def _record(self, bodies: Sequence[Mapping[str, Any]], now: float, wall: float) -> RankRecord:
+        samples = self._take(bodies)
+        if samples is not None:
+            self._news_at, self._looked_before = now, self._looked_at
+        self._looked_at = now
+        age = self._age_seconds(now, wall)
+        return RankRecord(
+            identity=self.ring.identity,
+            newest=self._newest,
+            moving=self._moving,
+            entries=self._entries,
+            entries_total=self._entries_total,
+            age_seconds=age,
+            records=samples or (),
+            status=self._status(age, has_news=samples is not None),
+        )
+
+    def _take(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[Sample, ...] | None:
+        """The samples; ``None`` where nothing at all is new."""
+        samples, sample, entries, taken = [], None, None, 0
+        for body in bodies:
+            at, mono = _number(body.get("at")), _number(body.get("mono"))
+            if at is None or mono is None:
+                continue
+            taken += 1
+            self._at, self._mono = at, mono
+            kind = body.get("kind")
+            self._is_ended = kind == "stopped"
+            if kind == "sample":
+                sample = body
+                samples.append(_sample(at, body))
+            elif kind == "entries":
+                entries = body
+        self._odd_records += len(bodies) - taken
+        if sample is not None:
+            self._take_newest(sample)
+        if entries is not None:
+            self._entries, self._entries_total = _entries(entries), _whole(entries.get("total"))
+        return tuple(samples) if taken else None
+
+    def _take_newest(self, sample: Mapping[str, Any]) -> None:
+        self._moving = _moving(sample)
+        try:
+            newest = _WORKER.validate_python({**_part(sample, "memory"), **self._head, "taken_at": sample["at"]})
+        except ValidationError as exc:
+            first = exc.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            self._odd_sample = f"corrupt sample: {where}: {first['msg']}"
+            return
+        if not is_within_bounds(newest):
+            self._odd_sample = "corrupt sample: a number that nothing has"
+            return
+        self._newest, self._odd_sample = newest, None
+
+    # --- whether it writes ---
+
+    def _age_seconds(self, now: float, wall: float) -> float:
+        is_told_by_ours = self._shares_clock and self._mono is not None
+        told = now - (self._mono or 0.0) if is_told_by_ours else wall - self._at
+        if self._looked_before is not None:
+            told = min(told, now - self._looked_before)
+        return max(told, now - self._news_at, 0.0)
+
+    def _status(self, age_seconds: float, *, has_news: bool) -> RankStatus:
+        if self._is_ended:
+            return "ended"
+        is_late = age_seconds > self._silent_after
+        if has_news and not is_late:
+            return "alive"
+        state = self._here.process_state(self.ring.identity) if self._was_seen else "?"
+        # That it is gone is a fact; whether it should have written by now is a matter of time.
+        if state is None or state in "ZX":
+            return "dead"
+        if not is_late:
+            return "alive"
+        return "stopped" if state in "Tt" else "silent"
+
+
+# --- who is who ---
+
+
+def _key(identity: Identity) -> tuple[object, ...]:
+    """What two writers cannot both be. Those that do not know their rank are told apart by their process alone."""
+    told_apart_by = identity.pid if identity.rank is None else None
+    return identity.host, identity.dp_rank, identity.pp_rank, identity.tp_rank, identity.rank, told_apart_by
+
+
+def _newest_last(record: RankRecord) -> tuple[bool, float, int]:
+    return record.status == "alive", record.identity.started_at, record.identity.pid
+
+
+def _rank_order(record: RankRecord) -> tuple[int, int, int]:
+    return record.identity.dp_rank or 0, record.identity.rank or 0, record.identity.pid
+
+
+def _head(identity: Identity) -> dict[str, Any]:
+    """What every answer of a worker begins with, and what never changes."""
+    names = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "device", "budget")
+    return {name: getattr(identity, name) for name in names}
+
+
+# --- bodies: whatever is not as it should be is not known ---
+
+
+def _sample(at: float, body: Mapping[str, Any]) -> Sample:
+    memory = _part(body, "memory")
+    torch, encoder = _part(memory, "torch"), _part(memory, "encoder_cache")
+    return Sample(
+        at,
+        _whole(memory.get("total_bytes")),
+        _whole(memory.get("used_bytes")),
+        _whole(memory.get("free_bytes")),
+        _whole(memory.get("weights_bytes")),
+        _whole(memory.get("kv_cache_bytes")),
+        _whole(encoder.get("device_bytes")),
+        _whole(encoder.get("entries")),
+        _whole(torch.get("allocated_bytes")),
+        _whole(torch.get("reserved_bytes")),
+        _whole(_part(memory, "host_memory").get("rss_bytes")),
+    )
+
+
+def _moving(sample: Mapping[str, Any]) -> Moving | None:
+    moving = sample.get("moving")
+    if not isinstance(moving, dict):
+        return None
+    last_step, stack = _number(moving.get("last_step_mono")), moving.get("stack")
+    lines = (_text(line) for line in stack[:_STACK_MOST]) if isinstance(stack, list) else ()
+    return Moving(
+        steps_begun=_whole(moving.get("steps_begun")) or 0,
+        steps_ended=_whole(moving.get("steps_ended")) or 0,
+        step_seconds=_number(moving.get("step_seconds")),
+        last_step_age_seconds=None if last_step is None else max(sample["mono"] - last_step, 0.0),
+        rpc=_text(moving.get("rpc")),
+        rpc_seconds=_number(moving.get("rpc_seconds")),
+        stack=tuple(line for line in lines if line),
+    )
+
+
+def _entries(body: Mapping[str, Any]) -> tuple[LargestEntry, ...]:
+    largest = body.get("largest")
+    given = largest[:_LARGEST_MOST] if isinstance(largest, list) else []
+    return tuple(
+        LargestEntry(
+            mm_hash=mm_hash,
+            bytes=_whole(entry.get("bytes")),
+            residency=_text(entry.get("residency")),
+            age_seconds=_number(entry.get("age_seconds")),
+        )
+        for entry in given
+        if isinstance(entry, dict) and (mm_hash := _text(entry.get("mm_hash")))
+    )
+
+
+def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = whole.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= _NUMBER_MOST else None
+
+
+def _number(value: object) -> float | None:
+    """A finite number that is not negative: NaN is in no range. JSON's true is a Python integer, and no number."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= _NUMBER_MOST else None
+
+
+def _text(value: object) -> str | None:
+    """Text that a terminal and UTF-8 can take: a JSON text may hold control characters and halves of characters."""
+    if not isinstance(value, str):
+        return None
+    text = value[:_TEXT_MOST]
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _clean_object(body: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    return {_text(key) or "": _clean(value, depth + 1) for key, value in body.items()}
+
+
+def _clean(value: object, depth: int) -> object:
+    """The same value, less what would stop whoever writes it as JSON."""
+    if depth > _DEPTH_MOST:
+        return None
+    if isinstance(value, dict):
+        return _clean_object(value, depth)
+    if isinstance(value, list):
+        return [_clean(inner, depth + 1) for inner in value]
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, int | float) and not -_NUMBER_MOST <= value <= _NUMBER_MOST:
+        return None
+    return value
+
+
+# --- the machine ---
+
+
+def _boot_id(proc: Path) -> str | None:
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _stamp(path: Path) -> tuple[int, int, int, int] | None:
+    """What changes when a file does; its first two are those of ``Ring.inode``. ``None`` where there is none."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _reason(exc: OSError) -> str:
+    return (exc.strerror or str(exc)).lower()

@@ -1,0 +1,744 @@
+"""The folder of flight recorders: who is who, who still writes, and what of former lives may go."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.attribution import account
+from app.history import _pack
+from app.readings import EngineStatus, Report
+from app.sources import recorder as module
+from app.sources.recorder import FILES_MOST, LargestEntry, Recorder, Sample
+from app.sources.ring import RingUnusable
+from tests.fakes.ring import BOOT_ID, INSTANCE, MONO, WALL, FakeWriter, memory, moving, slot
+
+OTHER = "f" * 16
+
+
+class Machine:
+    """Two clocks and a /proc that only tests move."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc = folder / "proc"
+        self.seconds = 0.0
+        self.step = 0.0
+        boot = self.proc / "sys/kernel/random/boot_id"
+        boot.parent.mkdir(parents=True)
+        boot.write_text(f"{BOOT_ID}\n")
+
+    def clock(self) -> float:
+        return WALL + self.seconds + self.step
+
+    def monotonic(self) -> float:
+        return MONO + self.seconds
+
+    def process(self, pid: int = 4242, state: str = "S", started: int = 123456) -> None:
+        (self.proc / str(pid)).mkdir(exist_ok=True)
+        fields = [state, *(["0"] * 18), str(started), "0"]
+        (self.proc / str(pid) / "stat").write_text(f"{pid} (python3 (vllm) x) {' '.join(fields)}\n")
+
+    def end(self, pid: int = 4242) -> None:
+        (self.proc / str(pid) / "stat").unlink()
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "recorder"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def writers(folder):
+    """A maker of writers, all closed in the end."""
+    with ExitStack() as stack:
+
+        def make(**identity) -> FakeWriter:
+            writer = FakeWriter(folder, **identity)
+            stack.callback(writer.close)
+            return writer
+
+        yield make
+
+
+@pytest.fixture
+def recorder(folder, machine):
+    one = Recorder(folder, INSTANCE, clock=machine.clock, monotonic=machine.monotonic, proc=machine.proc)
+    yield one
+    one.close()
+
+
+def only(recorder: Recorder):
+    (record,) = recorder.read()
+    return record
+
+
+# --- what a rank says ---
+
+
+def test_the_newest_sample_is_what_the_worker_would_answer(recorder, writers):
+    """With the identity's words, and the components that come of it."""
+    writer = writers(rank=1, tp_rank=1)
+    writer.sample(-0.1, memory=memory(used_bytes=1))
+    writer.sample(0.0)
+    record = only(recorder)
+    newest = record.newest
+    assert newest is not None
+    assert (newest.rank, newest.tp_rank, newest.host, newest.pid, newest.taken_at) == (1, 1, "node-a", 4242, WALL)
+    assert (newest.device.name, newest.budget.gpu_memory_utilization) == ("Ascend910B3", 0.9)
+    assert (newest.used_bytes, newest.encoder_cache.entries, newest.torch.ooms) == (61_464_379_392, 31, 0)
+    assert account(newest).components.weights_bytes == 31_459_200_000
+    assert (record.status, record.age_seconds, record.name) == ("alive", 0.0, "rank 1 (pid 4242 on node-a)")
+
+
+def test_every_new_sample_is_told_once(recorder, writers, machine):
+    """Oldest first, as little as the history needs."""
+    writer = writers()
+    for tenth in range(3):
+        writer.sample(tenth / 10, memory=memory(used_bytes=tenth))
+    samples = only(recorder).records
+    assert [(sample.at, sample.used_bytes) for sample in samples] == [(WALL, 0), (WALL + 0.1, 1), (WALL + 0.2, 2)]
+    assert samples[0] == Sample(
+        at=WALL,
+        total_bytes=65_452_113_920,
+        used_bytes=0,
+        free_bytes=3_987_734_528,
+        weights_bytes=31_459_200_000,
+        kv_cache_bytes=21_540_531_712,
+        encoder_cache_bytes=3_965_714_432,
+        encoder_cache_entries=31,
+        allocated_bytes=53_255_731_712,
+        reserved_bytes=60_229_157_888,
+        rss_bytes=2_800_000_000,
+    )
+    machine.seconds = 0.3
+    assert (only(recorder).records, only(recorder).newest.used_bytes) == ((), 2)
+
+
+def test_steps_calls_and_stacks_are_told_as_of_the_sample(recorder, writers):
+    """Times of the worker's clock as ages."""
+    long = moving(
+        steps_begun=13, step_seconds=1.5, last_step_mono=MONO - 1.5, rpc="trim", rpc_seconds=0.5, stack=["a.py:1 run"]
+    )
+    writers().sample(moving=long)
+    told = only(recorder).moving
+    assert (told.steps_begun, told.steps_ended, told.step_seconds, told.last_step_age_seconds) == (13, 12, 1.5, 1.5)
+    assert (told.rpc, told.rpc_seconds, told.stack) == ("trim", 0.5, ("a.py:1 run",))
+
+
+def test_a_step_that_began_while_the_sample_was_taken_is_of_now(recorder, writers):
+    """No age is negative."""
+    writers().sample(moving=moving(last_step_mono=MONO + 0.001))
+    assert only(recorder).moving.last_step_age_seconds == 0.0
+
+
+def test_the_largest_entries_stay_until_the_next(recorder, writers):
+    """They come once a second only."""
+    writer = writers()
+    writer.entries(count=2)
+    writer.sample(0.1)
+    only(recorder)
+    writer.sample(0.2)
+    record = only(recorder)
+    assert record.entries_total == 412
+    assert record.entries[0] == LargestEntry("0" * 64, 12_582_912, "device", 12.0)
+    assert len(record.entries) == 2
+
+
+def test_ranks_come_in_their_order(recorder, writers):
+    """By replica, then by rank; a file of another life is none of them."""
+    for pid, dp_rank, rank in ((1, 1, 1), (2, 0, 1), (3, 1, 0), (4, 0, 0)):
+        writers(pid=pid, dp_rank=dp_rank, rank=rank).sample()
+    writers(instance=OTHER, pid=5).sample()
+    assert [record.identity.pid for record in recorder.read()] == [4, 2, 3, 1]
+    assert [record.name.partition(" (")[0] for record in recorder.read()] == [
+        "rank 0",
+        "rank 1",
+        "dp 1 rank 0",
+        "dp 1 rank 1",
+    ]
+
+
+def test_before_its_first_record_a_rank_is_there_and_says_nothing(recorder, writers, machine):
+    """Its age is that of its file, as far as we have seen it."""
+    writers(started_at=WALL)
+    record = only(recorder)
+    assert (record.newest, record.moving, record.status, record.age_seconds) == (None, None, "alive", 0.0)
+    machine.seconds = 3
+    assert only(recorder).status == "silent"
+
+
+def test_a_sample_that_no_worker_would_answer_leaves_the_last_good_one(recorder, writers):
+    """Its history is what of it is known."""
+    writer = writers()
+    writer.sample()
+    only(recorder)
+    for bad, word in (
+        (memory(total_bytes="many"), "corrupt sample: total_bytes: "),
+        (memory(free_bytes=-5), "corrupt sample: a number that nothing has"),
+        (memory(used_bytes=10**40), "corrupt sample: a number that nothing has"),
+        ([], None),
+    ):
+        writer.sample(0.1, memory=bad)
+        record = only(recorder)
+        if word is not None:
+            assert record.newest.taken_at == WALL
+            assert recorder.problems[0].startswith(f"{writer.path.name}: {word}")
+    assert recorder.problems == ()  # nothing at all is known of it: also an answer
+    assert record.newest.used_bytes is None
+
+
+def test_infinite_numbers_are_none(recorder, writers):
+    """JSON can write them: 1e999."""
+    writer = writers()
+    text = '{"kind": "sample", "at": 1.0, "mono": 1.0, "memory": {"encoder_cache": {"entries": 1, "device_bytes": 1, '
+    writer.append((text + '"oldest_age_seconds": 1e999}}, "moving": {"step_seconds": 1e999}}').encode())
+    record = only(recorder)
+    assert (record.newest, record.moving.step_seconds) == (None, None)
+    writer.append(b'{"kind": "sample", "at": 1e999, "mono": 1.0}')
+    writer.append(b'{"kind": "sample", "at": 1.0, "mono": true}')
+    assert (only(recorder).records, recorder.skipped) == ((), 2)
+
+
+def test_text_is_made_fit_for_terminals(recorder, writers):
+    """Control characters and halves of characters are possible in JSON."""
+    writer = writers()
+    writer.sample(
+        moving=moving(step_seconds=2.0, rpc="\x1b[2J", stack=["a\nb", 5, "\ud800" + "x" * 500] + ["more"] * 20)
+    )
+    writer.entries(largest=[{"mm_hash": "\x00a", "bytes": True, "residency": 5, "age_seconds": -1}, 7, {"mm_hash": 5}])
+    record = only(recorder)
+    assert record.moving.rpc == "?[2J"
+    assert record.moving.stack[:2] == ("a?b", "?" + "x" * 199)
+    assert len(record.moving.stack) == 7
+    assert record.entries == (LargestEntry("?a", None, None, None),)
+
+
+# --- whether it writes ---
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(10.0, 2.0), (100.0, 2.0), (1.0, 5.0)])
+def test_a_rank_is_silent_after_two_seconds_or_five_samples(recorder, writers, machine, rate, limit):
+    """Whichever is longer."""
+    writers(rate=rate).sample()
+    assert only(recorder).status == "alive"
+    machine.seconds = limit
+    assert only(recorder).status == "alive"
+    machine.seconds = limit + 0.01
+    assert (only(recorder).status, only(recorder).age_seconds) == ("silent", pytest.approx(limit + 0.01))
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [("S", "silent"), ("R", "silent"), ("D", "silent"), ("T", "stopped"), ("t", "stopped"), ("Z", "dead")],
+)
+def test_the_kernel_tells_why_a_rank_is_silent(recorder, writers, machine, state, status):
+    """Only once it is silent: a debugger may hold a process for a moment."""
+    machine.process(state=state)
+    writers().sample()
+    assert only(recorder).status == "alive"
+    machine.seconds = 3
+    assert only(recorder).status == status
+
+
+def test_a_process_that_is_gone_is_dead(recorder, writers, machine):
+    """Also where another has its number now."""
+    machine.process()
+    writers().sample()
+    only(recorder)
+    machine.seconds = 3
+    machine.end()
+    assert only(recorder).status == "dead"
+    machine.process(started=999)
+    assert only(recorder).status == "dead"
+
+
+@pytest.mark.parametrize(
+    ("identity", "started"), [({}, None), ({}, 999), ({"pid_started": None}, 123456), ({"boot_id": "b"}, 123456)]
+)
+def test_a_process_that_was_never_seen_here_is_only_silent(recorder, writers, machine, identity, started):
+    """It may live in another PID namespace, or on another machine."""
+    if started is not None:
+        machine.process(started=started)
+    writers(**identity).sample()
+    only(recorder)
+    machine.seconds = 3
+    if started is not None:
+        machine.end()
+    assert only(recorder).status == "silent"
+
+
+def test_a_rank_that_ended_in_order_is_ended(recorder, writers, machine):
+    """However long ago."""
+    machine.process()
+    writer = writers()
+    writer.sample()
+    writer.stopped(0.1)
+    assert only(recorder).status == "ended"
+    machine.seconds = 100
+    machine.end()
+    assert only(recorder).status == "ended"
+
+
+@pytest.mark.parametrize("boot_id", [BOOT_ID, "another-machine", None])
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_a_stepped_wall_clock_neither_kills_nor_revives(recorder, writers, machine, boot_id, step):
+    """On this machine the monotonic clock tells; of others we know when we saw their records come."""
+    writer = writers(boot_id=boot_id)
+    writer.sample()
+    only(recorder)
+    machine.seconds = 1
+    writer.sample(1)
+    assert only(recorder).status == "alive"
+    machine.step = step
+    machine.seconds = 1.5
+    assert only(recorder).status == "alive"
+    machine.seconds = 4
+    assert only(recorder).status == "silent"
+    machine.step = 0
+    assert only(recorder).status == "silent"
+    writer.sample(4)
+    assert only(recorder).status == "alive"
+
+
+@pytest.mark.parametrize("skew", [-500.0, 500.0])
+def test_another_machines_wall_clock_may_be_wrong(recorder, writers, machine, skew):
+    """Its records come, and then come no more: that is what tells."""
+    writer = writers(boot_id="another-machine")
+    for second in range(3):
+        machine.seconds = second
+        writer.sample(second, at=WALL + second + skew, mono=7.0 + second)
+        record = only(recorder)
+    assert record.status == "alive"
+    machine.seconds = 5
+    assert only(recorder).status == "silent"
+
+
+# --- files ---
+
+
+def test_a_new_file_is_found_within_a_second(recorder, writers, machine):
+    """And the folder is not listed more often."""
+    assert recorder.read() == ()
+    writers().sample()
+    machine.seconds = 0.9
+    assert recorder.read() == ()
+    machine.seconds = 1.0
+    assert len(recorder.read()) == 1
+
+
+def test_a_file_that_is_gone_or_replaced_is_let_go(recorder, writers, machine, folder):
+    """A worker whose recorder was started anew writes under the same name."""
+    first = writers()
+    first.sample(memory=memory(used_bytes=1))
+    assert only(recorder).newest.used_bytes == 1
+    first.path.unlink()
+    writers().sample(1, memory=memory(used_bytes=2))
+    machine.seconds = 1
+    assert only(recorder).newest.used_bytes == 2
+    first.path.unlink()
+    machine.seconds = 2
+    assert recorder.read() == ()
+
+
+def test_a_bad_file_costs_only_itself(recorder, writers, machine, folder):
+    """It is named, and tried again once it changes."""
+    writers(pid=1).sample()
+    bad = folder / f"highwater-{INSTANCE}-2.ring"
+    bad.write_bytes(b"nonsense")
+    (folder / f"highwater-{INSTANCE}-3.ring").mkdir()
+    (folder / "unrelated").write_bytes(b"")
+    assert len(recorder.read()) == 1
+    assert sorted(recorder.problems) == [
+        f"{bad.name}: foreign: it does not begin as a ring does",
+        f"highwater-{INSTANCE}-3.ring: not a regular file",
+    ]
+    bad.unlink()
+    writers(pid=2, rank=1).sample()
+    machine.seconds = 1
+    assert [record.identity.pid for record in recorder.read()] == [1, 2]
+
+
+def test_a_bad_file_is_not_opened_again_while_it_stays_as_it_is(recorder, machine, folder, monkeypatch):
+    """A look at its name is enough."""
+    (folder / f"highwater-{INSTANCE}-2.ring").write_bytes(b"nonsense")
+    recorder.read()
+    monkeypatch.setattr(module, "Ring", None)
+    machine.seconds = 1
+    recorder.read()
+    assert len(recorder.problems) == 1
+
+
+def test_a_file_that_is_cut_while_it_is_read_stays_in_view(recorder, writers, machine):
+    """The rank is there; it only has nothing new."""
+    writer = writers()
+    writer.sample()
+    only(recorder)
+    os.truncate(writer.path, 5000)
+    assert only(recorder).newest is not None
+    assert recorder.problems == (f"{writer.path.name}: truncated: it was cut while it was read",)
+    machine.seconds = 3
+    assert only(recorder).status == "silent"
+
+
+def test_a_file_that_cannot_be_read_any_more_is_named(recorder, writers, machine, monkeypatch):
+    """And opened again when that may be over."""
+    writer = writers()
+    writer.sample()
+    only(recorder)
+
+    def broken(*args):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", broken)
+        assert recorder.read() == ()
+    assert recorder.problems == (f"{writer.path.name}: unreadable: stale file handle",)
+    machine.seconds = 1
+    assert len(recorder.read()) == 1
+    assert recorder.problems == ()
+
+
+def test_a_folder_that_is_not_there_is_named(recorder, folder, machine, writers):
+    """Until it is."""
+    folder.rmdir()
+    assert recorder.read() == ()
+    assert recorder.problems == (f"recorder_dir: {folder} cannot be listed: no such file or directory",)
+    folder.mkdir()
+    writers().sample()
+    machine.seconds = 1
+    assert (len(recorder.read()), recorder.problems) == (1, ())
+
+
+def test_of_too_many_files_those_of_this_life_count(recorder, writers, folder):
+    """No more are looked at, and that is said."""
+    for number in range(FILES_MOST + 5):
+        (folder / f"highwater-{'0' * 16}-{number}.ring").touch()
+    writers().sample()
+    assert len(recorder.read()) == 1
+    assert "holds more than the 256 rings among 4096 files that are looked at" in recorder.problems[0]
+    assert len(recorder.others()) == FILES_MOST - 1
+
+
+def test_of_two_that_claim_one_rank_the_younger_living_one_counts(recorder, writers, machine):
+    """The other is named."""
+    old = writers(pid=10, started_at=WALL - 500)
+    young = writers(pid=11, started_at=WALL - 5)
+    old.sample()
+    young.sample()
+    assert only(recorder).identity.pid == 11
+    assert recorder.problems == ("rank 0 (pid 10 on node-a) is also written by pid 11, which counts",)
+    machine.seconds = 3
+    old.sample(3)
+    assert only(recorder).identity.pid == 10
+
+
+def test_workers_that_do_not_know_their_rank_are_not_taken_for_one(recorder, writers):
+    """Nor are those of two machines, replicas or stages."""
+    for pid, identity in enumerate(
+        ({"rank": None}, {"rank": None}, {}, {"host": "node-b"}, {"dp_rank": 1}, {"pp_rank": 1}, {"tp_rank": 1}), 1
+    ):
+        writers(pid=pid, **identity).sample()
+    assert (len(recorder.read()), recorder.problems) == (7, ())
+
+
+def test_another_life_is_followed_from_anew(recorder, writers):
+    """Nothing of the former stays open."""
+    writers().sample()
+    writers(instance=OTHER, pid=7).sample()
+    before = len(os.listdir("/proc/self/fd"))
+    assert only(recorder).identity.pid == 4242
+    recorder.follow(OTHER)
+    assert (only(recorder).identity.pid, recorder.instance) == (7, OTHER)
+    recorder.follow(None)
+    assert recorder.read() == ()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_thread_that_reads_and_a_loop_that_turns_away_do_not_meet(recorder, writers):
+    """A poll may be cancelled while its thread still reads: what it reads is of one life."""
+    for pid in range(1, 5):
+        writers(pid=pid, rank=pid, instance=INSTANCE if pid % 2 else OTHER).sample()
+    seen: list[set[str]] = []
+    reader = threading.Thread(
+        target=lambda: seen.extend({r.identity.instance for r in recorder.read()} for _ in range(10))
+    )
+    reader.start()
+    while reader.is_alive():
+        recorder.follow(OTHER)
+        recorder.follow(INSTANCE)
+        assert recorder.problems == ()
+    reader.join()
+    assert len(seen) == 10
+    assert all(instances in ({INSTANCE}, {OTHER}) for instances in seen)
+
+
+# --- other lives ---
+
+
+def test_other_lives_can_be_listed(recorder, writers, machine, folder):
+    """With how long they have been silent, and what is wrong with them."""
+    writers().sample()
+    writers(instance=OTHER, pid=7).sample(-100)
+    ended = writers(instance=OTHER, pid=8)
+    ended.stopped(-50)
+    (folder / f"highwater-{OTHER}-9.ring").write_bytes(b"HIGHWATR\2\0".ljust(100, b"\0"))
+    found = recorder.others()
+    assert [(other.path.name, other.instance) for other in found] == [
+        (f"highwater-{OTHER}-{pid}.ring", OTHER) for pid in (7, 8, 9)
+    ]
+    assert [(other.age_seconds, other.status) for other in found] == [(100, "silent"), (50, "ended"), (None, None)]
+    assert found[0].identity.name == "rank 0 (pid 7 on node-a)"
+    assert found[2].problem == "version 2 unknown"
+
+
+def test_of_another_life_the_last_record_is_sought_in_the_whole_file(recorder, writers):
+    """There is no second read that could come upon it."""
+    writer = writers(instance=OTHER, slots=128)
+    for second in range(100):
+        writer.sample(second - 100)
+    for sequence in range(1, 41):
+        writer.damage(sequence)
+    assert [other.age_seconds for other in recorder.others()] == [1]
+
+
+def test_the_last_minutes_of_a_life_can_be_had(recorder, writers):
+    """Whole records, without what JSON or a terminal could stumble over."""
+    writer = writers(instance=OTHER)
+    for tenth in range(100):
+        writer.sample(tenth / 10)
+    writer.append(
+        b'{"kind": "odd\\u001b\\ud800", "x": 1e999, "y": '
+        + b"[" * 700
+        + b"]" * 700
+        + b', "\\ud800": {"z": [true, null, 1]}}'
+    )
+    records = recorder.last_records(writer.path)
+    assert len(records) == 64
+    assert records[0]["memory"]["used_bytes"] == 61_464_379_392
+    assert records[-1]["kind"] == "odd??"
+    assert (records[-1]["x"], records[-1]["?"]) == (None, {"z": [True, None, 1]})
+    json.dumps(records, allow_nan=False, ensure_ascii=False).encode()
+    assert len(recorder.last_records(writer.path, 5)) == 5
+    with pytest.raises(RingUnusable):
+        recorder.last_records(writer.path.with_name("none"))
+
+
+def test_the_last_samples_of_a_life_can_be_had(recorder, writers):
+    """With who wrote them; what is no sample, or of no time, is left out."""
+    writer = writers(instance=OTHER)
+    for second in range(3):
+        writer.sample(second, memory=memory(used_bytes=second))
+    writer.entries(3)
+    writer.sample(4, at=None)
+    writer.stopped(5)
+    identity, samples = recorder.last_samples(writer.path)
+    assert identity.name == "rank 0 (pid 4242 on node-a)"
+    assert [(sample.at, sample.used_bytes) for sample in samples] == [(WALL, 0), (WALL + 1, 1), (WALL + 2, 2)]
+    with pytest.raises(RingUnusable):
+        recorder.last_samples(writer.path.with_name("none"))
+
+
+def test_only_silent_rings_of_other_lives_are_removed(recorder, writers, machine, folder):
+    """Not this one's, not one that is to be kept, not one that is written, not one of a version that is not known."""
+    machine.seconds = 1000
+    names = {}
+    for pid, instance, second in (
+        (1, INSTANCE, 0),
+        (2, "a" * 16, 0),
+        (3, OTHER, 1000),
+        (4, OTHER, 500),
+        (5, OTHER, 0),
+    ):
+        writer = writers(instance=instance, pid=pid)
+        writer.sample(second)
+        os.utime(writer.path, (WALL + second, WALL + second))
+        names[pid] = writer.path.name
+    future = folder / f"highwater-{OTHER}-6.ring"
+    future.write_bytes(b"HIGHWATR\2\0".ljust(5000, b"\0"))
+    os.utime(future, (WALL, WALL))
+    result = recorder.remove_stale({"a" * 16}, 600)
+    assert result.removed == (names[5],)
+    assert result.problems == (f"{future.name} was left alone: version 2 unknown",)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [*(names[pid] for pid in (1, 2, 3, 4)), future.name]
+    )
+
+
+def test_a_ring_that_was_written_lately_by_any_clock_stays(recorder, writers, machine):
+    """Another machine's wall clock may be hours behind; and a clock that says zero seconds does not mean now."""
+    writer = writers(instance=OTHER, boot_id="another-machine")
+    for record, change in ((-3000, -1), (-300, -3000)):
+        writer.sample(record)
+        os.utime(writer.path, (WALL + change, WALL + change))
+        assert recorder.remove_stale((), 600).removed == ()
+    writer.sample(-3000)
+    os.utime(writer.path, (WALL - 3000, WALL - 3000))
+    assert recorder.remove_stale((), 600).removed == (writer.path.name,)
+    fresh = writers(instance=OTHER, pid=8)
+    fresh.sample()
+    os.utime(fresh.path, (WALL - 100, WALL - 100))
+    assert fresh.path.name not in recorder.remove_stale((), 0).removed
+
+
+def test_what_was_never_finished_is_removed(recorder, machine, folder):
+    """Once nobody can be at it any more; and never what only looks like it."""
+    old, new, kept = (folder / f".highwater-{i}-{pid}.ring.tmp" for i, pid in ((OTHER, 1), (OTHER, 2), (INSTANCE, 3)))
+    for path, second in ((old, -100), (new, 0), (kept, -100)):
+        path.touch()
+        os.utime(path, (WALL + second, WALL + second))
+    link = folder / f".highwater-{OTHER}-4.ring.tmp"
+    link.symlink_to(old)
+    others = [folder / name for name in (".other.tmp", f"highwater-{OTHER}-5.ring.tmp", f".highwater-{OTHER}-6.ring")]
+    for path in others:
+        path.touch()
+        os.utime(path, (WALL - 100, WALL - 100))
+    result = recorder.remove_stale((), 60)
+    assert (result.removed, result.problems) == ((old.name,), (f"{link.name} was left alone: not a regular file",))
+    assert all(path.exists() for path in (new, kept, *others))
+
+
+@pytest.mark.parametrize(
+    ("content", "is_removed"),
+    [
+        (b"HIGHWATR", True),
+        (b"HIGHWATR\1\0".ljust(5000, b"\xff"), True),
+        (b"", False),
+        (b"HIGHWATE".ljust(5000, b"\0"), False),
+        (b"precious".ljust(5000, b"\0"), False),
+    ],
+)
+def test_a_damaged_ring_is_removed_only_where_it_begins_as_ours(recorder, folder, content, is_removed):
+    """Then the file system tells how old it is."""
+    path = folder / f"highwater-{OTHER}-5.ring"
+    path.write_bytes(content)
+    os.utime(path, (WALL - 100, WALL - 100))
+    result = recorder.remove_stale((), 60)
+    assert path.exists() != is_removed
+    assert len(result.problems) == (not is_removed)
+
+
+def test_directories_links_and_pipes_are_never_removed(recorder, folder):
+    """Whatever their name."""
+    (folder / f"highwater-{OTHER}-1.ring").mkdir()
+    (folder / f"highwater-{OTHER}-2.ring").symlink_to("/etc/passwd")
+    os.mkfifo(folder / f"highwater-{OTHER}-3.ring")
+    result = recorder.remove_stale((), 0)
+    assert (result.removed, len(result.problems), len(list(folder.iterdir()))) == ((), 3, 3)
+
+
+def test_what_cannot_be_removed_is_said(recorder, writers, machine, monkeypatch):
+    """And the rest is removed all the same."""
+    for pid in (1, 2):
+        writer = writers(instance=OTHER, pid=pid)
+        writer.sample(-100)
+        os.utime(writer.path, (WALL - 100, WALL - 100))
+    unlink = Path.unlink
+
+    def refused(path):
+        if path.name.endswith("-1.ring"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    result = recorder.remove_stale((), 60)
+    assert result.removed == (f"highwater-{OTHER}-2.ring",)
+    assert result.problems == (f"highwater-{OTHER}-1.ring could not be removed: permission denied",)
+
+
+def test_what_is_removed_is_what_was_judged(recorder, writers, monkeypatch):
+    """A file that somebody writes meanwhile stays."""
+    writer = writers(instance=OTHER)
+
+    def judged(recorder, path):
+        writer.sample()
+        return 1e9
+
+    monkeypatch.setattr(Recorder, "_silent_seconds", judged)
+    assert recorder.remove_stale((), 60).removed == ()
+    assert writer.path.exists()
+
+
+def test_reading_changes_nothing(recorder, writers, folder):
+    """Neither a file's content nor its mode nor when it was changed."""
+    writers().sample()
+    writers(instance=OTHER, pid=5).sample()
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode) for path in folder.iterdir()}
+    recorder.read()
+    recorder.others()
+    assert before == {
+        path: (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode) for path in folder.iterdir()
+    }
+    assert all(stat.S_ISREG(mode) for _, _, mode in before.values())
+
+
+# --- anything at all ---
+
+numbers = st.integers() | st.floats() | st.sampled_from([2**63, -1, 10**400])
+anything = st.recursive(
+    st.none() | st.booleans() | numbers | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def bodies(names, values=anything):
+    return st.dictionaries(st.sampled_from(names), values, max_size=len(names))
+
+
+memories = bodies([*memory(), "notes", "rank"], bodies([*memory()["torch"], *memory()["encoder_cache"]]) | anything)
+samples = st.fixed_dictionaries(
+    {"kind": st.just("sample"), "at": st.just(WALL), "mono": st.just(MONO)},
+    optional={"memory": memories | anything, "moving": bodies([*moving()]) | anything},
+)
+lists = st.fixed_dictionaries(
+    {"kind": st.just("entries"), "at": st.just(WALL), "mono": st.just(MONO)},
+    optional={
+        "largest": st.lists(bodies(["mm_hash", "bytes", "residency"]) | anything, max_size=12),
+        "total": anything,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def machine_of_fuzz(tmp_path_factory):
+    return Machine(tmp_path_factory.mktemp("machine"))
+
+
+@given(written=st.lists(samples | lists | bodies(["kind", "at", "mono"]), min_size=1, max_size=4))
+def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written):
+    """And what comes of it can be accounted for, kept in the history and written as JSON."""
+    machine, folder = machine_of_fuzz, tmp_path_factory.mktemp("fuzz")
+    writer = FakeWriter(folder, slots=4)
+    for body in written:
+        content = json.dumps(body).encode()
+        writer.append(content if len(content) < 2000 else b"{}")
+    writer.close()
+    recorder = Recorder(folder, INSTANCE, clock=machine.clock, monotonic=machine.monotonic, proc=machine.proc)
+    record = only(recorder)
+    if record.newest is not None:
+        reading = account(record.newest)
+        _pack(Report(taken_at=1.0, engine=EngineStatus(url="", state="ready"), ranks=(reading,)))
+    json.dumps([record.moving and record.moving.stack, recorder.last_records(writer.path)], allow_nan=False)
+    recorder.close()
+
+
+def test_the_fake_writer_refuses_what_does_not_fit():
+    """The contract has the writer shorten it."""
+    with pytest.raises(ValueError, match="do not fit into a slot"):
+        slot(1, b"x" * 2033)
