@@ -1,0 +1,289 @@
+"""What an incident holds: frozen values, from which every form of it is made. Nothing here reads, decides or formats.
+
+Bytes are integers, times are Unix seconds, ratios are 0 to 1; absent knowledge is ``None``, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from app.readings import (
+    Components,
+    EngineLoad,
+    EngineStatus,
+    Event,
+    Growth,
+    PolicyStatus,
+    RankReading,
+    TorchMemory,
+)
+
+SCHEMA = 1
+
+IncidentKind: TypeAlias = Literal["died", "hung", "out_of_memory"]
+# likely: explains the incident by itself. clue: had a part in it, or tells where to look. note: good to know.
+Weight: TypeAlias = Literal["likely", "clue", "note"]
+Figure: TypeAlias = int | float | str | None
+
+# --- what is known when it happens ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One rank at one moment."""
+
+    at: float
+    used_bytes: int | None
+    components: Components = field(default_factory=Components)
+    torch: TorchMemory = field(default_factory=TorchMemory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderEntry:
+    """One entry of a rank's encoder cache.
+
+    Attributes:
+        mm_hash: Its key.
+        bytes: What it holds.
+        residency: ``device`` or ``host``, where that is told.
+        age_seconds: Since it was first seen: a lower bound.
+        embeds: How many embeddings it is, the unit of the cache's capacity.
+    """
+
+    mm_hash: str
+    bytes: int | None
+    residency: str | None = None
+    age_seconds: float | None = None
+    embeds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEvidence:
+    """What is known of one rank.
+
+    Attributes:
+        rank: Its number; likewise ``dp_rank``, ``host`` and ``pid``.
+        status: One word for whether it lives, such as ``alive``, ``silent``, ``dead`` or ``stopped``.
+        reading: The last full reading.
+        doing: What it was doing last, in words.
+        step_seconds: How long the step it was in had lasted; ``None`` outside of one.
+        stack: Where its main thread was, innermost first.
+        series: Its last minutes, oldest first.
+        entries: The largest entries of its encoder cache, largest first.
+    """
+
+    rank: int | None
+    dp_rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    status: str = "unknown"
+    reading: RankReading | None = None
+    doing: str = ""
+    step_seconds: float | None = None
+    stack: tuple[str, ...] = ()
+    series: tuple[Point, ...] = ()
+    entries: tuple[EncoderEntry, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The rank as an operator calls it."""
+        number = "?" if self.rank is None else str(self.rank)
+        return f"rank {self.dp_rank}.{number}" if self.dp_rank else f"rank {number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that is known when an incident is opened.
+
+    Attributes:
+        kind: What happened.
+        at: When.
+        engine: The engine at that moment.
+        ranks: Each rank that is known of, whether it still answers or not.
+        baseline: The first readings after this engine became ready.
+        growth: Of the last report.
+        load: What the engine told of its requests last, which may be before the moment.
+        policy: The policy as it stood.
+        decisions: What it decided last.
+        events: What happened in that span.
+        reason: What the one who opens it saw, in a few words: ``connection refused``.
+    """
+
+    kind: IncidentKind
+    at: float
+    engine: EngineStatus
+    ranks: tuple[RankEvidence, ...] = ()
+    baseline: tuple[RankReading, ...] = ()
+    growth: Growth = field(default_factory=Growth)
+    load: EngineLoad = field(default_factory=EngineLoad)
+    policy: PolicyStatus | None = None
+    decisions: tuple[Event, ...] = ()
+    events: tuple[Event, ...] = ()
+    reason: str = ""
+
+
+# --- what is made of it ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Something to change.
+
+    Attributes:
+        setting: The exact flag, variable or call.
+        change: What it does, and when it helps.
+        cost: What it costs, and what it does not go together with.
+    """
+
+    setting: str
+    change: str
+    cost: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What the numbers say.
+
+    Attributes:
+        name: A word for programs.
+        weight: How much it explains.
+        title: A clause that can stand within a sentence.
+        text: In plain words.
+        figures: The numbers that it rests on; a name tells the unit.
+        advice: What can be changed.
+    """
+
+    name: str
+    weight: Weight
+    title: str
+    text: str
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    advice: tuple[Advice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMessage:
+    """A known message in the engine's log.
+
+    Attributes:
+        name: A word for programs.
+        title: A clause that can stand within a sentence.
+        meaning: In plain words.
+        count: So many lines had it.
+        lines: Some of them, as they stood there but for control characters, cut.
+        advice: What can be changed.
+    """
+
+    name: str
+    title: str
+    meaning: str
+    count: int
+    lines: tuple[str, ...]
+    advice: tuple[Advice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSeen:
+    """The engine at that moment; its state in one word, its load as last told."""
+
+    url: str
+    state: str
+    version: str | None = None
+    model: str | None = None
+    hint: str | None = None
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    kv_cache_usage_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """An event, or a decision of the policy, in short."""
+
+    at: float
+    kind: str
+    summary: str
+    rule: str | None = None
+    trigger: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """An incident in a list.
+
+    Attributes:
+        schema: Of the incident.
+        id: Sorts by time.
+        kind: What happened.
+        at: When.
+        last_at: When it was reported last.
+        count: How often.
+        ended_at: When the engine was ready again; ``None`` until then.
+        summary: One sentence.
+        problem: Why it cannot be read, in one sentence; ``None`` where it can.
+    """
+
+    schema: int | None
+    id: str
+    kind: str | None
+    at: float | None
+    last_at: float | None = None
+    count: int = 1
+    ended_at: float | None = None
+    summary: str = ""
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One incident, whole. The first fields are those of ``Headline``, and stand on a file's first line.
+
+    Attributes:
+        engine: The engine at that moment.
+        reason: What the one who opened it saw.
+        findings: What the numbers say, the weightiest first.
+        messages: What the engine's log says, causes before consequences.
+        ranks: The evidence, thinned.
+        growth: Of the last report.
+        events: What happened in that span, oldest first.
+        policy: The policy as it stood (``/memory`` shows its form).
+        decisions: What it decided last, oldest first.
+        notes: What could not be known or kept, and why.
+        written_by: The version of Highwater.
+    """
+
+    schema: int = SCHEMA
+    id: str
+    kind: IncidentKind
+    at: float
+    last_at: float
+    count: int = 1
+    ended_at: float | None = None
+    summary: str
+    engine: EngineSeen
+    reason: str = ""
+    findings: tuple[Finding, ...] = ()
+    messages: tuple[LogMessage, ...] = ()
+    ranks: tuple[RankEvidence, ...] = ()
+    growth: Growth = field(default_factory=Growth)
+    events: tuple[Happened, ...] = ()
+    policy: Mapping[str, Any] | None = None
+    decisions: tuple[Happened, ...] = ()
+    notes: tuple[str, ...] = ()
+    written_by: str = ""
+
+    @property
+    def headline(self) -> Headline:
+        """What a list shows of it."""
+        return Headline(
+            schema=self.schema,
+            id=self.id,
+            kind=self.kind,
+            at=self.at,
+            last_at=self.last_at,
+            count=self.count,
+            ended_at=self.ended_at,
+            summary=self.summary,
+        )

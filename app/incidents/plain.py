@@ -1,0 +1,45 @@
+"""Foreign text made harmless: one line, nothing that a terminal would obey, of bounded length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+TEXT_MOST = 500
+DEPTH_MOST = 8
+
+# Colours and cursor movements; what is left of any other escape is harmless once the escape character is gone.
+_TERMINAL = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]")
+_Value = TypeVar("_Value")
+
+
+def plain(text: str, most: int = TEXT_MOST) -> str:
+    """The text as one line of printable characters, cut to ``most``.
+
+    Args:
+        text: From a log, a model's name, a worker's answer: anything.
+        most: So many characters are kept.
+    """
+    # Four times as much is looked at: enough to fill the line, and a bound to the work.
+    cut = _TERMINAL.sub("", text[: most * 4])
+    shown = "".join(character if character.isprintable() else " " for character in cut).strip()
+    return shown if len(shown) <= most and len(text) <= most * 4 else shown[: most - 1] + "…"
+
+
+def cleaned(value: _Value, depth: int = DEPTH_MOST) -> _Value:
+    """The value with every text in it plain: dataclasses, mappings, sequences and what they hold."""
+    made: Any = value
+    if isinstance(value, str):
+        made = plain(value)
+    elif depth == 0:
+        return value
+    elif is_dataclass(value) and not isinstance(value, type):
+        made = replace(value, **{part.name: cleaned(getattr(value, part.name), depth - 1) for part in fields(value)})
+    elif isinstance(value, Mapping):
+        made = {cleaned(key, depth - 1): cleaned(item, depth - 1) for key, item in value.items()}
+    elif isinstance(value, list | tuple):
+        made = tuple(cleaned(item, depth - 1) for item in value)
+    result: _Value = made
+    return result

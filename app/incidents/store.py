@@ -1,0 +1,335 @@
+"""Where incidents are kept: one file each in one folder, or memory.
+
+A file is written in one step, so that a crash leaves a whole one or none; the oldest make room for the newest. What
+cannot be written stays in memory and is tried again, and what is wrong is told. No link is ever followed: every file is
+opened by its name within the folder. What cannot be read, such as a later version's, is named and left alone until its
+turn to go. The folder belongs to one sidecar.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import TypeAdapter, ValidationError
+
+from app.incidents.fitting import HEAD, INCIDENT, fitted
+from app.incidents.incident import SCHEMA, Headline, Incident
+from app.incidents.plain import plain
+
+KEEP, MAX_BYTES = 32, 8 * 1024 * 1024
+KEPT_IN_MEMORY = 16
+# What a list shows at most, in a folder that holds more than ours.
+LISTED_MOST = 1000
+# Larger ones are not ours, whatever max_bytes was when they were written.
+FILE_BYTES_MOST = 64 * 1024 * 1024
+HEAD_BYTES = 16 * 1024
+
+_ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[a-z0-9]{1,24}(-[a-z0-9]{1,24}){0,5}", re.ASCII)
+_SCHEMA = re.compile(rb'"schema"\s*:\s*([0-9]{1,6})\b')
+# Of more digits than a float can take; nothing that is measured comes near it.
+_ABSURD = re.compile(rb"[0-9]{300}")
+_DRAFT = ".json.draft"
+_HEADLINE = TypeAdapter(Headline)
+
+
+class Unreadable(Exception):
+    """An incident is there, and cannot be read. The message says why, in one sentence."""
+
+
+def is_incident_id(text: str) -> bool:
+    """Whether it can be the id of an incident: nothing else becomes part of a path."""
+    return _ID.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """One incident in memory; compressed, since much of it repeats."""
+
+    headline: Headline
+    content: bytes
+
+
+class IncidentStore:
+    """The incidents. Every method may block on the disk, and may be called from any thread.
+
+    Args:
+        folder: An absolute path to a folder that exists; no folder is ever made. ``None``: memory only.
+        keep: So many files at most.
+        max_bytes: So large at most each.
+
+    Attributes:
+        folder: Where they are, links followed once; ``None`` where they are in memory.
+        problem: Why the last one could not be written, in one sentence; ``None`` if it could.
+    """
+
+    def __init__(self, folder: Path | None, *, keep: int = KEEP, max_bytes: int = MAX_BYTES) -> None:
+        self.folder = Path(os.path.realpath(folder)) if folder is not None else None
+        self.problem: str | None = None
+        self._keep = keep
+        self._max_bytes = max_bytes
+        self._memory: dict[str, _Kept] = {}
+        self._heads: dict[str, tuple[tuple[int, ...], Headline]] = {}
+        self._turn = threading.Lock()
+
+    def prepare(self) -> None:
+        """Say now what will be wrong later, and take away what a crash left half written. Before the first write."""
+        folder = self.folder
+        if folder is None:
+            return
+        if not folder.is_dir() or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            self.problem = f"incidents.folder: {folder} is missing or not writable; incidents are kept in memory only"
+            return
+        with suppress(OSError), _folder(folder) as descriptor:
+            for name in os.listdir(descriptor):
+                if name.startswith(".") and name.endswith(_DRAFT) and is_incident_id(name[1 : -len(_DRAFT)]):
+                    os.unlink(name, dir_fd=descriptor)
+
+    def write(self, incident: Incident) -> None:
+        """Keep it, in place of what was kept under its id. Never fails: what cannot be written stays in memory."""
+        kept, content = fitted(incident, self._max_bytes)
+        with self._turn:
+            self._memory.pop(kept.id, None)
+            self._memory[kept.id] = _Kept(kept.headline, zlib.compress(content, 1))
+            if self.folder is not None:
+                self._flush(self.folder)
+            while len(self._memory) > KEPT_IN_MEMORY:
+                del self._memory[min(self._memory)]
+
+    def headlines(self) -> list[Headline]:
+        """All of them, newest first; one that cannot be read says why."""
+        with self._turn:
+            found = self._filed(self.folder) if self.folder is not None else {}
+            found |= {name: kept.headline for name, kept in self._memory.items()}
+        return [found[name] for name in sorted(found, reverse=True)[:LISTED_MOST]]
+
+    def has(self, incident_id: str) -> bool:
+        """Whether something is kept under this id."""
+        with self._turn:
+            if incident_id in self._memory:
+                return True
+            return self.folder is not None and incident_id in _names(self.folder)
+
+    def read(self, incident_id: str) -> Incident | None:
+        """The incident, ``None`` where there is none.
+
+        Raises:
+            Unreadable: It is there, and is none that this version reads.
+        """
+        content = self.read_bytes(incident_id)
+        if content is None:
+            return None
+        if _ABSURD.search(content):
+            raise Unreadable(f"{incident_id} has a number that nothing has")
+        try:
+            incident = INCIDENT.validate_json(content)
+        except ValidationError as exc:
+            raise Unreadable(f"{incident_id} {_why(content, exc)}") from exc
+        if not _has_times(incident):
+            raise Unreadable(f"{incident_id} has a time that there is not")
+        return incident
+
+    def read_bytes(self, incident_id: str) -> bytes | None:
+        """The incident as it is kept, one JSON object; ``None`` where there is none.
+
+        Raises:
+            Unreadable: It is there, and is no file of a size that this version reads.
+        """
+        if not is_incident_id(incident_id):
+            return None
+        with self._turn:
+            if incident_id in self._memory:
+                return zlib.decompress(self._memory[incident_id].content)
+        if self.folder is None:
+            return None
+        try:
+            with _opened(self.folder, incident_id) as file:
+                return file.read(FILE_BYTES_MOST)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise Unreadable(f"{incident_id} cannot be read: {_reason(exc)}") from exc
+
+    # --- writing ---
+
+    def _flush(self, folder: Path) -> None:
+        """Write what is in memory, the oldest first; what cannot be written stays there."""
+        for incident_id in sorted(self._memory):
+            try:
+                _replace(folder, incident_id, zlib.decompress(self._memory[incident_id].content))
+            except OSError as exc:
+                self.problem = (
+                    f"incidents.folder: {incident_id} could not be written to {folder}: {_reason(exc)}; "
+                    f"it is kept in memory ({len(self._memory)} of {KEPT_IN_MEMORY})"
+                )
+                return
+            del self._memory[incident_id]
+        self.problem = None
+        self._rotate(folder)
+
+    def _rotate(self, folder: Path) -> None:
+        for incident_id in sorted(_names(folder))[: -self._keep]:
+            self._heads.pop(incident_id, None)
+            # One that cannot be removed, such as a folder under such a name, is none of ours.
+            with suppress(OSError), _folder(folder) as descriptor:
+                os.unlink(f"{incident_id}.json", dir_fd=descriptor)
+
+    # --- lists ---
+
+    def _filed(self, folder: Path) -> dict[str, Headline]:
+        names = sorted(_names(folder), reverse=True)[:LISTED_MOST]
+        found: dict[str, tuple[tuple[int, ...], Headline]] = {}
+        for incident_id in names:
+            with suppress(FileNotFoundError):
+                found[incident_id] = self._head(folder, incident_id)
+        self._heads = found
+        return {name: headline for name, (_, headline) in found.items()}
+
+    def _head(self, folder: Path, incident_id: str) -> tuple[tuple[int, ...], Headline]:
+        """The headline, read again only where the file is another than last time."""
+        try:
+            with _opened(folder, incident_id) as file:
+                status = os.fstat(file.fileno())
+                signature = (status.st_ino, status.st_size, status.st_mtime_ns)
+                known = self._heads.get(incident_id)
+                if known is not None and known[0] == signature:
+                    return known
+                return signature, _headline(incident_id, file)
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            return (), _nameless(incident_id, f"cannot be read: {_reason(exc)}")
+
+
+def _headline(incident_id: str, file: BinaryIO) -> Headline:
+    """The headline on the first line; of a file that somebody wrote anew in another form, from the whole of it."""
+    start = file.read(HEAD_BYTES)
+    schema = _schema(start)
+    if schema != SCHEMA:
+        return _nameless(incident_id, _other_schema(schema), schema)
+    file.seek(-min(len(start), 2), os.SEEK_END)
+    if not file.read().rstrip().endswith(b"}"):
+        return _nameless(incident_id, "is cut off", schema)
+    value = _json_object(start.partition(b"\n")[0].removesuffix(b",") + b"}")
+    if value is None or "id" not in value:
+        file.seek(0)
+        value = _json_object(file.read(FILE_BYTES_MOST))
+    try:
+        headline = _HEADLINE.validate_python({name: part for name, part in (value or {}).items() if name in HEAD})
+    except ValidationError:
+        return _nameless(incident_id, "has no headline that this version reads", schema)
+    if not _has_times(headline):
+        return _nameless(incident_id, "has a time that there is not", schema)
+    if headline.id != incident_id:
+        return _nameless(incident_id, f"says that it is {plain(headline.id, 80)}", schema)
+    return headline
+
+
+def _has_times(known: Headline | Incident) -> bool:
+    return all(math.isfinite(at or 0.0) for at in (known.at, known.last_at, known.ended_at))
+
+
+def _nameless(incident_id: str, problem: str, schema: int | None = None) -> Headline:
+    return Headline(schema=schema, id=incident_id, kind=None, at=None, problem=problem)
+
+
+def _schema(content: bytes) -> int | None:
+    found = _SCHEMA.search(content)
+    return int(found[1]) if found is not None else None
+
+
+def _other_schema(schema: int | None) -> str:
+    if schema is None:
+        return "is not an incident"
+    return f"is of schema {schema}, and this version reads {SCHEMA}"
+
+
+def _json_object(content: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _why(content: bytes, exc: ValidationError) -> str:
+    schema = _schema(content[:HEAD_BYTES])
+    if schema != SCHEMA:
+        return _other_schema(schema)
+    first = exc.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return "is not valid JSON"
+    return f"has another form: {plain('.'.join(map(str, first['loc'])), 120)}: {first['msg']}"
+
+
+# --- files ---
+
+
+def _names(folder: Path) -> set[str]:
+    """The ids for which there is a file, whatever is in it."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return set()
+    return {name[:-5] for name in names if name.endswith(".json") and is_incident_id(name[:-5])}
+
+
+@contextmanager
+def _folder(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _opened(folder: Path, incident_id: str) -> Iterator[BinaryIO]:
+    """The file, held open for reading; a link or anything else that is no file is an error."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    with _folder(folder) as within:
+        descriptor = os.open(f"{incident_id}.json", flags, dir_fd=within)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is not a file")
+        if status.st_size > FILE_BYTES_MOST:
+            raise OSError(f"it has more than {FILE_BYTES_MOST:,} bytes")
+        yield file
+
+
+def _replace(folder: Path, incident_id: str, content: bytes) -> None:
+    """The new content in one step, on the disk when this returns."""
+    draft, name = f".{incident_id}{_DRAFT}", f"{incident_id}.json"
+    with _folder(folder) as within:
+        with suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=within)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(draft, flags, 0o600, dir_fd=within)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, name, src_dir_fd=within, dst_dir_fd=within)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=within)
+            raise
+        # A file system that cannot do this for folders has the file all the same.
+        with suppress(OSError):
+            os.fsync(within)
+
+
+def _reason(exc: OSError) -> str:
+    return (exc.strerror or str(exc)).lower()

@@ -1,0 +1,426 @@
+"""What the numbers say: each finding where it should be, none where it should not, and no word about the unknown."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from app.incidents import Evidence, Point, RankEvidence, advice, point
+from app.incidents.advice import KNOWN
+from app.incidents.diagnosis import diagnose, summarize
+from app.incidents.enginelog import match
+from app.incidents.incident import Advice, Finding
+from app.incidents.latest import latest
+from app.incidents.questions import QUESTIONS
+from app.readings import (
+    Components,
+    EncoderCache,
+    EngineLoad,
+    EngineStatus,
+    Growth,
+    HostMemory,
+    PolicyStatus,
+    RuleStatus,
+    TorchMemory,
+)
+from tests.fakes.incident import AT, MIB, TOTAL, entry, evidence, rank, reading, unknown
+
+FULL = 61_548 * MIB  # the story's, after its benchmark
+
+
+def torch(**changes) -> TorchMemory:
+    return replace(reading().torch, **changes)
+
+
+def parts(**changes) -> Components:
+    return replace(reading().components, **changes)
+
+
+def host(used: int | None, limit: int | None, **changes) -> HostMemory:
+    return HostMemory(cgroup_used_bytes=used, cgroup_limit_bytes=limit, **changes)
+
+
+def cache(size: int, capacity: int | None = 16_384) -> EncoderCache:
+    return EncoderCache(entries=31, device_bytes=size, capacity_embeds=capacity)
+
+
+def with_cache(size: int, embeds: int | None = None, capacity: int | None = 16_384) -> RankEvidence:
+    """A rank whose entries have 8 MiB each; of 64 embeddings, 16,384 embeddings are 256 of them, or 2 GiB."""
+    return rank(reading(encoder_cache=cache(size, capacity)), entries=(entry(embeds=embeds),))
+
+
+def engine(version: str | None) -> EngineStatus:
+    return EngineStatus(url="http://engine", state="down", version=version)
+
+
+def policy(phase: str, mode: str = "act") -> PolicyStatus:
+    rule = RuleStatus(name="device", signal="device_used_ratio", high_water=0.92, low_water=0.88, phase=phase)
+    return PolicyStatus(state=phase, mode=mode, rules=(rule,))
+
+
+def risen(counter: str, *values: int | None) -> RankEvidence:
+    """A rank on which a counter went through these values, the last of them in its reading."""
+    *earlier, last = values
+    known = reading(torch=torch(**{counter: last}))
+    return rank(
+        known,
+        series=tuple(
+            replace(point(known), at=AT - 60 + index, torch=torch(**{counter: value}))
+            for index, value in enumerate(earlier)
+        ),
+    )
+
+
+FOUND: list[tuple[str, str, Evidence]] = [
+    ("device_full", "likely", evidence("died", rank(reading(used=FULL)))),
+    ("device_full", "likely", evidence("out_of_memory", rank(reading(0)), rank(reading(1, used=FULL)))),
+    ("device_full", "clue", evidence("hung", rank(reading(used=FULL)))),
+    ("device_full", "likely", evidence("died", rank(replace(reading(used=FULL), taken_at=AT - 90)))),
+    ("device_had_room", "note", evidence("died")),
+    ("device_had_room", "note", evidence("out_of_memory")),
+    ("over_budget", "clue", evidence("died", rank(reading(used=60_000 * MIB)))),
+    ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.12.0"))),
+    ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.11.0rc1"))),
+    ("growth", "clue", evidence("died", growth=Growth(since_ready_bytes=3_782 * MIB, bytes_per_second=70.0 * MIB))),
+    ("growth", "clue", evidence("died", growth=Growth(since_ready_bytes=3_782 * MIB))),
+    (
+        "grew_most",
+        "clue",
+        evidence(
+            "died",
+            rank(reading(components=parts(encoder_cache_bytes=3_000 * MIB))),
+            baseline=(reading(components=parts(encoder_cache_bytes=0)),),
+        ),
+    ),
+    (
+        "grew_most",
+        "clue",
+        evidence(
+            "died",
+            rank(
+                reading(components=parts(non_torch_bytes=4_000 * MIB)),
+                series=(Point(at=AT - 60, used_bytes=None, components=parts()),),
+            ),
+        ),
+    ),
+    (
+        "unused_reserve",
+        "clue",
+        evidence("died", rank(reading(torch=torch(allocated_bytes=30_000 * MIB, reserved_bytes=34_000 * MIB)))),
+    ),
+    (
+        "unused_reserve",
+        "likely",
+        evidence(
+            "out_of_memory",
+            rank(reading(used=FULL, torch=torch(allocated_bytes=54_000 * MIB, reserved_bytes=59_000 * MIB))),
+        ),
+    ),
+    (
+        "unused_reserve",
+        "clue",
+        evidence(
+            "hung", rank(reading(used=FULL, torch=torch(allocated_bytes=54_000 * MIB, reserved_bytes=59_000 * MIB)))
+        ),
+    ),
+    ("alloc_retries", "clue", evidence("died", risen("alloc_retries", 0, 0, 3))),
+    (
+        "alloc_retries",
+        "clue",
+        evidence(
+            "died", rank(reading(torch=torch(alloc_retries=2))), baseline=(reading(torch=torch(alloc_retries=0)),)
+        ),
+    ),
+    ("ooms", "likely", evidence("out_of_memory", risen("ooms", 1, 2))),
+    ("skew", "clue", evidence("died", rank(reading(0, used=45_000 * MIB)), rank(reading(1)))),
+    ("lost_ranks", "likely", evidence("hung", rank(reading(0)), rank(reading(1), status="dead"))),
+    ("lost_ranks", "clue", evidence("out_of_memory", rank(reading(0)), rank(reading(1), status="silent"))),
+    ("long_step", "likely", evidence("hung", rank(step_seconds=61.0, stack=("model.py:12 forward",)))),
+    ("long_step", "clue", evidence("died", rank(step_seconds=12.0))),
+    ("encoder_cache", "clue", evidence("died", with_cache(3_000 * MIB))),
+    ("encoder_cache", "clue", evidence("died", with_cache(1_900 * MIB, embeds=64))),
+    ("encoder_cache", "clue", evidence("died", with_cache(6_000 * MIB, embeds=64))),
+    ("encoder_cache", "note", evidence("died", with_cache(1_000 * MIB, embeds=64))),
+    ("host_memory", "likely", evidence("died", rank(reading(host_memory=host(63_000 * MIB, 64_000 * MIB))))),
+    ("host_memory", "clue", evidence("hung", rank(reading(host_memory=host(63_000 * MIB, 64_000 * MIB))))),
+    ("host_memory", "clue", evidence("died", rank(reading(host_memory=host(58_000 * MIB, 64_000 * MIB))))),
+    (
+        "host_memory",
+        "likely",
+        evidence(
+            "died",
+            rank(reading(host_memory=host(None, None, node_total_bytes=100 * MIB, node_available_bytes=MIB))),
+        ),
+    ),
+    ("kv_cache_full", "note", evidence("hung", load=EngineLoad(kv_cache_usage_ratio=0.99, requests_waiting=40))),
+    (
+        "kv_cache_full",
+        "note",
+        evidence(
+            "hung", load=EngineLoad(), engine=EngineStatus(url="http://e", state="down", kv_cache_usage_ratio=1.0)
+        ),
+    ),
+    ("policy", "clue", evidence("died", policy=policy("futile"))),
+    ("policy", "clue", evidence("died", policy=policy("above", "observe"))),
+    ("no_readings", "note", evidence("died", rank(unknown()))),
+    ("no_readings", "note", Evidence(kind="died", at=AT, engine=engine(None))),
+]
+
+NOT_FOUND: list[tuple[str, Evidence]] = [
+    ("device_full", evidence("died")),
+    ("device_full", evidence("died", rank(reading(used=FULL, free_bytes=None)))),
+    ("device_full", evidence("died", rank(reading(used=FULL, total_bytes=None)))),
+    ("device_had_room", evidence("died", rank(reading(0)), rank(reading(1, used=58_000 * MIB)))),
+    ("device_had_room", evidence("died", rank(reading(0)), rank(unknown(1)))),
+    ("over_budget", evidence("died", rank(reading(used=56_500 * MIB)))),
+    ("over_budget", evidence("died", rank(replace(reading(used=FULL), budget=unknown().budget)))),
+    ("unprofiled_encoder", evidence("died", engine=engine("0.12.1"))),
+    ("unprofiled_encoder", evidence("died", engine=engine("0.13.0"))),
+    ("unprofiled_encoder", evidence("died", engine=engine(None))),
+    ("unprofiled_encoder", evidence("died", engine=engine("main"))),
+    ("unprofiled_encoder", evidence("died", rank(reading(encoder_cache=None)), engine=engine("0.12.0"))),
+    (
+        "unprofiled_encoder",
+        evidence("died", rank(replace(reading(), device=unknown().device)), engine=engine("0.12.0")),
+    ),
+    ("growth", evidence("died", growth=Growth(since_ready_bytes=100 * MIB, bytes_per_second=1.0))),
+    ("growth", evidence("died", growth=Growth(since_ready_bytes=-4_000 * MIB))),
+    ("growth", evidence("died", growth=Growth(bytes_per_second=9.0 * MIB))),
+    ("grew_most", evidence("died", rank(reading()), baseline=(reading(),))),
+    ("grew_most", evidence("died", rank(reading()), baseline=(unknown(),))),
+    (  # another process: the engine was started again since
+        "grew_most",
+        evidence("died", rank(reading()), baseline=(reading(pid=1, components=parts(weights_bytes=0)),)),
+    ),
+    (
+        "unused_reserve",
+        evidence("died", rank(reading(torch=torch(allocated_bytes=30_000 * MIB, reserved_bytes=31_000 * MIB)))),
+    ),
+    ("unused_reserve", evidence("died", rank(reading(torch=torch(allocated_bytes=None))))),
+    ("alloc_retries", evidence("died", risen("alloc_retries", 3, 3, 3))),
+    ("alloc_retries", evidence("died", risen("alloc_retries", 7))),
+    ("alloc_retries", evidence("died", risen("alloc_retries", None, None, 7))),
+    ("alloc_retries", evidence("died", risen("alloc_retries", None, None))),
+    ("ooms", evidence("out_of_memory", risen("ooms", 2, 2))),
+    ("skew", evidence("died", rank(reading(0, used=45_000 * MIB)))),
+    ("skew", evidence("died", rank(reading(0, used=40_900 * MIB)), rank(reading(1)))),
+    ("skew", evidence("died", rank(reading(0, used=60_000 * MIB)), rank(unknown(1)))),
+    ("skew", evidence("died", rank(reading(0, used=60_000 * MIB, total_bytes=2 * TOTAL)), rank(reading(1)))),
+    ("lost_ranks", evidence("hung")),
+    ("lost_ranks", evidence("died", rank(reading(0), status="dead"), rank(reading(1), status="dead"))),
+    ("lost_ranks", evidence("hung", rank(reading(0)), rank(reading(1), status="unknown"))),
+    ("long_step", evidence("hung", rank(step_seconds=3.0))),
+    ("long_step", evidence("hung", rank(step_seconds=None))),
+    ("encoder_cache", evidence("died", with_cache(100 * MIB))),
+    ("encoder_cache", evidence("died", rank(reading(encoder_cache=None)))),
+    ("host_memory", evidence("died")),
+    ("host_memory", evidence("died", rank(reading(host_memory=host(63_000 * MIB, None))))),
+    ("host_memory", evidence("died", rank(reading(host_memory=host(None, 64_000 * MIB))))),
+    ("kv_cache_full", evidence("hung")),
+    ("kv_cache_full", evidence("hung", load=EngineLoad())),
+    ("policy", evidence("died")),
+    ("policy", evidence("died", policy=policy("above", "act"))),
+    ("policy", evidence("died", policy=policy("below"))),
+    ("no_readings", evidence("died")),
+    ("no_readings", evidence("died", rank(unknown(0)), rank(reading(1)))),
+]
+
+
+def found(name: str, given: Evidence) -> Finding | None:
+    return next((finding for finding in diagnose(given) if finding.name == name), None)
+
+
+@pytest.mark.parametrize(("name", "weight", "given"), FOUND)
+def test_it_is_found(name, weight, given):
+    """With its weight, its figures, and words that hold no gap."""
+    finding = found(name, given)
+    assert finding is not None
+    assert finding.weight == weight
+    assert "None" not in finding.title + finding.text
+    assert finding.title[0].islower() or finding.title.startswith("PyTorch")
+    assert finding.text.endswith(".")
+    assert finding.figures or name == "no_readings"
+
+
+@pytest.mark.parametrize(("name", "given"), NOT_FOUND)
+def test_it_is_not_found(name, given):
+    """Neither where it is not so, nor where it is not known."""
+    assert found(name, given) is None
+
+
+def test_every_question_is_tried_both_ways():
+    """A new question brings its rows in both tables."""
+    names = {name for name, _, _ in FOUND}
+    assert names == {name for name, _ in NOT_FOUND}
+    assert len(QUESTIONS) == len(names)
+
+
+def test_the_documentation_names_every_finding_and_message():
+    """Those, and no others."""
+    text = (Path(__file__).parents[2] / "docs" / "incidents.md").read_text()
+    named = set(re.findall(r"^\| `([a-z0-9_]+)` \|", text, re.MULTILINE)) - {"summary", "engine", "ranks", "notes"}
+    named -= {"findings", "messages"}
+    assert named == {name for name, _, _ in FOUND} | {known.name for known in KNOWN}
+
+
+def test_nothing_is_known_and_nothing_is_made_up():
+    """No rank, no version, no load: one note, and a summary that says so."""
+    nothing = Evidence(kind="hung", at=AT, engine=engine(None))
+    assert [finding.name for finding in diagnose(nothing)] == ["no_readings"]
+    assert summarize(nothing, diagnose(nothing), ()) == "The engine hung: nothing that is known explains it"
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(reading())])
+@pytest.mark.parametrize("kind", ["died", "hung", "out_of_memory"])
+def test_one_unknown_thing_breaks_nothing(kind, name):
+    """Each part of a reading unknown by itself, on a rank that has everything wrong with it."""
+    whole = reading(
+        used=FULL,
+        torch=torch(allocated_bytes=54_000 * MIB, reserved_bytes=59_000 * MIB, alloc_retries=3, ooms=1),
+        encoder_cache=cache(3_000 * MIB),
+        host_memory=host(63_000 * MIB, 64_000 * MIB),
+    )
+    if name in {"taken_at", "notes"}:
+        return
+    without = replace(whole, **{name: getattr(unknown(None), name)})
+    assert diagnose(evidence(kind, rank(whole), rank(without), baseline=(reading(),)))
+
+
+def test_the_weightiest_comes_first():
+    """Likely causes, then clues, then notes."""
+    weights = [
+        finding.weight
+        for finding in diagnose(
+            evidence(
+                "died",
+                rank(reading(used=FULL, encoder_cache=cache(3_000 * MIB))),
+                growth=Growth(since_ready_bytes=9_000 * MIB),
+                load=EngineLoad(kv_cache_usage_ratio=1.0),
+            )
+        )
+    ]
+    assert weights == sorted(weights, key=["likely", "clue", "note"].index)
+    assert set(weights) == {"likely", "clue", "note"}
+
+
+def test_the_series_reaches_further_than_the_reading():
+    """What was used since the last full reading is free no more, also on CPU, where the two do not add up."""
+    known = replace(reading(), taken_at=AT - 60, free_bytes=20_000 * MIB)
+    later = Point(at=AT - 0.1, used_bytes=FULL)
+    stood = latest(rank(known, series=(later,)))
+    assert stood.free_bytes == 0
+    assert found("device_full", evidence("died", rank(known, series=(later,)))) is not None
+
+
+def test_what_a_series_does_not_keep_is_taken_from_the_reading():
+    """A flight recorder's points tell less than a full reading, and later."""
+    known = replace(reading(torch=torch(inactive_split_bytes=7)), taken_at=AT - 60)
+    later = Point(at=AT, used_bytes=FULL, torch=TorchMemory(allocated_bytes=1, reserved_bytes=2))
+    stood = latest(rank(known, series=(later,)))
+    assert stood.components == known.components
+    assert (stood.torch.allocated_bytes, stood.torch.reserved_bytes, stood.torch.inactive_split_bytes) == (1, 2, 7)
+
+
+def test_a_rank_without_a_reading_is_told_by_its_series():
+    """Its use, and nothing that only a reading has."""
+    lonely = replace(rank(), reading=None, series=(Point(at=AT, used_bytes=FULL),))
+    assert latest(lonely).used_bytes == FULL
+    assert found("device_full", evidence("died", lonely)) is None
+    assert found("no_readings", evidence("died", lonely)) is None
+
+
+def test_the_forecast_is_given_where_it_says_something():
+    """With a slope and all free bytes known: how long they would have lasted."""
+    fast = evidence("died", growth=Growth(since_ready_bytes=9_000 * MIB, bytes_per_second=10.0 * MIB))
+    assert "last 74.7 minutes" in found("growth", fast).text
+    for slope in (-5.0 * MIB, 0.0, 1.0, 2000.0):
+        slow = evidence("died", growth=Growth(since_ready_bytes=9_000 * MIB, bytes_per_second=slope))
+        assert "minutes" not in found("growth", slow).text
+
+
+@pytest.mark.parametrize(
+    ("size", "embeds", "words"),
+    [
+        (6_000, 64, "held until the last of them goes"),
+        (2_000, 64, "It was full"),
+        (1_000, 64, "evicts"),
+        (900, None, "evicts"),
+    ],
+)
+def test_the_encoder_cache_is_held_against_its_capacity(size, embeds, words):
+    """In bytes, where entries tell how many embeddings they are: 16,384 of 128 KiB each are 2 GiB."""
+    assert words in found("encoder_cache", evidence("died", with_cache(size * MIB, embeds=embeds))).text
+
+
+def test_old_readings_say_how_old_they_are():
+    """A second before is now; a minute and a half before is not."""
+    old = evidence("died", rank(replace(reading(used=FULL), taken_at=AT - 90)))
+    assert ", 90 s before:" in found("device_full", old).text
+    assert "s before" not in found("device_full", evidence("died", rank(reading(used=FULL)))).text
+
+
+def test_advice_fits_the_device():
+    """What is set on an NPU is not told to the owner of a GPU, nor to that of a CPU."""
+    fragmented = torch(allocated_bytes=30_000 * MIB, reserved_bytes=34_000 * MIB)
+
+    def told(kind: str | None) -> set[Advice]:
+        known = reading(used=FULL, torch=fragmented, device=replace(reading().device, type=kind))
+        return {each for finding in diagnose(evidence("died", rank(known))) for each in finding.advice}
+
+    assert advice.NPU_EXPANDABLE_SEGMENTS in told("npu")
+    assert advice.CUDA_EXPANDABLE_SEGMENTS in told("cuda")
+    assert not told("cuda") & {advice.NPU_EXPANDABLE_SEGMENTS, advice.HCCL_BUFFSIZE}
+    assert advice.CPU_KVCACHE_SPACE in told("cpu")
+    assert not told(None) & {advice.NPU_EXPANDABLE_SEGMENTS, advice.CUDA_EXPANDABLE_SEGMENTS}
+
+
+@pytest.mark.parametrize(
+    ("can", "is_told"), [({"reset_encoder_cache": False}, False), ({"reset_encoder_cache": True}, True), ({}, True)]
+)
+def test_what_the_engine_cannot_do_is_no_advice(can, is_told):
+    """An engine before 0.16 has no reset of its encoder cache."""
+    asked = replace(engine("0.12.0"), capabilities=can)
+    finding = found("encoder_cache", evidence("died", with_cache(3_000 * MIB), engine=asked))
+    assert (advice.RESET_ENCODER_CACHE in finding.advice) is is_told
+    assert advice.TRIM_ENCODER_CACHE in finding.advice
+
+
+def test_each_component_that_can_grow_has_its_meaning():
+    """And its advice, where there is any."""
+    for field in fields(Components):
+        grown = reading(components=parts(**{field.name: 30_000 * MIB}))
+        finding = found("grew_most", evidence("died", rank(grown), baseline=(reading(),)))
+        assert advice.COMPONENT_MEANING[field.name] in finding.text
+        assert finding.figures["component"] == field.name
+
+
+def test_the_summary_names_the_cause_before_the_consequence():
+    """One sentence: what happened, what the log says first, and the likely findings."""
+    given = evidence("died", rank(reading(used=FULL)), reason="connection refused")
+    messages = match(["EngineDeadError", "NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB"])
+    assert summarize(given, diagnose(given), messages) == (
+        "The engine died (connection refused): the log says that an operator's workspace found no room on the NPU; "
+        "rank 0 had 872.0 MiB free of 62,420.0"
+    )
+
+
+def test_every_piece_of_advice_says_what_it_costs():
+    """And names a setting; none is there that nobody gives."""
+    every = {name: value for name, value in vars(advice).items() if isinstance(value, Advice)}
+    assert all(each.setting and each.change and each.cost.endswith(".") for each in every.values())
+    given = {each for known in KNOWN for each in known.advice}
+    given |= {each for _, _, case in FOUND for finding in diagnose(case) for each in finding.advice}
+    for component in fields(Components):
+        for kind in ("npu", "cuda", "cpu", None):
+            given |= set(advice.for_component(component.name, kind))
+    given |= set(advice.against_fragmentation("npu")) | set(advice.against_fragmentation("cuda"))
+    spilled = reading(
+        encoder_cache=replace(cache(0), host_bytes=4_000 * MIB), host_memory=host(63_000 * MIB, 64_000 * MIB)
+    )
+    given |= {each for finding in diagnose(evidence("died", rank(spilled))) for each in finding.advice}
+    on_cpu = reading(used=FULL, device=replace(reading().device, type="cpu"))
+    given |= {each for finding in diagnose(evidence("died", rank(on_cpu))) for each in finding.advice}
+    assert {name for name, each in every.items() if each not in given} == set()

@@ -1,0 +1,172 @@
+"""The engine's log: its end, the known messages in it, and nothing else of it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from app.incidents.advice import KNOWN
+from app.incidents.enginelog import LINE_MOST, TAIL_BYTES, match, merged, read_tail
+from app.incidents.plain import plain
+
+# As engines write them, wherever it was possible with what stands around them.
+LINES = {
+    "npu_workspace_out_of_memory": (
+        "RuntimeError: NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB (NPU 1; 60.96 GiB total "
+        "capacity; 86.81 MiB free)"
+    ),
+    "npu_out_of_memory": "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.96 GiB total)",
+    "cuda_out_of_memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB.",
+    "memory_allocation_failure_el0004": "[ERROR] TBE: Memory_Allocation_Failure(EL0004): Failed to allocate memory.",
+    "runtime_result_207001": "alloc device memory failed, runtime result = 207001[FUNC:ReportCallError]",
+    "pta_memory_error": "[ERROR] 2026-11-21-14:22:33 (PID:4242, Device:1, RankID:1) ERR00006 PTA memory error",
+    "kv_cache_does_not_fit": (
+        "ValueError: To serve at least one request with the models's max seq len (131072), (7.00 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (5.26 GiB)."
+    ),
+    "mm_cache_drift": "AssertionError: Expected a cached item for mm_hash='0e41b7d7a0aea479'",
+    "encoder_cache_miss": "AssertionError: Encoder cache miss for 0e41b7d7a0aea479.",
+    "broadcast_block_wait": (
+        "(EngineCore_DP0 pid=9) INFO [shm_broadcast.py:466] No available shared memory broadcast block found in 60 "
+        "seconds. This typically happens when some processes are hanging"
+    ),
+    "worker_died": "ERROR [multiproc_executor.py:231] Worker proc VllmWorker-0 died unexpectedly, shutting down.",
+    "engine_dead": "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+}
+HARMLESS = [
+    "",
+    "INFO 11-21 14:22:33 Engine 000: Avg prompt throughput: 207001.0 tokens/s",
+    "INFO: 127.0.0.1:52000 - POST /v1/chat/completions HTTP/1.1 200 OK",
+    "Graph capturing finished in 12 secs, took 0.30 GiB",
+    "model_0004 loaded",
+    # What a client wrote into a prompt is nobody's evidence.
+    "INFO [logger.py:39] Received request cmpl-1: prompt: 'NPU out of memory', params: None",
+    "INFO [logger.py:38] Request cmpl-1 details: prompt: 'Encoder cache miss CUDA out of memory', prompt_token_ids: []",
+]
+
+
+@pytest.mark.parametrize("name", [known.name for known in KNOWN])
+def test_every_known_message_is_found(name):
+    """With its meaning, its line, and advice."""
+    (message,) = match([*HARMLESS, LINES[name], *HARMLESS])
+    assert (message.name, message.count, message.lines) == (name, 1, (LINES[name],))
+    assert message.meaning.endswith(".")
+    assert message.advice
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_other_lines_are_nobodys(line):
+    """Neither a number that looks like one, nor what somebody wrote into a request."""
+    assert match([line]) == ()
+
+
+def test_case_does_not_matter():
+    """As loggers shout."""
+    assert [message.name for message in match([LINES["encoder_cache_miss"].upper()])] == ["encoder_cache_miss"]
+
+
+def test_causes_come_before_consequences():
+    """Whatever the order of the lines, since ranks write at the same time."""
+    assert [message.name for message in match(reversed(LINES.values()))] == [known.name for known in KNOWN]
+
+
+def test_of_many_lines_the_first_ones_and_the_last_are_kept():
+    """And all are counted."""
+    (message,) = match([f"{number}: Encoder cache miss" for number in range(50)])
+    assert message.count == 50
+    assert [line.split(":")[0] for line in message.lines] == ["0", "1", "49"]
+
+
+def test_a_line_is_cut_around_what_is_known_in_it():
+    """And nothing in it is obeyed by a terminal or a page."""
+    (message,) = match(["x" * 5000 + "\x1b[31mEncoder cache miss\x1b[0m \x07\x00\u202e<script>" + "y" * 5000])
+    (line,) = message.lines
+    assert "Encoder cache miss" in line
+    assert len(line) <= LINE_MOST + 1
+    assert line.isprintable()
+    assert line.startswith("…")
+
+
+def test_messages_that_came_later_are_added():
+    """What was known stays as it was."""
+    before, after = match([LINES["engine_dead"]]), match([LINES["engine_dead"]] * 3 + [LINES["npu_out_of_memory"]])
+    both = merged(before, after)
+    assert [(message.name, message.count) for message in both] == [("npu_out_of_memory", 1), ("engine_dead", 1)]
+
+
+# --- the file ---
+
+
+def test_the_end_of_a_long_log_is_read(tmp_path):
+    """Without the half of a line that it begins with."""
+    log = tmp_path / "engine.log"
+    log.write_bytes(b"NPU out of memory\n" + b"a line\n" * 100_000 + LINES["engine_dead"].encode() + b"\n")
+    lines, problem = read_tail(log)
+    assert problem is None
+    assert set(lines) == {"a line", LINES["engine_dead"], ""}
+    assert sum(len(line) + 1 for line in lines) <= TAIL_BYTES + 1
+    assert [message.name for message in match(lines)] == ["engine_dead"]
+
+
+def test_a_short_log_is_read_whole(tmp_path):
+    """Its first line too."""
+    log = tmp_path / "engine.log"
+    log.write_text("Encoder cache miss")
+    assert read_tail(log) == (["Encoder cache miss"], None)
+
+
+def test_one_endless_line_is_a_line(tmp_path):
+    """A progress bar of megabytes."""
+    log = tmp_path / "engine.log"
+    log.write_bytes(b"\r50%" * 200_000)
+    lines, _ = read_tail(log)
+    assert len(lines) == 1
+
+
+def test_bytes_that_are_no_text_are_read_all_the_same(tmp_path):
+    """A log may hold anything."""
+    log = tmp_path / "engine.log"
+    log.write_bytes(bytes(range(256)) + b"\nEncoder cache miss \xff\xfe\n")
+    (message,) = match(read_tail(log)[0])
+    assert message.lines[0].isprintable()
+
+
+def test_a_link_is_followed(tmp_path):
+    """Container runtimes name their logs by links."""
+    (tmp_path / "real.log").write_text("Encoder cache miss")
+    (tmp_path / "engine.log").symlink_to("real.log")
+    assert read_tail(tmp_path / "engine.log") == (["Encoder cache miss"], None)
+
+
+def test_what_cannot_be_read_is_told(tmp_path):
+    """And does not hang: nobody writes into that pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    for name, why in [("none", "no such file"), ("pipe", "is not a file"), (".", "is a directory")]:
+        lines, problem = read_tail(tmp_path / name)
+        assert lines == []
+        assert why in problem
+        assert problem.startswith("engine_log: ")
+
+
+# --- plain text ---
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("plain", "plain"),
+        ("a\nb\rc\td\x00e", "a b c d e"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07after", "]0;title after"),
+        ("\u202eright to left\u2066", "right to left"),
+        ("half \ud800 of a letter", "half   of a letter"),
+        ("日本語 é", "日本語 é"),
+        ("x" * 600, "x" * 499 + "…"),
+        ("x" * 100_000, "x" * 499 + "…"),
+        ("\x1b[31m" * 1000 + "deep", "…"),
+    ],
+)
+def test_foreign_text_becomes_one_plain_line(given, shown):
+    """Of bounded length, with nothing in it that a terminal would obey."""
+    assert plain(given) == shown
