@@ -20,13 +20,14 @@ from app.readings import (
     Note,
     RankDelta,
     RankReading,
+    ReadingSource,
     WorkerMemory,
 )
 
 COMPONENTS = tuple(field.name for field in fields(Components))
 
 
-def account(worker: WorkerMemory) -> RankReading:
+def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
     """One worker's answer as a reading whose known components sum to ``used_bytes`` exactly."""
     components, notes = _place(worker)
     ratio = None
@@ -56,6 +57,7 @@ def account(worker: WorkerMemory) -> RankReading:
         ),
         host_memory=worker.host_memory,
         notes=worker.notes + notes,
+        source=source,
     )
 
 

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 from app import __version__
 from app.errors import SettingsError
+from app.incidents_command import incidents
 from app.settings import Settings, is_list, keys, variable
 from app.settings_sources import CONFIG_VARIABLE, load
 
@@ -108,6 +109,9 @@ main.add_command(
         help="Run the sidecar beside a vLLM server. A flag beats the environment, and both beat a file each names.",
     )
 )
+
+
+main.add_command(incidents)
 
 
 @main.command()

@@ -70,6 +70,7 @@ class Engine:
         self._outstanding: asyncio.Task[httpx.Response] | None = None
         self._outstanding_op = ""
         self._outstanding_since = 0.0
+        self._answered_at: float | None = None
         limits = httpx.Limits(max_connections=8, max_keepalive_connections=4, keepalive_expiry=KEEPALIVE_SECONDS)
         base = url
         if url.startswith("unix:"):
@@ -193,7 +194,7 @@ class Engine:
     def _unreachable(self, call: str, exc: httpx.HTTPError) -> EngineUnreachable:
         if (said := trouble(exc)) is not None:
             return EngineUntrusted(f"{call}: {said}")
-        told = f"{call}: {exc or type(exc).__name__}"
+        told = f"{call}: {str(exc) or type(exc).__name__}"
         if self.url.startswith("https:") and isinstance(exc, httpx.ReadError | httpx.RemoteProtocolError):
             # TLS 1.3 lets a client go on before the server has judged its certificate, and uvicorn's server (vLLM with
             # --ssl-cert-reqs 2) then closes without the alert that would tell.
@@ -201,6 +202,18 @@ class Engine:
         return EngineUnreachable(told)
 
     # --- worker calls ---
+
+    @property
+    def rpc_outstanding_seconds(self) -> float | None:
+        """How long the worker call that is under way has waited; ``None`` without one."""
+        if self._outstanding is None or self._outstanding.done():
+            return None
+        return time.monotonic() - self._outstanding_since
+
+    @property
+    def rpc_answer_age_seconds(self) -> float | None:
+        """Since the workers answered a call last; ``None`` if they never did."""
+        return None if self._answered_at is None else time.monotonic() - self._answered_at
 
     async def rpc(self, op: str, payload: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Call our worker extension on every worker that this API server can reach.
@@ -230,7 +243,9 @@ class Engine:
             response = call.result()
         except httpx.HTTPError as exc:
             raise self._unreachable(f"worker call {op}", exc) from exc
-        return _worker_answers(op, response)
+        answers = _worker_answers(op, response)
+        self._answered_at = time.monotonic()
+        return answers
 
     def _refuse_while_outstanding(self) -> None:
         if self._outstanding is not None and not self._outstanding.done():

@@ -14,6 +14,8 @@
         ├── UnknownName          a remedy, rule, mark or value that does not exist (422)
         ├── Refused              would be unsafe or cannot help (409)
         ├── NotAvailable         the engine cannot do it now (503)
+        ├── NotOffered           this engine's devices have nothing of the kind (501)
+        ├── NoRoom               a disk has too little room for it (507)
         └── NotKept              it could not be written to the state file, and so was not done (507)
 
 Foreign exceptions (httpx, json, pydantic) are mapped to these once, at the door where they arise, with ``from``.
@@ -122,6 +124,20 @@ class NotAvailable(RequestError):
 
     status = 503
     code = "engine_not_available"
+
+
+class NotOffered(RequestError):
+    """This engine cannot do it in any state."""
+
+    status = 501
+    code = "not_offered"
+
+
+class NoRoom(RequestError):
+    """A disk has too little room for what would be written."""
+
+    status = 507
+    code = "no_room"
 
 
 class NotKept(RequestError):

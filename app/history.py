@@ -94,6 +94,10 @@ class History:
         self._clock = clock
         self._next_id = 1
 
+    def now(self) -> float:
+        """The time by which events are dated, in Unix seconds."""
+        return self._clock()
+
     # --- readings ---
 
     def add(self, report: Report) -> None:

@@ -25,11 +25,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import __version__
 from app.allowlist import AllowList
+from app.black_box import BlackBox
 from app.engine import Engine
 from app.exporter import Exporter
+from app.flight import Flight
 from app.gate import Gate
 from app.governor import Governor
 from app.history import History
+from app.incidents import Incidents, IncidentStore
 from app.moments import Moments
 from app.pause import Pause
 from app.policy_store import PolicyStore
@@ -46,11 +49,14 @@ from app.routes.access import Access
 from app.routes.body_limit import BodyLimit
 from app.routes.control import control_router
 from app.routes.health import health_router
+from app.routes.incidents import incidents_router
 from app.routes.memory import memory_router
 from app.routes.policy import policy_router
 from app.routes.problems import PROBLEM_RESPONSES, answer_problems
 from app.routes.services import Services
+from app.routes.snapshots import snapshots_router
 from app.settings import Settings
+from app.snapshots import Snapshots
 from app.sources import all_sources
 from app.sources.encoder_cache import EncoderCacheEntries
 from app.state_file import StateFile
@@ -61,6 +67,8 @@ log = logging.getLogger("highwater")
 NOT_FOUND = 404
 CONTROL_BODY_BYTES = 1024 * 1024
 PATH_BYTES_REMEMBERED = 256
+# Paths with a part that varies; what is there is the control plane's to say.
+_OWN_BENEATH = ("/memory/incidents/", "/memory/snapshots/")
 HISTORY_SAMPLES_MOST = 86_400  # a day at one a second: 120 MB with eight ranks
 
 
@@ -110,7 +118,7 @@ class Front:
 
     def _judge(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
         path = unquote_to_bytes(raw_path).decode("utf-8", "replace")
-        if not websocket and path in self._own:
+        if not websocket and (path in self._own or path.startswith(_OWN_BENEATH)):
             return Destination("own")
         verdict = self._allowed.judge(method.decode(), raw_path, "websocket" if websocket else "http")
         if verdict.admitted:
@@ -173,6 +181,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
     gate = Gate(hold_seconds=settings.gate.hold_seconds, max_held=settings.gate.max_held)
     # The parts that count are made before the parts that are counted: hence the two late looks.
     exporter = Exporter(lambda: poller.current(), lambda: governor.status(), lambda: gate.held)  # noqa: PLW0108
+    flight = _flight(settings, engine, lambda: len(proxy.exchanges))
     poller = Poller(
         engine,
         all_sources(engine),
@@ -182,6 +191,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         stale_seconds=settings.stale_seconds,
         engine_has_extension=settings.engine_has_extension,
         observer=exporter,
+        flight=flight,
     )
     pause = Pause(engine, state, history, arm=partial(arm, tls=settings.engine_tls.files))
     moments = Moments(engine, gate, pause, drain_seconds=settings.gate.drain_seconds)
@@ -195,7 +205,9 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         mode=policy.in_force.mode,
         max_actions_per_hour=policy.in_force.max_actions_per_hour,
     )
-    poller.listeners += [moments.notice, governor.notice]
+    incidents = _incidents(settings)
+    box = BlackBox(incidents, history, flight=flight, baseline=lambda: poller.baseline, policy=governor.status)
+    poller.listeners += [moments.notice, governor.notice, box.notice]
     limits = ProxyLimits(
         max_body_bytes=settings.proxy.max_body_bytes,
         connect_seconds=settings.proxy.connect_seconds,
@@ -204,7 +216,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         max_header_bytes=settings.proxy.max_header_bytes,
     )
     proxy = Proxy(settings.engine_url, observer=exporter, limits=limits, gate=gate, tls=engine_tls)
-    loops = Loops(poller.run, governor.run, TlsWatch(tls, engine_tls).run)
+    loops = Loops(poller.run, governor.run, box.run, TlsWatch(tls, engine_tls).run)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -218,6 +230,8 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
             recovery.cancel()
             await asyncio.wait({recovery})
             await loops.stop()
+            if flight is not None:
+                flight.close()
             await proxy.aclose()
             await engine.aclose()
 
@@ -230,6 +244,9 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         history=history,
         exporter=exporter,
         entries=EncoderCacheEntries(engine),
+        incidents=incidents,
+        flight=flight,
+        snapshots=Snapshots(engine, poller, history, settings.recorder_dir),
         report=lambda: replace(poller.current(), policy=governor.status()),
         alive=loops.alive,
         control=Access(token),
@@ -246,6 +263,29 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
     )
 
 
+def _incidents(settings: Settings) -> Incidents:
+    kept = settings.incidents
+    incidents = Incidents(
+        IncidentStore(kept.folder, keep=kept.keep, max_bytes=kept.max_bytes), engine_log=settings.engine_log
+    )
+    if incidents.problem is not None:
+        log.warning("%s", incidents.problem)
+    return incidents
+
+
+def _flight(settings: Settings, engine: Engine, proxied: Callable[[], int]) -> Flight | None:
+    if settings.recorder_dir is None:
+        return None
+    return Flight(
+        engine,
+        settings.recorder_dir,
+        rate=settings.recorder_rate,
+        seconds=settings.recorder_seconds,
+        step_seconds_most=settings.step_seconds_most,
+        proxied=proxied,
+    )
+
+
 def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) -> tuple[FastAPI, frozenset[str]]:
     """The FastAPI application and the paths that it answers."""
     app = FastAPI(
@@ -258,7 +298,8 @@ def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) ->
         responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )
-    for router in (memory_router, control_router, policy_router, health_router):
+    for router in (memory_router, control_router, snapshots_router, policy_router, health_router):
         app.include_router(router(services))
+    app.include_router(incidents_router(services.incidents))
     answer_problems(app)
     return app, frozenset(app.openapi()["paths"]) | {"/memory/openapi.json"}

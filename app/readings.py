@@ -206,8 +206,9 @@ class MissingRank:
     """A worker that should be there and was not heard of at the last poll.
 
     Attributes:
-        status: ``never seen``; ``unheard``: it answered before; or what its flight recorder tells: ``silent``,
-            ``stopped`` (by a signal or a debugger), ``dead`` (its process is gone), ``ended`` (in order).
+        status: ``never seen``; ``unheard``: it was there before, or its flight recorder has written nothing yet; or
+            what the recorder tells: ``silent``, ``stopped`` (by a signal or a debugger), ``dead`` (its process is
+            gone), ``ended`` (in order).
         last_seen_at: Of its last reading.
         used_bytes: Device memory in that reading.
     """

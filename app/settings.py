@@ -17,6 +17,8 @@ from app.tls import TlsFiles, check_certificate, check_pair
 PREFIX = "HIGHWATER_"
 KIB = 1024
 MIB = 1024 * KIB
+# Of 2 KiB each in one flight recorder's file; its reader takes no more than 64 MiB (docs/recorder.md).
+RECORDS_MOST = 32_000
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
@@ -76,6 +78,25 @@ class TrimSettings(BaseModel):
     host_budget_bytes: int | None = Field(
         None, ge=0, description="host memory for encoder outputs, per rank; none: half of what the host has free"
     )
+
+
+class IncidentSettings(BaseModel):
+    """What is kept when the engine dies, hangs or has no memory left."""
+
+    model_config = _FROZEN
+
+    folder: Path | None = Field(
+        None, description="keeps incidents as files; none: in memory, the newest 16, until the sidecar ends"
+    )
+    keep: int = Field(32, ge=1, le=10_000, description="the oldest of more files are removed")
+    max_bytes: int = Field(8 * MIB, ge=256 * KIB, le=64 * MIB, description="an incident is thinned until it fits")
+
+    @field_validator("folder")
+    @classmethod
+    def _there(cls, value: Path | None) -> Path | None:
+        if value is not None and not (value.is_absolute() and value.is_dir()):
+            raise ValueError("must be the absolute path of a folder that exists")
+        return value
 
 
 class _OurPair(BaseModel):
@@ -163,6 +184,26 @@ class Settings(BaseModel):
     engine_has_extension: bool = Field(
         False, description="the engine's worker extension is a subclass of ours under another name"
     )
+    recorder_dir: Path | None = Field(
+        None,
+        description="folder that the workers share, under the same path, for recorders and snapshots; none: none",
+    )
+    recorder_rate: float = Field(
+        10.0, ge=1, le=100, allow_inf_nan=False, description="samples a second that each worker records"
+    )
+    recorder_seconds: float = Field(
+        120.0, ge=10, le=3600, allow_inf_nan=False, description="how long each worker's recorder reaches back"
+    )
+    step_seconds_most: float = Field(
+        120.0,
+        gt=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="a worker in one step for longer is stuck; before that it is busy (needs recorder_dir)",
+    )
+    engine_log: Path | None = Field(
+        None, description="the engine's log, whose known messages an incident explains; none: not read"
+    )
     shutdown_seconds: float = Field(
         30.0, ge=0, le=3600, allow_inf_nan=False, description="how long streams may go on after the signal to stop"
     )
@@ -173,6 +214,7 @@ class Settings(BaseModel):
     policy: PolicySettings = PolicySettings()
     gate: GateSettings = GateSettings()
     trim: TrimSettings = TrimSettings()
+    incidents: IncidentSettings = IncidentSettings()
     proxy: ProxySettings = ProxySettings()
     tls: TlsSettings = TlsSettings()
     engine_tls: EngineTlsSettings = EngineTlsSettings()
@@ -200,6 +242,32 @@ class Settings(BaseModel):
     def _in_a_folder_that_is_there(cls, value: Path | None) -> Path | None:
         if value is not None and (not value.is_absolute() or value.is_dir() or not value.parent.is_dir()):
             raise ValueError("must be the absolute path of a file in a folder that exists")
+        return value
+
+    @field_validator("engine_log")
+    @classmethod
+    def _a_log(cls, value: Path | None) -> Path | None:
+        if value is not None and (not value.is_absolute() or value.is_dir()):
+            raise ValueError("must be the absolute path of a file")
+        return value
+
+    @field_validator("recorder_seconds")
+    @classmethod
+    def _fits_a_file(cls, value: float, info: ValidationInfo) -> float:
+        rate = info.data.get("recorder_rate", 0.0)  # one that is wrong is told already
+        if (rate + 1) * value > RECORDS_MOST:
+            most = int(RECORDS_MOST / (rate + 1))
+            raise ValueError(
+                f"must be at most {most} at {rate:g} samples a second: a recorder's file has 64 MiB at most"
+            )
+        return value
+
+    @field_validator("recorder_dir")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        # It need not be there yet: the workers make it, and the sidecar may start first.
+        if value is not None and (not value.is_absolute() or (value.exists() and not value.is_dir())):
+            raise ValueError("must be the absolute path of a folder")
         return value
 
     @field_validator("engine_tls")

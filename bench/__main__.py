@@ -12,7 +12,7 @@ import click
 
 from app.demo.environment import DEFAULT_VERSION
 from app.demo.errors import DemoError
-from bench import idle, reaction, relief, scrape, throughput, worker_cost
+from bench import idle, reaction, recorder_cost, recorder_readers, relief, scrape, throughput, worker_cost
 from bench.dataplane import engine_proxy
 from bench.dataplane import measure as data_plane
 from bench.dataplane.report import Report
@@ -33,11 +33,16 @@ Result: TypeAlias = list[Figure] | Report
 Measure: TypeAlias = Callable[..., Result]
 # Those that need no engine come first, while there is none; those that fill the engine's cache last, and of them the
 # one that puts a dict of ours in its place. Those that return a report have their section in docs/performance.md.
-WITHOUT_ENGINE: Mapping[str, Measure] = {"data-plane": data_plane.measure, "scrape": scrape.measure}
+WITHOUT_ENGINE: Mapping[str, Measure] = {
+    "data-plane": data_plane.measure,
+    "scrape": scrape.measure,
+    "recorder-readers": recorder_readers.measure,
+}
 BENCHES: Mapping[str, Measure] = {
     **WITHOUT_ENGINE,
     "idle": idle.measure,
     "throughput": throughput.measure,
+    "recorder-cost": recorder_cost.measure,
     "engine-proxy": engine_proxy.measure,
     "reaction": reaction.measure,
     "worker-cost": worker_cost.measure,

@@ -10,8 +10,10 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 
@@ -24,23 +26,54 @@ CONCURRENCY = 8
 REQUESTS = 48
 MAX_TOKENS = 200
 PROMPT = "The tide came in over the flats, and the marks on the pole went under one by one."
-# Slice name to time between polls; None: no sidecar at all.
-SLICES: Mapping[str, str | None] = {"none": None, "1/s": "1", "5/s": "0.2", "none again": None}
+NONE, AGAIN = "none", "none again"
+# Polls a second to the time between them.
+PACES: Mapping[str, str] = {"1/s": "1", "5/s": "0.2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Tokens a second, round by round.
+
+    Attributes:
+        ratios: Of each slice to the mean of the round's two slices with nothing to measure.
+        control: Of the second of those two to the first.
+        noise: Twice the standard error of a median, by how all ratios scatter.
+        plain: Tokens a second with nothing to measure, the median.
+    """
+
+    ratios: Mapping[str, Sequence[float]]
+    control: Sequence[float]
+    noise: float
+    plain: float
 
 
 def measure(stage: Stage, *, short: bool) -> list[Figure]:
     """A ratio for each pace of polling."""
+    rates = rates_of(stage, {name: partial(_polling, stage, poll) for name, poll in PACES.items()}, short=short)
+    return [_figure(name, rates) for name in PACES]
+
+
+def rates_of(stage: Stage, what: Mapping[str, Callable[[], AbstractContextManager[None]]], *, short: bool) -> Rates:
+    """Measure several things, each in slices between two without any of them.
+
+    Args:
+        stage: The engine's.
+        what: What is entered for a slice, by its name.
+        short: Fewer rounds.
+    """
     rounds = 3 if short else 8
     asyncio.run(_generate(stage, REQUESTS // 2))  # warm
-    rates = [_round(stage, turn=turn) for turn in range(rounds)]
-    control = [rate["none again"] / rate["none"] for rate in rates]
-    paces = [name for name, poll in SLICES.items() if poll is not None]
-    ratios = {
-        name: [rate[name] / statistics.mean((rate["none"], rate["none again"])) for rate in rates] for name in paces
-    }
-    plain = statistics.median(value for rate in rates for value in (rate["none"], rate["none again"]))
-    noise = 2 * _standard_error([control, *ratios.values()])
-    return [_figure(name, ratios[name], control, noise, plain) for name in paces]
+    slices = {NONE: nullcontext, **what, AGAIN: nullcontext}
+    rates = [_round(stage, slices, turn=turn) for turn in range(rounds)]
+    control = [rate[AGAIN] / rate[NONE] for rate in rates]
+    ratios = {name: [rate[name] / statistics.mean((rate[NONE], rate[AGAIN])) for rate in rates] for name in what}
+    return Rates(
+        ratios=ratios,
+        control=control,
+        noise=2 * _standard_error([control, *ratios.values()]),
+        plain=statistics.median(value for rate in rates for value in (rate[NONE], rate[AGAIN])),
+    )
 
 
 def _standard_error(series: Sequence[Sequence[float]]) -> float:
@@ -49,14 +82,16 @@ def _standard_error(series: Sequence[Sequence[float]]) -> float:
     return 1.25 * statistics.stdev(strays) / math.sqrt(len(series[0]))
 
 
-def _round(stage: Stage, *, turn: int) -> dict[str, float]:
+def _round(
+    stage: Stage, slices: Mapping[str, Callable[[], AbstractContextManager[object]]], *, turn: int
+) -> dict[str, float]:
     """Tokens a second of each slice; every round begins with another slice, every other one runs backwards."""
-    names = list(SLICES)
+    names = list(slices)
     start = turn % len(names)
     order = [*names[start:], *names[:start]]
     rates = {}
     for name in reversed(order) if turn % 2 else order:
-        with _polling(stage, SLICES[name]):
+        with slices[name]():
             time.sleep(SETTLE_SECONDS)
             rates[name] = asyncio.run(_generate(stage, REQUESTS))
     print("  tokens/s:", ", ".join(f"{name} {rates[name]:.0f}" for name in names), flush=True)
@@ -64,10 +99,7 @@ def _round(stage: Stage, *, turn: int) -> dict[str, float]:
 
 
 @contextmanager
-def _polling(stage: Stage, poll_seconds: str | None) -> Iterator[None]:
-    if poll_seconds is None:
-        yield
-        return
+def _polling(stage: Stage, poll_seconds: str) -> Iterator[None]:
     with sidecar_beside(stage.engine.url, stage.folder, poll_seconds=poll_seconds):
         yield
 
@@ -99,18 +131,39 @@ async def _generate(stage: Stage, requests: int) -> float:
     return tokens / seconds
 
 
-def _figure(name: str, ratios: Sequence[float], control: Sequence[float], noise: float, plain: float) -> Figure:
+def _figure(name: str, rates: Rates) -> Figure:
+    return ratio_figure(
+        f"Engine's tokens/s with a poll at {name}, over that without",
+        name,
+        rates,
+        Goal("at least", 0.98),
+        "slices without a sidecar, with one that polls, and without again",
+    )
+
+
+def ratio_figure(what: str, name: str, rates: Rates, goal: Goal | None, slices: str) -> Figure:
+    """One of the ratios as a figure.
+
+    Args:
+        what: What was measured.
+        name: Of its slices.
+        rates: All of them.
+        goal: For the ratio.
+        slices: What a round consists of, in words.
+    """
+    ratios, control = rates.ratios[name], rates.control
     return Figure(
-        what=f"Engine's tokens/s with a poll at {name}, over that without",
+        what=what,
         value=statistics.median(ratios),
         unit="",
-        goal=Goal("at least", 0.98),
-        spread=f"rounds {number(min(ratios))} to {number(max(ratios))}; the same without a sidecar, twice: "
-        f"{number(min(control))} to {number(max(control))}; noise {number(noise)}; {plain:.0f} tokens/s without",
+        goal=goal,
+        spread=f"rounds {number(min(ratios))} to {number(max(ratios))}; the same with nothing to measure, twice: "
+        f"{number(min(control))} to {number(max(control))}; noise {number(rates.noise)}; {rates.plain:.0f} tokens/s "
+        "without",
         method=f"real engine, {REQUESTS} requests of {MAX_TOKENS} tokens straight to it, {CONCURRENCY} at a time; "
-        f"{len(ratios)} rounds of four slices (none, 1/s, 5/s, none again) in changing order; each round's ratio is to "
-        "the mean of its two slices without a sidecar, the median of the rounds counts. The engine, the client and "
-        "the sidecar share the machine's cores. Noise is twice the "
-        "standard error of a median, by how all ratios scatter: a goal nearer than that is not decided.",
-        noise=noise,
+        f"{len(ratios)} rounds of {slices}, in changing order; each round's ratio is to the mean of its two slices "
+        "without, the median of the rounds counts. The engine, the client and what is measured share the machine's "
+        "cores. Noise is twice the standard error of a median, by how all ratios scatter: a goal nearer than that is "
+        "not decided.",
+        noise=rates.noise,
     )

@@ -20,7 +20,7 @@ class MetricsQuery(BaseModel):
 
 
 def health_router(services: Services) -> APIRouter:
-    """``/livez``, ``/readyz`` and ``/metrics``."""
+    """``/livez``, ``/readyz``, ``/health/deep`` and ``/metrics``."""
     router = APIRouter(tags=["health"])
 
     @router.get("/livez", responses={503: {"description": "a loop of the sidecar has ended"}})
@@ -36,6 +36,19 @@ def health_router(services: Services) -> APIRouter:
         ready = engine.state == "ready"
         answer = {"ready": ready, "engine": engine.state, "reason": None if ready else engine.hint or engine.state}
         return JSONResponse(answer, 200 if ready else 503)
+
+    @router.get("/health/deep", responses={503: {"description": "the engine is dead, or will not go on by itself"}})
+    async def deep() -> JSONResponse:
+        """Whether the engine lives and moves: for a liveness probe of vLLM's own container.
+
+        vLLM's `/health` answers 200 also while the engine hangs. One that starts, sleeps, is paused or is in a long
+        step is well.
+        """
+        report = services.poller.current()
+        engine = report.engine
+        healthy = engine.state not in ("unresponsive", "down")
+        answer = {"healthy": healthy, "engine": engine.state, "reason": None if healthy else engine.hint}
+        return JSONResponse(answer, 200 if healthy else 503)
 
     @router.get("/metrics", response_class=Response)
     async def metrics(request: Request, query: Annotated[MetricsQuery, Query()]) -> Response:

@@ -55,6 +55,7 @@ class HistoryQuery(BaseModel):
 
     since: str | None = Field(None, max_length=128, description="Unix seconds, or a mark; default: all that is kept")
     step: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False, description="one reading in so many seconds")
+    recorded: bool = Field(False, description="adds what the workers' flight recorders hold, at their own rate")
 
 
 class EventsQuery(BaseModel):
@@ -122,6 +123,10 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
             "events": _EVENTS.dump_python(history.events(since=since), mode="json"),
             "marks": [{"name": mark.name, "at": mark.at} for mark in history.marks.values()],
         }
+        if query.recorded:
+            if services.flight is None:
+                raise NotAvailable("the workers have no flight recorders: recorder_dir is not set")
+            body["recorded"] = await services.flight.samples(since)
         return JSONResponse(body)
 
     @router.get("/memory/events", responses={200: {"content": {"text/event-stream": {}}}})

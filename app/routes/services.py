@@ -6,13 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.exporter import Exporter
+from app.flight import Flight
 from app.governor import Governor
 from app.history import History
+from app.incidents import Incidents
 from app.policy_store import PolicyStore
 from app.poller import Poller
 from app.readings import Report
 from app.relief import Relief
 from app.routes.access import Access
+from app.snapshots import Snapshots
 from app.sources.encoder_cache import EncoderCacheEntries
 
 
@@ -28,6 +31,9 @@ class Services:
         history: Readings, events, marks.
         exporter: Prometheus families.
         entries: The encoder caches' contents.
+        incidents: What is kept of engines that died or hung.
+        flight: The workers' flight recorders, if they have any.
+        snapshots: PyTorch's own memory snapshots.
         report: The last report with its age and the policy's state.
         alive: Whether the loops run.
         control: Lets control calls through, or not.
@@ -40,6 +46,9 @@ class Services:
     history: History
     exporter: Exporter
     entries: EncoderCacheEntries
+    incidents: Incidents
+    flight: Flight | None
+    snapshots: Snapshots
     report: Callable[[], Report]
     alive: Callable[[], bool]
     control: Access

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -15,7 +16,7 @@ from tests.fakes.engine import FakeEngine
 if TYPE_CHECKING:
     from app.demo.engine import Engine
 
-OPS = ("hello", "memory", "encoder_cache", "release", "trim", "restore", "no_such_op")
+OPS = ("hello", "memory", "encoder_cache", "release", "trim", "restore", "snapshot", "no_such_op")
 
 
 def shape(value: Any) -> Any:
@@ -56,6 +57,23 @@ async def test_a_worker_answers_in_the_same_shape(clients: Any, op: str) -> None
     """Every op, and an unknown one."""
     fake, real = [shape((await client.rpc(op))[0]) for client in clients]
     assert differences(fake, real) == []
+
+
+async def test_recorders_are_started_and_stopped_alike(clients: Any, tmp_path: Path) -> None:
+    """Begun, and begun already; ended, and ended already; the files have names that tell whose they are."""
+    told: list[list[Any]] = []
+    for number, client in enumerate(clients):
+        payload = {"directory": str(tmp_path / str(number)), "instance": "00112233445566bb"}
+        started = [(await client.rpc("recorder_start", payload))[0] for _ in range(2)]
+        stopped = [(await client.rpc("recorder_stop"))[0] for _ in range(2)]
+        assert [answer["already"] for answer in started] == [False, True]
+        assert [answer["stopped"] for answer in stopped] == [True, False]
+        assert {Path(answer["path"]).name for answer in started} == {
+            f"highwater-00112233445566bb-{answer['pid']}.ring" for answer in started
+        }
+        told.append([shape(answer) for answer in (*started, *stopped)])
+    fake, real = told
+    assert [differences(*pair) for pair in zip(fake, real, strict=True)] == [[]] * 4
 
 
 @pytest.mark.parametrize("path", ["/version", "/is_paused", "/is_sleeping"])

@@ -2,7 +2,8 @@
 
 Used in process (`FakeEngine().transport()`) and on a real port. `tests/engine/test_contract.py` holds it to the real
 engine. The default is the story's machine: two NPUs of 65,452,113,920 bytes, 57,766 MiB in use once up, and
-`serve_images()` makes it 61,548. `core_on` wires the sidecar's core to it on a clock that only tests move.
+`serve_images()` makes it 61,548. `core_on` wires the sidecar's core to it on a clock that only tests move; with
+`flight` its workers' recorders write a sample before each poll.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from starlette.routing import Route
 
 from app.attribution import account
 from app.engine import Engine
+from app.flight import Flight
 from app.gate import Gate
 from app.governor import Governor
 from app.history import History
@@ -37,6 +39,7 @@ from app.relief import Relief
 from app.remedies import REMEDIES
 from app.sources import Source, all_sources
 from app.state_file import StateFile
+from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 
 MIB = 1024 * 1024
 EXTENSION = "worker_ext.MemoryExtension"
@@ -51,6 +54,8 @@ CACHED = USED_READY - WEIGHTS - KV_POOL - ACTIVATIONS - NON_TORCH
 IMAGES = 31  # of 122 MiB: 3,782 MiB, the growth of the benchmark
 IMAGE_BYTES = 122 * MIB
 NODE = 512 * 1024 * MIB
+NO_SNAPSHOT = "PyTorch keeps no memory snapshot on cpu; it keeps one of npu and cuda devices"
+RECORDER_RATE, RECORDER_SECONDS = 10.0, 10.0
 _WIRE = TypeAdapter(tuple[WorkerMemory, ...])
 
 
@@ -74,6 +79,9 @@ class FakeWorker:
     rank: int
     dp_rank: int
     pid: int
+    tp_rank: int = 0
+    pp_rank: int = 0
+    ooms: int = 0
     weights: int = WEIGHTS
     kv_cache: int = KV_POOL
     activations: int = ACTIVATIONS
@@ -88,6 +96,7 @@ class FakeWorker:
     spills: int = 0
     restores: int = 0
     seen_at: dict[str, float] = field(default_factory=dict)
+    recorder: FakeRecorder = field(default_factory=FakeRecorder)
 
     @property
     def allocated(self) -> int:
@@ -104,12 +113,19 @@ class FakeWorker:
         self.spilled.clear()
         self.seen_at.clear()
 
+    def device(self) -> dict[str, Any]:
+        return {"type": "npu", "index": self.rank, "name": "Ascend910B3"}
+
+    def record(self, now: float) -> None:
+        """Its recorder's next sample."""
+        self.recorder.record(self.memory(now), self.entries, now)
+
     def memory(self, now: float) -> dict[str, Any]:
         for name in self.entries:
             self.seen_at.setdefault(name, now)
         oldest = max((now - at for at in self.seen_at.values()), default=None)
         return {
-            "device": {"type": "npu", "index": self.rank, "name": "Ascend910B3"},
+            "device": self.device(),
             "total_bytes": self.total,
             "free_bytes": self.total - self.used,
             "used_bytes": self.used,
@@ -119,7 +135,7 @@ class FakeWorker:
                 "peak_allocated_bytes": self.allocated + ACTIVATIONS,
                 "inactive_split_bytes": 0,
                 "alloc_retries": 0,
-                "ooms": 0,
+                "ooms": self.ooms,
             },
             "weights_bytes": self.weights,
             "kv_cache_bytes": self.kv_cache,
@@ -245,9 +261,12 @@ class FakeWorker:
 
     def hello(self) -> dict[str, Any]:
         return {
-            "ops": ["encoder_cache", "hello", "memory", "release", "restore", "trim"],
+            "ops": [
+                *("encoder_cache", "hello", "memory", "recorder_start", "recorder_stop"),
+                *("release", "restore", "snapshot", "trim"),
+            ],
             "extension_version": "0.1.0",
-            "device": {"type": "npu", "index": self.rank, "name": "Ascend910B3"},
+            "device": self.device(),
             "worker_class": "vllm_ascend.worker.worker.NPUWorker",
             "runner_class": "vllm_ascend.worker.model_runner_v1.NPUModelRunner",
             "runner_version": "v1",
@@ -298,8 +317,10 @@ class FakeEngine:
         dev_mode: `VLLM_SERVER_DEV_MODE`.
         extension: `--worker-extension-cls`, or None. Any class is taken to inherit from ours.
         openapi: False is `--disable-fastapi-docs`.
-        tensor_parallel: Workers per engine.
-        data_parallel: Engines; as with the real one, `/collective_rpc` returns engine 0's answers only.
+        tensor_parallel: Workers per stage.
+        pipeline_parallel: Stages per engine.
+        data_parallel: Engines; as with the real one, `/collective_rpc` is for all and returns engine 0's answers only.
+        proc: Where the workers' processes are told of, for who reads their recorders.
         clock: What `taken_at` is read from.
     """
 
@@ -311,11 +332,14 @@ class FakeEngine:
         extension: str | None = EXTENSION,
         openapi: bool = True,
         tensor_parallel: int = 2,
+        pipeline_parallel: int = 1,
         data_parallel: int = 1,
+        proc: FakeProc | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.version, self.dev_mode, self.extension, self.openapi = version, dev_mode, extension, openapi
-        self.tensor_parallel, self.data_parallel = tensor_parallel, data_parallel
+        self.tensor_parallel, self.pipeline_parallel = tensor_parallel, pipeline_parallel
+        self.data_parallel = data_parallel
         self.model = "Qwen/Qwen3-VL-32B-Instruct"
         self.running, self.waiting, self.kv_usage, self.paused, self.asleep = 0, 0, 0.0, False, False
         self.api_processes: int | None = 1  # what /server_info tells; None where it does not
@@ -331,23 +355,52 @@ class FakeEngine:
         self.hang: asyncio.Event | None = None  # worker calls wait for it
         self.garble: Callable[[list[dict[str, Any]]], object] | None = None  # makes a worker call's whole body
         self.workers_refuse: str | None = None  # why trim and restore are refused
+        # What `snapshot` answers, less its head; None: an error, as on CPU.
+        self.snapshot: Callable[[FakeWorker, dict[str, Any]], dict[str, Any]] | None = None
         self.breaks = False  # the connection breaks at a worker call's answer
         self.calls: list[Call] = []
         self.guards: list[FakeGuard] = []
         self.rpcs_in_flight = 0
         self.most_rpcs_in_flight = 0
-        self._clock = clock
+        self._clock, self.proc = clock, proc
         self._pids = iter(range(4242, 10_000))
         self.workers: list[FakeWorker] = []
         self.start_again()
 
     def start_again(self) -> None:
         """Another process at the same address: new pids, nothing cached."""
+        for worker in self.workers:
+            self.kill(worker)
         self.workers = [
-            FakeWorker(rank, dp_rank, next(self._pids))
+            FakeWorker(rank, dp_rank, next(self._pids), rank % self.tensor_parallel, rank // self.tensor_parallel)
             for dp_rank in range(self.data_parallel)
-            for rank in range(self.tensor_parallel)
+            for rank in range(self.tensor_parallel * self.pipeline_parallel)
         ]
+        for worker in self.workers:
+            if self.proc is not None:
+                self.proc.begin(worker.pid)
+
+    def kill(self, worker: FakeWorker) -> None:
+        """Its process is gone; what it wrote stays."""
+        worker.recorder.close()
+        if self.proc is not None:
+            self.proc.end(worker.pid)
+
+    def record(self) -> None:
+        """What the workers' recorders do all the time: a sample each."""
+        for worker in self.workers:
+            worker.record(self._clock())
+
+    def begin_step(self) -> None:
+        """Every worker is in a step from now on."""
+        for worker in self.workers:
+            worker.recorder.step_since = worker.recorder.last_step_at = self._clock()
+
+    def end_step(self) -> None:
+        """The step is over."""
+        for worker in self.workers:
+            worker.recorder.step_since, worker.recorder.last_step_at = None, self._clock()
+            worker.recorder.steps += 1
 
     def serve_images(self, count: int = IMAGES, size: int = IMAGE_BYTES) -> None:
         """As many new images through the encoder: each rank keeps a copy of each output."""
@@ -370,8 +423,9 @@ class FakeEngine:
         return [call.op or "" for call in self.asked("/collective_rpc")]
 
     def resets(self) -> list[str]:
-        """What it was told to do, oldest first; reading the workers' memory is not."""
-        acted = [call for call in self.calls if call.method == "POST" and call.op != "memory"]
+        """What it was told to do, oldest first; to read the workers' memory, or to record it, is not."""
+        looks = {"memory", "recorder_start", "recorder_stop"}
+        acted = [call for call in self.calls if call.method == "POST" and call.op not in looks]
         return [call.op or call.path for call in acted]
 
     def readings(self) -> tuple[RankReading, ...]:
@@ -460,7 +514,7 @@ class FakeEngine:
         parallel = {
             "worker_extension_cls": self.extension or "",
             "tensor_parallel_size": self.tensor_parallel,
-            "pipeline_parallel_size": 1,
+            "pipeline_parallel_size": self.pipeline_parallel,
             "data_parallel_size": self.data_parallel,
             "distributed_executor_backend": "mp",
             "_api_process_count": self.api_processes,
@@ -551,19 +605,20 @@ class FakeEngine:
             await (self.hang.wait() if self.hang is not None else asyncio.sleep(0))
         finally:
             self.rpcs_in_flight -= 1
-        answers = [self._answer(worker, *call["args"]) for worker in self.workers if worker.dp_rank == 0]
+        told = [(worker, self._answer(worker, *call["args"])) for worker in self.workers]
+        answers = [answer for worker, answer in told if worker.dp_rank == 0]
         if self.garble is not None:
             return JSONResponse(self.garble(answers))
         return JSONResponse({"results": [json.dumps(answer) for answer in answers]})
 
     def _answer(self, worker: FakeWorker, op: str, payload: str = "{}") -> dict[str, Any]:
-        now = self._clock()
+        now, recorder = self._clock(), worker.recorder
         identity = {
             "rank": worker.rank,
             "local_rank": worker.rank,
             "dp_rank": worker.dp_rank,
-            "tp_rank": worker.rank,
-            "pp_rank": 0,
+            "tp_rank": worker.tp_rank,
+            "pp_rank": worker.pp_rank,
             "host": "node-a",
             "pid": worker.pid,
             "taken_at": now,
@@ -575,9 +630,18 @@ class FakeEngine:
             "release": worker.release,
             "trim": lambda: worker.trim(**json.loads(payload)),
             "restore": worker.restore,
+            "recorder_start": lambda: recorder.start(identity, json.loads(payload), worker.device(), now),
+            "recorder_stop": lambda: recorder.stop(now),
         }
-        if self.workers_refuse is not None and op in {"trim", "restore"}:
-            error = {"code": "refused", "message": self.workers_refuse}
+        if op == "snapshot":
+            body = {"ok": False, "error": {"code": "unavailable", "message": NO_SNAPSHOT}}
+            if self.snapshot is not None:
+                body = self.snapshot(worker, json.loads(payload))
+            return {"schema": 1, "ok": True, "op": op, **identity} | body
+        refused = self.workers_refuse if op in {"trim", "restore"} else None
+        failed = recorder.refuses if op == "recorder_start" else None
+        if refused is not None or failed is not None:
+            error = {"code": "refused" if refused else "failed", "message": refused or failed}
             return {"schema": 1, "ok": False, "op": op, **identity, "error": error}
         head = {"schema": 1, "ok": op in bodies, "op": op, **identity}
         if op not in bodies:
@@ -650,10 +714,12 @@ class Core:
     gate: Gate
     pause: Pause
     counted: Counted
+    flight: Flight | None = None
 
     async def tick(self, seconds: float = 1.0, *, spare_idle: bool = False) -> Report:
-        """Let time pass, poll once, and let the policy look at it."""
+        """Let time pass, have the recorders write, poll once, and let the policy look at it."""
         self.clock.advance(seconds)
+        self.fake.record()
         report = await self.poller.poll(spare_idle=spare_idle)
         await self.governor.consider()
         return report
@@ -672,13 +738,21 @@ def core_on(
     engine_has_extension: bool = False,
     rpc_deadline_seconds: float = 0.02,
     state_file: Path | None = None,
+    flight: Path | None = None,
     **knobs: Any,
 ) -> Core:
-    """Wire the core as `app.main` does, but for the clock and the network; `knobs` are FakeEngine's."""
+    """Wire the core as `app.main` does, but for the clock and the network; `knobs` are FakeEngine's.
+
+    With a folder in `flight` the workers have flight recorders, beneath it.
+    """
     clock, counted = FakeClock(), Counted()
-    fake = FakeEngine(version, clock=clock, **knobs)
+    proc = FakeProc(flight / "proc") if flight is not None else None
+    fake = FakeEngine(version, clock=clock, proc=proc, **knobs)
     engine = Engine("http://engine:8000", rpc_deadline_seconds=rpc_deadline_seconds, transport=fake.transport())
     history = History(100, clock=clock)
+    recorders = None
+    if flight is not None and proc is not None:
+        recorders = flight_on(fake, engine, clock, flight / "recorder", proc)
     poller = Poller(
         engine,
         sources(engine),
@@ -687,6 +761,7 @@ def core_on(
         stale_seconds=10.0,
         engine_has_extension=engine_has_extension,
         observer=counted,
+        flight=recorders,
         clock=clock,
     )
     gate = Gate(clock=clock)
@@ -695,4 +770,24 @@ def core_on(
     relief = Relief(engine, poller, history, moments, remedies=REMEDIES, observer=counted)
     governor = Governor(relief, poller, history, rules=rules, mode=mode, clock=clock)
     poller.listeners.append(moments.notice)
-    return Core(fake, clock, engine, history, poller, governor, relief, gate, pause, counted)
+    return Core(fake, clock, engine, history, poller, governor, relief, gate, pause, counted, recorders)
+
+
+def flight_on(fake: FakeEngine, engine: Engine, clock: FakeClock, folder: Path, proc: FakeProc) -> Flight:
+    """The sidecar's side of the recorders, on the same clock; while it waits, they write."""
+
+    async def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        fake.record()
+
+    return Flight(
+        engine,
+        folder,
+        rate=RECORDER_RATE,
+        seconds=RECORDER_SECONDS,
+        step_seconds_most=120.0,
+        clock=clock,
+        monotonic=monotonic(clock),
+        sleep=sleep,
+        proc=proc.path,
+    )

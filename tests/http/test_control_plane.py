@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -28,8 +28,13 @@ OWN_PATHS = {
     "/memory/encoder-cache/restore": {"post"},
     "/memory/history": {"get"},
     "/memory/events": {"get"},
+    "/memory/incidents": {"get"},
+    "/memory/incidents/{incident_id}": {"get"},
     "/memory/marks": {"post"},
     "/memory/reclaim": {"post"},
+    "/memory/snapshot": {"post"},
+    "/memory/snapshots": {"get"},
+    "/memory/snapshots/{name}": {"get"},
     "/reset_mm_cache": {"post"},
     "/reset_prefix_cache": {"post"},
     "/reset_encoder_cache": {"post"},
@@ -37,6 +42,7 @@ OWN_PATHS = {
     "/metrics": {"get"},
     "/livez": {"get"},
     "/readyz": {"get"},
+    "/health/deep": {"get"},
 }
 RULE = {"name": "cache", "signal": "encoder_cache_bytes", "high_water": 2**30, "low_water": 0}
 
@@ -181,7 +187,7 @@ async def test_the_report_in_json(running):
     assert answer.headers["content-type"] == "application/json"
     assert set(report) == {
         *("schema", "taken_at", "age_seconds", "stale", "engine", "ranks_expected", "ranks_reported", "ranks"),
-        *("encoder_cache", "growth", "policy"),
+        *("ranks_missing", "movement", "encoder_cache", "growth", "policy"),
     }
     assert (report["schema"], report["stale"], report["ranks_expected"]) == (1, False, 2)
     rank = report["ranks"][0]
@@ -190,6 +196,30 @@ async def test_the_report_in_json(running):
     assert report["engine"]["capabilities"]["pause"] == "mode"
     assert report["growth"]["since_ready_bytes"] == ENCODER_BYTES
     assert (report["policy"]["state"], report["encoder_cache"]["entries"]) == ("below", IMAGES)
+    assert (rank["source"], report["ranks_missing"], report["movement"]) == ("rpc", [], None)
+
+
+async def test_the_report_of_recorded_workers(tmp_path):
+    """Every rank, also of the engines that no call reaches; whether they move; and at the recorders' own rate."""
+    fake = FakeEngine(tensor_parallel=1, data_parallel=2)
+    async with sidecar_before(fake, recorder_dir=tmp_path) as running:
+        missing = (await running.client.get("/memory")).json()["ranks_missing"]
+        assert [(rank["dp_rank"], rank["status"], rank["pid"]) for rank in missing] == [(1, "unheard", 4243)]
+        fake.record()
+        await running.poll()
+        report = (await running.client.get("/memory")).json()
+        history = (await running.client.get("/memory/history?recorded=true")).json()
+    assert [(rank["dp_rank"], rank["source"]) for rank in report["ranks"]] == [(0, "rpc"), (1, "recorder")]
+    assert (report["ranks_missing"], report["movement"]["verdict"]) == ([], "idle")
+    assert [(rank["dp_rank"], rank["pid"]) for rank in history["recorded"]] == [(0, 4242), (1, 4243)]
+    assert history["recorded"][0]["samples"][-1]["used_bytes"] == USED_READY
+
+
+@shares
+async def test_without_recorders_there_is_nothing_recorded(shared):
+    """503 with the setting that would change it."""
+    status, message = error(await shared.client.get("/memory/history?recorded=true"))
+    assert (status, "recorder_dir" in message) == (503, True)
 
 
 @shares
@@ -465,8 +495,8 @@ async def test_an_engine_that_is_down_is_503_and_an_event(running, path):
     status, message = error(await running.client.post(path))
     assert status == 503
     assert message.startswith("the engine is down")
-    event = (await running.client.get("/memory/events")).json()["events"][0]
-    assert (event["kind"], event["result"]["outcome"]) == ("reset", "failed")
+    events = (await running.client.get("/memory/events")).json()["events"]
+    assert {event["result"]["outcome"] for event in events if event["kind"] == "reset"} == {"failed"}
 
 
 async def test_an_engine_that_goes_in_the_middle_of_a_reset_is_503(running):
@@ -556,6 +586,49 @@ async def test_health_tells_the_two_apart(running):
     answer = await running.client.get("/readyz")
     assert (answer.status_code, answer.json()["engine"]) == (503, "down")
     assert "nothing answers any more" in answer.json()["reason"]
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        *[(state, 200) for state in ("ready", "starting", "paused", "sleeping")],
+        *[(state, 503) for state in ("unresponsive", "down")],
+    ],
+)
+async def test_deep_health_is_the_engines(running, state, status):
+    """For a probe that may restart the engine: 503 only where nothing else helps, and why."""
+    poller = running.app.services.poller
+    poller._last = replace(poller._last, engine=replace(poller._last.engine, state=state, hint="the hint"))
+    answer = await running.client.get("/health/deep")
+    reason = "the hint" if status == 503 else None
+    assert (answer.status_code, answer.json()) == (
+        status,
+        {"healthy": status == 200, "engine": state, "reason": reason},
+    )
+
+
+async def test_a_dead_engine_leaves_an_incident(running):
+    """Noticed by a poll, written by a task of its own, told as an event, shown while the engine is gone."""
+    assert (await running.client.get("/memory/incidents")).json()["incidents"] == []
+    async with running.client.stream("GET", "/memory/events", headers={"Accept": "text/event-stream"}) as stream:
+        messages = messages_of(stream)
+        running.fake.down = True
+        await running.poll()
+        while (told := (await anext(messages))[1]).get("kind") != "incident":
+            pass
+    (listed,) = (await running.client.get("/memory/incidents")).json()["incidents"]
+    assert (listed["kind"], told["summary"]) == ("died", f"incident {listed['id']}: {listed['summary']}")
+    incident = (await running.client.get(f"/memory/incidents/{listed['id']}")).json()
+    assert [rank["reading"]["used_bytes"] for rank in incident["ranks"]] == [USED_READY] * 2
+
+
+@shares
+async def test_what_is_beneath_the_incidents_is_ours(shared):
+    """Whatever stands there is never proxied."""
+    for path in ("/memory/incidents/none", "/memory/incidents/a/b", "/memory/incidents/%2e%2e%2fv1%2fmodels"):
+        assert error(await shared.client.get(path))[0] == 404
+    assert error(await shared.client.delete("/memory/incidents"))[0] == 405
+    assert shared.fake.calls == []
 
 
 async def test_a_loop_that_ended_is_not_alive(running):
@@ -667,8 +740,10 @@ CONTROL = [
     ("POST", "/reset_prefix_cache", None),
     ("POST", "/reset_encoder_cache", None),
     ("PUT", "/policy", {"mode": "observe"}),
+    ("GET", "/memory/snapshots", None),
 ]
-READ = [path for path, methods in OWN_PATHS.items() if "get" in methods]
+READ = [path for path, methods in OWN_PATHS.items() if "get" in methods and "{" not in path]
+READ.remove("/memory/snapshots")  # stack traces may stand in them
 
 
 @shares

@@ -45,6 +45,23 @@ async def test_a_worker_call_answers_for_each_rank(engine):
     assert [(answer["op"], answer["rank"]) for answer in answers] == [("memory", 0), ("memory", 1)]
 
 
+async def test_how_long_a_worker_call_has_waited_is_told(engine, fake):
+    """And since when the workers have answered nothing; an answer that came too late is none."""
+    assert (engine.rpc_outstanding_seconds, engine.rpc_answer_age_seconds) == (None, None)
+    fake.hang = asyncio.Event()
+    with pytest.raises(EngineUnresponsive):
+        await engine.rpc("memory")
+    engine._outstanding_since -= 60.0
+    assert engine.rpc_outstanding_seconds == pytest.approx(60.0, abs=5.0)
+    fake.hang.set()
+    await asyncio.wait({engine._outstanding})
+    assert (engine.rpc_outstanding_seconds, engine.rpc_answer_age_seconds) == (None, None)
+    await engine.rpc("memory")
+    engine._answered_at -= 60.0
+    assert engine.rpc_answer_age_seconds == pytest.approx(60.0, abs=5.0)
+    assert engine.rpc_outstanding_seconds is None
+
+
 async def test_no_worker_call_before_the_extension_is_known(engine, fake):
     """A missing method would desynchronise vLLM's queues for ever."""
     engine.rpc_allowed = False

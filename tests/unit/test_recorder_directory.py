@@ -268,6 +268,17 @@ def test_a_process_that_is_gone_is_dead(recorder, writers, machine):
     assert only(recorder).status == "dead"
 
 
+def test_a_process_that_is_gone_is_dead_at_once(recorder, writers, machine):
+    """What it wrote last is told first; from then on there is nothing to wait for."""
+    machine.process()
+    writer = writers()
+    writer.sample()
+    only(recorder)
+    writer.sample()
+    machine.end()
+    assert (only(recorder).status, only(recorder).status) == ("alive", "dead")
+
+
 @pytest.mark.parametrize(
     ("identity", "started"), [({}, None), ({}, 999), ({"pid_started": None}, 123456), ({"boot_id": "b"}, 123456)]
 )

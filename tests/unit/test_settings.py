@@ -13,6 +13,7 @@ from app.errors import SettingsError
 from app.policy_settings import PolicyChange, RuleSettings
 from app.settings import PREFIX, Settings, is_list, keys, variable
 from app.settings_sources import load
+from app.sources.ring import FILE_BYTES_MOST
 
 KEYS = dict(keys())
 TOKEN = "hunter2hunter2"
@@ -313,6 +314,60 @@ def test_rule_names_are_unique():
     """A name is a label in metrics."""
     with pytest.raises(ValidationError, match="twice or more: kv"):
         PolicyChange(rules=[GOOD_RULE, GOOD_RULE])
+
+
+# --- folders and files of others ---
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("recorder_dir", "recorder", "absolute path of a folder"),
+        ("recorder_dir", "FILE", "absolute path of a folder"),
+        ("engine_log", "engine.log", "absolute path of a file"),
+        ("engine_log", "FOLDER", "absolute path of a file"),
+        ("incidents.folder", "incidents", "folder that exists"),
+        ("incidents.folder", "FOLDER/none", "folder that exists"),
+        ("incidents.folder", "FILE", "folder that exists"),
+        ("recorder_rate", "0.5", "greater than or equal to 1"),
+        ("recorder_rate", "nan", "greater than or equal to 1|finite"),
+        ("recorder_seconds", "5", "greater than or equal to 10"),
+        ("recorder_seconds", "3600", "at 10 samples a second"),
+        ("step_seconds_most", "0", "greater than 0"),
+        ("incidents.keep", "0", "greater than or equal to 1"),
+        ("incidents.max_bytes", "1024", "greater than or equal to 262144"),
+    ],
+)
+def test_what_recorders_and_incidents_cannot_work_with_is_refused(tmp_path, write, key, value, word):
+    """At start, and with what would be right."""
+    file = write("file", "")
+    value = value.replace("FILE", file).replace("FOLDER", str(tmp_path))
+    (problem,) = problems({key: value})
+    assert problem.startswith(f"{key}: ")
+    assert any(part in problem for part in word.split("|")), problem
+
+
+def test_recorders_and_incidents_have_their_folders(tmp_path):
+    """The recorders' need not be there yet, nor the engine's log: the engine makes both."""
+    settings = load(
+        {
+            "recorder_dir": str(tmp_path / "recorder"),
+            "engine_log": str(tmp_path / "engine.log"),
+            "incidents.folder": str(tmp_path),
+        },
+        environ={},
+    )
+    assert (settings.recorder_dir, settings.incidents.folder) == (tmp_path / "recorder", tmp_path)
+    assert (settings.recorder_rate, settings.recorder_seconds, settings.step_seconds_most) == (10.0, 120.0, 120.0)
+    nothing = load(environ={})
+    assert (nothing.recorder_dir, nothing.engine_log, nothing.incidents.folder) == (None, None, None)
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [("100", "300"), ("10", "2900"), ("1", "3600")])
+def test_a_recorders_file_fits_its_readers(rate, seconds):
+    """A file of more than 64 MiB is read by nobody."""
+    settings = load({"recorder_rate": rate, "recorder_seconds": seconds}, environ={})
+    assert (settings.recorder_rate + 1) * settings.recorder_seconds * 2048 + 4096 <= FILE_BYTES_MOST
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ class Calls:
         self._cache = Lock()
         self.current: Call | None = None
         """The one that is running."""
+        self.ended = 0
+        """How many have run."""
 
     @contextmanager
     def running(self, op: str) -> Iterator[None]:
@@ -49,6 +51,7 @@ class Calls:
         finally:
             if is_ours:
                 self._cache.release()
+            self.ended += 1
             self.current = before
 
     @contextmanager

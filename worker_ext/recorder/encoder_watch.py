@@ -1,8 +1,8 @@
 """The encoder cache's figures and largest entries, for many samples a second.
 
-It reads all entries once a second at most (seldomer where that takes long), and then only if something may have
-changed. It refuses to keep anything of
-the engine's from one sample to the next: an entry that the engine drops is freed at once.
+It reads all entries once a second at most (seldomer where that takes long) and right after each operation of ours, by
+which a remedy is measured; and then only if something may have changed. It refuses to keep anything of the engine's
+from one sample to the next: an entry that the engine drops is freed at once.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class EncoderWatch:
         self._seen: _Seen | None = None
         self._change: object = None
         self._due = float("-inf")
+        self._calls_ended = 0
 
     def look(self, worker: object, now: float, steps: object, notes: Notes) -> None:
         """Read the cache if it is time to, and if anything may have changed.
@@ -73,11 +74,12 @@ class EncoderWatch:
             steps: Another value after every step; None where steps are not seen.
             notes: Gets why it could not be read.
         """
-        if now < self._due:
+        if now < self._due and self._calls.ended == self._calls_ended:
             return
         with self._calls.reading() as may_read:
             if not may_read:
                 return
+            self._calls_ended = self._calls.ended
             started = self._cost_clock()
             with no_collection():
                 notes.attempt("encoder_cache", lambda: self._look(worker, now, steps))

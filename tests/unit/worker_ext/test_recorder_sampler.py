@@ -239,6 +239,21 @@ def test_the_cache_is_not_looked_at_while_an_operation_runs(bench, readings):
     assert bench.moving()["rpc"] is None
 
 
+def test_the_cache_is_read_again_after_an_operation(bench, readings):
+    """By the next sample a remedy is measured on ranks that no call answers for."""
+    bench.cache["a"] = FakeTensor(10)
+    assert bench.memory()["encoder_cache"]["entries"] == 1
+    with bench.calls.running("release"):
+        bench.cache.clear()
+    bench.clock.now += 0.1
+    assert bench.memory()["encoder_cache"]["entries"] == 0
+    with bench.calls.running("memory"):
+        pass
+    bench.clock.now += 0.1
+    bench.memory()
+    assert len(readings) == 2
+
+
 def test_an_operation_waits_for_the_end_of_a_reading(bench, monkeypatch):
     """And for no longer than a moment: a thread that was lost in a fork holds it for ever."""
     order = []

@@ -1,0 +1,284 @@
+"""Watches for the moments worth an incident, and gathers what is known of them. Decides nothing about the engine.
+
+An engine that is there no more has died; one that does not move hangs; a rank whose allocator counts one more failure
+has run out of memory. The worker's files outlive it, so its last minutes are read when it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from app.attribution import account, rank_key
+from app.flight import Flight
+from app.history import History
+from app.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, Point, RankEvidence, from_history, point
+from app.readings import (
+    EncoderCache,
+    EngineLoad,
+    EngineState,
+    Growth,
+    PolicyStatus,
+    RankReading,
+    Report,
+    TorchMemory,
+    WorkerMemory,
+)
+from app.sources.recorder import RankRecord, Sample
+
+SPAN_SECONDS = 600.0
+EVENTS_MOST = 50
+BACKLOG = 16
+
+log = logging.getLogger("highwater.incidents")
+
+# In these an engine is there: one that has only ever been starting cannot die, nor begin to hang.
+_IS_THERE: frozenset[EngineState] = frozenset({"ready", "paused", "sleeping"})
+
+
+@dataclass(slots=True)
+class _Life:
+    """What was last known of this life of the engine; after its end it is known no more."""
+
+    instance: str | None = None
+    records: tuple[RankRecord, ...] = ()
+    ranks: tuple[RankReading, ...] = ()
+    baseline: tuple[RankReading, ...] = ()
+    growth: Growth = field(default_factory=Growth)
+    load: EngineLoad = field(default_factory=EngineLoad)
+
+
+class BlackBox:
+    """Opens and closes incidents.
+
+    Args:
+        incidents: Where they are kept.
+        history: Readings and events.
+        flight: The flight recorders, if there are any.
+        baseline: The first readings of this life of the engine.
+        policy: The policy as it stands.
+    """
+
+    def __init__(
+        self,
+        incidents: Incidents,
+        history: History,
+        *,
+        flight: Flight | None,
+        baseline: Callable[[], tuple[RankReading, ...]],
+        policy: Callable[[], PolicyStatus],
+    ) -> None:
+        self._incidents = incidents
+        self._history = history
+        self._flight = flight
+        self._baseline = baseline
+        self._policy = policy
+        self._state: EngineState = "starting"
+        self._life: _Life | None = None
+        # By rank: the process that counts, and its count.
+        self._ooms: dict[tuple[int, int], tuple[int | None, int]] = {}
+        # Whether something may have to be ended; at first what an earlier sidecar left.
+        self._may_be_open = True
+        # None: the engine is ready. What comes while so many wait is part of the same storm.
+        self._waiting: asyncio.Queue[tuple[Evidence, str | None] | None] = asyncio.Queue(BACKLOG)
+
+    def notice(self, report: Report) -> None:
+        """A new report is there. Never blocks the poller."""
+        was, self._state = self._state, report.engine.state
+        more_ooms = self._more_ooms(report)
+        life = self._remember(report)
+        if life is None:
+            return
+        if self._state == "down":
+            self._life = None
+            self._open("died", life, report)
+        elif self._state == "unresponsive" and was != "unresponsive":
+            self._open("hung", life, report)
+        elif more_ooms:
+            ranks = ", ".join(f"rank {rank}" + (f" of dp {dp}" if dp else "") for dp, rank in more_ooms)
+            reason = f"PyTorch's allocator on {ranks} could not get what it asked for"
+            self._open("out_of_memory", life, report, reason)
+        elif self._state == "ready" and self._may_be_open:
+            self._may_be_open = not self._put(None)
+
+    async def run(self) -> None:
+        """Write what was noticed, until cancelled."""
+        while True:
+            noticed = await self._waiting.get()
+            try:
+                await self._handle(noticed)
+            except Exception:
+                # Whatever one incident met, the next must be written.
+                log.exception("an incident could not be handled")
+
+    # --- noticing ---
+
+    def _more_ooms(self, report: Report) -> list[tuple[int, int]]:
+        """The ranks whose process counts more failures than it did."""
+        more = []
+        for rank in () if report.stale else report.ranks:
+            key, count = rank_key(rank), rank.torch.ooms
+            if count is None:
+                continue  # not every reading tells it
+            pid, before = self._ooms.get(key, (rank.pid, count))
+            if pid == rank.pid and count > before:
+                more.append(key)
+            self._ooms[key] = rank.pid, count
+        return more
+
+    def _remember(self, report: Report) -> _Life | None:
+        """What is known of this life of the engine; ``None`` where there is none."""
+        engine, life = report.engine, self._life
+        if engine.state in _IS_THERE and (life is None or _are_others(life.ranks, report)):
+            life = self._life = _Life()
+        if life is None:
+            return None
+        flight = self._flight
+        if flight is not None and flight.recorder.instance is not None:
+            life.records, life.instance = flight.records, flight.recorder.instance
+        elif flight is not None and life.instance is not None and engine.state == "down":
+            life.records = flight.records  # the last moments of who is followed no more
+        if not report.stale:
+            life.ranks, life.growth = report.ranks, report.growth
+            life.baseline = self._baseline() or life.baseline
+        if engine.requests_running is not None:
+            life.load = EngineLoad(
+                requests_running=engine.requests_running,
+                requests_waiting=engine.requests_waiting,
+                kv_cache_usage_ratio=engine.kv_cache_usage_ratio,
+            )
+        return life
+
+    def _open(self, kind: IncidentKind, life: _Life, report: Report, reason: str | None = None) -> None:
+        at = self._history.now()
+        # Oldest first: of the same moment too.
+        events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=EVENTS_MOST)))
+        _, readings = self._history.readings(at - SPAN_SECONDS, 0)
+        evidence = Evidence(
+            kind=kind,
+            at=at,
+            engine=report.engine,
+            ranks=from_history(life.ranks, readings),
+            baseline=life.baseline,
+            growth=life.growth,
+            load=life.load,
+            policy=self._policy(),
+            decisions=tuple(event for event in events if "policy" in (event.kind, event.trigger)),
+            events=events,
+            reason=reason or report.engine.hint or "",
+        )
+        if life.records:
+            evidence = replace(evidence, ranks=_with_records(evidence.ranks, life.records))
+        self._may_be_open = True
+        self._put((evidence, life.instance))
+
+    def _put(self, noticed: tuple[Evidence, str | None] | None) -> bool:
+        """Have it written; whether there was room."""
+        if self._waiting.full():
+            return False
+        self._waiting.put_nowait(noticed)
+        return True
+
+    # --- writing ---
+
+    async def _handle(self, noticed: tuple[Evidence, str | None] | None) -> None:
+        if noticed is None:
+            for ended in await self._incidents.engine_ready():
+                self._history.record("incident", f"incident {ended.id} ended: the engine is ready")
+            return
+        evidence, instance = noticed
+        if self._flight is not None and instance is not None:
+            evidence = await asyncio.to_thread(_with_last_minutes, evidence, self._flight, instance)
+        headline, is_new = await self._incidents.open_incident(evidence)
+        if is_new:
+            self._history.record("incident", f"incident {headline.id}: {headline.summary}")
+            log.warning("incident %s: %s", headline.id, headline.summary)
+        if self._incidents.problem is not None:
+            log.warning("%s", self._incidents.problem)
+
+
+def _are_others(ranks: tuple[RankReading, ...], report: Report) -> bool:
+    """Whether these processes are others altogether: the engine was restarted, and nobody saw it go."""
+    known, now = {rank.pid for rank in ranks}, {rank.pid for rank in report.ranks}
+    return not report.stale and bool(known) and bool(now) and known.isdisjoint(now)
+
+
+def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
+    """What the flight recorders say of each rank; also of those that no report has."""
+    known = {(rank.dp_rank or 0, rank.rank or 0): rank for rank in ranks}
+    for record in records:
+        identity, moving = record.identity, record.moving
+        key = (identity.dp_rank or 0, identity.rank or 0)
+        rank = known.get(key) or RankEvidence(
+            rank=identity.rank, dp_rank=identity.dp_rank, host=identity.host, pid=identity.pid
+        )
+        known[key] = replace(
+            rank,
+            status=record.status,
+            reading=_newer(rank.reading, record.newest),
+            doing=_doing(record),
+            step_seconds=moving.step_seconds if moving is not None else None,
+            stack=moving.stack if moving is not None else (),
+            entries=tuple(
+                EncoderEntry(
+                    mm_hash=entry.mm_hash,
+                    bytes=entry.bytes,
+                    residency=entry.residency,
+                    age_seconds=entry.age_seconds,
+                )
+                for entry in record.entries
+            ),
+        )
+    return tuple(known[key] for key in sorted(known))
+
+
+def _newer(reading: RankReading | None, newest: WorkerMemory | None) -> RankReading | None:
+    if newest is None or (reading is not None and reading.taken_at >= newest.taken_at):
+        return reading
+    return account(newest, "recorder")
+
+
+def _doing(record: RankRecord) -> str:
+    moving = record.moving
+    if moving is None:
+        return ""
+    if moving.step_seconds is not None:
+        return f"in a step for {moving.step_seconds:.1f} s"
+    if moving.rpc is not None:
+        return f"in our call {moving.rpc} for {moving.rpc_seconds or 0.0:.1f} s"
+    if moving.last_step_age_seconds is None:
+        return "no step had begun"
+    return f"in no step, the last one {moving.last_step_age_seconds:.1f} s before"
+
+
+def _with_last_minutes(evidence: Evidence, flight: Flight, instance: str) -> Evidence:
+    last_minutes = flight.last_minutes(instance)
+    return replace(evidence, ranks=tuple(_with_series(rank, last_minutes) for rank in evidence.ranks))
+
+
+def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[Sample, ...]]) -> RankEvidence:
+    samples = last_minutes.get(rank.pid or -1)
+    if not samples or rank.reading is None:
+        return rank
+    return replace(rank, series=tuple(_point(sample, rank.reading) for sample in samples))
+
+
+def _point(sample: Sample, reading: RankReading) -> Point:
+    encoder = None
+    if sample.encoder_cache_bytes is not None:
+        encoder = EncoderCache(entries=sample.encoder_cache_entries or 0, device_bytes=sample.encoder_cache_bytes)
+    memory = WorkerMemory(
+        rank=reading.rank,
+        taken_at=sample.at,
+        device=reading.device,
+        total_bytes=sample.total_bytes,
+        free_bytes=sample.free_bytes,
+        used_bytes=sample.used_bytes,
+        torch=TorchMemory(allocated_bytes=sample.allocated_bytes, reserved_bytes=sample.reserved_bytes),
+        weights_bytes=sample.weights_bytes,
+        kv_cache_bytes=sample.kv_cache_bytes,
+        encoder_cache=encoder,
+    )
+    return point(account(memory, "recorder"))

@@ -1,0 +1,315 @@
+"""The workers' flight recorders, from our side: started with each life of the engine, then read at every poll.
+
+The call that starts them runs on every data-parallel engine although only the first one's workers answer it, so a rank
+counts as soon as its file is there. Nothing here depends on them: without a folder, or where they do not start, the
+workers' own answers are all there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from app.capabilities import Capabilities
+from app.engine import Engine
+from app.errors import EngineError
+from app.movement import Demand, judge, requested_since
+from app.readings import EngineLoad, MissingRank, Movement, RankReading, WorkerMemory
+from app.sources.recorder import FILES_MOST, RankRecord, Recorder, Sample
+from app.sources.ring import Identity, RingUnusable
+
+RETRY_SECONDS = 30.0
+# The files of former lives stay so long: an incident report may want them.
+STALE_SECONDS = 600.0
+# Until a sample is newer than a remedy: the next one is due after one period, and a busy machine may delay it.
+WAITS_MOST = 5
+SAMPLES_WHOLE = 200
+# Of all ranks in one answer: writing many megabytes of JSON would hold up every stream of the proxy.
+SAMPLES_MOST = 8000
+
+
+class Flight:
+    """The recorders of one engine's workers.
+
+    Attributes:
+        records: What they said last; after the engine's end too.
+
+    Args:
+        engine: The engine.
+        folder: Shared with the workers, under the same path.
+        rate: Samples in a second.
+        seconds: How long they reach back.
+        step_seconds_most: The longest step that may be in order.
+        proxied: Requests under way through this sidecar.
+        clock: Unix seconds.
+        monotonic: ``CLOCK_MONOTONIC``, which the workers of this machine share.
+        sleep: Waits for so many seconds.
+        proc: Where processes are told of.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        *,
+        rate: float,
+        seconds: float,
+        step_seconds_most: float,
+        proxied: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self.records: tuple[RankRecord, ...] = ()
+        self._engine = engine
+        self._folder = folder
+        self._rate = rate
+        self._seconds = seconds
+        self._step_seconds_most = step_seconds_most
+        self._proxied = proxied
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._recorder = Recorder(folder, clock=clock, monotonic=monotonic, proc=proc)
+        self._refusal: str | None = None
+        self._started = 0  # so many workers said that theirs runs
+        self._begun_at: float | None = None
+        self._requested: float | None = None
+        self._reading = asyncio.Lock()
+
+    @property
+    def recorder(self) -> Recorder:
+        """The files."""
+        return self._recorder
+
+    @property
+    def problem(self) -> str | None:
+        """Why the recorders were not started, or not all, or cannot be read; ``None`` where all is well."""
+        if self._refusal is not None:
+            return self._refusal
+        if self._recorder.problems:
+            return self._recorder.problems[0]
+        if len(self.records) < self._started:
+            there = f"{len(self.records)} of {self._started} workers"
+            return f"recorder_dir: {self._folder} has the files of {there}: do all have it under the same path?"
+        return None
+
+    # --- starting ---
+
+    def must_begin(self) -> bool:
+        """Whether not all recorders of this life of the engine are there, and it is time to try."""
+        if self._started and self._refusal is None and len(self.records) >= self._started:
+            return False
+        return self._begun_at is None or self._monotonic() - self._begun_at >= RETRY_SECONDS
+
+    async def begin(self) -> None:
+        """Start the recorders. What goes wrong is kept in ``problem``, and tried again later."""
+        self._begun_at = self._monotonic()
+        # One name for a whole life: the call may come late, or to some only, and whoever runs already goes on then.
+        instance = self._recorder.instance or secrets.token_hex(8)
+        self._recorder.follow(instance)
+        payload = {"directory": str(self._folder), "instance": instance, "rate": self._rate, "seconds": self._seconds}
+        try:
+            answers = await self._engine.rpc("recorder_start", payload)
+        except EngineError as exc:
+            self._refusal = f"the flight recorders were not started: {exc}"
+            return
+        refusals = [answer for answer in answers if not answer.get("ok")]
+        self._started = len(answers) - len(refusals)
+        self._refusal = _refusal(refusals[0]) if refusals else None
+        if self._started:
+            await asyncio.to_thread(self._recorder.remove_stale, (), STALE_SECONDS)
+
+    def forget(self) -> None:
+        """The engine is gone; the next one has recorders of its own."""
+        self._recorder.follow(None)
+        self._refusal, self._started = None, 0
+        self._begun_at = self._requested = None
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._recorder.close()
+
+    # --- reading ---
+
+    async def read(self, *, after: float | None = None) -> tuple[RankRecord, ...]:
+        """What every rank says of itself.
+
+        Args:
+            after: Wait, for a little, until every rank that writes has done so after this moment (Unix seconds).
+        """
+        if self._recorder.instance is None:
+            return ()
+        # Not in the loop: with many ranks it is milliseconds, which every stream of the proxy would wait for.
+        records = await asyncio.to_thread(self._recorder.read)
+        for _ in range(WAITS_MOST if after is not None else 0):
+            if all(_is_after(record, after or 0.0) for record in records):
+                break
+            await self._sleep(1 / self._rate)
+            records = await asyncio.to_thread(self._recorder.read)
+        self.records = records
+        return records
+
+    async def samples(self, since: float) -> list[dict[str, Any]]:
+        """Each rank's samples at or after a moment (Unix seconds), oldest first, thinned. One reader at a time."""
+        instance = self._recorder.instance
+        if instance is None:
+            return []
+        async with self._reading:
+            return await asyncio.to_thread(self._samples, instance, since)
+
+    def _samples(self, instance: str, since: float) -> list[dict[str, Any]]:
+        rings = sorted(self._last_samples(instance), key=lambda ring: (ring[0].dp_rank or 0, ring[0].rank or 0))
+        most = max(SAMPLES_MOST // max(len(rings), 1), 1)
+        return [
+            {
+                "dp_rank": identity.dp_rank,
+                "rank": identity.rank,
+                "pid": identity.pid,
+                "samples": [sample._asdict() for sample in thinned([s for s in samples if s.at >= since], most)],
+            }
+            for identity, samples in rings
+        ]
+
+    def _last_samples(self, instance: str) -> Iterator[tuple[Identity, tuple[Sample, ...]]]:
+        for path in islice(self._folder.glob(f"highwater-{instance}-*.ring"), FILES_MOST):
+            with suppress(RingUnusable):
+                yield self._recorder.last_samples(path)
+
+    def last_minutes(self, instance: str) -> dict[int, tuple[Sample, ...]]:
+        """The samples of one life's files by their writers' pids, thinned; slow, and safe in a thread.
+
+        Args:
+            instance: Of this life or a former one.
+        """
+        return {
+            # The last ones whole, what was before them coarser.
+            identity.pid: (*thinned(samples[:-SAMPLES_WHOLE], SAMPLES_WHOLE), *samples[-SAMPLES_WHOLE:])
+            for identity, samples in self._last_samples(instance)
+        }
+
+    def movement(self, records: Sequence[RankRecord], load: EngineLoad | None, *, held: bool) -> Movement | None:
+        """Whether the ranks move; ``None`` where there are no records.
+
+        Args:
+            records: Of every rank.
+            load: What the engine last said that it has to do.
+            held: Whether it is paused or asleep on purpose.
+        """
+        if not records:
+            return None
+        load = load or EngineLoad()
+        demand = Demand(
+            requests_running=load.requests_running,
+            requests_waiting=load.requests_waiting,
+            proxied_requests=self._proxied(),
+            rpc_outstanding_seconds=self._engine.rpc_outstanding_seconds,
+            rpc_answer_age_seconds=self._engine.rpc_answer_age_seconds,
+            is_held=held,
+        )
+        now = self._monotonic()
+        self._requested = requested_since(self._requested, demand, now)
+        requested = 0.0 if self._requested is None else now - self._requested
+        return judge(records, demand, requested_seconds=requested, step_seconds_most=self._step_seconds_most)
+
+
+def thinned(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
+    """No more than so many of them, evenly, the last one always."""
+    step = -(-len(samples) // most)
+    return samples if step <= 1 else samples[(len(samples) - 1) % step :: step]
+
+
+def _refusal(answer: Mapping[str, Any]) -> str:
+    said = answer.get("error")
+    reason = said.get("message") if isinstance(said, dict) else said
+    return f"rank {answer.get('rank')} did not start its flight recorder: {reason}"
+
+
+def _is_after(record: RankRecord, moment: float) -> bool:
+    return record.status != "alive" or record.newest is None or record.newest.taken_at > moment
+
+
+def is_complete(records: Sequence[RankRecord], expected: int | None) -> bool:
+    """Whether every rank that there should be is alive, and has told as much as it would answer."""
+    telling = [record for record in records if record.status == "alive" and _tells_all(record.newest)]
+    return expected is not None and len(telling) >= expected
+
+
+def _tells_all(newest: WorkerMemory | None) -> bool:
+    # Where sleep mode is configured, a recorder must leave PyTorch's allocator alone (worker_ext/README.md).
+    return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)
+
+
+def missing_ranks(
+    capabilities: Capabilities,
+    ranks: Sequence[RankReading],
+    records: Sequence[RankRecord],
+    before: Sequence[MissingRank] = (),
+    was: Sequence[RankReading] = (),
+) -> tuple[MissingRank, ...]:
+    """Name the ranks that should be there and are not, each with what was last known of it.
+
+    Args:
+        capabilities: How many there should be.
+        ranks: Those that are there.
+        records: What the flight recorders say.
+        before: Those that were missing at the last poll.
+        was: Those that were there then.
+    """
+    expected, tensor_parallel = capabilities.ranks_expected, capabilities.tensor_parallel or 1
+    if expected is None or len(ranks) >= expected:
+        return ()
+    there = {_place(rank, tensor_parallel) for rank in ranks}
+    silent = {_place(record.identity, tensor_parallel): record for record in records}
+    last = {_place(rank, tensor_parallel): rank for rank in was}
+    known = {_place(rank, tensor_parallel): rank for rank in before}
+    return tuple(
+        _missing(place, silent.get(place), last.get(place), known.get(place))
+        for place in _places(capabilities)
+        if place not in there
+    )
+
+
+_Place: TypeAlias = tuple[int, int, int]
+
+
+def _place(rank: RankReading | MissingRank | Identity, tensor_parallel: int) -> _Place:
+    """Which data-parallel engine, which stage, which part; from its number where a worker does not tell."""
+    pp_rank, tp_rank = rank.pp_rank, rank.tp_rank
+    if pp_rank is None or tp_rank is None:
+        pp_rank, tp_rank = divmod(rank.rank or 0, tensor_parallel)
+    return rank.dp_rank or 0, pp_rank, tp_rank
+
+
+def _places(capabilities: Capabilities) -> Iterator[_Place]:
+    sizes = (capabilities.data_parallel, capabilities.pipeline_parallel, capabilities.tensor_parallel)
+    dp_ranks, pp_ranks, tp_ranks = (range(size or 0) for size in sizes)
+    return product(dp_ranks, pp_ranks, tp_ranks)
+
+
+def _missing(
+    place: _Place, record: RankRecord | None, last: RankReading | None, known: MissingRank | None
+) -> MissingRank:
+    dp_rank, pp_rank, tp_rank = place
+    who = record.identity if record is not None else last
+    if who is None:
+        return known or MissingRank(dp_rank=dp_rank, pp_rank=pp_rank, tp_rank=tp_rank, status="never seen")
+    readings = [reading for reading in (record.newest if record is not None else None, last) if reading is not None]
+    newest = max(readings, key=lambda reading: reading.taken_at, default=None)
+    return MissingRank(
+        dp_rank=dp_rank,
+        pp_rank=pp_rank,
+        tp_rank=tp_rank,
+        rank=who.rank,
+        host=who.host,
+        pid=who.pid,
+        status=record.status if record is not None and record.status != "alive" else "unheard",
+        last_seen_at=newest.taken_at if newest is not None else None,
+        used_bytes=newest.used_bytes if newest is not None else None,
+    )

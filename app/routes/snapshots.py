@@ -1,0 +1,81 @@
+"""PyTorch's own memory snapshots: taking one, those that there are, and each as a file for PyTorch's viewer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, HTTPException, Path
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict
+
+from app.routes.problems import ProblemAnswer
+from app.routes.services import Services
+from app.snapshots import Taken, pieces
+
+_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+# Stack traces may stand in it.
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class SnapshotRequest(BaseModel):
+    """The body of ``POST /memory/snapshot``; all of it may be left out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dry_run: bool = False
+
+
+def snapshots_router(services: Services) -> APIRouter:
+    """``/memory/snapshot`` and ``/memory/snapshots``."""
+    router = APIRouter(tags=["control"], dependencies=[Depends(services.control)])
+    snapshots = services.snapshots
+
+    @router.post(
+        "/memory/snapshot",
+        responses={
+            501: {"model": ProblemAnswer, "description": "PyTorch keeps none of these devices"},
+            507: {"model": ProblemAnswer, "description": "The folder's disk has too little room"},
+        },
+    )
+    async def take(body: Annotated[SnapshotRequest | None, Body()] = None) -> JSONResponse:
+        """Have every worker write PyTorch's memory snapshot, or tell its size. The engine stands still meanwhile."""
+        dry_run = body is not None and body.dry_run
+        taken = await snapshots.take(dry_run=dry_run)
+        return JSONResponse({"schema": 1, "dry_run": dry_run, "snapshot": taken.snapshot, "ranks": _ranks(taken)})
+
+    @router.get("/memory/snapshots")
+    async def listed() -> JSONResponse:
+        """The files that there are, newest first, of every rank that writes into the folder."""
+        files, problem = await snapshots.listed()
+        return JSONResponse(
+            {
+                "schema": 1,
+                "snapshots": [asdict(file) | {"url": _url(file.name)} for file in files],
+                "folder": None if snapshots.folder is None else str(snapshots.folder),
+                "problem": problem,
+            },
+            headers=_HEADERS,
+        )
+
+    @router.get("/memory/snapshots/{name}", response_class=StreamingResponse, responses={200: {"content": _BINARY}})
+    async def one(name: Annotated[str, Path(description="as in the list")]) -> StreamingResponse:
+        """One file, for https://docs.pytorch.org/memory_viz."""
+        opened = await snapshots.open(name)
+        if opened is None:
+            raise HTTPException(404, "there is no snapshot of that name; GET /memory/snapshots lists them")
+        file, size = opened
+        headers = {"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}"'}
+        return StreamingResponse(pieces(file, size), media_type="application/octet-stream", headers=_HEADERS | headers)
+
+    return router
+
+
+def _ranks(taken: Taken) -> list[dict[str, Any]]:
+    return [
+        asdict(rank) | {"url": _url(rank.file_name) if rank.file_name in taken.here else None} for rank in taken.ranks
+    ]
+
+
+def _url(name: str | None) -> str:
+    return f"/memory/snapshots/{name}"

@@ -1,0 +1,137 @@
+"""Memory snapshots on a real port: taken, listed and downloaded by whoever may control."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.engine import NO_SNAPSHOT, FakeEngine
+from tests.http.test_control_plane import TOKEN, error, sidecar_before
+from tests.unit.test_snapshots import Writers
+
+PATHS = [("POST", "/memory/snapshot", 200), ("GET", "/memory/snapshots", 200), ("GET", "/memory/snapshots/x", 404)]
+NAME = "highwater-snapshot-20200101T000000000Z-0-0-1.pickle"
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+@pytest.fixture
+def fake() -> FakeEngine:
+    fake = FakeEngine()
+    fake.snapshot = Writers(size=1_000_000, free=10**9)
+    return fake
+
+
+@pytest.fixture
+async def running(fake, tmp_path):
+    async with sidecar_before(fake, recorder_dir=tmp_path) as sidecar:
+        yield sidecar
+
+
+async def test_a_snapshot_is_taken_listed_and_downloaded(running, tmp_path):
+    """The file is handed out as it lies there."""
+    answer = (await running.client.post("/memory/snapshot")).json()
+    assert (answer["schema"], answer["dry_run"], len(answer["ranks"])) == (1, False, 2)
+    rank = answer["ranks"][1]
+    assert rank == {
+        "rank": 1,
+        "dp_rank": 0,
+        "host": "node-a",
+        "path": str(tmp_path / f"highwater-snapshot-{answer['snapshot']}-0-1-4243.pickle"),
+        "bytes": 1_000_000,
+        "segments": 3,
+        "blocks": 9,
+        "trace_entries": 0,
+        "free_bytes": 10**9,
+        "elapsed_ms": 12.5,
+        "url": f"/memory/snapshots/highwater-snapshot-{answer['snapshot']}-0-1-4243.pickle",
+    }
+    listed = (await running.client.get("/memory/snapshots")).json()
+    assert (listed["folder"], listed["problem"]) == (str(tmp_path), None)
+    assert [file["url"] for file in listed["snapshots"]] == [rank["url"] for rank in answer["ranks"]]
+    download = await running.client.get(rank["url"])
+    assert download.content == bytes(1_000_000)
+    headers = download.headers
+    assert (headers["content-type"], headers["content-length"]) == ("application/octet-stream", "1000000")
+    assert headers["content-disposition"] == f'attachment; filename="{rank["url"].rpartition("/")[2]}"'
+    assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")
+
+
+async def test_a_dry_run_tells_the_size(running, tmp_path):
+    """And leaves nothing to download."""
+    answer = (await running.client.post("/memory/snapshot", json={"dry_run": True})).json()
+    assert (answer["dry_run"], answer["snapshot"]) == (True, None)
+    assert [(rank["bytes"], rank["path"], rank["url"]) for rank in answer["ranks"]] == [(1_000_000, None, None)] * 2
+    assert list(tmp_path.glob("*.pickle")) == []
+
+
+async def test_a_file_on_another_machine_has_no_url(running, fake, tmp_path):
+    """The worker wrote into its own folder of that name."""
+    take = fake.snapshot
+
+    def elsewhere(worker, payload):
+        answer = take(worker, payload)
+        if worker.rank == 1:
+            for path in tmp_path.glob("*-0-1-*.pickle"):
+                path.unlink()
+        return answer
+
+    fake.snapshot = elsewhere
+    ranks = (await running.client.post("/memory/snapshot")).json()["ranks"]
+    assert [rank["url"] is None for rank in ranks] == [False, True]
+
+
+async def test_all_of_it_is_control(fake, tmp_path):
+    """Stack traces may stand in a snapshot, and the engine stands still while it is taken."""
+    async with sidecar_before(fake, recorder_dir=tmp_path, admin_token=TOKEN) as sidecar:
+        for method, path, status in PATHS:
+            for given, expected in ({}, 401), (bearer("wrong"), 401), (bearer(TOKEN), status):
+                answer = await sidecar.client.request(method, path, headers=given)
+                assert answer.status_code == expected, (method, path, given)
+
+
+async def test_without_a_token_only_the_machine_itself_may(running):
+    """What came through a proxy is somebody else."""
+    for method, path, _ in PATHS:
+        forwarded = {"x-forwarded-for": "10.0.0.1"}
+        assert error(await running.client.request(method, path, headers=forwarded))[0] == 403
+
+
+async def test_problems_have_their_status(running, fake):
+    """501 on CPU, 507 where the disk is too small, 503 where the engine is away."""
+    fake.snapshot.free = 3_999_999
+    assert error(await running.client.post("/memory/snapshot"))[0] == 507
+    fake.snapshot = None
+    assert error(await running.client.post("/memory/snapshot")) == (501, NO_SNAPSHOT)
+    fake.down = True
+    await running.poll()
+    assert error(await running.client.post("/memory/snapshot"))[0] == 503
+
+
+async def test_without_a_folder_the_setting_is_named(fake):
+    """409, and an empty list."""
+    async with sidecar_before(fake) as sidecar:
+        status, message = error(await sidecar.client.post("/memory/snapshot"))
+        assert (status, message.startswith("recorder_dir is not set")) == (409, True)
+        listed = (await sidecar.client.get("/memory/snapshots")).json()
+        assert listed == {"schema": 1, "snapshots": [], "folder": None, "problem": None}
+
+
+async def test_what_there_is_none_of_is_not_found(fake, tmp_path):
+    """No name leads out of the folder."""
+    (tmp_path / NAME).write_text("secret")
+    names = ("x", "..", NAME, f"..%2f{NAME}", f"../{NAME}", f"%2e%2e%2f{NAME}", "%2Fetc%2Fpasswd", f"{NAME}%00")
+    async with sidecar_before(fake, recorder_dir=tmp_path / "below", admin_token=TOKEN) as sidecar:
+        for name in names:
+            known = ("authorization", f"Bearer {TOKEN}")
+            assert await sidecar.raw("GET", f"/memory/snapshots/{name}", known) == 404, name
+        answer = await sidecar.client.get(f"/memory/snapshots/{NAME}", headers=bearer(TOKEN))
+        assert error(answer)[1].startswith("there is no snapshot of that name")
+
+
+async def test_a_body_that_is_none_is_refused(running, fake):
+    """Naming the key, and nobody is asked."""
+    for body in ({"dry_run": "maybe"}, {"dryrun": True}, []):
+        assert error(await running.client.post("/memory/snapshot", json=body))[0] == 422
+    assert "snapshot" not in fake.ops()

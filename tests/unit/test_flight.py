@@ -1,0 +1,715 @@
+"""The flight recorders, from our side: started with each life of the engine, read at each poll, and what is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from app.flight import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAITS_MOST, missing_ranks
+from app.poller import GROWTH_SECONDS
+from app.readings import Report
+from tests.fakes.engine import IMAGE_BYTES, RECORDER_RATE, RECORDER_SECONDS, USED_READY, Core, FakeWorker, core_on
+
+IDLE_POLL_SECONDS = 5.0  # the poller's default
+
+
+@pytest.fixture
+def fly(tmp_path):
+    """A maker of cores with flight recorders; what they hold open is closed in the end."""
+    cores: list[Core] = []
+
+    def make(version: str = "0.32.0", **knobs) -> Core:
+        cores.append(core_on(version, flight=tmp_path, **knobs))
+        return cores[-1]
+
+    yield make
+    for core in cores:
+        core.flight.close()
+        for worker in core.fake.workers:
+            worker.recorder.close()
+
+
+@pytest.fixture
+def core(fly) -> Core:
+    return fly()
+
+
+async def spared(core: Core, seconds: float = 1.0) -> Report:
+    """A poll as the loop makes it."""
+    return await core.tick(seconds, spare_idle=True)
+
+
+async def aloft(core: Core) -> Core:
+    """Two polls: the first starts the recorders, the second reads them."""
+    await spared(core)
+    await spared(core)
+    core.fake.calls.clear()
+    return core
+
+
+async def at_work(core: Core, polls: int, seconds: float = 1.0) -> list[Report]:
+    """Polls of an engine that makes steps all the time."""
+    reports = []
+    for _ in range(polls):
+        core.fake.running, core.fake.tokens = 1, core.fake.tokens + 100
+        core.clock.advance(seconds)
+        core.fake.end_step()
+        reports.append(await spared(core, 0.0))
+    return reports
+
+
+def starts(core: Core) -> list[dict[str, object]]:
+    """What the workers were told of recorders."""
+    calls = [call for call in core.fake.asked("/collective_rpc") if call.op == "recorder_start"]
+    return [json.loads(json.loads(call.body)["args"][1]) for call in calls]
+
+
+def heard(report: Report) -> list[tuple[int, int, str]]:
+    return [(rank.dp_rank, rank.rank, rank.source) for rank in report.ranks]
+
+
+def rings(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "recorder").glob("*.ring"))
+
+
+def fall_silent(core: Core, worker: FakeWorker, how: str) -> None:
+    """One of the ways in which a worker writes no more."""
+    worker.recorder.works = False
+    if how == "dead":
+        core.fake.kill(worker)
+    elif how == "stopped":
+        core.fake.proc.begin(worker.pid, "T")
+    elif how == "ended":
+        worker.recorder.stop(core.clock.now)
+
+
+# --- starting ---
+
+
+async def test_recorders_are_started_once(core, tmp_path):
+    """With a name for this life of the engine, in the folder that was named, before the first reading."""
+    for _ in range(4):
+        await core.tick()
+    assert core.fake.ops()[:3] == ["recorder_start", "memory", "memory"]
+    (payload,) = starts(core)
+    instance = payload.pop("instance")
+    assert payload == {
+        "directory": str(tmp_path / "recorder"),
+        "rate": RECORDER_RATE,
+        "seconds": RECORDER_SECONDS,
+    }
+    assert rings(tmp_path) == [f"highwater-{instance}-4242.ring", f"highwater-{instance}-4243.ring"]
+    assert core.poller.current().engine.hint is None
+
+
+async def test_recorders_are_started_again_when_the_engine_is_back(core, tmp_path):
+    """Under another name; the former files stay for who asks what happened."""
+    await aloft(core)
+    core.fake.down = True
+    await spared(core)
+    core.fake.down = False
+    core.fake.start_again()
+    await spared(core)
+    assert heard(await spared(core)) == [(0, 0, "recorder"), (0, 1, "recorder")]
+    assert len(starts(core)) == 1
+    assert len(rings(tmp_path)) == 4
+    assert len({name.split("-")[1] for name in rings(tmp_path)}) == 2
+
+
+async def test_recorders_are_started_again_for_other_processes(core):
+    """A restart that no poll saw: the workers' pids tell."""
+    await aloft(core)
+    core.fake.start_again()
+    report = await core.tick()
+    assert [rank.pid for rank in report.ranks] == [4244, 4245]
+    assert len(starts(core)) == 0
+    await spared(core)
+    assert [rank.pid for rank in (await spared(core)).ranks] == [4244, 4245]
+    assert len(starts(core)) == 1
+    assert {record.identity.pid for record in core.flight.records} == {4244, 4245}
+
+
+async def test_a_restart_is_seen_through_files_too(core):
+    """While all is well the workers are asked seldom: files that are written no more are the sign."""
+    await aloft(core)
+    core.fake.start_again()
+    reports = [await spared(core) for _ in range(6)]
+    assert {report.engine.state for report in reports} == {"ready"}
+    assert [rank.pid for rank in reports[-1].ranks] == [4244, 4245]
+    assert len(starts(core)) == 1
+    assert reports[-1].growth.since_ready_bytes == 0
+
+
+async def test_what_does_not_start_is_told_and_tried_again(core):
+    """The reason is the hint; the workers' own answers are all there is meanwhile."""
+    for worker in core.fake.workers:
+        worker.recorder.refuses = "OSError: no space left on device"
+    report = await core.tick()
+    assert report.engine.hint == "rank 0 did not start its flight recorder: OSError: no space left on device"
+    assert (report.engine.state, heard(report), report.movement) == ("ready", [(0, 0, "rpc"), (0, 1, "rpc")], None)
+    await core.tick(RETRY_SECONDS - 1.5)
+    assert len(starts(core)) == 1
+    for worker in core.fake.workers:
+        worker.recorder.refuses = None
+    assert (await core.tick(1.5)).engine.hint is None
+    assert len(starts(core)) == 2
+    assert heard(await spared(core)) == [(0, 0, "recorder"), (0, 1, "recorder")]
+
+
+async def test_who_started_goes_on_while_the_others_are_tried_again(core, tmp_path):
+    """Under the same name, so that there is one file of each."""
+    core.fake.workers[1].recorder.refuses = "OSError: no space left on device"
+    await spared(core)
+    report = await spared(core)
+    assert heard(report) == [(0, 0, "recorder"), (0, 1, "rpc")], "who has none is known by its answer"
+    assert (report.engine.hint or "").startswith("rank 1 did not start its flight recorder")
+    core.fake.workers[1].recorder.refuses = None
+    await spared(core, RETRY_SECONDS)
+    assert heard(await spared(core)) == [(0, 0, "recorder"), (0, 1, "recorder")]
+    assert len({payload["instance"] for payload in starts(core)}) == 1
+    assert len(rings(tmp_path)) == 2
+
+
+async def test_nobody_is_tried_again_in_a_long_step(core):
+    """The call would hang as any other."""
+    core.fake.workers[1].recorder.refuses = "OSError: no space left on device"
+    await aloft(core)
+    core.fake.hang = asyncio.Event()
+    core.fake.begin_step()
+    for _ in range(40):
+        await spared(core, 2.0)
+    assert core.fake.ops() == []
+    core.fake.hang = None
+    core.fake.end_step()
+    await spared(core)
+    await spared(core)
+    assert core.fake.ops()[:2] == ["memory", "recorder_start"]
+
+
+async def test_a_refused_call_is_told(core):
+    """An extension of before recorders, say."""
+    core.fake.failing["/collective_rpc"] = 500
+    await core.tick()
+    assert core.flight.problem == "the flight recorders were not started: worker call recorder_start answered 500"
+
+
+async def test_a_start_that_comes_late_counts(core):
+    """The engine stood in a step when it was asked; the files are read as soon as they are there."""
+    core.fake.hang = asyncio.Event()
+    report = await core.tick()
+    assert report.engine.state == "unresponsive"
+    core.fake.hang.set()
+    await asyncio.wait({core.engine._outstanding})
+    core.fake.hang = None
+    report = await spared(core)
+    assert (report.engine.state, report.movement.verdict, len(starts(core))) == ("ready", "idle", 1)
+    await spared(core, RETRY_SECONDS)
+    assert len(starts(core)) == 2
+    assert (await spared(core)).engine.hint is None
+
+
+async def test_an_engine_without_the_extension_gets_no_recorders(fly):
+    """The call would put its queues out of step."""
+    core = fly(extension=None)
+    await core.tick()
+    assert core.fake.ops() == []
+    assert "worker-extension-cls" in (core.poller.current().engine.hint or "")
+
+
+async def test_files_that_are_elsewhere_are_told(core, tmp_path):
+    """The workers' folder is not ours, though it has the same name."""
+    await spared(core)
+    for path in (tmp_path / "recorder").iterdir():
+        path.unlink()
+    report = await spared(core)
+    assert "has the files of 0 of 2 workers: do all have it under the same path?" in (report.engine.hint or "")
+    assert (report.movement, heard(report)) == (None, [(0, 0, "rpc"), (0, 1, "rpc")])
+
+
+async def test_a_file_that_was_taken_away_comes_back(core, tmp_path):
+    """Whoever tidied up there: the worker is told again, the other one goes on."""
+    await aloft(core)
+    before = rings(tmp_path)
+    (tmp_path / "recorder" / before[1]).unlink()
+    report = await spared(core, 2.0)
+    assert "has the files of 1 of 2 workers" in (report.engine.hint or "")
+    await spared(core, RETRY_SECONDS)
+    report = await spared(core)
+    assert (report.engine.hint, heard(report)) == (None, [(0, 0, "recorder"), (0, 1, "recorder")])
+    assert rings(tmp_path) == before
+    assert len(starts(core)) == 1
+
+
+async def test_a_file_that_is_no_good_is_told(core, tmp_path):
+    """By its name, and why."""
+    await spared(core)
+    name = rings(tmp_path)[1]
+    (tmp_path / "recorder" / name).write_bytes(b"nonsense")
+    report = await spared(core, 2.0)
+    assert (report.engine.hint or "").startswith(name)
+    assert heard(report)[0] == (0, 0, "recorder")
+
+
+async def test_files_of_former_lives_go_after_a_while(core, tmp_path):
+    """At the next start, and not before an incident report had its time."""
+    await aloft(core)
+    first = rings(tmp_path)
+    for lives, seconds in enumerate((1.0, STALE_SECONDS + 1), start=2):
+        core.fake.down = True
+        await spared(core)
+        core.fake.down = False
+        core.fake.start_again()
+        for name in rings(tmp_path):
+            os.utime(tmp_path / "recorder" / name, (core.clock.now, core.clock.now))
+        await spared(core, seconds)
+        assert (len(rings(tmp_path)), set(first) <= set(rings(tmp_path))) == ((4, True) if lives == 2 else (2, False))
+
+
+# --- who is heard of ---
+
+LAYOUTS = {
+    "tp 2": {"tensor_parallel": 2},
+    "pp 2": {"tensor_parallel": 1, "pipeline_parallel": 2},
+    "dp 2": {"tensor_parallel": 1, "data_parallel": 2},
+    "dp 2 x tp 2": {"tensor_parallel": 2, "data_parallel": 2},
+    "dp 2 x pp 2 x tp 2": {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_every_rank_is_heard_of_once(fly, layout):
+    """By the call where it reaches, by its file where it does not; in the ranks' order."""
+    core = fly(**LAYOUTS[layout])
+    await core.tick()
+    report = await core.tick()
+    there = [(worker.dp_rank, worker.rank) for worker in core.fake.workers]
+    assert heard(report) == [(dp, rank, "recorder" if dp else "rpc") for dp, rank in there]
+    assert (report.ranks_expected, report.ranks_reported, report.ranks_missing) == (len(there), len(there), ())
+    assert (report.engine.state, report.engine.hint, report.stale) == ("ready", None, False)
+    assert [rank.used_bytes for rank in report.ranks] == [USED_READY] * len(there)
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if "dp" in name])
+async def test_without_recorders_the_other_engines_ranks_are_missing(layout):
+    """Named by where they would be; the hint says what would help."""
+    core = core_on(**LAYOUTS[layout])
+    report = await core.tick()
+    expected = len(core.fake.workers)
+    assert (report.ranks_expected, report.ranks_reported) == (expected, expected // 2)
+    assert [(rank.dp_rank, rank.pp_rank, rank.tp_rank, rank.status) for rank in report.ranks_missing] == [
+        (1, worker.pp_rank, worker.tp_rank, "never seen") for worker in core.fake.workers if worker.dp_rank
+    ]
+    hint = report.engine.hint or ""
+    assert f"{expected // 2} of {expected} ranks answer" in hint
+    assert "recorder_dir" in hint
+
+
+@pytest.mark.parametrize("layout", ["tp 2", "pp 2"])
+async def test_one_engine_whole_misses_nobody(layout):
+    """Without recorders too."""
+    report = await core_on(**LAYOUTS[layout]).tick()
+    assert (report.ranks_expected, report.ranks_reported, report.ranks_missing) == (2, 2, ())
+
+
+async def test_a_rank_that_answered_once_is_unheard(tmp_path):
+    """With what it said then, for as long as it stays away."""
+    core = core_on()
+    await core.tick()
+    seen_at = core.clock.now
+    core.fake.garble = lambda answers: {"results": [json.dumps(answers[0])]}
+    for _ in range(3):
+        (missing,) = (await core.tick()).ranks_missing
+        assert (missing.status, missing.rank, missing.pid, missing.host) == ("unheard", 1, 4243, "node-a")
+        assert (missing.last_seen_at, missing.used_bytes) == (seen_at, USED_READY)
+
+
+@pytest.mark.parametrize("how", ["silent", "dead", "stopped", "ended"])
+async def test_a_missing_rank_is_named_with_what_was_last_known(fly, how):
+    """Of one whom no call reaches, its file tells what became of it."""
+    core = await aloft(fly(tensor_parallel=1, data_parallel=2))
+    core.clock.advance(0.5)
+    core.fake.record()
+    lost, seen_at = core.fake.workers[1], core.clock.now
+    fall_silent(core, lost, how)
+    report = await spared(core, 3.0)
+    (missing,) = report.ranks_missing
+    assert (missing.dp_rank, missing.pp_rank, missing.tp_rank) == (1, 0, 0)
+    assert (missing.rank, missing.host, missing.pid, missing.status) == (0, "node-a", lost.pid, how)
+    assert (missing.last_seen_at, missing.used_bytes) == (seen_at, USED_READY)
+    assert (report.ranks_expected, report.ranks_reported) == (2, 1)
+    assert f"1 of 2 ranks are heard of; missing: dp 1 pp 0 tp 0 ({how})" in (report.engine.hint or "")
+
+
+async def test_a_rank_that_has_not_written_yet_is_missing(fly):
+    """Its file is there, and nothing in it."""
+    core = fly(tensor_parallel=1, data_parallel=2)
+    (missing,) = (await core.tick()).ranks_missing
+    assert (missing.status, missing.pid, missing.last_seen_at) == ("unheard", 4243, None)
+
+
+async def test_workers_that_do_not_tell_their_place_are_counted(fly):
+    """Older engines tell a rank's number at most: by it they are placed."""
+    core = fly(tensor_parallel=2, pipeline_parallel=2)
+    untold = {"tp_rank": None, "pp_rank": None}
+    core.fake.garble = lambda answers: {"results": [json.dumps(answer | untold) for answer in answers]}
+    assert (await core.tick()).ranks_missing == ()
+    core.fake.garble = lambda answers: {"results": [json.dumps(answer | untold) for answer in answers[:3]]}
+    (missing,) = missing_ranks(core.poller.capabilities, (await core.tick()).ranks[:3], ())
+    assert (missing.pp_rank, missing.tp_rank) == (1, 1)
+
+
+async def test_workers_without_a_number_are_counted_too():
+    """There are as many as there should be: nobody is missing, and nobody lost."""
+    core = core_on()
+    untold = {"rank": None, "tp_rank": None, "pp_rank": None}
+    core.fake.garble = lambda answers: {"results": [json.dumps(answer | untold) for answer in answers]}
+    report = await core.tick()
+    assert (report.ranks_reported, report.ranks_missing) == (2, ())
+
+
+async def test_an_engine_that_does_not_tell_its_size_misses_nobody(fly):
+    """Nobody knows how many there should be."""
+    core = fly(data_parallel=2, engine_has_extension=True)
+    core.fake.failing["/server_info"] = 500
+    report = await core.tick()
+    assert (report.ranks_expected, report.ranks_missing) == (None, ())
+
+
+async def test_the_baseline_grows_by_ranks_that_are_heard_of_later(fly):
+    """Growth is told of each from its own beginning."""
+    core = fly(tensor_parallel=1, data_parallel=2)
+    await spared(core)
+    assert [rank.dp_rank for rank in core.poller.baseline] == [0]
+    core.fake.serve_images(1)
+    assert (await spared(core)).growth.since_ready_bytes == IMAGE_BYTES
+    assert [rank.dp_rank for rank in core.poller.baseline] == [0, 1]
+    core.fake.serve_images(1)
+    assert (await spared(core)).growth.since_ready_bytes == 3 * IMAGE_BYTES
+
+
+# --- who is asked ---
+
+
+async def test_recorded_workers_are_asked_seldom_also_while_they_work(core):
+    """Every idle_poll_seconds, as a sign that the engine's loop answers; whether it is paused, each time."""
+    await aloft(core)
+    reports = await at_work(core, 10)
+    assert core.fake.ops() == ["memory", "memory"]
+    assert len(core.fake.asked("/is_paused")) == 10
+    assert {report.movement.verdict for report in reports} == {"moving"}
+    assert {(report.engine.state, report.stale, report.age_seconds) for report in reports} == {("ready", False, 0.0)}
+    assert {len(report.ranks) for report in reports} == {2}
+
+
+async def test_recorded_workers_of_an_idle_engine_are_read_all_the_same(core):
+    """A file costs the engine nothing."""
+    await aloft(core)
+    reports = [await spared(core) for _ in range(10)]
+    assert core.fake.ops() == ["memory", "memory"]
+    assert len(core.fake.asked("/is_paused")) == 2
+    assert {(report.movement.verdict, report.age_seconds) for report in reports} == {("idle", 0.0)}
+
+
+async def test_a_rank_without_a_recorder_is_asked_each_time(core):
+    """While the engine works; nothing else would tell of it."""
+    core.fake.workers[1].recorder.refuses = "OSError: no space left on device"
+    await aloft(core)
+    reports = await at_work(core, 4)
+    assert core.fake.ops() == ["memory"] * 4
+    assert [heard(report) for report in reports] == [[(0, 0, "rpc"), (0, 1, "rpc")]] * 4
+
+
+async def test_a_recorder_that_may_not_ask_the_allocator_spares_nobody(core):
+    """With sleep mode its samples lack PyTorch's figures, and what is known must not come and go."""
+    for worker in core.fake.workers:
+        worker.recorder.torch = False
+    await aloft(core)
+    reports = await at_work(core, 3)
+    assert core.fake.ops() == ["memory"] * 3
+    core.fake.running = 0
+    reports += [await spared(core) for _ in range(8)]
+    assert len(core.fake.ops()) < 8
+    assert None not in {rank.torch.allocated_bytes for report in reports for rank in report.ranks}
+
+
+async def test_who_asks_for_a_reading_gets_one_of_now(fly):
+    """A remedy's effect is in it, also on ranks that no call reaches."""
+    core = await aloft(fly(tensor_parallel=1, data_parallel=2))
+    core.clock.advance(1.0)
+    core.fake.record()
+    asked_at = core.clock.now
+    core.fake.serve_images(1)
+    report = await core.poller.poll()
+    assert core.fake.ops() == ["memory"]
+    assert min(rank.taken_at for rank in report.ranks) > asked_at
+    assert [rank.used_bytes for rank in report.ranks] == [USED_READY + IMAGE_BYTES] * 2
+    assert core.clock.now - asked_at == pytest.approx(1 / RECORDER_RATE)
+
+
+async def test_nobody_is_waited_for_long(fly):
+    """A worker that does not get to write has a few periods' time."""
+    core = await aloft(fly(tensor_parallel=1, data_parallel=2))
+    core.fake.workers[1].recorder.works = False
+    asked_at = core.clock.now
+    await core.poller.poll()
+    assert core.clock.now - asked_at == pytest.approx(WAITS_MOST / RECORDER_RATE)
+
+
+async def test_nobody_is_waited_for_when_the_engine_is_gone(core):
+    """There is nothing to come."""
+    await aloft(core)
+    core.fake.down = True
+    asked_at = core.clock.now
+    assert (await core.poller.poll()).engine.state == "down"
+    assert core.clock.now == asked_at
+
+
+# --- whether it moves ---
+
+
+async def test_a_long_step_is_busy_and_nobody_is_asked(core):
+    """The call would hang; readings are as fresh as ever."""
+    await aloft(core)
+    core.fake.running, core.fake.hang = 4, asyncio.Event()
+    core.fake.begin_step()
+    reports = [await spared(core, 2.0) for _ in range(30)]
+    assert core.fake.ops() == []
+    assert {report.movement.verdict for report in reports} == {"busy"}
+    assert {(report.engine.state, report.engine.hint, report.stale) for report in reports} == {("ready", None, False)}
+    assert {report.age_seconds for report in reports} == {0.0}
+    assert reports[-1].engine.requests_running == 4
+
+
+async def test_a_step_that_lasts_too_long_is_stuck_until_it_ends(core):
+    """The engine counts as unresponsive, with the place as the hint; and as ready again by itself."""
+    await aloft(core)
+    core.fake.running = 1
+    core.fake.begin_step()
+    core.fake.workers[1].recorder.stack = ["hccl.py:12 allreduce", "model.py:5 forward"]
+    report = await spared(core, 121.0)
+    assert (report.engine.state, report.movement.verdict, report.stale) == ("unresponsive", "stuck", False)
+    assert report.engine.hint == report.movement.summary
+    assert "longer than the 120 s" in (report.engine.hint or "")
+    core.fake.end_step()
+    report = await spared(core)
+    assert (report.engine.state, report.engine.hint) == ("ready", None)
+    assert [summary.partition(":")[0] for summary in core.summaries("state")][1:] == [
+        "engine ready -> unresponsive",
+        "engine unresponsive -> ready",
+    ]
+
+
+async def test_a_dead_rank_makes_the_engine_stuck(core):
+    """A step needs every rank; the hint names it."""
+    await aloft(core)
+    fall_silent(core, core.fake.workers[1], "dead")
+    core.fake.hang = asyncio.Event()
+    reports = [await spared(core) for _ in range(6)]
+    assert reports[-1].engine.state == "unresponsive"
+    assert "rank 1 (pid 4243 on node-a) is dead" in (reports[-1].engine.hint or "")
+    assert [rank.status for rank in reports[-1].ranks_missing] == ["dead"]
+
+
+@pytest.mark.parametrize(("what", "verdict"), [("steps", "moving"), ("a step", "busy")])
+async def test_a_deadline_that_passes_while_ranks_move_is_no_hang(core, what, verdict):
+    """The call waits for its turn; the hint tells both."""
+    await aloft(core)
+    await at_work(core, 3)
+    core.fake.hang = asyncio.Event()
+    if what == "a step":
+        core.fake.begin_step()
+        report = await core.tick(2.0)
+    else:
+        (report,) = await at_work(core, 1, IDLE_POLL_SECONDS)
+    assert (report.engine.state, report.movement.verdict, report.stale) == ("ready", verdict, False)
+    assert report.movement.summary in (report.engine.hint or "")
+    assert "worker call memory" in (report.engine.hint or "")
+    assert core.counted.failures == [("workers", "unresponsive")]
+
+
+async def test_a_step_that_begins_just_then_is_no_hang(core):
+    """Idle when it was looked at, and the deadline passed in a step that came in between."""
+
+    class Step:
+        async def wait(self) -> None:
+            core.fake.begin_step()
+            core.clock.advance(8.0)
+            core.fake.record()
+            await asyncio.Event().wait()
+
+    await aloft(core)
+    core.fake.hang = Step()
+    report = await core.tick()
+    assert (report.engine.state, report.movement.verdict, report.age_seconds) == ("ready", "busy", 0.0)
+
+
+async def test_a_hang_is_told_while_a_call_still_waits(fly):
+    """The files tell: the call's deadline need not pass first, and the call itself is left to its end."""
+    core = await aloft(fly(rpc_deadline_seconds=60.0))
+    core.poller._poll_seconds = 0.01  # how often it looks meanwhile
+
+    class Stopped:
+        async def wait(self) -> None:
+            fall_silent(core, core.fake.workers[1], "stopped")
+            core.clock.advance(6.0)
+            core.fake.record()
+            await asyncio.Event().wait()
+
+    core.fake.hang = Stopped()
+    report = await asyncio.wait_for(core.tick(), 10.0)
+    assert (report.engine.state, report.movement.verdict) == ("unresponsive", "stuck")
+    assert "rank 1 (pid 4243 on node-a) is stopped" in (report.engine.hint or "")
+    assert core.engine.rpc_outstanding_seconds is not None
+
+
+async def test_a_loop_that_does_not_answer_though_nobody_works_is_unresponsive(core):
+    """Idle is no excuse: then a call is answered at once."""
+    await aloft(core)
+    core.fake.hang = asyncio.Event()
+    report = await core.tick()
+    assert (report.engine.state, report.movement.verdict) == ("unresponsive", "idle")
+    assert report.stale is False, "the files are fresh"
+
+
+async def test_requests_that_no_step_follows_are_stuck(core):
+    """And the loop answers no call either."""
+    await aloft(core)
+    core.fake.end_step()
+    core.fake.running, core.fake.hang = 2, asyncio.Event()
+    states = [(await spared(core, 4.0)).engine.state for _ in range(2)]
+    core.engine._answered_at -= 60
+    states += [(await spared(core, 4.0)).engine.state for _ in range(3)]
+    report = core.poller.current()
+    assert (states[0], states[-1], report.movement.verdict) == ("ready", "unresponsive", "stuck")
+    assert "hands out no work" in (report.engine.hint or "")
+
+
+async def test_what_waits_in_a_paused_engine_is_not_stuck(core):
+    """Nor in one that sleeps; it stays paused for as long as it says so."""
+    await aloft(core)
+    core.fake.paused = True
+    assert (await core.tick()).engine.state == "paused"
+    core.fake.waiting = 3
+    core.engine._answered_at -= 60
+    states = [(await spared(core, 4.0)).engine.state for _ in range(10)]
+    assert states == ["paused"] * 10
+    core.fake.paused, core.fake.waiting = False, 0
+    assert (await core.tick()).engine.state == "ready"
+
+
+async def test_a_rested_engine_stays_paused_until_it_says_otherwise(core):
+    """It is not asked at every poll."""
+    await aloft(core)
+    core.fake.paused = True
+    await core.tick()
+    core.fake.calls.clear()
+    assert [(await spared(core)).engine.state for _ in range(3)] == ["paused"] * 3
+    assert core.fake.asked("/is_paused") == []
+    core.fake.paused = False
+    states = [(await spared(core)).engine.state for _ in range(3)]
+    assert (states[-1], len(core.fake.asked("/is_paused"))) == ("ready", 1)
+
+
+async def test_a_paused_engine_stays_paused_while_a_call_is_late(core):
+    """Nobody could ask whether it still is."""
+    await aloft(core)
+    core.fake.paused = True
+    await core.tick()
+    core.fake.hang = asyncio.Event()
+    core.fake.begin_step()
+    report = await core.tick(2.0)
+    assert (report.engine.state, report.movement.verdict) == ("paused", "busy")
+
+
+# --- the engine's end ---
+
+
+async def test_a_gone_engines_files_are_not_believed(core):
+    """They are fresh for a moment longer: the last readings stay, marked as stale, and nobody moves."""
+    await aloft(core)
+    seen = core.poller.current().ranks
+    core.fake.down = True
+    for seconds in (1.0, 2.0):
+        report = await spared(core)
+        assert (report.engine.state, report.stale, report.age_seconds) == ("down", True, seconds)
+        assert (report.ranks, report.movement) == (seen, None)
+        assert "nothing answers any more at http://engine:8000" in (report.engine.hint or "")
+
+
+async def test_an_engine_that_goes_while_it_is_asked_is_gone(core):
+    """It told its load just before, and its files say that all is well."""
+    await aloft(core)
+    core.fake.breaks = True
+    report = await core.tick()
+    assert (report.engine.state, report.stale, report.movement) == ("down", True, None)
+    assert "nothing answers any more" in (report.engine.hint or "")
+
+
+async def test_what_was_recorded_last_outlives_the_engine(core):
+    """Until another life of it has recorders of its own, or cannot start any."""
+    await aloft(core)
+    core.fake.down = True
+    core.clock.advance(0.5)
+    core.fake.serve_images(1)
+    await spared(core, 0.0)
+    await spared(core)
+    assert [record.identity.pid for record in core.flight.records] == [4242, 4243]
+    core.fake.down = False
+    core.fake.start_again()
+    for worker in core.fake.workers:
+        worker.recorder.refuses = "OSError: no space left on device"
+    await spared(core)
+    assert core.flight.records == ()
+
+
+# --- the last minutes ---
+
+
+async def test_the_last_minutes_are_read_by_process(core, tmp_path):
+    """All samples of a life, of a former one too; a file that is no good costs only itself."""
+    await aloft(core)
+    instance = core.flight.recorder.instance
+    core.fake.down = True
+    await spared(core)
+    found = core.flight.last_minutes(instance)
+    assert {pid: [sample.used_bytes for sample in samples] for pid, samples in found.items()} == {
+        4242: [USED_READY] * 2,
+        4243: [USED_READY] * 2,
+    }
+    (tmp_path / "recorder" / f"highwater-{instance}-4243.ring").write_bytes(b"nonsense")
+    assert list(core.flight.last_minutes(instance)) == [4242]
+    assert core.flight.last_minutes("0" * 16) == {}
+
+
+async def test_long_minutes_are_thinned(core):
+    """The last ones whole, what was before them coarser, oldest first."""
+    await spared(core)
+    core.flight._rate = 100.0
+    core.fake.down = True
+    await spared(core)
+    core.fake.down = False
+    await spared(core)
+    first = core.clock.now
+    for _ in range(800):
+        core.clock.advance(0.01)
+        core.fake.record()
+    samples = core.flight.last_minutes(core.flight.recorder.instance)[4242]
+    assert samples[-1].at == pytest.approx(core.clock.now)
+    times = [sample.at for sample in samples]
+    assert times == sorted(times)
+    assert SAMPLES_WHOLE < len(times) <= 2 * SAMPLES_WHOLE
+    assert times[-SAMPLES_WHOLE] == pytest.approx(core.clock.now - 0.01 * (SAMPLES_WHOLE - 1))
+    assert times[0] - first < 1.0
+
+
+async def test_the_slope_is_of_all_ranks(fly):
+    """Ranks that are heard of by file or by call in turn are the same ranks."""
+    core = await aloft(fly(tensor_parallel=1, data_parallel=2))
+    for _ in range(int(GROWTH_SECONDS / 10)):
+        core.fake.serve_images(1)
+        report = await spared(core)
+    assert report.growth.bytes_per_second == pytest.approx(2 * IMAGE_BYTES, rel=0.3)
