@@ -390,8 +390,10 @@ class Poller:
 
     def _hint(self, outcome: _Round) -> str | None:
         movement = outcome.movement
-        if movement is not None and (movement.verdict == "stuck" or outcome.failure is not None):
+        if movement is not None and movement.verdict == "stuck":
             return movement.summary + ("" if outcome.failure is None else f" ({outcome.failure})")
+        if movement is not None and outcome.failure is not None:
+            return f"{outcome.failure} ({movement.summary})"  # the records alone saw nothing wrong
         if outcome.failure is not None:
             return _failure_hint(outcome.failure, self._engine.url, was_reached=self._was_reached)
         setup = _setup_hint(self.capabilities)

@@ -1,0 +1,275 @@
+"""Flight recorders beside real engines: every rank is heard of, a hang is told from work, a death is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import time
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psutil
+import pytest
+
+from .conftest import sidecar_beside, wait_for
+from .test_sidecar import cpu_seconds, rss_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from app.demo.engine import Engine
+    from app.demo.sidecar import DemoSidecar
+
+# So that one prompt makes one long step.
+PROMPT_TOKENS, MOST_TOKENS = 8_000, 8_192
+LONG_PROMPTS = (
+    *("--hf-overrides", json.dumps({"max_position_embeddings": MOST_TOKENS})),
+    *("--max-model-len", str(MOST_TOKENS), "--max-num-batched-tokens", str(MOST_TOKENS)),
+)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "two engines": {"data_parallel": 2},
+    "two workers": {"tensor_parallel": 2, "extra_args": LONG_PROMPTS},
+}
+WELL = {"/livez": 200, "/readyz": 200, "/health/deep": 200}
+NOT_WELL = {"/livez": 200, "/readyz": 503, "/health/deep": 503}
+on_two_engines = pytest.mark.parametrize("engine", ["two engines"], indirect=True)
+on_two_workers = pytest.mark.parametrize("engine", ["two workers"], indirect=True)
+on_either = pytest.mark.parametrize("engine", [*OPTIONS], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest, engine_factory: Callable[..., Engine]) -> Iterator[Engine]:
+    """One after the other: the first ends before the second starts."""
+    engine = engine_factory(multimodal=False, **OPTIONS[request.param])
+    yield engine
+    engine.stop()
+
+
+@contextmanager
+def flying(engine: Engine, folder: Path, **settings: str) -> Iterator[DemoSidecar]:
+    """A sidecar that acts only when told to, and hears of both ranks."""
+    settings = {
+        "HIGHWATER_POLICY__MODE": "observe",
+        "HIGHWATER_RECORDER_DIR": str(folder / "flight"),
+        "HIGHWATER_ENGINE_LOG": str(engine.log_path),
+        **settings,
+    }
+    with sidecar_beside(engine, folder, **settings) as sidecar:
+        wait_for(sidecar, lambda report: report["ranks_reported"] == 2, 10.0)
+        yield sidecar
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def status(url: str) -> int:
+    return httpx.get(url, trust_env=False, timeout=10).status_code
+
+
+def probes(sidecar: DemoSidecar) -> dict[str, int]:
+    """What probes are answered with."""
+    return {path: status(sidecar.url + path) for path in WELL}
+
+
+def is_ready(report: dict[str, Any]) -> bool:
+    return bool(report["engine"]["state"] == "ready")
+
+
+def is_unresponsive(report: dict[str, Any]) -> bool:
+    return bool(report["engine"]["state"] == "unresponsive")
+
+
+def incidents(sidecar: DemoSidecar) -> list[dict[str, Any]]:
+    """Headlines, newest first."""
+    listed: list[dict[str, Any]] = sidecar.call("GET", "/memory/incidents")["incidents"]
+    return listed
+
+
+def wait_for_incident(
+    sidecar: DemoSidecar, wanted: Callable[[dict[str, Any]], bool], seconds: float = 10.0
+) -> dict[str, Any]:
+    """The first incident that is as wanted, whole: it is written beside the loop that tells the state."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = [headline for headline in incidents(sidecar) if wanted(headline)]
+        if found:
+            incident: dict[str, Any] = sidecar.call("GET", f"/memory/incidents/{found[-1]['id']}")
+            return incident
+        assert time.monotonic() < deadline, incidents(sidecar)
+        time.sleep(0.2)
+
+
+def core_of(worker_pid: int) -> int:
+    """The process of the worker's loop, which started it."""
+    core = psutil.Process(worker_pid).parent()
+    assert core is not None
+    assert "VLLM::EngineCore" in core.cmdline()[0]
+    return core.pid
+
+
+def worker_calls(engine: Engine) -> int:
+    """How many the engine has answered so far."""
+    return engine.log_path.read_text(errors="replace").count("POST /collective_rpc")
+
+
+# --- who is heard of ---
+
+
+@on_two_engines
+def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: Engine, tmp_path: Path) -> None:
+    """Each with its own place, process and memory; a remedy measures both."""
+    with flying(engine, tmp_path) as sidecar:
+        report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
+        assert (report["ranks_expected"], report["ranks_missing"], report["engine"]["hint"]) == (2, [], None)
+        ranks = report["ranks"]
+        assert [(rank["dp_rank"], rank["tp_rank"], rank["pp_rank"]) for rank in ranks] == [(0, 0, 0), (1, 0, 0)]
+        assert sorted(rank["pid"] for rank in ranks) == sorted(engine.worker_pids())
+        for rank in ranks:
+            assert f"(EngineCore_DP{rank['dp_rank']} pid={core_of(rank['pid'])})" in engine.log_path.read_text()
+        assert ranks[0]["source"] in {"rpc", "recorder"}
+        assert ranks[1]["source"] == "recorder"
+        for rank in ranks:
+            assert rank["used_bytes"] == pytest.approx(rss_bytes(rank["pid"]), rel=0.1)
+            assert sum(value or 0 for value in rank["components"].values()) == rank["used_bytes"]
+        (result,) = sidecar.call("POST", "/memory/reclaim", {"remedies": ["release"]})["results"]
+        assert result["outcome"] == "done"
+        assert [rank["dp_rank"] for rank in result["freed_bytes"]["ranks"]] == [0, 1]
+
+
+@on_two_workers
+def test_an_idle_engine_does_not_hang_and_is_left_alone(engine: Engine, tmp_path: Path) -> None:
+    """Files are read instead of workers asked: vLLM's spin for a second after each call."""
+    with flying(engine, tmp_path) as sidecar:
+        began, calls = time.monotonic(), worker_calls(engine)
+        used = {pid: cpu_seconds(pid) for pid in engine.worker_pids()}
+        seen = []
+        while time.monotonic() - began < 12.0:
+            seen.append(sidecar.call("GET", "/memory"))
+            time.sleep(0.25)
+        assert {(report["engine"]["state"], report["ranks_reported"]) for report in seen} == {("ready", 2)}
+        assert {report["movement"]["verdict"] for report in seen} == {"idle"}
+        assert max(report["age_seconds"] for report in seen) < 3.0
+        calls = worker_calls(engine) - calls
+        shares = [(cpu_seconds(pid) - before) / 12.0 for pid, before in used.items()]
+        assert calls <= 3
+        assert max(shares) < 0.5
+        assert incidents(sidecar) == []
+
+
+# --- hangs, and what is none ---
+
+
+@on_either
+def test_a_stopped_worker_is_a_hang_until_it_goes_on(engine: Engine, tmp_path: Path) -> None:
+    """The rank is named while vLLM's own health check is good, and an incident has a beginning and an end."""
+    with flying(engine, tmp_path) as sidecar:
+        pids = [rank["pid"] for rank in sidecar.call("GET", "/memory")["ranks"]]
+        time.sleep(2.0)  # of which the series will tell
+        with stopped(pids[1]):
+            report = wait_for(sidecar, is_unresponsive, 10.0)
+            (missing,) = report["ranks_missing"]
+            assert (missing["pid"], missing["status"]) == (pids[1], "stopped")
+            assert re.search(rf"rank {missing['rank']} \(pid {pids[1]} on \S+\) is stopped", report["engine"]["hint"])
+            assert (probes(sidecar), status(f"{engine.url}/health")) == (NOT_WELL, 200)
+            incident = wait_for_incident(sidecar, lambda incident: incident["kind"] == "hung")
+            assert incident["ended_at"] is None
+            found = [(rank["pid"], rank["status"], len(rank["series"]) > 10) for rank in incident["ranks"]]
+            assert found == [(pids[0], "alive", True), (pids[1], "stopped", True)]
+        wait_for(sidecar, is_ready, 10.0)
+        ended = wait_for_incident(sidecar, lambda incident: incident["ended_at"] is not None)
+        assert (ended["id"], len(incidents(sidecar))) == (incident["id"], 1)
+        wait_for(sidecar, lambda report: report["ranks_reported"] == 2 and not report["ranks_missing"], 10.0)
+        assert (probes(sidecar), status(f"{engine.url}/health")) == (WELL, 200)
+
+
+@asynccontextmanager
+async def a_request_under_way(engine: Engine, sidecar: DemoSidecar) -> AsyncIterator[None]:
+    """An answer that is read through the sidecar as it comes."""
+    body = {"model": engine.served_model, "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+    async def read(response: httpx.Response) -> None:
+        async for _ in response.aiter_bytes():
+            pass
+
+    async with (
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
+        client.stream("POST", f"{sidecar.url}/v1/completions", json=body) as response,
+    ):
+        assert response.status_code == httpx.codes.OK
+        reading = asyncio.create_task(read(response))
+        try:
+            await asyncio.to_thread(wait_for, sidecar, lambda report: report["engine"]["requests_running"] == 1)
+            yield
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+
+@on_two_workers
+async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: Engine, tmp_path: Path) -> None:
+    """Both workers live and wait for what EngineCore does not send them."""
+    with flying(engine, tmp_path) as sidecar:
+        async with a_request_under_way(engine, sidecar):
+            with stopped(core_of(engine.worker_pids()[0])):
+                report = await asyncio.to_thread(wait_for, sidecar, is_unresponsive, 12.0)
+                assert (report["ranks_reported"], report["movement"]["verdict"]) == (2, "stuck")
+                assert "hands out no work" in report["engine"]["hint"]
+                assert (probes(sidecar), status(f"{engine.url}/health")) == (NOT_WELL, 200)
+            await asyncio.to_thread(wait_for, sidecar, is_ready, 10.0)
+        incident = await asyncio.to_thread(wait_for_incident, sidecar, lambda one: one["ended_at"] is not None)
+        assert (incident["kind"], len(incident["ranks"])) == ("hung", 2)
+
+
+@on_two_workers
+async def test_a_long_step_is_no_hang(engine: Engine, tmp_path: Path) -> None:
+    """It lasts several times what a worker call may: the engine is busy, and ready."""
+    body = {"model": engine.served_model, "prompt": [1] * PROMPT_TOKENS, "max_tokens": 1}
+    with flying(engine, tmp_path, HIGHWATER_RPC_DEADLINE_SECONDS="1") as sidecar:
+        async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False, timeout=60) as client:
+            asked = asyncio.create_task(client.post("/v1/completions", json=body))
+            seen = []
+            while not asked.done():
+                seen.append(await asyncio.to_thread(sidecar.call, "GET", "/memory"))
+                await asyncio.sleep(0.1)
+        assert (await asked).status_code == httpx.codes.OK
+        assert {report["engine"]["state"] for report in seen} == {"ready"}
+        busy = [report["movement"] for report in seen if report["movement"]["verdict"] == "busy"]
+        assert max(movement["since_seconds"] for movement in busy) > 3.0
+        assert "in one step" in busy[-1]["summary"]
+        assert incidents(sidecar) == []
+
+
+# --- a death; the last test, as it ends the engine ---
+
+
+@on_two_workers
+def test_a_killed_worker_leaves_an_incident_with_its_last_minutes(engine: Engine, tmp_path: Path) -> None:
+    """Each rank's last reading and series are there, and the message in the engine's log that tells the cause."""
+    folder = tmp_path / "incidents"
+    folder.mkdir()
+    with flying(engine, tmp_path, HIGHWATER_INCIDENTS__FOLDER=str(folder)) as sidecar:
+        pids = [rank["pid"] for rank in sidecar.call("GET", "/memory")["ranks"]]
+        time.sleep(2.0)
+        os.kill(pids[1], signal.SIGKILL)
+        wait_for(sidecar, lambda report: report["engine"]["state"] == "down", 60.0)
+        incident = wait_for_incident(sidecar, lambda incident: incident["kind"] == "died")
+        assert [(rank["rank"], rank["pid"]) for rank in incident["ranks"]] == [*enumerate(pids)]
+        for rank in incident["ranks"]:
+            assert rank["reading"]["used_bytes"] > 0
+            assert len(rank["series"]) > 10
+            assert rank["series"][-1]["used_bytes"] > 0
+        assert incident["ranks"][1]["status"] == "dead"
+        assert "worker_died" in {message["name"] for message in incident["messages"]}
+        assert (folder / f"{incident['id']}.json").is_file()
+        assert probes(sidecar) == NOT_WELL
