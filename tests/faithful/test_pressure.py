@@ -15,6 +15,8 @@ NEIGHBOURS = 256
 BOUNDED = ("sidecar", "direct", "nginx")
 """vllm-router keeps whole uploads in memory, and how much else differs from run to run."""
 SLOW_BYTES_A_SECOND = 64 * 1024
+NOISE_SECONDS = 1.0
+"""By which a neighbour's 0.2 s may vary on a busy machine; one that waits for a slow client waits for ever."""
 ROOM_BYTES = 16 * MIB
 """For 256 connections and their buffers; what a slow client is owed is a multiple of it."""
 
@@ -42,7 +44,7 @@ async def neighbours(through, whole: bytes) -> list[float]:
         client = await through.connect(limit=2**16)
         began = time.monotonic()
         await client.request("POST", "/v1/short", ("content-type", "application/json"), body=b'{"n":1}')
-        answer = await client.whole(seconds=20)
+        answer = await client.whole(seconds=100)
         assert (answer.body, answer.complete) == (whole, True)
         await client.leave()
         return time.monotonic() - began
@@ -85,7 +87,7 @@ async def test_slow_readers_cost_no_memory_and_no_neighbour(through, engine, sho
     assert all(taken > 0 for taken in await asyncio.gather(*reading))
     assert written < 8 * 24 * MIB  # the kernel's buffers, six sockets a stream
     assert grown < ROOM_BYTES
-    assert statistics.median(beside) < 3 * statistics.median(alone) + 0.2
+    assert statistics.median(beside) < 3 * statistics.median(alone) + NOISE_SECONDS
 
 
 @fronted_by(*BOUNDED)
@@ -115,11 +117,11 @@ async def test_slow_senders_cost_no_memory_and_no_neighbour(through, engine, sho
     grown = through.rss_bytes() - before
     over.set()
     sent = sum(await asyncio.gather(*sending))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         while arrived < sent:  # noqa: ASYNC110 - what arrives counts itself
             await asyncio.sleep(0.01)
     assert grown < ROOM_BYTES
-    assert statistics.median(beside) < 3 * statistics.median(alone) + 0.2
+    assert statistics.median(beside) < 3 * statistics.median(alone) + NOISE_SECONDS
 
 
 @fronted_by(*BOUNDED)

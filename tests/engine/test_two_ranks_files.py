@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import mmap
-import os
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,21 +15,12 @@ from app.demo.traffic import send_images, send_texts
 from tests.unit.worker_ext.ring_bytes import parse
 
 from .conftest import ask_all
+from .test_worker_ext_real import reset_encoder_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from app.demo.engine import Engine
 
 INSTANCE = "00112233445566ff"
-
-
-@pytest.fixture(scope="module")
-def two_ranks(engine_factory: Callable[..., Engine]) -> Iterator[Engine]:
-    """Two workers; ended with this file, as idle workers would slow the next start."""
-    engine = engine_factory(tensor_parallel=2)
-    yield engine
-    engine.stop()
 
 
 def start(engine: Engine, folder: Path, **arguments: Any) -> list[dict[str, Any]]:
@@ -56,25 +46,26 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-async def test_both_ranks_files_say_what_their_processes_are(two_ranks: Engine, tmp_path: Path) -> None:
+async def test_both_ranks_files_say_what_their_processes_are(two_workers: Engine, tmp_path: Path) -> None:
     """Who wrote them, how many steps were taken, and how large the processes are."""
-    started = start(two_ranks, tmp_path, rate=20)
+    await asyncio.to_thread(reset_encoder_cache, two_workers)
+    started = start(two_workers, tmp_path, rate=20)
     assert [(one["ok"], one["already"], one["notes"]) for one in started] == [(True, False, [])] * 2
-    assert [one["already"] for one in start(two_ranks, tmp_path, rate=20)] == [True, True]
-    model = two_ranks.served_model
-    assert (await send_texts(two_ranks.url, model, texts=[f"text {n}" for n in range(8)], max_tokens=16)).failed == 0
-    assert (await send_images(two_ranks.url, model, images=range(70_000, 70_004))).failed == 0
+    assert [one["already"] for one in start(two_workers, tmp_path, rate=20)] == [True, True]
+    model = two_workers.served_model
+    assert (await send_texts(two_workers.url, model, texts=[f"text {n}" for n in range(8)], max_tokens=16)).failed == 0
+    assert (await send_images(two_workers.url, model, images=range(70_000, 70_004))).failed == 0
     paths = [Path(one["path"]) for one in started]
     wait_for_entries(paths, 4)
     sizes = {one["rank"]: resident_bytes(one["pid"]) for one in started}
-    stopped = ask_all(two_ranks, "recorder_stop")
+    stopped = ask_all(two_workers, "recorder_stop")
     assert [(one["stopped"], one["path"]) for one in stopped] == [(True, one["path"]) for one in started]
 
     files = [parse(path) for path in paths]
     heads = [identity for identity, _ in files]
     assert {head["instance"] for head in heads} == {INSTANCE}
     assert [(head["rank"], head["local_rank"], head["tp_rank"]) for head in heads] == [(0, 0, 0), (1, 1, 1)]
-    assert {head["pid"] for head in heads} == set(two_ranks.worker_pids())
+    assert {head["pid"] for head in heads} == set(two_workers.worker_pids())
     assert {head["device"]["type"] for head in heads} == {"cpu"}
     assert len({head["boot_id"] for head in heads}) == 1
 
@@ -89,12 +80,3 @@ async def test_both_ranks_files_say_what_their_processes_are(two_ranks: Engine, 
         assert (memory["kv_cache_bytes"] > 0, memory["weights_bytes"] > 0) == (True, True)
         assert (memory["encoder_cache"]["entries"], len(last(found, "entries")["largest"])) == (4, 4)
     assert samples[0]["moving"]["steps_begun"] == samples[1]["moving"]["steps_begun"]
-
-
-def test_a_worker_that_is_killed_leaves_its_last_moments(two_ranks: Engine, tmp_path: Path) -> None:
-    """That is what it is for."""
-    path = Path(start(two_ranks, tmp_path)[1]["path"])
-    ask_all(two_ranks, "release")
-    os.kill(two_ranks.worker_pids()[1], signal.SIGKILL)
-    two_ranks.stop()
-    assert {one["kind"] for one in parse(path)[1].values()} == {"sample", "entries"}
