@@ -27,6 +27,7 @@ from app.readings import (
     WorkerMemory,
 )
 from app.sources.recorder import RankRecord, Sample
+from app.table import rank_title
 
 SPAN_SECONDS = 600.0
 EVENTS_MOST = 50
@@ -97,7 +98,7 @@ class BlackBox:
         elif self._state == "unresponsive" and was != "unresponsive":
             self._open("hung", life, report)
         elif more_ooms:
-            ranks = ", ".join(f"rank {rank}" + (f" of dp {dp}" if dp else "") for dp, rank in more_ooms)
+            ranks = ", ".join(f"rank {rank_title(dp, rank)}" for dp, rank in more_ooms)
             reason = f"PyTorch's allocator on {ranks} could not get what it asked for"
             self._open("out_of_memory", life, report, reason)
         elif self._state == "ready" and self._may_be_open:

@@ -37,6 +37,12 @@ def device_title(device: Device) -> str:
     return kind if device.index is None else f"{kind}:{device.index}"
 
 
+def rank_title(dp_rank: int | None, rank: int | None, unknown: str = "?") -> str:
+    """``1``, or ``2.1`` in data-parallel engine 2: each engine numbers its ranks from 0."""
+    number = unknown if rank is None else str(rank)
+    return f"{dp_rank}.{number}" if dp_rank else number
+
+
 def report_text(report: Report) -> str:
     """The report as an operator reads it at a terminal, in MiB."""
     parts = [_headline(report)]
@@ -58,7 +64,7 @@ def _headline(report: Report) -> str:
 
 
 def _ranks_table(ranks: Sequence[RankReading]) -> str:
-    headers = ["MiB", *(f"rank {_rank_title(rank)}" for rank in ranks)]
+    headers = ["MiB", *(f"rank {rank_title(rank.dp_rank, rank.rank, UNKNOWN)}" for rank in ranks)]
     rows = [
         ["device", *(device_title(rank.device) for rank in ranks)],
         ["total", *(mib(rank.total_bytes) for rank in ranks)],
@@ -72,11 +78,6 @@ def _ranks_table(ranks: Sequence[RankReading]) -> str:
         ["used ratio", *(UNKNOWN if rank.used_ratio is None else f"{rank.used_ratio:.3f}" for rank in ranks)],
     ]
     return table(headers, rows)
-
-
-def _rank_title(rank: RankReading) -> str:
-    number = UNKNOWN if rank.rank is None else str(rank.rank)
-    return f"{rank.dp_rank}.{number}" if rank.dp_rank else number
 
 
 def _footer(report: Report) -> str:

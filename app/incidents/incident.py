@@ -19,6 +19,7 @@ from app.readings import (
     RankReading,
     TorchMemory,
 )
+from app.table import rank_title
 
 SCHEMA = 1
 
@@ -89,8 +90,7 @@ class RankEvidence:
     @property
     def name(self) -> str:
         """The rank as an operator calls it."""
-        number = "?" if self.rank is None else str(self.rank)
-        return f"rank {self.dp_rank}.{number}" if self.dp_rank else f"rank {number}"
+        return f"rank {rank_title(self.dp_rank, self.rank)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

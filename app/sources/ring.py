@@ -20,6 +20,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field, TypeAdapter, ValidationError
 
 from app.readings import Device, WorkerBudget
+from app.table import rank_title
 
 VERSION = 1
 MAGIC = b"HIGHWATR"
@@ -95,9 +96,8 @@ class Identity:
     @property
     def name(self) -> str:
         """The rank as an operator calls it: ``rank 1 (pid 4243 on node-a)``."""
-        engine = f"dp {self.dp_rank} " if self.dp_rank else ""
-        rank = "?" if self.rank is None else self.rank
-        return f"{engine}rank {rank} (pid {self.pid}" + (f" on {self.host})" if self.host else ")")
+        where = f" on {self.host}" if self.host else ""
+        return f"rank {rank_title(self.dp_rank, self.rank)} (pid {self.pid}{where})"
 
 
 _IDENTITY = TypeAdapter(Identity)

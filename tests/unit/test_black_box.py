@@ -203,7 +203,7 @@ async def test_out_of_memory_on_a_rank_that_no_call_reaches(boxed):
     await one.come_up()
     one.fake.workers[1].ooms = 1
     await one.tick()
-    assert (await one.only()).reason == "PyTorch's allocator on rank 0 of dp 1 could not get what it asked for"
+    assert (await one.only()).reason == "PyTorch's allocator on rank 1.0 could not get what it asked for"
 
 
 async def test_a_count_that_starts_anew_in_a_new_process_is_none(either):

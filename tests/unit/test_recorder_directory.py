@@ -169,8 +169,8 @@ def test_ranks_come_in_their_order(recorder, writers):
     assert [record.name.partition(" (")[0] for record in recorder.read()] == [
         "rank 0",
         "rank 1",
-        "dp 1 rank 0",
-        "dp 1 rank 1",
+        "rank 1.0",
+        "rank 1.1",
     ]
 
 
