@@ -291,7 +291,7 @@ def test_the_engines_key(locked: Ways) -> None:
         return models, caught.value.body, message
 
     locked.same(ask)
-    assert locked.sidecar.call("GET", "/memory")["engine"]["hint"] is None
+    assert locked.sidecar.call("GET", "/memory")["engine"]["state"] == "ready"
 
 
 # --- anthropic ---

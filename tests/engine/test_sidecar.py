@@ -236,9 +236,8 @@ async def test_an_engine_without_dev_mode_is_served_and_told_what_to_add(
 
 def assert_it_is_told_what_to_add(sidecar: DemoSidecar, hint: str) -> None:
     """What an operator sees of an engine that lacks something."""
-    report = sidecar.call("GET", "/memory")
+    report = wait_for(sidecar, lambda report: report["engine"]["requests_running"] == 0)
     assert hint in report["engine"]["hint"]
-    assert report["engine"]["requests_running"] == 0
     refused = post(sidecar, "/memory/reclaim", json={"remedies": ["release"]})
     assert refused.status_code == 409
     assert "worker extension" in refused.json()["results"][0]["reason"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from app.demo.engine import Engine
     from app.demo.environment import EngineEnvironment
 
+# To import vLLM takes ten seconds: those that need it are asked together.
+ASKED_TOGETHER = ("v2_cache", "collisions", "injection", "packed_weights", "spill_under_v1", "spill_under_v2")
 PROBE = Path(__file__).with_name("worker_ext_probe.py")
 LIBRARIES = Path("/usr/lib")
 MIB = 1 << 20
@@ -35,9 +38,19 @@ def probe(
     """`probe("question")` asks worker_ext_probe.py in the engine's Python."""
     python_path = f"{SHIM_FOLDER}{os.pathsep}{link_extension(tmp_path_factory.mktemp('extension'))}"
 
+    @cache
     def ask(question: str, **environ: str) -> dict[str, Any]:
+        if question in ASKED_TOGETHER:
+            return together()[question]
+        return ask_all_of(question, **environ)[question]
+
+    @cache
+    def together() -> dict[str, dict[str, Any]]:
+        return ask_all_of(*ASKED_TOGETHER)
+
+    def ask_all_of(*questions: str, **environ: str) -> dict[str, dict[str, Any]]:
         done = subprocess.run(
-            [engine_environment.python, str(PROBE), question],
+            [engine_environment.python, str(PROBE), *questions],
             env=os.environ | {"PYTHONPATH": python_path, "VLLM_LOGGING_LEVEL": "ERROR"} | environ,
             capture_output=True,
             text=True,
@@ -45,7 +58,8 @@ def probe(
             timeout=200,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads(done.stdout.splitlines()[-1])
+        answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        return dict(zip(questions, answers, strict=True))
 
     return ask
 

@@ -1,0 +1,129 @@
+"""Every query of dashboards and alerts, asked of a real Prometheus that scrapes a sidecar beside a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from app.demo.sidecar import DemoSidecar
+from app.demo.traffic import send_images, send_texts
+from helm.source.alerts import ALERTS
+from helm.source.metrics import ENGINE_FAMILIES, names_in
+
+from .conftest import sidecar_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from app.demo.engine import Engine
+
+DASHBOARDS = Path(__file__).resolve().parents[2] / "helm" / "dashboards"
+MARK = "nothing_else_was_found"
+# What brings no data here, by what the query contains, and why. All else must.
+EMPTY_HERE = {
+    "highwater_torch_": "PyTorch keeps no allocator statistics on CPU",
+    "-deriv(highwater_device_memory_free_bytes": "the memory of this machine need not be getting less just now",
+    "highwater_proxy_upstream_errors_total": "the engine failed no request",
+    "highwater_proxy_requests_shed_total": "no request was shed",
+    'outcome="failed"': "no remedy failed",
+    'signal="device_free_bytes"': "no rule watches free bytes",
+    "up == 0": "the sidecar is up",
+}
+RULES = [
+    {"name": "device", "signal": "device_used_ratio", "high_water": 0.99, "low_water": 0.98},
+    {"name": "cache", "signal": "encoder_cache_bytes", "high_water": 2**20, "low_water": 2**19, "cooldown_seconds": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def observed(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoSidecar]:
+    """A sidecar of these tests' own, whose every family has something to tell once there was traffic."""
+    settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_POLICY__RULES": json.dumps(RULES)}
+    with sidecar_beside(engine, tmp_path_factory.mktemp("observed"), **settings) as started:
+        yield started
+
+
+async def move_everything(engine: Engine, sidecar: DemoSidecar) -> None:
+    """Images and texts, a trim and what comes back, and every reset twice: a rate needs two readings of a series."""
+    for seed in (71_000, 71_100):
+        await send_images(sidecar.url, engine.served_model, images=range(seed, seed + 4))
+        await send_texts(sidecar.url, engine.served_model, count=4)
+        trim = {"remedies": ["trim_encoder_cache"]}
+        await asyncio.to_thread(sidecar.call, "POST", "/memory/reclaim", trim)
+        await asyncio.to_thread(sidecar.call, "POST", "/memory/encoder-cache/restore")
+        await asyncio.sleep(2.5)  # the policy sees it, Prometheus scrapes it
+        await asyncio.to_thread(sidecar.call, "POST", "/memory/reclaim")
+        await asyncio.to_thread(sidecar.call, "POST", "/reset_mm_cache")
+        await asyncio.sleep(2.5)
+
+
+def panels_queries() -> list[tuple[str, str]]:
+    """Every query of every panel and annotation, with where it stands."""
+    found = []
+    for path in sorted(DASHBOARDS.glob("*.json")):
+        board = json.loads(path.read_text())
+        for panel in board["panels"]:
+            found += [(f"{path.stem}: {panel['title']}", target["expr"]) for target in panel.get("targets", [])]
+        found += [(f"{path.stem}: {made['name']}", made["expr"]) for made in board["annotations"]["list"]]
+    return found
+
+
+def alerts_selectors() -> list[tuple[str, str]]:
+    """What each alert looks at, without what makes it fire."""
+    selector = r"(?:highwater_\w+|\bup\b)(?:\{[^}]*\})?"
+    return [(alert.name, found) for alert in ALERTS for found in re.findall(selector, alert.expression())]
+
+
+def filled_in(expression: str, instance: str) -> str:
+    """The query with its variables as Grafana would put them in."""
+    values = {"instance": instance, "__rate_interval": "30s", "__interval": "1m"}
+    return re.sub(r"\$(\w+)", lambda found: values.get(found[1], ".*"), expression)
+
+
+def is_listed(expression: str) -> bool:
+    return any(part in expression for part in EMPTY_HERE)
+
+
+def test_every_query_brings_data_or_is_listed_with_the_reason(
+    engine: Engine, observed: DemoSidecar, prometheus: Callable[..., Callable[[str], list[Any]]]
+) -> None:
+    """Panels, annotations and alerts, with their variables filled in, after traffic, a trim and every reset."""
+    instance = f"127.0.0.1:{observed.port}"
+    ask = prometheus(instance, "/metrics", {"engine": ["1"]})
+    marked = f'label_replace(vector(0), "{MARK}", "yes", "", "")'
+
+    def brings(expression: str) -> bool:
+        return any(MARK not in row["metric"] for row in ask(f"({filled_in(expression, instance)}) or {marked}"))
+
+    asyncio.run(move_everything(engine, observed))
+    queries = panels_queries() + alerts_selectors()
+    assert len(queries) > 100
+    empty = {query for query in queries if not brings(query[1])}
+    deadline = time.monotonic() + 20.0
+    while (late := {query for query in empty if not is_listed(query[1])}) and time.monotonic() < deadline:
+        time.sleep(1.0)
+        empty -= {query for query in late if brings(query[1])}
+    assert sorted(late) == []
+    assert [part for part in EMPTY_HERE if not any(part in expression for _, expression in queries)] == []
+    # The alerts as they are: Prometheus takes each, and none of those that name an emergency fires here.
+    firing = {alert.name for alert in ALERTS if brings(alert.expression())}
+    assert firing <= {"HighwaterHighWaterNotRelieved", "HighwaterMemoryFullWithinHour"}
+    (ours,) = ask('count({__name__=~"highwater_.+"})')
+    (of_rank,) = ask('count({__name__=~"highwater_.+", rank="0"})')
+    print(f"series: {ours['value'][1]} of ours, {of_rank['value'][1]} of them of the rank")  # noqa: T201 - docs/grafana.md tells it
+    assert int(ours["value"][1]) < 300
+    assert int(of_rank["value"][1]) < 40
+
+
+def test_the_engines_families_are_there_by_their_names(engine: Engine, observed: DemoSidecar) -> None:
+    """What is listed of vLLM's is what this vLLM exports."""
+    text = httpx.get(f"{observed.url}/metrics?engine=1", trust_env=False, timeout=30).text
+    assert [name for name in ENGINE_FAMILIES if f"\n{name}{{" not in text] == []
+    assert names_in(" + ".join(ENGINE_FAMILIES)) == list(ENGINE_FAMILIES)
