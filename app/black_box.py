@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from app.attribution import account, rank_key
@@ -32,6 +33,7 @@ from app.table import rank_title
 SPAN_SECONDS = 600.0
 EVENTS_MOST = 50
 BACKLOG = 16
+FINISH_SECONDS = 3.0
 
 log = logging.getLogger("highwater.incidents")
 
@@ -94,7 +96,10 @@ class BlackBox:
             return
         if self._state == "down":
             self._life = None
-            self._open("died", life, report)
+            if life.records and all(record.status == "ended" for record in life.records):
+                self._history.record("state", "the engine ended in order: every worker closed its flight recorder")
+            else:
+                self._open("died", life, report)
         elif self._state == "unresponsive" and was != "unresponsive":
             self._open("hung", life, report)
         elif more_ooms:
@@ -113,6 +118,14 @@ class BlackBox:
             except Exception:
                 # Whatever one incident met, the next must be written.
                 log.exception("an incident could not be handled")
+            finally:
+                self._waiting.task_done()
+
+    async def finish(self) -> None:
+        """Wait, for a little, until all that was noticed is written: the sidecar often ends with its engine."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_SECONDS):
+                await self._waiting.join()
 
     # --- noticing ---
 

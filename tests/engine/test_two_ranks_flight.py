@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import time
 from contextlib import asynccontextmanager, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +150,34 @@ def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: 
         (result,) = sidecar.call("POST", "/memory/reclaim", {"remedies": ["release"]})["results"]
         assert result["outcome"] == "done"
         assert [rank["dp_rank"] for rank in result["freed_bytes"]["ranks"]] == [0, 1]
+
+
+@pytest.mark.skipif("TEST_TOPOLOGIES" not in os.environ, reason="two minutes; TEST_TOPOLOGIES=1 asks for them")
+@pytest.mark.parametrize(
+    ("engines", "stages", "shards"),
+    [(1, 2, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)],
+    ids=["pp2", "pp2-tp2", "dp2-tp2", "dp2-pp2"],
+)
+def test_every_rank_of_a_product_is_heard_of(
+    engine_factory: Callable[..., Engine], tmp_path: Path, engines: int, stages: int, shards: int
+) -> None:
+    """Each with its own place and process; a killed one is missing by its place."""
+    places = [*product(range(engines), range(stages), range(shards))]
+    options = {"data_parallel": engines, "tensor_parallel": shards, "multimodal": False}
+    with (
+        engine_factory(extra_args=("--pipeline-parallel-size", str(stages)), **options) as engine,
+        sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(tmp_path / "flight")) as sidecar,
+    ):
+        report = wait_for(sidecar, lambda report: report["ranks_reported"] == len(places))
+        assert (report["ranks_expected"], report["ranks_missing"]) == (len(places), [])
+        ranks = report["ranks"]
+        assert [(rank["dp_rank"], rank["pp_rank"], rank["tp_rank"]) for rank in ranks] == places
+        assert sorted(rank["pid"] for rank in ranks) == sorted(engine.worker_pids())
+        for rank in ranks:
+            assert rank["used_bytes"] == pytest.approx(rss_bytes(rank["pid"]), rel=0.1)
+        with stopped(ranks[-1]["pid"]):
+            (missing,) = wait_for(sidecar, is_unresponsive)["ranks_missing"]
+        assert (missing["dp_rank"], missing["pp_rank"], missing["tp_rank"]) == places[-1]
 
 
 @on_two_workers

@@ -42,8 +42,10 @@ class Boxed:
 
     async def write(self) -> None:
         """What ``run`` does, until nothing waits."""
-        while not self.box._waiting.empty():
-            await self.box._handle(self.box._waiting.get_nowait())
+        writing = asyncio.create_task(self.box.run())
+        await self.box.finish()
+        writing.cancel()
+        await asyncio.wait({writing})
 
     async def come_up(self) -> None:
         """Ready, with readings of every rank."""
@@ -127,6 +129,18 @@ async def test_a_dead_engine_is_one_incident(either):
     assert either.told()[1:] == [f"incident {incident.id} ended: the engine is ready"]
     await either.come_up()
     assert len(either.told()) == 2
+
+
+async def test_an_engine_that_ends_in_order_is_an_event(one):
+    """Every worker said goodbye: nothing is to be explained."""
+    await one.come_up()
+    for worker in one.fake.workers:
+        worker.recorder.stop(one.clock.now)
+    await one.tick(0.1)
+    one.fake.down = True
+    await one.tick()
+    assert await one.kinds() == []
+    assert "the engine ended in order: every worker closed its flight recorder" in one.core.summaries("state")
 
 
 async def test_a_second_death_is_a_second_incident(either):
