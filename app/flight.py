@@ -27,6 +27,7 @@ from app.sources.ring import Identity, RingUnusable
 RETRY_SECONDS = 30.0
 # The files of former lives stay so long: an incident report may want them.
 STALE_SECONDS = 600.0
+SWEEP_SECONDS = 60.0
 # Until a sample is newer than a remedy: the next one is due after one period, and a busy machine may delay it.
 WAITS_MOST = 5
 SAMPLES_WHOLE = 200
@@ -80,6 +81,7 @@ class Flight:
         self._refusal: str | None = None
         self._started = 0  # so many workers said that theirs runs
         self._begun_at: float | None = None
+        self._swept_at = monotonic()
         self._requested: float | None = None
         self._reading = asyncio.Lock()
 
@@ -123,8 +125,6 @@ class Flight:
         refusals = [answer for answer in answers if not answer.get("ok")]
         self._started = len(answers) - len(refusals)
         self._refusal = _refusal(refusals[0]) if refusals else None
-        if self._started:
-            await asyncio.to_thread(self._recorder.remove_stale, (), STALE_SECONDS)
 
     def forget(self) -> None:
         """The engine is gone; the next one has recorders of its own."""
@@ -146,6 +146,9 @@ class Flight:
         """
         if self._recorder.instance is None:
             return ()
+        if self._monotonic() - self._swept_at >= SWEEP_SECONDS:
+            self._swept_at = self._monotonic()
+            await asyncio.to_thread(self._recorder.remove_stale, (), STALE_SECONDS)
         # Not in the loop: with many ranks it is milliseconds, which every stream of the proxy would wait for.
         records = await asyncio.to_thread(self._recorder.read)
         for _ in range(WAITS_MOST if after is not None else 0):
