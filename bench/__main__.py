@@ -48,6 +48,8 @@ BENCHES: Mapping[str, Measure] = {
     "worker-cost": worker_cost.measure,
     RELIEF: relief.measure,
 }
+# Those that docs/figures.md shows; the others have pages of their own.
+ON_PAGE = frozenset(BENCHES) - {"data-plane", "engine-proxy", RELIEF}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -56,8 +58,8 @@ BENCHES: Mapping[str, Measure] = {
     "--only",
     type=click.Choice(list(BENCHES)),
     multiple=True,
-    help="Only these; docs/figures.md stays as it is. The figures in docs/relief.md are written where relief is run, "
-    "the sections of docs/performance.md where they are.",
+    help="Only these. docs/figures.md is written where all that it shows is measured, the figures in docs/relief.md "
+    "where relief is run, the sections of docs/performance.md where they are.",
 )
 @click.option("--no-docs", is_flag=True, help="Print only.")
 def main(*, short: bool, only: tuple[str, ...], no_docs: bool) -> None:
@@ -99,7 +101,7 @@ def _shown(result: Result) -> str:
 def _write(
     results: Mapping[str, Result], disturbed: Mapping[str, float], *, short: bool, only: tuple[str, ...]
 ) -> None:
-    """Docs/figures.md where everything was measured; relief's figures and the reports have pages of their own."""
+    """Docs/figures.md where all of it was measured; relief's figures and the reports have pages of their own."""
     day, figures = datetime.now(UTC).date().isoformat(), _figures(results)
     machine = description(DEFAULT_VERSION)
     options = (" --short" if short else "") + "".join(f" --only {name}" for name in only)
@@ -116,8 +118,8 @@ def _write(
             notes = [*report.notes, *_notes({name: disturbed[name]})]
             page = performance_page(page, name, report, command=command, machine=of, day=day, notes=notes)
             PERFORMANCE_PAGE.write_text(page, encoding="utf-8")
-    if not only:
-        rest = {name: found for name, found in figures.items() if name != RELIEF}
+    if set(results) >= ON_PAGE:
+        rest = {name: found for name, found in figures.items() if name in ON_PAGE}
         notes = _notes({name: disturbed[name] for name in rest})
         listed = [figure for found in rest.values() for figure in found]
         PAGE.write_text(figures_page(listed, command=command, machine=machine, day=day, notes=notes), encoding="utf-8")
