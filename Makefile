@@ -40,19 +40,22 @@ format: $(READY) ## Format, and mend what lint can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY) ## Write the tables in docs/ anew from the code
+docs: $(READY) ## Write the tables in docs/, the dashboards and the alerts anew from the code
 	$(BIN)/python docs/tables.py
+	$(BIN)/python -m helm.source
 
 bench: $(READY) peers ## The figures in docs/figures.md and docs/performance.md, measured again on this machine
 	$(BIN)/highwater demo --prepare
 	$(BIN)/python -m bench
 
-# promtool and prometheus judge our metrics. Debian has both in one package.
+# promtool and prometheus judge our metrics and alerts, Alertmanager passes one on. Debian has them in two packages.
 tools:
-	@command -v promtool >/dev/null && command -v prometheus >/dev/null || { \
-	  echo 'installing prometheus (for promtool)'; \
+	@command -v promtool >/dev/null && command -v prometheus >/dev/null && \
+	command -v prometheus-alertmanager >/dev/null || { \
+	  echo 'installing prometheus (for promtool) and prometheus-alertmanager'; \
 	  SUDO=$$( [ "$$(id -u)" = 0 ] || echo sudo ); \
-	  $$SUDO apt-get -qq update && $$SUDO apt-get -qq install -y --no-install-recommends prometheus >/dev/null; }
+	  $$SUDO apt-get -qq update && $$SUDO apt-get -qq install -y --no-install-recommends \
+	    prometheus prometheus-alertmanager >/dev/null; }
 
 # The data plane is measured beside nginx, by two small C programs. Without nginx the benchmark says so and goes on.
 peers:

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from app import __version__
 from app.attribution import COMPONENTS, host_ratio
 from app.readings import EngineState, PolicyStatus, RankReading, RemedyResult, Report, RulePhase, Trigger
-from app.table import device_title
+from app.table import device_title, rank_title
 from app.traffic import Traffic
 
 _RANK_LABELS = ("rank", "device", "host")
@@ -44,6 +44,12 @@ _RANK_GAUGES: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...]
         "encoder_cache_oldest_age_seconds",
         "Time since the oldest encoder cache entry was first seen by a poll: a lower bound.",
         _of_encoder_cache("oldest_age_seconds"),
+    ),
+    ("encoder_cache_embeds", "Embeddings in the encoder cache, wherever they lie.", _of_encoder_cache("embeds")),
+    (
+        "encoder_cache_capacity_embeds",
+        "Embeddings that the engine's scheduler lets the encoder cache hold.",
+        _of_encoder_cache("capacity_embeds"),
     ),
 )
 _RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...] = (
@@ -223,6 +229,21 @@ def _engine_families(report: Report) -> Iterator[Metric]:
     for name in get_args(EngineState):
         states.add_metric((name,), float(name == state))
     yield states
+    # Also of an engine that was never reached: dashboards join on it, and that one must not drop out of sight.
+    info = _gauge("engine_info", "Always 1; the engine's version and model are labels.", ("version", "model"))
+    info.add_metric((report.engine.version or "", report.engine.model or ""), 1.0)
+    yield info
+    for name, text, value in (
+        ("engine_requests_running", "Requests in the engine's running batch.", report.engine.requests_running),
+        ("engine_requests_waiting", "Requests queued in the engine's scheduler.", report.engine.requests_waiting),
+        (
+            "engine_kv_cache_usage_ratio",
+            "Used share of the KV cache's blocks, of the fullest engine.",
+            report.engine.kv_cache_usage_ratio,
+        ),
+    ):
+        if value is not None:
+            yield GaugeMetricFamily(f"highwater_{name}", text, value=value)
     if report.ranks_expected is not None:
         text = "Workers that the engine's configuration asks for."
         yield GaugeMetricFamily("highwater_ranks_expected", text, value=report.ranks_expected)
@@ -234,6 +255,11 @@ def _engine_families(report: Report) -> Iterator[Metric]:
 
 
 def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:
+    modes = _gauge("policy_mode", "1 for the mode that the policy is in.", ("mode",))
+    for mode in ("act", "observe"):
+        modes.add_metric((mode,), float(mode == policy.mode))
+    rules = _gauge("policy_rule_info", "Always 1; the signal that the rule watches is a label.", ("rule", "signal"))
+    values = _gauge("policy_signal_value", "What the rule watches, as of the last report, in its unit.", ("rule",))
     states = _gauge("policy_state", "1 for the state that the rule is in.", ("rule", "state"))
     high = _gauge("policy_high_water", "The value at which the rule acts, in its signal's unit.", ("rule",))
     low = _gauge("policy_low_water", "The value at which the rule is satisfied, in its signal's unit.", ("rule",))
@@ -242,7 +268,10 @@ def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:
             states.add_metric((rule.name, phase), float(phase == rule.phase))
         high.add_metric((rule.name,), rule.high_water)
         low.add_metric((rule.name,), rule.low_water)
-    yield from (states, high, low)
+        rules.add_metric((rule.name, rule.signal), 1.0)
+        if rule.value is not None:
+            values.add_metric((rule.name,), rule.value)
+    yield from (modes, rules, states, values, high, low)
 
 
 def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
@@ -293,11 +322,8 @@ def _add(
 
 
 def _labels(rank: RankReading) -> tuple[str, str, str]:
-    """Rank, device and host. Data-parallel engines number their ranks from 0 each, so theirs are told apart."""
-    number = "" if rank.rank is None else str(rank.rank)
-    if rank.dp_rank:
-        number = f"{rank.dp_rank}.{number}"
-    return number, device_title(rank.device), rank.host or ""
+    """Rank, device and host."""
+    return rank_title(rank.dp_rank, rank.rank, unknown=""), device_title(rank.device), rank.host or ""
 
 
 def _short(component: str) -> str:

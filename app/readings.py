@@ -66,6 +66,7 @@ class EncoderCache:
         host_bytes: What was spilled to host memory.
         host_entries: How many entries lie there.
         capacity_embeds: The scheduler's budget, in embeddings; vLLM evicts lazily and stays near it.
+        embeds: How many are cached, wherever they lie; ``None`` where a worker's extension does not tell yet.
         oldest_age_seconds: Since the oldest entry was first seen by us: a lower bound.
         spills: Entries moved to host memory so far, one that moved twice counted twice; likewise ``restores``.
         restore_seconds: What bringing them back has taken in all.
@@ -76,6 +77,7 @@ class EncoderCache:
     host_bytes: int = 0
     host_entries: int = 0
     capacity_embeds: int | None = None
+    embeds: int | None = None
     oldest_age_seconds: float | None = None
     spills: int = 0
     restores: int = 0

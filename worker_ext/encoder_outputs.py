@@ -7,6 +7,7 @@ spilled to host memory is read where it lies.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worker_ext.attributes import look_up, whole
@@ -123,6 +124,7 @@ def figures_of(
         "host_bytes": outputs.host_bytes,
         "host_entries": outputs.host_entries,
         "capacity_embeds": capacity_embeds(worker),
+        "embeds": sum(map(entry_embeds, outputs.entries)),
         "oldest_age_seconds": None if oldest is None else round(oldest, 3),
         **moves(state),
     }
@@ -219,6 +221,11 @@ def _entry(mm_hash: str, value: object) -> Entry:
     tensors = list(tensors_in(value))
     storages = {storage.key: storage for storage in map(storage_of, tensors) if storage.nbytes}
     return Entry(mm_hash, tensors, storages, next(iter(storages), None))
+
+
+def entry_embeds(entry: Entry) -> int:
+    """Return the embeddings of the entry, the unit of the cache's capacity: its rows, each as wide as the model."""
+    return sum(prod(tensor.shape[:-1]) for tensor in entry.tensors)
 
 
 def entry_bytes(entry: Entry) -> int:

@@ -164,6 +164,7 @@ class FakeWorker:
             "host_bytes": sum(self.spilled.values()),
             "host_entries": len(self.spilled),
             "capacity_embeds": 16_384,
+            "embeds": 256 * (len(self.entries) + len(self.spilled)),
             "oldest_age_seconds": None,
             "spills": self.spills,
             "restores": self.restores,

@@ -40,6 +40,7 @@ def memory(**changes: Any) -> dict[str, Any]:
             "host_bytes": 0,
             "host_entries": 0,
             "capacity_embeds": 32768,
+            "embeds": 31 * 256,
             "oldest_age_seconds": 63.2,
             "spills": 0,
             "restores": 0,

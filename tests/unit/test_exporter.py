@@ -41,7 +41,9 @@ _NAMES = (
     "reset_freed_bytes_total reset_duration_seconds proxy_requests_total proxy_requests_in_flight "
     "proxy_time_to_first_byte_seconds proxy_client_disconnects_total proxy_upstream_errors_total build_info "
     "encoder_cache_spills_total encoder_cache_restores_total encoder_cache_restore_seconds_total "
-    "reset_hold_seconds proxy_requests_held proxy_requests_shed_total"
+    "reset_hold_seconds proxy_requests_held proxy_requests_shed_total engine_info engine_requests_running "
+    "engine_requests_waiting engine_kv_cache_usage_ratio policy_mode policy_rule_info policy_signal_value "
+    "encoder_cache_embeds encoder_cache_capacity_embeds"
 )
 PROMISED = tuple(_NAMES.split())
 PER_RANK = {name for name in PROMISED if re.match(r"device_|memory_|torch_|encoder_|host_|growth_", name)}
@@ -59,7 +61,15 @@ def story() -> tuple[Report, RemedyResult]:
     now = fake.readings()
     result = RemedyResult(remedy="reset_encoder_cache", outcome="done", seconds=0.4, moment="pause", held_seconds=0.2)
     freed_bytes, components = total(freed(grown, now))
-    status = EngineStatus(url="http://engine:8000", state="ready", version="0.32.0")
+    status = EngineStatus(
+        url="http://engine:8000",
+        state="ready",
+        version="0.32.0",
+        model=fake.model,
+        requests_running=3,
+        requests_waiting=0,
+        kv_cache_usage_ratio=0.41,
+    )
     report = Report(
         taken_at=now[0].taken_at,
         age_seconds=0.5,
@@ -77,7 +87,11 @@ def story() -> tuple[Report, RemedyResult]:
 POLICY = PolicyStatus(
     state="cooling",
     mode="act",
-    rules=(RuleStatus(name="device", signal="device_used_ratio", high_water=0.93, low_water=0.9, phase="cooling"),),
+    rules=(
+        RuleStatus(
+            name="device", signal="device_used_ratio", high_water=0.93, low_water=0.9, phase="cooling", value=0.986
+        ),
+    ),
 )
 
 
@@ -133,7 +147,7 @@ def test_the_page_is_the_golden_one():
 def test_every_promised_family_is_there_and_no_other():
     """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
-    assert len(PROMISED) == 42
+    assert len(PROMISED) == 51
 
 
 def test_promtool_has_nothing_to_say():
@@ -206,6 +220,16 @@ def test_before_the_first_reading_the_page_is_there():
     assert samples(text, "engine_up") == {(): 0.0}
     assert samples(text, "report_age_seconds") == {}
     assert samples(text, "ranks_expected") == {}
+    assert samples(text, "engine_requests_running") == {}
+    assert samples(text, "engine_info", "version", "model") == {("", ""): 1.0}
+
+
+def test_the_policy_tells_its_mode_and_what_each_rule_watches():
+    """One mode is 1; a rule's value is there where it is known, and its signal gives the unit."""
+    text = classic(exporter_of(*story()))
+    assert samples(text, "policy_mode", "mode") == {("act",): 1.0, ("observe",): 0.0}
+    assert samples(text, "policy_rule_info", "rule", "signal") == {("device", "device_used_ratio"): 1.0}
+    assert samples(text, "policy_signal_value", "rule") == {("device",): 0.986}
 
 
 def test_components_sum_to_used_in_the_page_too():

@@ -96,11 +96,20 @@ def test_an_empty_encoder_cache_is_there(torch_device):
         "host_bytes": 0,
         "host_entries": 0,
         "capacity_embeds": 16384,
+        "embeds": 0,
         "oldest_age_seconds": None,
         "spills": 0,
         "restores": 0,
         "restore_seconds": 0.0,
     }
+
+
+def test_embeddings_are_the_rows_of_every_entry(torch_device):
+    """The unit of the cache's capacity: entries that share a storage count each, and so does one of several tensors."""
+    torch_device("npu")
+    rows = {"a": FakeTensor(256, 8192), "b": [FakeTensor(100, 8192), FakeTensor(2, 50, 8192)]}
+    answer = ask(fake_worker(model_runner=fake_runner(encoder_cache=rows)), "memory")
+    assert answer["encoder_cache"]["embeds"] == 256 + 100 + 2 * 50
 
 
 def test_an_encoder_cache_of_an_unknown_kind_is_named(torch_device):

@@ -1,0 +1,247 @@
+"""The alerts: what each fires on, for how long, and the words an operator gets at night.
+
+Every expression holds with several ranks (each has an alert of its own where that matters), across restarts of sidecar
+and engine (counters only through `increase`, slopes only within one life of the engine), and with series that are not
+there: what is not known fires nothing, but that it is not known does. Our own labels are left out by `ignoring` and
+`without`, so that whatever labels a scrape adds stay on the alert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from helm.source.metrics import names_in
+
+Severity: TypeAlias = Literal["critical", "warning", "info"]
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+_WHERE = "{{ or $labels.pod $labels.instance }}"
+_RANK = "rank {{ $labels.rank }} ({{ $labels.device }}) of " + _WHERE
+
+# The signal over its high water: a figure that reads alike whatever the unit.
+_SIGNAL = "highwater_policy_signal_value / highwater_policy_high_water"
+_IS_UP = "and ignoring (rule) (highwater_engine_up == 1)"
+_FREE = "highwater_device_memory_free_bytes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert:
+    """One alert.
+
+    Attributes:
+        name: Also its runbook's.
+        expr: PromQL; `{window}`, `{recent}` and `{hour}` are put in as durations.
+        window: Seconds that the expression looks back.
+        holds: Seconds for which it must hold.
+        severity: critical wakes somebody, warning is for the day, info for a dashboard.
+        summary: One line.
+        description: What is known, with values, and what it means.
+        ranks: Whether each rank has an alert of its own.
+    """
+
+    name: str
+    expr: str
+    holds: float
+    severity: Severity
+    summary: str
+    description: str
+    window: float = 15 * MINUTE
+    ranks: bool = False
+
+    def __post_init__(self) -> None:
+        """Every metric that is read exists."""
+        names_in(self.expr)
+
+    def expression(self, pace: float = 1.0) -> str:
+        """The PromQL, in a world that goes so many times faster."""
+        return self.expr.format(
+            window=duration(self.window / pace), recent=duration(self.window / 6 / pace), hour=duration(HOUR / pace)
+        )
+
+
+def duration(seconds: float) -> str:
+    """As Prometheus writes it: `1d`, `30m`, `90s`, `250ms`."""
+    if seconds != int(seconds):
+        return f"{max(round(seconds * 1000), 1)}ms"
+    for unit, size in (("d", int(DAY)), ("h", int(HOUR)), ("m", int(MINUTE))):
+        if seconds >= size and seconds % size == 0:
+            return f"{int(seconds) // size}{unit}"
+    return f"{int(seconds)}s"
+
+
+ALERTS = (
+    Alert(
+        name="HighwaterHighWaterNotRelieved",
+        expr=f"""{_SIGNAL}
+and ignoring (state) (highwater_policy_state{{{{state=~"above|acting|futile"}}}} == 1)
+{_IS_UP}""",
+        holds=10 * MINUTE,
+        severity="warning",
+        summary=f"Rule {{{{ $labels.rule }}}} of {_WHERE} is at high water and is not relieved",
+        description=(
+            "What the rule watches stands at {{ $value | humanizePercentage }} of its high water, and for ten minutes "
+            "nothing has brought it down to low water. Memory may run out."
+        ),
+    ),
+    Alert(
+        name="HighwaterMemoryFullWithinHour",
+        # Free bytes, since those run out on every device. Of one life of the engine, after its warm-up: loading and
+        # profiling look like the steepest leak. And in earnest: half a percent of the device lost in the window, and
+        # falling to its very end, so that the step at the first images is over before it counts.
+        expr=f"""({_FREE} / -deriv({_FREE}[{{window}}]) > 0) < 3600
+and ({_FREE} offset {{window}} - {_FREE}) > 0.005 * highwater_device_memory_total_bytes
+and deriv({_FREE}[{{recent}}]) < 0
+and ignoring (rank, device, host) (changes(highwater_engine_up[{{window}}]) == 0)""",
+        window=30 * MINUTE,
+        holds=10 * MINUTE,
+        severity="warning",
+        summary=f"The memory of {_RANK} will be full within the hour",
+        description=(
+            "At the pace of the last half hour the device is full in {{ $value | humanizeDuration }}. It has been "
+            "falling all that time, in one life of the engine."
+        ),
+        ranks=True,
+    ),
+    Alert(
+        name="HighwaterEngineUnresponsive",
+        expr='max without (state) (highwater_engine_state{{state="unresponsive"}}) == 1',
+        holds=MINUTE,
+        severity="critical",
+        summary=f"The engine of {_WHERE} does not move",
+        description=(
+            "Its workers answer nobody, or their flight recorders show that they will not go on by themselves. vLLM's "
+            "`/health` may well say 200 all the while: it does not ask the workers. Requests hang."
+        ),
+    ),
+    Alert(
+        name="HighwaterEngineDown",
+        expr='max without (state) (highwater_engine_state{{state="down"}}) == 1',
+        holds=5 * MINUTE,
+        severity="critical",
+        summary=f"The engine of {_WHERE} is gone",
+        description="It was there, and for five minutes nothing has answered at its address.",
+    ),
+    Alert(
+        name="HighwaterRanksMissing",
+        # All of them missing is another matter: the report is stale then, or the engine is gone.
+        expr="(highwater_ranks_expected - highwater_ranks_reported) > 0 and highwater_ranks_reported > 0",
+        holds=2 * MINUTE,
+        severity="warning",
+        summary=f"Ranks of {_WHERE} are not heard of: {{{{ $value }}}}",
+        description=(
+            "The engine's configuration asks for {{ $value }} more workers than the last report has. What these use is "
+            "in no number, and no rule watches them."
+        ),
+    ),
+    Alert(
+        name="HighwaterReportStale",
+        # The second half: an engine that serves, of whose workers nothing was ever read. Its value is 1.
+        expr="""(highwater_report_age_seconds > 60
+  unless ignoring (state) (highwater_engine_state{{state=~"down|starting|unresponsive"}} == 1))
+or (max without (state) (highwater_engine_state{{state=~"ready|paused"}}) == 1
+  unless highwater_report_age_seconds)""",
+        holds=5 * MINUTE,
+        severity="warning",
+        summary=f"The memory of {_WHERE} is not known",
+        description=(
+            "{{ if eq $value 1.0 }}The engine serves, and its workers' memory was never read. "
+            "{{ else }}The last reading of the workers is {{ $value | humanizeDuration }} old. {{ end }}"
+            "Until there is a fresh one the policy does nothing, and no number per rank is exported."
+        ),
+    ),
+    Alert(
+        name="HighwaterResetsFutile",
+        expr=f"""{_SIGNAL}
+and ignoring (state) (highwater_policy_state{{{{state="futile"}}}} == 1)
+{_IS_UP}""",
+        holds=5 * MINUTE,
+        severity="warning",
+        summary=f"Nothing that rule {{{{ $labels.rule }}}} of {_WHERE} may do helps",
+        description=(
+            "Every remedy of the rule freed too little, was refused or failed, and what it watches stands at "
+            "{{ $value | humanizePercentage }} of its high water. Each is tried again after its backoff; somebody "
+            "should look before that."
+        ),
+    ),
+    Alert(
+        name="HighwaterAllocationRetriesRising",
+        expr="increase(highwater_torch_alloc_retries_total[{window}]) >= 3",
+        holds=5 * MINUTE,
+        severity="warning",
+        summary=f"Allocations on {_RANK} only succeed at the second try",
+        description=(
+            '{{ printf "%.0f" $value }} allocations in a quarter of an hour succeeded only after PyTorch had given its '
+            "cached blocks back: each stalls the engine, and the next may fail."
+        ),
+        ranks=True,
+    ),
+    Alert(
+        name="HighwaterOutOfMemory",
+        expr="increase(highwater_torch_ooms_total[{window}]) > 0",
+        holds=0,
+        severity="critical",
+        summary=f"An allocation failed for lack of memory on {_RANK}",
+        description=(
+            "PyTorch's allocator could not get what it asked for. Requests failed, or the engine ended: "
+            "`highwater incidents` has what was known at that moment."
+        ),
+        ranks=True,
+    ),
+    Alert(
+        name="HighwaterEncoderCacheAtCapacity",
+        # vLLM evicts late: a busy cache is always nearly full. It hurts where requests wait for room in it.
+        expr="""highwater_encoder_cache_embeds / highwater_encoder_cache_capacity_embeds >= 0.95
+and ignoring (rank, device, host) (highwater_engine_requests_waiting > 0)""",
+        holds=15 * MINUTE,
+        severity="warning",
+        summary=f"The encoder cache of {_RANK} is at capacity and requests wait",
+        description=(
+            "It holds {{ $value | humanizePercentage }} of what the scheduler lets it hold, and requests have waited "
+            "all that time: images may wait for room, or entries that nobody needs may not be let go."
+        ),
+        ranks=True,
+    ),
+    Alert(
+        name="HighwaterObserveMode",
+        # Not `for: 1d`, which a scrape that fails would begin anew.
+        expr="""min_over_time(highwater_policy_mode{{mode="observe"}}[{window}]) == 1
+and last_over_time(highwater_policy_mode{{mode="observe"}}[{hour}] offset {window}) == 1""",
+        window=DAY,
+        holds=0,
+        severity="info",
+        summary=f"The policy of {_WHERE} has only observed for a day",
+        description=(
+            "It decides and records what it would do, and does nothing: at high water nobody gives memory back. In "
+            "order while somebody compares; forgotten otherwise."
+        ),
+    ),
+    Alert(
+        name="HighwaterSidecarDown",
+        # No job's name is asked for: a target that had our families is ours.
+        expr="up == 0 and on (job, instance) max_over_time(highwater_build_info[{window}])",
+        window=7 * DAY,
+        holds=5 * MINUTE,
+        severity="critical",
+        summary=f"Highwater at {_WHERE} cannot be scraped",
+        description=(
+            "It was there within a week. Clients that go through it get no answers, no rule watches the memory, and "
+            "no other alert of this server can fire."
+        ),
+    ),
+    Alert(
+        name="HighwaterSidecarsGone",
+        # Whoever has never had one is left alone, and who only cannot be scraped has the alert above.
+        expr="""count(count by (job, instance) (count_over_time(highwater_build_info[{window}])))
+unless on () count(highwater_build_info)
+unless on () count(up == 0 and on (job, instance) max_over_time(highwater_build_info[{window}]))""",
+        window=DAY,
+        holds=15 * MINUTE,
+        severity="warning",
+        summary="Prometheus knows of no Highwater any more",
+        description=(
+            "There were {{ $value }} targets within a day, and now there is none, not even one that is down: they were "
+            "scaled to nothing, or the scrape does not find them."
+        ),
+    ),
+)

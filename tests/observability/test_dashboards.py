@@ -1,0 +1,136 @@
+"""The dashboards: what is in the repository is what the code makes, and Grafana's rules hold."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import sys
+
+import pytest
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from helm.source import metrics
+from helm.source.__main__ import HELM, files, main
+from helm.source.metrics import UnknownMetricError, names_in
+from helm.source.panels import Query, described
+
+DASHBOARDS = ("highwater-server", "highwater-fleet")
+
+
+def dashboard(name: str) -> dict:
+    return json.loads((HELM / "dashboards" / f"{name}.json").read_text())
+
+
+def panels(name: str) -> list[dict]:
+    return dashboard(name)["panels"]
+
+
+def queries(name: str) -> list[str]:
+    board = dashboard(name)
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    return asked + [annotation["expr"] for annotation in board["annotations"]["list"]]
+
+
+def test_what_is_generated_is_in_the_repository():
+    """`python -m helm.source` (or `make docs`) writes it anew; nothing else lies in these folders."""
+    made = files()
+    assert {name: (HELM / name).read_text() for name in made} == made
+    there = {str(path.relative_to(HELM)) for folder in ("dashboards", "alerts") for path in (HELM / folder).iterdir()}
+    assert there == set(made)
+
+
+def test_the_command_writes_elsewhere_and_with_links(tmp_path, monkeypatch):
+    """`--out` and `--runbook-base`."""
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path), "--runbook-base", "https://example.org/r/"])
+    main()
+    assert (
+        "runbook_url: https://example.org/r/HighwaterRanksMissing.md"
+        in (tmp_path / "alerts" / "highwater.rules.yaml").read_text()
+    )
+
+
+def test_a_metric_that_is_not_exported_stops_the_generation():
+    """A renamed metric is noticed here, and not by an empty panel."""
+    with pytest.raises(UnknownMetricError, match="highwater_device_memory_usd_bytes"):
+        described("x", [Query("max(highwater_device_memory_usd_bytes)")])
+    with pytest.raises(UnknownMetricError):
+        names_in("rate(highwater_growth_bytes_bucket[5m])")
+
+
+def test_names_in_text_are_not_taken_for_metrics():
+    """A label's value may be anything; a histogram's series belong to its family."""
+    assert names_in('x{job="highwater_x"} / highwater_poll_duration_seconds_bucket') == [
+        "highwater_poll_duration_seconds"
+    ]
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_grafanas_own_types_take_it(name):
+    """The SDK reads what was written, and would write the same panels again."""
+    loaded = Dashboard.from_json(dashboard(name))
+    assert loaded.uid == name
+    assert len(loaded.panels) == len(panels(name))
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_panels_have_numbers_of_their_own_and_do_not_overlap(name):
+    """Unique ids, and a place on the grid of 24 columns for each."""
+    ids = [panel["id"] for panel in panels(name)]
+    assert len(ids) == len(set(ids))
+    places = [panel["gridPos"] for panel in panels(name)]
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    for one, other in itertools.combinations(places, 2):
+        apart = (
+            one["x"] + one["w"] <= other["x"]
+            or other["x"] + other["w"] <= one["x"]
+            or one["y"] + one["h"] <= other["y"]
+            or other["y"] + other["h"] <= one["y"]
+        )
+        assert apart, (one, other)
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_every_panel_says_what_it_shows_and_in_what_unit(name):
+    """Its own sentence, the HELP text of each family that it reads, a unit, and queries with names of their own."""
+    shown = [panel for panel in panels(name) if panel["type"] != "row"]
+    assert len(shown) > 15
+    for panel in shown:
+        sentence, _, rest = panel["description"].partition("\n")
+        assert sentence.endswith((".", ")."))
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        refs = [target["refId"] for target in panel["targets"]]
+        assert refs
+        assert len(refs) == len(set(refs))
+        for family in {family for target in panel["targets"] for family in names_in(target["expr"])}:
+            assert f"- `{family}`: {metrics.help_of(family)}" in rest
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_every_metric_is_exported(name):
+    """By the golden exposition, or one of the engine's families that are listed."""
+    families = {family for query in queries(name) for family in names_in(query)}
+    assert families <= {*metrics.OWN, *metrics.ENGINE_FAMILIES, *metrics.PROMETHEUS_FAMILIES}
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_every_variable_is_there_and_used(name):
+    """What a query, a title or another variable speaks of is a variable or Grafana's own."""
+    text = json.dumps(dashboard(name))
+    names = {variable["name"] for variable in dashboard(name)["templating"]["list"]}
+    spoken = {a or b for a, b in re.findall(r"\$(?:\{(\w+)[}:]|(\w+))", text)}
+    assert {word for word in spoken if not word.startswith("__")} == names
+
+
+def test_what_is_exported_is_shown():
+    """Every family of ours is on one of the dashboards, or is not for them."""
+    shown = {family for name in DASHBOARDS for query in queries(name) for family in names_in(query)}
+    assert set(metrics.OWN) - shown == set()
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_the_first_row_is_numbers(name):
+    """At a glance comes first."""
+    first = [panel["type"] for panel in panels(name)[:9]]
+    assert first == ["row", *["stat"] * 8]

@@ -1,0 +1,151 @@
+"""An alert on its whole way: a sidecar, a real Prometheus with our rules, a real Alertmanager, somebody who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.demo.process import KeptProcess, free_port
+from app.demo.sidecar import DemoSidecar
+from helm.source.rules import rule_groups
+from tests.fakes.engine import FakeEngine
+from tests.http.conftest import serving
+
+from .conftest import tool
+from .test_rules import yaml_blocks
+
+# Ten minutes of `for:` are 2 s; everything else is the rules' own.
+PACE = 300.0
+PATIENCE_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def running(what: str, folder: Path, command: list[str], port: int) -> Iterator[None]:
+    """A server for as long as the block lasts."""
+    process = KeptProcess(what, folder / f"{what}.log")
+    process.start(command, env=dict(os.environ), cwd=folder)
+    process.wait_until_answers(port, "/-/ready", PATIENCE_SECONDS)
+    try:
+        yield
+    finally:
+        process.stop()
+
+
+@contextlib.contextmanager
+def alertmanager(folder: Path, webhook: int) -> Iterator[int]:
+    """Tells one webhook, as soon as it can, with the inhibitions that the documentation proposes."""
+    port = free_port()
+    receiver = {"name": "us", "webhook_configs": [{"url": f"http://127.0.0.1:{webhook}/", "send_resolved": True}]}
+    route = {"receiver": "us", "group_by": ["..."], "group_wait": "0s", "group_interval": "1s", "repeat_interval": "1h"}
+    config = folder / "alertmanager.yml"
+    (documented,) = yaml_blocks("inhibit_rules")
+    config.write_text(json.dumps({"route": route, "receivers": [receiver], **documented}))  # JSON is YAML
+    command = [tool("prometheus-alertmanager"), f"--config.file={config}", f"--storage.path={folder / 'alertmanager'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=", "--log.level=warn"]
+    with running("alertmanager", folder, command, port):
+        yield port
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path, target: int, alertmanager_port: int) -> Iterator[None]:
+    """Scrapes the sidecar, with the rules of this repository in a hurry."""
+    port = free_port()
+    rules = folder / "rules.yml"
+    rules.write_text(json.dumps(rule_groups("https://example.org/runbooks/", pace=PACE)))
+    job = {
+        "job_name": "highwater",
+        "scrape_interval": "500ms",
+        "scrape_timeout": "500ms",
+        "static_configs": [{"targets": [f"127.0.0.1:{target}"], "labels": {"pod": "vl-0"}}],
+    }
+    config = folder / "prometheus.yml"
+    config.write_text(
+        json.dumps(
+            {
+                "scrape_configs": [job],
+                "rule_files": [str(rules)],
+                "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{alertmanager_port}"]}]}]},
+            }
+        )
+    )
+    command = [tool("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", "--rules.alert.resend-delay=1s"]
+    with running("prometheus", folder, command, port):
+        yield
+
+
+class Told:
+    """A webhook that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.alerts: list[dict[str, Any]] = []
+        self.app = Starlette(routes=[Route("/", self._take, methods=["POST"])])
+
+    async def _take(self, request: Request) -> Response:
+        self.alerts += (await request.json())["alerts"]
+        return Response()
+
+    async def wait(self, name: str, status: str) -> dict[str, Any]:
+        """The first such alert."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            for alert in self.alerts:
+                if (alert["labels"]["alertname"], alert["status"]) == (name, status):
+                    return alert
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"{name} {status} did not come; there came {self.alerts}")
+
+
+@contextlib.asynccontextmanager
+async def in_thread(make: Callable[[], contextlib.AbstractContextManager[Any]]):
+    """A context manager that blocks, beside a loop that serves."""
+    manager = make()
+    entered = await asyncio.to_thread(manager.__enter__)
+    try:
+        yield entered
+    finally:
+        await asyncio.to_thread(manager.__exit__, None, None, None)
+
+
+@pytest.mark.timeout(240)
+async def test_high_water_that_nobody_relieves_reaches_whoever_is_on_call(tmp_path: Path):
+    """An engine after the story's benchmark, a policy that only observes: it fires, tells what and where, resolves."""
+    for name in ("prometheus", "prometheus-alertmanager"):
+        tool(name)
+    fake, told = FakeEngine(), Told()
+    fake.serve_images()  # 98.6 % of the device
+    rules = [{"name": "device", "signal": "device_used_ratio", "high_water": 0.95, "low_water": 0.94}]
+    settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_POLICY__RULES": json.dumps(rules)}
+    settings["HIGHWATER_IDLE_POLL_SECONDS"] = "1"
+    async with contextlib.AsyncExitStack() as stack:
+        webhook = await stack.enter_async_context(serving(told.app))
+        engine = await stack.enter_async_context(serving(fake))
+        url = f"http://127.0.0.1:{engine}"
+        sidecar = await stack.enter_async_context(
+            in_thread(lambda: DemoSidecar(url, folder=tmp_path / "sidecar", settings=settings))
+        )
+        port = await stack.enter_async_context(in_thread(lambda: alertmanager(tmp_path, webhook)))
+        await stack.enter_async_context(in_thread(lambda: prometheus(tmp_path, sidecar.port, port)))
+        fired = await told.wait("HighwaterHighWaterNotRelieved", "firing")
+        for worker in fake.workers:
+            worker.forget_entries()
+            worker.cached = 0
+        await told.wait("HighwaterHighWaterNotRelieved", "resolved")
+    labels = {"rule": "device", "severity": "warning", "pod": "vl-0", "job": "highwater"}
+    assert labels.items() <= fired["labels"].items()
+    notes = fired["annotations"]
+    assert notes["summary"] == "Rule device of vl-0 is at high water and is not relieved"
+    assert "stands at 103.8% of its high water" in notes["description"]
+    assert notes["runbook_url"] == "https://example.org/runbooks/HighwaterHighWaterNotRelieved.md"

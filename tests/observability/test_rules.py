@@ -1,0 +1,127 @@
+"""The alerts: Prometheus' own judgement, a test for each with promtool, and a runbook for each."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app.cli import main
+from helm.source.alerts import ALERTS, duration
+from helm.source.rules import rule_groups
+
+from .conftest import tool
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "helm" / "alerts" / "highwater.rules.yaml"
+TESTS = Path(__file__).parent / "rules"
+RUNBOOKS = ROOT / "docs" / "runbooks"
+NAMES = [alert.name for alert in ALERTS]
+HEADINGS = ["What it means", "Look first", "What to do", "When to ignore it", "Silence and tune"]
+
+
+def promtool(*arguments: str | Path) -> None:
+    done = subprocess.run([tool("promtool"), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_takes_the_rules():
+    """`promtool check rules`, lint and all."""
+    promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
+
+
+def test_every_alert_fires_when_it_should_and_not_in_the_near_miss():
+    """`promtool test rules`, each alert with its values in words."""
+    promtool("test", "rules", *sorted(TESTS.glob("*.yaml")))
+
+
+def test_every_alert_has_a_test_of_both_kinds():
+    """One moment in which it fires with its whole text, and one in which it does not."""
+    assert sorted(path.stem for path in TESTS.glob("*.yaml")) == sorted(NAMES)
+    for name in NAMES:
+        cases = yaml.safe_load((TESTS / f"{name}.yaml").read_text())["tests"]
+        moments = [moment for case in cases for moment in case.get("alert_rule_test", [])]
+        assert {moment["alertname"] for moment in moments} == {name}
+        assert any(alert["exp_annotations"] for moment in moments for alert in moment["exp_alerts"]), name
+        assert any(not moment["exp_alerts"] for moment in moments), name
+        assert len(cases) > 1, name
+
+
+def test_every_alert_has_a_runbook_and_no_runbook_is_left_over():
+    """The name is the file's name."""
+    assert sorted(path.stem for path in RUNBOOKS.glob("*.md")) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_runbook_answers_the_same_questions(name):
+    """What it means, where to look, what to do, when to ignore it and how to silence it, in this order."""
+    text = (RUNBOOKS / f"{name}.md").read_text()
+    assert text.startswith(f"# {name}\n")
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
+    sections = re.split(r"^## .+$", text, flags=re.MULTILINE)[1:]
+    assert all(len(section.split()) >= 10 for section in sections)
+    assert "```" in sections[1], "something to copy and paste"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_runbooks_commands_exist(name):
+    """Each path of the sidecar that it asks for is documented, each subcommand known, each metric exported."""
+    text = (RUNBOOKS / f"{name}.md").read_text()
+    known = (ROOT / "docs" / "http.md").read_text()
+    paths = set(re.findall(r"\$SIDECAR(/[\w/-]*)", text))
+    assert [path for path in sorted(paths) if f"`{path}" not in known and f" {path}" not in known] == []
+    assert set(re.findall(r"^highwater (\w+)", text, re.MULTILINE)) <= set(main.commands)
+    exported = (ROOT / "tests" / "unit" / "golden" / "metrics.txt").read_text()
+    assert [name for name in re.findall(r"\bhighwater_\w+", text) if f"# TYPE {name} " not in exported] == []
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=NAMES)
+def test_an_alert_says_how_bad_it_is_and_where_to_read_on(alert):
+    """Severity, one line, a description with what is known, a runbook; the words are sentences."""
+    (rule,) = [rule for rule in rule_groups("https://x/")["groups"][0]["rules"] if rule["alert"] == alert.name]
+    assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+    assert rule["annotations"]["runbook_url"] == f"https://x/{alert.name}.md"
+    assert rule["annotations"]["description"].endswith((".", "moment."))
+    assert not rule["annotations"]["summary"].endswith(".")
+
+
+def test_durations_are_written_as_prometheus_reads_them():
+    """In the largest unit that fits; in a world that goes faster down to milliseconds."""
+    assert [duration(seconds) for seconds in (86400, 5400, 60, 1, 0.25, 0.0001)] == [
+        *("1d", "90m", "1m", "1s", "250ms", "1ms")
+    ]
+
+
+def yaml_blocks(key: str) -> list[dict]:
+    text = (ROOT / "docs" / "grafana.md").read_text()
+    blocks = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)]
+    return [block for block in blocks if key in block]
+
+
+def test_the_documentation_lists_every_alert():
+    """Each with its severity, and a link to its runbook."""
+    text = (ROOT / "docs" / "grafana.md").read_text()
+    listed = re.findall(r"^\| \[(\w+)\]\(runbooks/(\w+)\.md\) \| (\w+) \|", text, re.MULTILINE)
+    assert listed == [(alert.name, alert.name, alert.severity) for alert in ALERTS]
+
+
+def test_prometheus_takes_the_documented_scrapes(tmp_path):
+    """`promtool check config`, with the rules."""
+    scrapes = yaml_blocks("scrape_configs")
+    assert len(scrapes) == 2
+    for scrape in scrapes:
+        # Debian's build knows no Kubernetes; the relabelling is checked all the same.
+        scrape["scrape_configs"][0].pop("kubernetes_sd_configs", None)
+        config = tmp_path / "prometheus.yml"
+        config.write_text(yaml.safe_dump(scrape | {"rule_files": [str(RULES)]}))
+        promtool("check", "config", config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_runbooks_links_lead_somewhere(name):
+    """Relative links name files that are there."""
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", (RUNBOOKS / f"{name}.md").read_text())
+    assert [target for target in targets if not (RUNBOOKS / target).exists()] == []
