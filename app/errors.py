@@ -10,6 +10,9 @@
     │   ├── EngineUnresponsive   connected, but no answer within the deadline
     │   ├── EngineRefused        an HTTP status that is not the one hoped for
     │   └── EngineGarbled        an answer that is not what the contract says
+    ├── SidecarError             a command of ours got no good answer from a sidecar
+    │   ├── SidecarUnreachable   nobody answers at the URL, or what answers is no sidecar
+    │   └── SidecarRefused       it answered with an error; carries the status and what it said
     └── RequestError             an operator's request that cannot be served; carries the HTTP status
         ├── UnknownName          a remedy, rule, mark or value that does not exist (422)
         ├── Refused              would be unsafe or cannot help (409)
@@ -87,6 +90,32 @@ class EngineGarbled(EngineError):
     """The engine answered something that the contract does not allow."""
 
     reason = "garbled"
+
+
+class SidecarError(HighwaterError):
+    """A sidecar gave no good answer. The message is one line: what is wrong, and what to do."""
+
+
+class SidecarUnreachable(SidecarError):
+    """Nobody answers at the URL in time, or what answers there is no sidecar."""
+
+
+class SidecarRefused(SidecarError):
+    """The sidecar answered with an error.
+
+    Attributes:
+        status: The HTTP status.
+        code: Its word for programs, as in the answer; empty where it has none.
+        message: What the sidecar said, without advice.
+        body: The answer as parsed JSON; ``None`` where it is none. A reclaim that is refused (409) tells its results.
+    """
+
+    def __init__(self, text: str, *, status: int, code: str, message: str, body: Any = None) -> None:  # noqa: ANN401
+        self.status = status
+        self.code = code
+        self.message = message
+        self.body = body
+        super().__init__(text)
 
 
 class RequestError(HighwaterError):

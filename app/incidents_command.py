@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-import ssl
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
 
-if TYPE_CHECKING:
-    import httpx
-
-CALL_SECONDS = 30.0
+from app.sidecar_options import NoSidecar, json_option, sidecar_at, url_option
 
 
 @click.command("incidents")
 @click.argument("incident_id", metavar="[ID]", required=False)
-@click.option("--url", default="http://127.0.0.1:8001", show_default=True, help="the sidecar")
+@url_option
 @click.option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="read the files of incidents.folder, where no sidecar lives",
 )
-@click.option("--json", "as_json", is_flag=True, help="as JSON")
+@json_option
 def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: bool) -> None:
     """What the engine died of: list the incidents, newest first, or show the one with this ID."""
     if folder is not None:
@@ -59,27 +54,9 @@ def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str
 
 
 def _from_sidecar(url: str, incident_id: str | None, *, as_json: bool) -> str:
-    import httpx  # noqa: PLC0415
-
-    target = f"{url.rstrip('/')}/memory/incidents"
-    if incident_id is not None:
-        target += f"/{quote(incident_id, safe='')}"
+    path = "/memory/incidents" if incident_id is None else f"/memory/incidents/{quote(incident_id, safe='')}"
     try:
-        # The system's authorities, and those that SSL_CERT_FILE names.
-        with httpx.Client(verify=ssl.create_default_context(), trust_env=False, timeout=CALL_SECONDS) as client:
-            answer = client.get(target, params={"format": "json" if as_json else "text"})
-    except (httpx.HTTPError, httpx.InvalidURL) as exc:
-        raise click.ClickException(
-            f"no sidecar answers at {url} ({exc}); --url names another, --folder reads the files without one"
-        ) from exc
-    if answer.is_error:
-        raise click.ClickException(_problem(answer))
-    return answer.text
-
-
-def _problem(answer: httpx.Response) -> str:
-    try:
-        body: Any = answer.json()
-        return str(body["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"{answer.url} answered {answer.status_code}; is that a sidecar of this version?"
+        with sidecar_at(url) as sidecar:
+            return sidecar.get_text(path, {"format": "json" if as_json else "text"})
+    except NoSidecar as exc:
+        raise NoSidecar(f"{exc.message}; --folder reads the files without one") from exc

@@ -21,8 +21,10 @@ from app.errors import SettingsError, sentences
 from app.settings import PREFIX, Settings, is_list, keys, variable
 
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
-# Ours by name and not a setting of the sidecar: where the demonstration keeps the engine's environment.
-_NOT_SETTINGS = frozenset({CONFIG_VARIABLE, f"{PREFIX}CACHE_DIR"})
+# Ours by name and no setting of a sidecar: which one the operator's commands speak to, and where the demonstration
+# keeps the engine's environment.
+_NOT_SETTINGS = frozenset({CONFIG_VARIABLE, f"{PREFIX}URL", f"{PREFIX}CACHE_DIR"})
+_QUOTED = re.compile(r"""(['"]).{2,}\1""", re.DOTALL)
 # Kubernetes writes these for a Service called "highwater" into every pod of its namespace (service links).
 _SERVICE_LINK = re.compile(rf"{PREFIX}(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP)\w*)")
 
@@ -77,6 +79,11 @@ def _read_file(name: str | None) -> dict[str, Any]:
     path = Path(name)
     try:
         content = _parse(path.suffix, path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as exc:
+        # Not in its own words: they quote the line, and what stands there; that may be the token.
+        mark, problem = exc.problem_mark, _QUOTED.sub("...", exc.problem or "is not YAML")
+        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise SettingsError([f"config: {name}: {problem}{where}"]) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as exc:
         raise SettingsError([f"config: {name}: {' '.join(str(exc).split())}"]) from exc
     if not isinstance(content, dict):

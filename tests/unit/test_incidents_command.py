@@ -125,26 +125,32 @@ def test_an_id_is_no_path(sidecar):
 
 
 @pytest.mark.parametrize(
-    ("answer", "problem"),
+    ("answer", "status", "problem"),
     [
-        (httpx.Response(404, json={"error": {"code": "not_found", "message": "there is no such"}}), "there is no such"),
-        (httpx.Response(502, text="<html>"), "answered 502"),
-        (httpx.Response(500, json=["odd"]), "answered 500"),
-        (httpx.ConnectError("refused"), "no sidecar answers at http://127.0.0.1:8001 (refused)"),
+        (
+            httpx.Response(404, json={"error": {"code": "not_found", "message": "there is no such"}}),
+            1,
+            "there is no such",
+        ),
+        (httpx.Response(502, text="<html>"), 3, "answered with 502"),
+        (httpx.Response(500, json=["odd"]), 3, "answered with 500"),
+        (httpx.Response(200, html="<html>"), 3, "a web page"),
+        (httpx.ConnectError("refused"), 3, "no sidecar answers at http://127.0.0.1:8001 (refused)"),
     ],
 )
-def test_what_goes_wrong_is_said(sidecar, answer, problem):
-    """With exit status 1, and what to try instead."""
+def test_what_goes_wrong_is_said(sidecar, answer, status, problem):
+    """With an exit status, and what to try instead."""
     sidecar.answer = answer
     result = invoke()
-    assert result.exit_code == 1
+    assert result.exit_code == status
     assert problem in result.output
+    assert ("--folder" in result.output) == (status == 3)
 
 
 def test_a_url_that_is_none_is_said(sidecar):
     """And no traceback."""
     result = invoke("--url", "http://[::1")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "Traceback" not in result.output
 
 

@@ -266,6 +266,27 @@ def test_a_token_of_another_type_is_in_no_message(write):
     assert "1234567890123" not in told
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", f'admin_token: "{TOKEN}\nport: 8001\n'),
+        ("a.yaml", f"admin_token: @{TOKEN}\n"),
+        ("a.yaml", f"admin_token: *{TOKEN}\n"),
+        ("a.yaml", f"admin_token: !{TOKEN} x\n"),
+        ("a.yaml", f"admin_token: {TOKEN}\n port: 1\n"),
+        ("a.yaml", f"admin_token: {TOKEN}\a\n"),
+        ("a.toml", f"admin_token = {TOKEN}\n"),
+        ("a.toml", f'admin_token = "{TOKEN}\n'),
+        ("a.toml", f'admin_token = "{TOKEN}\\x"\n'),
+    ],
+)
+def test_a_file_with_a_slip_in_the_tokens_line_is_not_quoted(write, name, text):
+    """Parsers like to show the line; the place is enough."""
+    (problem,) = problems(config=write(name, text))
+    assert name in problem
+    assert TOKEN not in problem
+
+
 def test_a_token_is_masked_wherever_settings_are_shown(caplog):
     """repr, str, logs and dumps."""
     settings = load(environ={"HIGHWATER_ADMIN_TOKEN": TOKEN})

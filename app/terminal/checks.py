@@ -1,0 +1,357 @@
+"""Whether engine and sidecar are set up right: one small rule for each thing that can be wrong. Pure.
+
+A rule looks at what the sidecar serves, and says what is so and, where that is not as it should be, what to change. It
+knows nothing of the load: that memory is short right now is ``highwater status``'s to say.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from app.capabilities import EXTENSION, parse_version
+from app.readings import Event, Report
+from app.terminal.sizes import signal_text, span_text
+
+Level: TypeAlias = Literal["ok", "warn", "fail", "skip"]
+# How a control path answers: to a call without a token, and to one with the token of the environment.
+Answer: TypeAlias = Literal["served", "no token", "wrong token", "not local", "unknown"]
+
+# docs/engine.md: what was run or read. Beyond it things may be as before, and nobody has looked.
+OLDEST, NEWEST = parse_version("0.11"), parse_version("0.33")
+RESETS_ENCODER_CACHE = parse_version("0.16")
+_REACHED: Final = frozenset({"ready", "paused", "sleeping"})
+_RECENT_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the sidecar told.
+
+    Attributes:
+        url: Where it was asked.
+        now: Its own time, in Unix seconds.
+        report: ``GET /memory``.
+        policy: ``GET /policy``.
+        incidents: ``GET /memory/incidents``; empty where it has none.
+        events: ``GET /memory/events``, newest first.
+        without_token: How a control path answers a call without a token.
+        with_token: And one with the environment's token; None where there is none.
+        sidecar_version: The sidecar's, None where it does not tell.
+        own_version: This command's.
+    """
+
+    url: str
+    now: float
+    report: Report
+    policy: Mapping[str, Any]
+    incidents: Mapping[str, Any]
+    events: Sequence[Event]
+    without_token: Answer
+    with_token: Answer | None
+    sidecar_version: str | None
+    own_version: str
+
+    @property
+    def can(self) -> Mapping[str, Any]:
+        """What the engine can do, as the sidecar found out."""
+        return self.report.engine.capabilities
+
+    @property
+    def knows_engine(self) -> bool:
+        """Whether the engine has been asked at all."""
+        return bool(self.can) and (self.report.engine.state in _REACHED or self.report.engine.version is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rule found.
+
+    Attributes:
+        name: What it is about, in a word or two.
+        level: ``ok``, ``warn``, ``fail``, or ``skip`` where it cannot be told.
+        text: What is so.
+        change: What to change; None where nothing need be.
+    """
+
+    name: str
+    level: Level
+    text: str
+    change: str | None = None
+
+
+def checked(facts: Facts) -> list[Finding]:
+    """What every rule found, in order."""
+    return [check(facts) for check in CHECKS]
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """0: all as it should be; 1: something to look at; 2: something wrong."""
+    levels = {finding.level for finding in findings}
+    return 2 if "fail" in levels else 1 if "warn" in levels else 0
+
+
+def sidecar(facts: Facts) -> Finding:
+    """The sidecar is of our own version."""
+    version = facts.sidecar_version
+    if version is None:
+        return Finding("sidecar", "warn", f"answers at {facts.url} and does not tell its version")
+    if version != facts.own_version:
+        text = f"version {version} at {facts.url}, this command is {facts.own_version}"
+        return Finding("sidecar", "warn", text, "use the same version of both")
+    return Finding("sidecar", "ok", f"version {version} at {facts.url}")
+
+
+def engine(facts: Facts) -> Finding:
+    """The engine is there and ready."""
+    status = facts.report.engine
+    text = f"{status.state} at {status.url}"
+    if status.state == "ready":
+        return Finding("engine", "ok", text)
+    if status.state in ("paused", "sleeping"):
+        change = "POST /resume of the engine" if status.state == "paused" else "POST /wake_up of the engine"
+        return Finding("engine", "warn", text, f"{change}, unless somebody wants it so")
+    change = status.hint or "start vLLM there, or set HIGHWATER_ENGINE_URL of the sidecar"
+    return Finding("engine", "warn" if status.state == "starting" and facts.knows_engine else "fail", text, change)
+
+
+def version(facts: Facts) -> Finding:
+    """The engine's version is one that was looked at, with every remedy."""
+    told = facts.report.engine.version
+    release = parse_version(told)
+    if not facts.knows_engine:
+        return _unknown("vLLM")
+    if release is None or OLDEST is None or NEWEST is None or RESETS_ENCODER_CACHE is None:
+        text = f"version {told or 'not told'}: remedies that depend on it are refused"
+        return Finding("vLLM", "warn", text, "let GET /version of the engine answer")
+    if release < OLDEST or release.release[:2] > NEWEST.release[:2]:
+        text = f"{told} is outside {OLDEST} to {NEWEST}, which were looked at"
+        return Finding("vLLM", "warn", text, "try every remedy with --dry-run first")
+    if release < RESETS_ENCODER_CACHE:
+        text = f"{told} has no /reset_encoder_cache; trim_encoder_cache is there instead"
+        return Finding("vLLM", "warn", text, "use vLLM 0.16 or newer, best 0.28, where every remedy is safe")
+    return Finding("vLLM", "ok", f"{told} {facts.report.engine.model or ''}".rstrip())
+
+
+def dev_mode(facts: Facts) -> Finding:
+    """The engine has its development routes."""
+    if not facts.knows_engine:
+        return _unknown("dev mode")
+    if facts.can.get("dev_mode"):
+        return Finding("dev mode", "ok", "on: workers can be asked, caches reset")
+    return Finding("dev mode", "fail", "off: nothing can be read or reset", "start vLLM with VLLM_SERVER_DEV_MODE=1")
+
+
+def extension(facts: Facts) -> Finding:
+    """The workers have loaded our extension."""
+    if not facts.knows_engine:
+        return _unknown("extension")
+    loaded = facts.can.get("extension")
+    if facts.can.get("collective_rpc"):
+        return Finding("extension", "ok", f"{loaded or EXTENSION} is loaded")
+    flag = f"--worker-extension-cls {EXTENSION}, with the folder that holds worker_ext on PYTHONPATH"
+    if loaded:
+        change = f"start vLLM with {flag}; or, if {loaded} inherits from it, set HIGHWATER_ENGINE_HAS_EXTENSION=true"
+        return Finding("extension", "fail", f"{loaded} is loaded, and not ours", change)
+    return Finding("extension", "fail", "not loaded: the workers' memory is not seen", f"start vLLM with {flag}")
+
+
+def ranks(facts: Facts) -> Finding:
+    """Every worker is heard of."""
+    report = facts.report
+    if not facts.knows_engine or not facts.can.get("collective_rpc"):
+        return _unknown("ranks")
+    if report.ranks_expected is None:
+        text = f"{report.ranks_reported} report; how many there should be the engine does not tell (GET /server_info)"
+        return Finding("ranks", "warn", text)
+    text = f"{report.ranks_reported} of {report.ranks_expected} report"
+    if report.ranks_reported >= report.ranks_expected:
+        return Finding("ranks", "ok", text)
+    missing = ", ".join(f"dp {r.dp_rank} pp {r.pp_rank} tp {r.tp_rank} ({r.status})" for r in report.ranks_missing)
+    if report.movement is None and (facts.can.get("data_parallel") or 1) > 1:
+        change = "set HIGHWATER_RECORDER_DIR: vLLM answers for the first data-parallel engine only"
+        return Finding("ranks", "fail", text, change)
+    return Finding("ranks", "fail", text, f"look after the missing: {missing}" if missing else report.engine.hint)
+
+
+def readings(facts: Facts) -> Finding:
+    """The workers were read lately, and tell all there is to tell."""
+    report = facts.report
+    if not facts.can.get("collective_rpc"):
+        return _unknown("readings")
+    if report.age_seconds is None or report.stale:
+        age = "never" if report.age_seconds is None else f"{span_text(report.age_seconds)} ago"
+        return Finding("readings", "fail", f"the workers were last read: {age}", report.engine.hint or "see the log")
+    notes = sorted({f"{note.name}: {note.reason}" for rank in report.ranks for note in rank.notes})
+    # A CPU has no allocator statistics; that is as it should be.
+    if notes and any(rank.device.type != "cpu" for rank in report.ranks):
+        return Finding("readings", "warn", f"not everything is known: {'; '.join(notes[:3])}")
+    return Finding("readings", "ok", f"read {span_text(report.age_seconds)} ago")
+
+
+def statistics(facts: Facts) -> Finding:
+    """The engine tells how many requests it has."""
+    if facts.report.engine.state not in _REACHED:
+        return _unknown("statistics")
+    if facts.report.engine.requests_running is not None:
+        return Finding("statistics", "ok", "the engine tells its load")
+    text = "the engine does not tell its load: remedies that need a quiet engine are refused"
+    return Finding("statistics", "warn", text, "start vLLM without --disable-log-stats")
+
+
+def recorder(facts: Facts) -> Finding:
+    """The workers record themselves, so that a hang can be told from a long step."""
+    movement = facts.report.movement
+    if movement is not None:
+        level: Level = "fail" if movement.verdict == "stuck" else "ok"
+        return Finding("recorder", level, f"{movement.verdict}: {movement.summary}")
+    if not facts.can.get("collective_rpc"):
+        return _unknown("recorder")
+    text = "off, or nothing heard: a hang cannot be told from a long step, nor a rank that does not answer be seen"
+    change = "set HIGHWATER_RECORDER_DIR to a folder that sidecar and workers share, such as /dev/shm/highwater"
+    return Finding("recorder", "warn", text, change)
+
+
+def thresholds(facts: Facts) -> Finding:
+    """No rule would fire for ever, as its high water lies under what the engine uses at rest."""
+    policy = facts.report.policy
+    if policy is None or not policy.rules:
+        return Finding(
+            "thresholds", "warn", "there are no rules: nothing is given back by itself", "see docs/policy.md"
+        )
+    wrong = [rule.problem for rule in policy.rules if rule.problem]
+    if wrong:
+        return Finding("thresholds", "fail", "; ".join(wrong), "PUT /policy, or HIGHWATER_POLICY__RULES")
+    unknown = [rule.name for rule in policy.rules if rule.value is None]
+    if unknown and facts.knows_engine:
+        text = f"the engine does not tell what these rules watch: {', '.join(unknown)}"
+        return Finding("thresholds", "warn", text, "PUT /policy with a signal that it tells")
+    shown = (f"{rule.name} acts at {signal_text(rule.signal, rule.high_water)}" for rule in policy.rules)
+    return Finding("thresholds", "ok", ", ".join(shown))
+
+
+def mode(facts: Facts) -> Finding:
+    """The policy acts."""
+    policy = facts.report.policy
+    if policy is None:
+        return _unknown("policy")
+    if policy.mode == "observe":
+        change = 'PUT /policy {"mode": "act"}, or HIGHWATER_POLICY__MODE=act'
+        return Finding("policy", "warn", "only observes: nothing is given back by itself", change)
+    if policy.budget is not None and policy.budget.max_actions_per_hour == 0:
+        return Finding("policy", "warn", "may do nothing: max_actions_per_hour is 0", "PUT /policy with more")
+    return Finding("policy", "ok", "acts")
+
+
+def state_file(facts: Facts) -> Finding:
+    """A policy that was changed while running outlives a restart."""
+    trouble = next((e for e in facts.events if e.kind == "recovery" and "corrupt" in e.summary), None)
+    if trouble is not None:
+        return Finding("state file", "warn", trouble.summary, "see docs/policy.md, The state file")
+    if facts.policy.get("source") != "put":
+        return Finding("state file", "ok", "the policy is the configured one; there is nothing to keep")
+    if facts.policy.get("kept"):
+        return Finding("state file", "ok", f"the changed policy is kept in {facts.policy.get('kept_in')}")
+    text = "the policy was changed by PUT /policy, and the change ends with the sidecar"
+    return Finding("state file", "warn", text, "set HIGHWATER_STATE_FILE, or write the change into the configuration")
+
+
+def control(facts: Facts) -> Finding:
+    """Whoever may act is one who should."""
+    if facts.with_token == "wrong token":  # noqa: S105 - an answer, no token
+        text = "the sidecar does not take the token in HIGHWATER_ADMIN_TOKEN"
+        return Finding("control", "fail", text, "set it to the sidecar's own")
+    if facts.without_token == "no token":  # noqa: S105
+        if facts.with_token == "served":  # noqa: S105
+            return Finding("control", "ok", "needs the admin token, and ours is right")
+        text = "needs the admin token, and HIGHWATER_ADMIN_TOKEN is not set here: nothing can be reclaimed from here"
+        return Finding("control", "warn", text, "set HIGHWATER_ADMIN_TOKEN where you type")
+    if facts.without_token == "not local":  # noqa: S105
+        text = "is for loopback peers only, as the sidecar has no admin token: nothing can be reclaimed from here"
+        return Finding("control", "warn", text, "set HIGHWATER_ADMIN_TOKEN for the sidecar and where you type")
+    if facts.without_token == "served":  # noqa: S105
+        return Finding("control", "ok", "no admin token; loopback peers only, of whom we are one")
+    return Finding("control", "skip", "cannot be told")
+
+
+def transport(facts: Facts) -> Finding:
+    """The token does not travel in clear text."""
+    parts = urlsplit(facts.url)
+    if parts.scheme == "https" or is_loopback(parts.hostname or ""):
+        return Finding("transport", "ok", "TLS" if parts.scheme == "https" else "does not leave this machine")
+    if facts.with_token is None:
+        return Finding("transport", "ok", "plain HTTP, and no token is sent")
+    change = "set HIGHWATER_TLS__CERT_FILE and HIGHWATER_TLS__KEY_FILE of the sidecar, or forward the port"
+    return Finding("transport", "warn", "the admin token travels in plain HTTP", change)
+
+
+def exposure(facts: Facts) -> Finding:
+    """Nobody but the sidecar reaches the engine's development routes."""
+    url = facts.report.engine.url
+    if not facts.can.get("dev_mode"):
+        return _unknown("exposure")
+    host = urlsplit(url).hostname or ""
+    if url.startswith("unix:") or is_loopback(host):
+        return Finding("exposure", "ok", f"the engine is asked at {url}")
+    text = f"the engine is asked at {url}: whoever reaches that may call any method of its workers"
+    return Finding("exposure", "warn", text, "start vLLM with --host 127.0.0.1 beside the sidecar, or fence the port")
+
+
+def incidents(facts: Facts) -> Finding:
+    """What the engine died of is kept, and there is nothing new of that kind."""
+    if facts.incidents.get("problem"):
+        return Finding(
+            "incidents", "fail", str(facts.incidents["problem"]), "let the sidecar write to incidents.folder"
+        )
+    listed = [entry for entry in facts.incidents.get("incidents") or () if isinstance(entry, Mapping)]
+    recent = [entry for entry in listed if facts.now - _at(entry) < _RECENT_SECONDS]
+    if recent:
+        newest = recent[0]
+        text = f"{len(recent)} in the last hour, the last: {newest.get('summary')}"
+        return Finding("incidents", "warn", text, f"highwater incidents {newest.get('id')}")
+    if facts.incidents.get("folder") is None:
+        text = "are kept in memory only: what the engine died of is lost when the sidecar restarts"
+        return Finding("incidents", "warn", text, "set HIGHWATER_INCIDENTS__FOLDER")
+    return Finding("incidents", "ok", f"none in the last hour; kept in {facts.incidents['folder']}")
+
+
+def _at(entry: Mapping[str, Any]) -> float:
+    for key in ("last_at", "at"):
+        if isinstance(entry.get(key), int | float):
+            return float(entry[key])
+    return 0.0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the host is this machine, by its name or address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _unknown(name: str) -> Finding:
+    return Finding(name, "skip", "cannot be told before what stands above is right")
+
+
+CHECKS: tuple[Callable[[Facts], Finding], ...] = (
+    sidecar,
+    engine,
+    version,
+    dev_mode,
+    extension,
+    ranks,
+    readings,
+    statistics,
+    recorder,
+    thresholds,
+    mode,
+    state_file,
+    control,
+    transport,
+    exposure,
+    incidents,
+)

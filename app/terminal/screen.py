@@ -1,0 +1,91 @@
+"""The whole terminal, for as long as it is drawn on: taken, given back whatever happens, and its keys."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+_TERMINATED = 128 + signal.SIGTERM
+_ESCAPE = b"\x1b"
+
+
+class Screen:
+    """Rich's alternate screen, and a keyboard that needs no return key.
+
+    A context manager. Within it an ordinary kill unwinds, and so gives the terminal back; Ctrl-Z gives it back until
+    the shell has us go on.
+
+    Args:
+        console: Where to draw.
+        drawn: Makes what is drawn.
+    """
+
+    def __init__(self, console: Console, drawn: Callable[[], RenderableType]) -> None:
+        self._drawn = drawn
+        self._live = Live(drawn(), console=console, screen=True, auto_refresh=False)
+        self._keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
+        self._modes: list[Any] = [] if self._keyboard is None else termios.tcgetattr(self._keyboard)
+
+    def __enter__(self) -> Self:
+        signal.signal(signal.SIGTERM, _leave)
+        signal.signal(signal.SIGTSTP, self._suspend)
+        try:
+            self._take()
+        except BaseException:  # an interrupt as well: whoever did not get a screen cannot give it back
+            self._give_back()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        self._give_back()
+
+    def draw(self) -> None:
+        """Draw it anew."""
+        self._live.update(self._drawn(), refresh=True)
+
+    def asked_to_quit(self, seconds: float) -> bool:
+        """Whether a key to quit is hit within so many seconds, or the terminal goes."""
+        if self._keyboard is None:
+            time.sleep(seconds)
+            return False
+        ready, _, _ = select.select([self._keyboard], [], [], seconds)
+        if not ready:
+            return False
+        keys = os.read(self._keyboard, 64)
+        # Nothing to read from what is ready: there is no terminal any more. An escape on its own is the key.
+        return not keys or keys == _ESCAPE or b"q" in keys.lower()
+
+    def _take(self) -> None:
+        if self._keyboard is not None:
+            tty.setcbreak(self._keyboard)
+        self._live.start(refresh=True)
+
+    def _give_back(self) -> None:
+        self._live.stop()
+        if self._keyboard is not None:
+            with suppress(termios.error):  # it has gone
+                termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._modes)
+
+    def _suspend(self, *_: object) -> None:
+        self._give_back()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._take()
+
+
+def _leave(*_: object) -> NoReturn:
+    sys.exit(_TERMINATED)

@@ -1,0 +1,63 @@
+"""The terminal's commands beside a real engine, and at the engine itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from app.demo.traffic import send_images
+from tests.engine.conftest import wait_for
+
+CACHE_LEAST = 4 * 2**20
+
+
+def ran(*arguments: str, url: str, status: int | None = 0) -> str:
+    """What a command printed, which must have ended so; None: however."""
+    command = [sys.executable, "-m", "app.cli", *arguments, "--url", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert status in (None, done.returncode), (arguments, done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+async def filled(engine, sidecar):
+    """The sidecar, with images in the engine's encoder cache."""
+    sent = await send_images(sidecar.url, engine.served_model, images=range(900, 908), concurrency=4)
+    assert sent.failed == 0
+    wait_for(sidecar, lambda report: (report["encoder_cache"] or {}).get("device_bytes", 0) >= CACHE_LEAST)
+    return sidecar
+
+
+async def test_the_commands_tell_what_the_sidecar_knows(filled):
+    """Numbers on the screen are those of /memory; what was reset is gone, and is told."""
+    report = json.loads(ran("top", "--once", "--json", url=filled.url))
+    assert report["ranks"][0]["components"]["encoder_cache_bytes"] >= CACHE_LEAST
+    shown = ran("top", url=filled.url)
+    assert "0 cpu" in shown
+    assert f"{report['encoder_cache']['entries']} entries" in shown
+    ran("mark", "before the reset", url=filled.url)
+    results = json.loads(ran("reclaim", "reset-encoder-cache", "--json", url=filled.url))["results"]
+    assert results[0]["freed_bytes"]["components"]["encoder_cache_bytes"] >= CACHE_LEAST
+    since = ran("status", "--since", "before the reset", url=filled.url, status=None)  # the host may be full
+    assert ": ready" in since
+    assert "reset_encoder_cache done" in since
+    assert "- encoder cache" in since
+
+
+async def test_check_finds_nothing_wrong(filled):
+    """The demonstration's engine is set up right; the sidecar of the tests only observes."""
+    findings = json.loads(ran("check", "--json", url=filled.url, status=1))["findings"]
+    levels = {finding["name"]: finding["level"] for finding in findings}
+    assert [name for name, level in levels.items() if level in ("fail", "skip")] == []
+    assert levels["extension"] == levels["ranks"] == levels["thresholds"] == levels["exposure"] == "ok"
+    assert levels["policy"] == "warn"
+
+
+@pytest.mark.parametrize("command", [["top"], ["status"], ["check"], ["reclaim"], ["mark", "x"]], ids=" ".join)
+def test_vllm_itself_is_no_sidecar(engine, command):
+    """And is told to do nothing."""
+    assert "no Highwater sidecar (vLLM itself" in ran(*command, url=engine.url, status=3)

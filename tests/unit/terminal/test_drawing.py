@@ -1,0 +1,184 @@
+"""What stands on the screen, at any size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from app.readings import Growth, MissingRank, Movement, RuleStatus
+from app.terminal.answers import report_of
+from app.terminal.bars import ASCII, Pen
+from app.terminal.drawing import Drawing
+from app.terminal.view import View
+from tests.unit.terminal.reports import DEVICE, NOW, as_json, event, policy, ranks, report
+
+LETTERS = Pen(ASCII, colour=False)
+
+
+def view(*, minutes: int = 2, **changed) -> View:
+    """A view with a past of so many minutes in which the encoder cache filled, and a reset."""
+    images = changed.pop("images", 31)
+    made = View("http://127.0.0.1:8001", report(), 100.0)
+    seconds = minutes * 60
+    for second in range(seconds + 1):
+        count = images * second // max(seconds, 1)
+        made = made.with_report(report(taken_at=NOW - seconds + second, ranks=ranks(images=count)), 100.0)
+    made = made.with_event(event("reset_encoder_cache done, freed 3,782.0 MiB in 0.40 s", at=NOW - 30))
+    return made.with_report(replace(made.report, **changed), 100.0)
+
+
+def drawn(made: View, width: int = 100, height: int | None = None, *, now: float = 100.0) -> str:
+    lines = Drawing(made, now, LETTERS, width, height).lines()
+    assert all(line.cell_len <= width for line in lines)
+    assert height is None or len(lines) <= height
+    return "\n".join(line.plain.rstrip() for line in lines)
+
+
+FULL = view()
+
+
+def test_the_storys_numbers_are_read_at_a_glance():
+    """Used, total, share, each component, the change, the cache, the load, the policy, the reset."""
+    shown = drawn(FULL)
+    for words in (
+        "vLLM 0.32.0 Qwen/Qwen3-VL-32B-Instruct",
+        "ranks 2 of 2",
+        "high water 93.0 %",
+        "98.6 %  60.11 GiB of  60.96 GiB",
+        "encoder cache   3.69 GiB",
+        "+3.69 GiB",
+        "3 running, 1 waiting, KV cache 41.0 % used",
+        "31 entries, 7.39 GiB on devices",
+        "policy: below, acts",
+        "device_used_ratio 92.5 %  acts at 93.0 %, rests at 90.0 %",
+        "reset_encoder_cache done, freed 3,782.0 MiB in 0.40 s",
+    ):
+        assert words in shown, words
+
+
+def test_each_rank_has_a_bar_with_its_parts_and_the_mark():
+    """In letters where there is no colour."""
+    (bar,) = [line for line in drawn(FULL).splitlines() if line.startswith("1 npu:1")]
+    cells = bar.split()[2]
+    assert [letter for letter in "WKEACN|" if letter not in cells] == []
+    assert cells.index("W") < cells.index("K") < cells.index("E") < cells.index("N") <= len(cells)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 300])
+@pytest.mark.parametrize("height", [1, 5, 10, 20, 24, 40, 100])
+def test_it_fits_whatever_the_terminal(width, height):
+    """No line longer, no line more; `drawn` checks."""
+    assert drawn(FULL, width, height)
+    crowd = replace(FULL.report, ranks=ranks(16, images=31), ranks_expected=16)
+    assert drawn(replace(FULL, report=crowd).without_sidecar("gone " * 40, 100.0), width, height)
+
+
+def test_sixteen_ranks_on_a_small_terminal_are_the_fullest():
+    """How many more there are is said, and the policy's state is still there."""
+    crowd = list(ranks(16))
+    crowd[11] = ranks(16, images=31)[11]
+    shown = drawn(replace(FULL, report=replace(FULL.report, ranks=tuple(crowd), ranks_expected=16)), 80, 24)
+    assert "11 npu:11 " in shown
+    assert "more, with less in use" in shown
+    assert "rank 11 npu:11, the fullest" in shown
+    assert "policy below" in shown
+
+
+def test_all_ranks_are_there_where_there_is_room():
+    """As in a pipe."""
+    crowd = replace(FULL, report=replace(FULL.report, ranks=ranks(16), ranks_expected=16))
+    assert all(f"{number} npu:{number} " in drawn(crowd) for number in range(16))
+
+
+def test_ranks_of_several_engines_and_hosts_are_told_apart():
+    """By engine, and by host."""
+    first, _ = ranks()
+    both = (replace(first, dp_rank=0), replace(first, dp_rank=1, host="node-b"))
+    shown = drawn(replace(FULL, report=replace(FULL.report, ranks=both)))
+    assert "0.0 npu:0 node-a" in shown
+    assert "1.0 npu:0 node-b" in shown
+
+
+def test_a_missing_rank_is_named():
+    """With what it had in use."""
+    gone = MissingRank(dp_rank=1, pp_rank=0, tp_rank=0, status="dead", used_bytes=60_572_041_216)
+    shown = drawn(view(minutes=0, ranks_missing=(gone,), ranks_expected=3))
+    assert "ranks 2 of 3" in shown
+    assert "dp 1 pp 0 tp 0 is missing: dead, had 56.41 GiB in use" in shown
+
+
+def test_a_sidecar_that_has_gone_is_said_with_the_age():
+    """The last numbers stay."""
+    shown = drawn(FULL.without_sidecar("no sidecar answers at http://127.0.0.1:8001", 103.0), now=110.0)
+    assert "NO SIDECAR, was ready" in shown
+    assert "no news for 7.0 s, trying again: no sidecar answers" in shown
+    assert "read 10 s ago" in shown
+    assert "60.11 GiB" in shown
+
+
+def test_an_engine_that_is_not_there_leaves_a_screen_all_the_same():
+    """The hint says what to do; nothing is drawn that is not known."""
+    shown = drawn(View("http://s", report(
+        state="starting", hint="nothing answers yet at http://127.0.0.1:8000", version=None, ranks=(), ranks_reported=0,
+        ranks_expected=None, taken_at=None, age_seconds=None, stale=True, encoder_cache=None, growth=Growth(),
+        policy=None,
+    ), 100.0), 80, 24)  # fmt: skip
+    assert "starting" in shown
+    assert "nothing answers yet" in shown
+    assert "never read  STALE" in shown
+    assert "no reading of any worker yet" in shown
+    assert "None" not in shown
+
+
+def test_a_rank_of_which_little_is_known_has_a_line():
+    """As on a CPU, or with a worker that does not tell."""
+    bare = replace(ranks()[0], total_bytes=None, used_bytes=None, used_ratio=None)
+    shown = drawn(view(minutes=0, ranks=(bare,)), 80, 24)
+    assert "- of" in shown
+    assert "None" not in shown
+
+
+def test_growth_tells_when_the_memory_is_full():
+    """At the pace of the last minute."""
+    shown = drawn(view(minutes=0, growth=Growth(since_ready_bytes=3_965_517_824, bytes_per_second=2e6)))
+    assert "+3.69 GiB since ready, +1.9 MiB/s, full in " in shown
+
+
+def test_a_rule_that_helps_no_more_says_which_remedies_are_worn_out():
+    """And one that would fire for ever, why."""
+    wrong = RuleStatus(
+        name="tight", signal="device_used_ratio", high_water=0.5, low_water=0.4, phase="futile", value=0.925,
+        problem="rule tight: high_water 0.5 is under the engine's own baseline; it would fire for ever",
+    )  # fmt: skip
+    shown = drawn(view(minutes=0, policy=policy(DEVICE, wrong, state="futile")))
+    assert "futile  tight: device_used_ratio 92.5 %  acts at 50.0 %" in shown
+    assert "it would fire for ever" in shown
+
+
+def test_an_engine_that_is_stuck_is_said():
+    """As the flight recorders tell."""
+    stuck = Movement(verdict="stuck", since_seconds=130.0, ranks=(), summary="rank 0 is in one step for 130 s")
+    assert ", stuck" in drawn(view(minutes=0, movement=stuck))
+
+
+def test_nothing_that_a_terminal_obeys_is_drawn():
+    """Whatever a model is called, an event says, a host is named."""
+    evil = "a\x1b[2J\x1b]0;title\x07b\r\n\u202ec\x9b31m"
+    told = as_json(report(hint=evil))
+    told["engine"]["model"] = evil
+    told["ranks"][0] |= {"host": evil, "device": {"type": evil, "index": 0, "name": evil}}
+    told["policy"]["rules"][0]["problem"] = evil
+    shown = drawn(view(minutes=0).with_report(report_of(told), 100.0))
+    assert all(letter.isprintable() or letter == "\n" for letter in shown)
+
+
+def test_wide_letters_do_not_break_the_lines():
+    """They take two cells each; `drawn` checks."""
+    assert "模型" in drawn(view(minutes=0).with_report(report_of(_named("模型" * 60)), 100.0), 60, 20)
+
+
+def _named(model: str) -> dict:
+    told = as_json(report())
+    told["engine"]["model"] = model
+    return told

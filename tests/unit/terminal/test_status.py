@@ -1,0 +1,112 @@
+"""A report judged, and on one screen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from app.readings import ActionBudget, Movement, RemedyResult
+from app.terminal.status import ATTENTION, CRITICAL, OK, is_relief, judged, since_text, status_json, status_lines
+from tests.unit.terminal.reports import DEVICE, NOW, as_json, event, policy, report
+
+
+def rule(phase, **changed):
+    return policy(replace(DEVICE, phase=phase, **changed), state=phase)
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "reason"),
+    [
+        ({}, OK, None),
+        ({"policy": rule("cooling")}, OK, None),
+        ({"policy": None}, OK, None),
+        ({"ranks_expected": None}, OK, None),
+        ({"state": "paused"}, ATTENTION, "the engine is paused"),
+        ({"state": "starting", "taken_at": None, "stale": True}, ATTENTION, "no worker was read yet"),
+        ({"stale": True}, ATTENTION, "the readings are stale"),
+        ({"ranks_expected": 3}, ATTENTION, "1 of 3 ranks are missing"),
+        ({"policy": rule("above")}, ATTENTION, "rule device is above"),
+        ({"policy": rule("futile")}, ATTENTION, "rule device is futile"),
+        ({"policy": rule("below", problem="it would")}, ATTENTION, "rule device would fire for ever"),
+        (
+            {"policy": policy(budget=ActionBudget(max_actions_per_hour=1, started_last_hour=1, used_up=True))},
+            ATTENTION,
+            "the policy has used up its actions of this hour",
+        ),
+        ({"state": "down"}, CRITICAL, "the engine is down"),
+        ({"state": "unresponsive"}, CRITICAL, "the engine is unresponsive"),
+    ],
+)
+def test_what_is_made_of_a_report(changed, code, reason):
+    """0: all is well; 1: somebody should look; 2: the engine is gone or hangs."""
+    verdict = judged(report(**changed))
+    assert verdict.code == code
+    assert (reason in verdict.reasons) if reason else verdict.reasons == ()
+
+
+def test_one_screen_has_it_all():
+    """A word first, then a line for each thing that is known."""
+    last = replace(event("release done, freed 282.0 MiB in 0.34 s", at=NOW - 240), rule="device")
+    told = report(movement=Movement(verdict="moving", since_seconds=1.0, ranks=(), summary="steps begin and end"))
+    lines = status_lines(told, judged(told), last, now=NOW)
+    assert lines[0] == "OK: the engine is ready, 2 ranks, policy below"
+    assert [line.split("  ")[0] for line in lines[1:]] == [
+        "engine", "ranks", "movement", "fullest", "components", "encoder cache 31 entries, 7.39 GiB on devices, 0 B on "
+        "the host", "growth", "requests", "policy", "last reset",
+    ]  # fmt: skip
+    screen = "\n".join(lines)
+    assert "rank 0 npu:0: 56.41 GiB of 60.96 GiB used (92.5 %), headroom 4.54 GiB" in screen
+    assert "below (mode act); device 92.5 % (acts at 93.0 %)" in screen
+    assert "4 m ago by rule device: release done" in screen
+    assert len(lines) <= 24
+
+
+def test_a_screen_without_anything_to_tell():
+    """The hint says what to do."""
+    told = report(state="starting", hint="is vLLM running there?", version=None, ranks=(), policy=None, stale=True,
+                  taken_at=None, age_seconds=None, encoder_cache=None)  # fmt: skip
+    screen = "\n".join(status_lines(told, judged(told), None, now=NOW))
+    assert screen.startswith("ATTENTION: the engine is starting; no worker was read yet")
+    assert "is vLLM running there?" in screen
+    assert "none that the sidecar remembers" in screen
+    assert "None" not in screen
+
+
+def test_a_rule_that_would_fire_for_ever_is_explained():
+    """On a line of its own."""
+    told = report(policy=rule("above", problem="Raise it, or lower --gpu-memory-utilization"))
+    assert status_lines(told, judged(told), None, now=NOW)[-1].endswith("lower --gpu-memory-utilization")
+
+
+def test_only_what_gives_back_is_a_reset():
+    """Marks and decisions are none."""
+    assert is_relief(event())
+    assert not is_relief(event(kind="mark"))
+    assert not is_relief(replace(event(), result=None))
+
+
+def test_for_programs_the_report_is_as_it_was_told():
+    """With the verdict, and the last reset."""
+    told = report(state="down")
+    last = replace(event(), result=RemedyResult(remedy="release", outcome="done"))
+    body = json.loads(json.dumps(status_json(judged(told), as_json(told), last)))
+    assert (body["status"], body["exit_code"], body["reasons"]) == ("critical", 2, ["the engine is down"])
+    assert body["report"]["ranks"][0]["used_bytes"] == told.ranks[0].used_bytes
+    assert body["last_reset"]["result"]["remedy"] == "release"
+
+
+def test_what_changed_since_a_mark_is_a_table():
+    """A line for each component, a column for each rank."""
+    ranks = [{"rank": 0, "used_bytes": 2**30, "components": {"encoder_cache_bytes": 2**30, "kv_cache_bytes": None}}]
+    shown = since_text("before bench", {"ranks": ranks}).splitlines()
+    assert shown[0].split() == ["since", "'before", "bench'", "rank", "0"]
+    assert shown[2].split() == ["used", "+1.00", "GiB"]
+    assert shown[5].split() == ["-", "encoder", "cache", "+1.00", "GiB"]
+
+
+@pytest.mark.parametrize("since", [None, {}, {"ranks": []}])
+def test_nothing_known_since_a_mark_is_said(since):
+    """As when no rank could be read then."""
+    assert "nothing is known" in since_text("x", since)
