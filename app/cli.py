@@ -14,9 +14,12 @@ from pydantic import SecretStr
 
 from app import __version__
 from app.errors import SettingsError
+from app.experiment.command import record
+from app.healthcheck import healthcheck
 from app.incidents_command import incidents
 from app.settings import Settings, is_list, keys, variable
 from app.settings_sources import CONFIG_VARIABLE, load
+from app.terminal import commands
 
 BAD_SETTINGS = 2
 
@@ -111,7 +114,11 @@ main.add_command(
 )
 
 
+main.add_command(healthcheck)
 main.add_command(incidents)
+main.add_command(record)
+for command in commands.ALL:
+    main.add_command(command)
 
 
 @main.command()

