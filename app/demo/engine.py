@@ -60,6 +60,7 @@ class EngineOptions:
     """What kind of engine to start."""
 
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
     data_parallel: int = 1
     multimodal: bool = True
     """The tiny Qwen3-VL; else the tiny text model."""
@@ -172,12 +173,13 @@ class Engine:
         # vLLM would take most of the machine's memory, and it zeroes what it takes: 3 s and resident for each GiB.
         command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
         command += ["--tensor-parallel-size", str(options.tensor_parallel)]
+        command += ["--pipeline-parallel-size", str(options.pipeline_parallel)]
         command += ["--data-parallel-size", str(options.data_parallel)]
         if options.multimodal:
             # The token budget is the encoder cache's capacity too. No videos: their largest size would be planned for.
             command += ["--max-num-batched-tokens", str(CACHE_TOKENS), "--skip-mm-profiling"]
             command += ["--limit-mm-per-prompt", '{"image": 4, "video": 0}']
-        if options.tensor_parallel > 1 and self._dialect.shutdown_timeout:
+        if options.tensor_parallel * options.pipeline_parallel > 1 and self._dialect.shutdown_timeout:
             # Else vLLM kills the workers at once, and what the ranks share stays in /dev/shm as vllm_dist_<id>-*.
             command += ["--shutdown-timeout", "5"]
         if options.extension:
@@ -198,7 +200,7 @@ class Engine:
             "HF_HUB_OFFLINE": "1",
             **dict(self._dialect.environ),
         }
-        ranks = options.tensor_parallel * options.data_parallel
+        ranks = options.tensor_parallel * options.pipeline_parallel * options.data_parallel
         if ranks > 1:
             # vLLM gives a rank a NUMA node of its own by default, and refuses to start where there are fewer nodes.
             environ["VLLM_CPU_OMP_THREADS_BIND"] = bind_threads(sorted(os.sched_getaffinity(0)), ranks)

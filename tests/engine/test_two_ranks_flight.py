@@ -163,9 +163,9 @@ def test_every_rank_of_a_product_is_heard_of(
 ) -> None:
     """Each with its own place and process; a killed one is missing by its place."""
     places = [*product(range(engines), range(stages), range(shards))]
-    options = {"data_parallel": engines, "tensor_parallel": shards, "multimodal": False}
+    options = {"data_parallel": engines, "pipeline_parallel": stages, "tensor_parallel": shards}
     with (
-        engine_factory(extra_args=("--pipeline-parallel-size", str(stages)), **options) as engine,
+        engine_factory(multimodal=False, **options) as engine,
         sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(tmp_path / "flight")) as sidecar,
     ):
         report = wait_for(sidecar, lambda report: report["ranks_reported"] == len(places))
