@@ -27,8 +27,8 @@ import pytest
 from app.demo.engine import SHIM_FOLDER, Engine
 from app.demo.traffic import image_url
 
-from .conftest import sidecar_beside
-from .test_sidecar import assert_it_is_told_what_to_add
+from .conftest import sidecar_beside, wait_for
+from .test_sidecar import get, post
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -86,10 +86,10 @@ def ways(engine: Engine, sidecar: DemoSidecar) -> Ways:
 
 @pytest.fixture(scope="module")
 def locked(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
-    """An engine that asks for a key, tells reasoning and tool calls from the text, and lacks the extension."""
+    """An engine that asks for a key, tells reasoning and tool calls from the text, and lacks what Highwater needs."""
     arguments = ("--api-key", KEY, "--reasoning-parser", "qwen3", "--enable-auto-tool-choice")
     arguments += ("--tool-call-parser", "pythonic", "--structured-outputs-config.enable_in_reasoning", "true")
-    engine = engine_factory(multimodal=False, extension=False, extra_args=arguments)
+    engine = engine_factory(multimodal=False, dev_mode=False, extension=False, extra_args=arguments)
     with sidecar_beside(engine, tmp_path_factory.mktemp("locked")) as sidecar:
         yield Ways(engine, sidecar)
     engine.stop()
@@ -271,9 +271,14 @@ def test_tools(locked: Ways) -> None:
     assert streamed["finish"] == [whole["choices"][0]["finish_reason"]] == ["tool_calls"]
 
 
-def test_an_engine_without_the_extension_is_served_and_told_what_to_add(locked: Ways) -> None:
-    """That it is served is what this file is about."""
-    assert_it_is_told_what_to_add(locked.sidecar, "--worker-extension-cls worker_ext.MemoryExtension")
+def test_an_engine_without_dev_mode_is_served_and_told_what_to_add(locked: Ways) -> None:
+    """What cannot be done is refused with the reason; that the engine is served is what this file is about."""
+    report = wait_for(locked.sidecar, lambda report: report["engine"]["requests_running"] == 0)
+    assert "VLLM_SERVER_DEV_MODE=1" in report["engine"]["hint"]
+    refused = post(locked.sidecar, "/memory/reclaim", json={"remedies": ["release"]})
+    assert refused.status_code == 409
+    assert "worker extension" in refused.json()["results"][0]["reason"]
+    assert get(locked.sidecar, "/readyz").status_code == 200
 
 
 def test_the_engines_key(locked: Ways) -> None:

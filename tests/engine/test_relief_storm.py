@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .storm import Storm
 
-ASKED_AGAIN = 120
+ASKED_AGAIN = 60
 EAGER = {"high_water": 0.001, "low_water": 0.0005, "cooldown_seconds": 0, "min_effect_bytes": 0}
 # So low that every rule wants to act at every look.
 ABSURD_RULES = [

@@ -26,10 +26,10 @@ from app.demo.engine import Engine, EngineOptions
 from app.demo.process import free_port
 from app.demo.sidecar import DemoSidecar
 from app.demo.story import Story, story_table, tell
-from app.demo.traffic import image_url, send_images, send_texts
+from app.demo.traffic import image_url, send_images
 from app.table import MIB
 
-from .conftest import sidecar_beside, wait_for
+from .conftest import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -214,34 +214,6 @@ def test_an_idle_engines_workers_are_left_alone(engine: Engine, sidecar: DemoSid
         time.sleep(0.25)
     assert {1, 2, 3, 4} <= ages
     assert cpu_seconds(pid) - used < 0.6 * 12.0
-
-
-# --- other engines ---
-
-
-async def test_an_engine_without_dev_mode_is_served_and_told_what_to_add(
-    engine_factory: Callable[..., Engine], tmp_path: Path
-) -> None:
-    """/memory answers with the exact hint, the proxy works, and what cannot be done is refused with the reason.
-
-    One without the extension alone is in `test_real_clients`.
-    """
-    with (
-        engine_factory(multimodal=False, dev_mode=False, extension=False) as engine,
-        sidecar_beside(engine, tmp_path) as sidecar,
-    ):
-        assert_it_is_told_what_to_add(sidecar, "VLLM_SERVER_DEV_MODE=1")
-        assert (await send_texts(sidecar.url, engine.served_model, texts=["a"])).failed == 0
-
-
-def assert_it_is_told_what_to_add(sidecar: DemoSidecar, hint: str) -> None:
-    """What an operator sees of an engine that lacks something."""
-    report = wait_for(sidecar, lambda report: report["engine"]["requests_running"] == 0)
-    assert hint in report["engine"]["hint"]
-    refused = post(sidecar, "/memory/reclaim", json={"remedies": ["release"]})
-    assert refused.status_code == 409
-    assert "worker extension" in refused.json()["results"][0]["reason"]
-    assert get(sidecar, "/readyz").status_code == 200
 
 
 # --- an engine's lives ---
