@@ -56,12 +56,17 @@ class _Life:
 class BlackBox:
     """Opens and closes incidents.
 
+    Attributes:
+        hangs: Whether the engine will not go on by itself. One that is unresponsive may be in a long step where no
+            recorder tells.
+
     Args:
         incidents: Where they are kept.
         history: Readings and events.
         flight: The flight recorders, if there are any.
         baseline: The first readings of this life of the engine.
         policy: The policy as it stands.
+        step_seconds_most: Where no recorder tells, an engine that is unresponsive for less may be in one long step.
     """
 
     def __init__(
@@ -72,12 +77,16 @@ class BlackBox:
         flight: Flight | None,
         baseline: Callable[[], tuple[RankReading, ...]],
         policy: Callable[[], PolicyStatus],
+        step_seconds_most: float,
     ) -> None:
         self._incidents = incidents
         self._history = history
         self._flight = flight
         self._baseline = baseline
         self._policy = policy
+        self._step_seconds_most = step_seconds_most
+        self._unresponsive_since: float | None = None
+        self.hangs = False
         self._state: EngineState = "starting"
         self._life: _Life | None = None
         # By rank: the process that counts, and its count.
@@ -89,9 +98,10 @@ class BlackBox:
 
     def notice(self, report: Report) -> None:
         """A new report is there. Never blocks the poller."""
-        was, self._state = self._state, report.engine.state
+        self._state = report.engine.state
         more_ooms = self._more_ooms(report)
         life = self._remember(report)
+        begins_to_hang = self._begins_to_hang(life)
         if life is None:
             return
         if self._state == "down":
@@ -100,7 +110,7 @@ class BlackBox:
                 self._history.record("state", "the engine ended in order: every worker closed its flight recorder")
             else:
                 self._open("died", life, report)
-        elif self._state == "unresponsive" and was != "unresponsive":
+        elif begins_to_hang:
             self._open("hung", life, report)
         elif more_ooms:
             ranks = ", ".join(f"rank {rank_title(dp, rank)}" for dp, rank in more_ooms)
@@ -128,6 +138,17 @@ class BlackBox:
                 await self._waiting.join()
 
     # --- noticing ---
+
+    def _begins_to_hang(self, life: _Life | None) -> bool:
+        if self._state != "unresponsive":
+            self._unresponsive_since, self.hangs = None, False
+            return False
+        now = self._history.now()
+        if self._unresponsive_since is None:
+            self._unresponsive_since = now
+        is_told_by_recorders = life is not None and bool(life.records)
+        hung, self.hangs = self.hangs, is_told_by_recorders or now - self._unresponsive_since >= self._step_seconds_most
+        return self.hangs and not hung
 
     def _more_ooms(self, report: Report) -> list[tuple[int, int]]:
         """The ranks whose process counts more failures than it did."""

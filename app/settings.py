@@ -199,7 +199,8 @@ class Settings(BaseModel):
         gt=0,
         le=86_400,
         allow_inf_nan=False,
-        description="a worker in one step for longer is stuck; before that it is busy (needs recorder_dir)",
+        description="a worker in one step for longer is stuck; before that it is busy (what recorder_dir tells; "
+        "without it, an engine that answers no worker call for so long hangs)",
     )
     engine_log: Path | None = Field(
         None, description="the engine's log, whose known messages an incident explains; none: not read"

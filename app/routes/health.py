@@ -44,9 +44,8 @@ def health_router(services: Services) -> APIRouter:
         vLLM's `/health` answers 200 also while the engine hangs. One that starts, sleeps, is paused or is in a long
         step is well.
         """
-        report = services.poller.current()
-        engine = report.engine
-        healthy = engine.state not in ("unresponsive", "down")
+        engine = services.poller.current().engine
+        healthy = engine.state != "down" and not services.hangs()
         answer = {"healthy": healthy, "engine": engine.state, "reason": None if healthy else engine.hint}
         return JSONResponse(answer, 200 if healthy else 503)
 

@@ -36,6 +36,7 @@ class Services:
         snapshots: PyTorch's own memory snapshots.
         report: The last report with its age and the policy's state.
         alive: Whether the loops run.
+        hangs: Whether the engine hangs.
         control: Lets control calls through, or not.
     """
 
@@ -51,4 +52,5 @@ class Services:
     snapshots: Snapshots
     report: Callable[[], Report]
     alive: Callable[[], bool]
+    hangs: Callable[[], bool]
     control: Access

@@ -589,15 +589,16 @@ async def test_health_tells_the_two_apart(running):
 
 
 @pytest.mark.parametrize(
-    ("state", "status"),
+    ("state", "hangs", "status"),
     [
-        *[(state, 200) for state in ("ready", "starting", "paused", "sleeping")],
-        *[(state, 503) for state in ("unresponsive", "down")],
+        *[(state, False, 200) for state in ("ready", "starting", "paused", "sleeping", "unresponsive")],
+        *[("unresponsive", True, 503), ("down", False, 503)],
     ],
 )
-async def test_deep_health_is_the_engines(running, state, status):
+async def test_deep_health_is_the_engines(running, state, hangs, status):
     """For a probe that may restart the engine: 503 only where nothing else helps, and why."""
     poller = running.app.services.poller
+    object.__setattr__(running.app.services, "hangs", lambda: hangs)  # what the black box says, in a frozen value
     poller._last = replace(poller._last, engine=replace(poller._last.engine, state=state, hint="the hint"))
     answer = await running.client.get("/health/deep")
     reason = "the hint" if status == 503 else None

@@ -31,6 +31,7 @@ class Boxed:
             flight=core.flight,
             baseline=lambda: core.poller.baseline,
             policy=lambda: POLICY,
+            step_seconds_most=120.0,
         )
         core.poller.listeners.append(self.box.notice)
 
@@ -178,12 +179,34 @@ async def test_a_hanging_engine_is_one_incident(either):
     assert (await either.only()).ended_at is not None
 
 
+async def test_without_recorders_a_step_may_be_long(boxed):
+    """The call is late, which is told at once; that it is a hang is known after the longest step."""
+    one = boxed(recorders=False)
+    await one.come_up()
+    one.fake.running, one.fake.hang = 1, asyncio.Event()
+    for _ in range(5):
+        assert (await one.tick(20.0)).engine.state == "unresponsive"
+        assert (await one.kinds(), one.box.hangs) == ([], False)
+    for _ in range(3):
+        await one.tick(20.0)
+    assert ((await one.only()).kind, one.box.hangs) == ("hung", True)
+
+
+async def test_an_engine_that_was_found_hanging_hangs(boxed):
+    """A sidecar that starts beside it knows no life that an incident could tell of; a probe must hear of it."""
+    one = boxed(recorders=False)
+    one.fake.running, one.fake.hang = 1, asyncio.Event()
+    for _ in range(10):
+        await one.tick(20.0)
+    assert (one.box.hangs, await one.kinds()) == (True, [])
+
+
 async def test_an_engine_that_hangs_and_dies_are_two(either):
     """The watchdog's kill is not the hang."""
     await either.come_up()
     fall_silent(either)
     for _ in range(8):
-        await either.tick()
+        await either.tick(20.0)
     either.fake.down = True
     await either.tick()
     assert await either.kinds() == ["hung", "died"]
