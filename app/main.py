@@ -48,6 +48,7 @@ from app.resume_guard import arm
 from app.routes.access import Access
 from app.routes.body_limit import BodyLimit
 from app.routes.control import control_router
+from app.routes.dashboard import dashboard_router
 from app.routes.health import health_router
 from app.routes.incidents import incidents_router
 from app.routes.memory import memory_router
@@ -65,10 +66,11 @@ from app.tls import TlsWatch, engine_context, listening_context
 log = logging.getLogger("highwater")
 
 NOT_FOUND = 404
+OWN_PATHS_HINT = ". The sidecar's own: /memory, /dashboard, /metrics, /policy, /readyz"
 CONTROL_BODY_BYTES = 1024 * 1024
 PATH_BYTES_REMEMBERED = 256
 # Paths with a part that varies; what is there is the control plane's to say.
-_OWN_BENEATH = ("/memory/incidents/", "/memory/snapshots/")
+_OWN_BENEATH = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/")
 HISTORY_SAMPLES_MOST = 86_400  # a day at one a second: 120 MB with eight ranks
 
 
@@ -124,7 +126,7 @@ class Front:
         if verdict.admitted:
             return Destination("engine", path_class(path))
         # For whoever is here for the first time, with curl and no documentation.
-        ours = ". The sidecar's own: /memory, /metrics, /policy, /readyz" if verdict.status == NOT_FOUND else ""
+        ours = OWN_PATHS_HINT if verdict.status == NOT_FOUND else ""
         return Destination("nowhere", refusal=Failure(verdict.status, "not_admitted", verdict.reason + ours))
 
 
@@ -206,7 +208,14 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         max_actions_per_hour=policy.in_force.max_actions_per_hour,
     )
     incidents = _incidents(settings)
-    box = BlackBox(incidents, history, flight=flight, baseline=lambda: poller.baseline, policy=governor.status)
+    box = BlackBox(
+        incidents,
+        history,
+        flight=flight,
+        baseline=lambda: poller.baseline,
+        policy=governor.status,
+        step_seconds_most=settings.step_seconds_most,
+    )
     poller.listeners += [moments.notice, governor.notice, box.notice]
     limits = ProxyLimits(
         max_body_bytes=settings.proxy.max_body_bytes,
@@ -229,6 +238,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
             history.close()
             recovery.cancel()
             await asyncio.wait({recovery})
+            await box.finish()
             await loops.stop()
             if flight is not None:
                 flight.close()
@@ -249,6 +259,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         snapshots=Snapshots(engine, poller, history, settings.recorder_dir),
         report=lambda: replace(poller.current(), policy=governor.status()),
         alive=loops.alive,
+        hangs=lambda: box.hangs,
         control=Access(token),
     )
     control, own_paths = _control_plane(services, lifespan)
@@ -301,5 +312,6 @@ def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) ->
     for router in (memory_router, control_router, snapshots_router, policy_router, health_router):
         app.include_router(router(services))
     app.include_router(incidents_router(services.incidents))
+    app.include_router(dashboard_router())
     answer_problems(app)
-    return app, frozenset(app.openapi()["paths"]) | {"/memory/openapi.json"}
+    return app, frozenset(app.openapi()["paths"]) | {"/memory/openapi.json", "/dashboard"}

@@ -53,6 +53,14 @@ def test_every_module_of_both_packages_is_in_the_wheel(names: set[str]) -> None:
     assert modules | {"app/py.typed", "worker_ext/py.typed"} <= names
 
 
+def test_the_dashboard_is_in_the_wheel_with_its_licences(names: set[str]) -> None:
+    """Every file of the page, and of what is vendored."""
+    folder = ROOT / "app" / "dashboard"
+    files = {path.relative_to(ROOT).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert "app/dashboard/vendor/uplot-1.6.32/LICENSE" in files
+    assert files <= names
+
+
 def test_nothing_else_is_installed_at_the_top_level(names: set[str]) -> None:
     """No tests, no benchmarks, no folder of the repository's own."""
     tops = {name.split("/")[0] for name in names}

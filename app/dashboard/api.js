@@ -1,0 +1,118 @@
+/**
+ * Every word said to the sidecar. The admin token lives in this module's memory and nowhere else; it travels in a
+ * header that no other site can make a browser send, so there is no cookie to ride on.
+ */
+
+// "./" and not "/": the page also works beneath a reverse proxy's prefix.
+const BASE = new URL("./", document.baseURI);
+
+/** @type {string | null} */
+let token = null;
+
+/** An answer that is not a success, with the server's own reason. */
+export class Refusal extends Error {
+  /** @param {number} status @param {string} message @param {any} [body] */
+  constructor(status, message, body = null) {
+    super(message);
+    this.status = status;
+    this.body = body;
+  }
+}
+
+/** @param {string | null} value */
+export function useToken(value) {
+  token = value;
+}
+
+export function hasToken() {
+  return token !== null;
+}
+
+/** @param {string} path relative to the page */
+export function address(path) {
+  return new URL(path, BASE).href;
+}
+
+/** @param {string} path @returns {Promise<any>} */
+export function get(path) {
+  return call("GET", path);
+}
+
+/**
+ * A control call: with the token, where there is one.
+ * @param {string} path @param {unknown} [body] @returns {Promise<any>}
+ */
+export function post(path, body) {
+  return call("POST", path, body);
+}
+
+/** @param {string} method @param {string} path @param {unknown} [body] */
+async function call(method, path, body) {
+  /** @type {Record<string, string>} */
+  const headers = { Accept: "application/json" };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  if (method !== "GET" && token !== null) headers.Authorization = `Bearer ${header(token)}`;
+  let response;
+  try {
+    response = await fetch(address(path), {
+      method,
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      cache: "no-store",
+      credentials: "same-origin",
+      redirect: "error",
+    });
+  } catch {
+    throw new Refusal(0, "the sidecar does not answer; is it running?");
+  }
+  return answered(response);
+}
+
+/** A header holds bytes: a token of other characters travels as UTF-8. @param {string} value */
+function header(value) {
+  return String.fromCharCode(...new TextEncoder().encode(value));
+}
+
+/** @param {Response} response */
+async function answered(response) {
+  const body = await response.json().catch(() => null);
+  if (response.ok) return body;
+  throw new Refusal(response.status, body?.error?.message ?? `the sidecar answered ${response.status}`, body);
+}
+
+/**
+ * Server-sent events, one by one, until they end. Not EventSource: that one hides keep-alives, statuses and reasons.
+ * @param {string} path
+ * @param {AbortSignal} signal
+ * @param {() => void} alive called whenever anything comes, keep-alives too
+ * @returns {AsyncGenerator<{event: string, data: string}>}
+ */
+export async function* serverEvents(path, signal, alive) {
+  const response = await fetch(address(path), {
+    headers: { Accept: "text/event-stream" },
+    cache: "no-store",
+    credentials: "same-origin",
+    redirect: "error",
+    signal,
+  });
+  if (!response.ok || response.body === null) await answered(response);
+  const reader = /** @type {ReadableStream} */ (response.body).pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    alive();
+    const messages = (rest + value).split("\n\n");
+    rest = messages.pop() ?? "";
+    for (const message of messages) {
+      const fields = Object.fromEntries(message.split("\n").map(field));
+      if (fields.data !== undefined) yield { event: fields.event ?? "message", data: fields.data };
+    }
+  }
+}
+
+/** @param {string} line @returns {[string, string]} */
+function field(line) {
+  const colon = line.indexOf(":");
+  return [line.slice(0, colon), line.slice(colon + 1).trimStart()];
+}

@@ -1,0 +1,87 @@
+/**
+ * Elements and text. Whatever comes from a server is text here: nothing in this page ever parses HTML.
+ */
+
+/**
+ * @param {string} tag
+ * @param {Record<string, unknown>} [attributes] null and false leave one out; `class`, `data-*`, `aria-*` as in HTML
+ * @param {...(Node | string | number | null | undefined)} children
+ * @returns {HTMLElement}
+ */
+export function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), /** @type {EventListener} */ (value));
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined).map(asNode));
+  return element;
+}
+
+/** @param {Node | string | number} child */
+function asNode(child) {
+  return child instanceof Node ? child : document.createTextNode(String(child));
+}
+
+/** @param {string} id @returns {HTMLElement} */
+export function byId(id) {
+  const element = document.getElementById(id);
+  if (element === null) throw new Error(`no element #${id}`);
+  return element;
+}
+
+/** Write text only where it changed: layout and screen readers are left in peace. @param {Element} element @param {string} text */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** @param {Element} element @param {string} name @param {string | number | null | undefined} value */
+export function setAttribute(element, name, value) {
+  if (value === null || value === undefined) element.removeAttribute(name);
+  else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, String(value));
+}
+
+/** Show elements in place of what is there. @param {Element} parent @param {...(Node | string)} children */
+export function fill(parent, ...children) {
+  parent.replaceChildren(...children);
+}
+
+/**
+ * A table of text.
+ * @param {{caption: string, head: string[], rows: (Node | string)[][], numeric?: number[], wide?: number[]}} parts
+ */
+export function table({ caption, head, rows, numeric = [], wide = [] }) {
+  const kind = (index) => (numeric.includes(index) ? "number" : wide.includes(index) ? "wide" : null);
+  return el(
+    "table",
+    { class: "figures" },
+    el("caption", {}, caption),
+    el("thead", {}, el("tr", {}, ...head.map((text, index) => el("th", { scope: "col", class: kind(index) }, text)))),
+    el(
+      "tbody",
+      {},
+      ...rows.map((row) =>
+        el(
+          "tr",
+          {},
+          ...row.map((cell, index) =>
+            index === 0 ? el("th", { scope: "row" }, cell) : el("td", { class: kind(index) }, cell),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+/** A spot of a colour of the palette. @param {string} variable */
+export function swatch(variable) {
+  const spot = el("i", { class: "swatch", "aria-hidden": "true" });
+  spot.style.setProperty("background", `var(${variable})`);
+  return spot;
+}
+
+/** A wide thing that scrolls by itself, also by keyboard. @param {string} label @param {Node} inner */
+export function scroll(label, inner) {
+  return el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, inner);
+}

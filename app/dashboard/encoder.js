@@ -1,0 +1,149 @@
+/**
+ * The encoder cache: what it holds, where, for how long, and the largest entries.
+ */
+
+import { get } from "./api.js";
+import { el, fill, scroll, setText, table } from "./dom.js";
+import { clock, count, duration, exact, gib, gibNumber, known, UNKNOWN } from "./format.js";
+import { total } from "./plots.js";
+
+const SHOWN = 8;
+const ASK_EVERY_MS = 15_000;
+const HASH_SHOWN = 6; // at either end
+// The entries are asked of the workers themselves: never where that could be one call too many.
+const ASKED_IN = new Set(["ready", "paused"]);
+const QUIET_VERDICTS = new Set(["moving", "idle", "unknown"]);
+
+/** The panel. */
+export class EncoderPanel {
+  /** @param {HTMLElement} box */
+  constructor(box) {
+    this.facts = el("dl", { class: "facts" });
+    this.bar = el(
+      "div",
+      { class: "split", role: "img", "aria-label": "" },
+      el("span", { class: "split-device" }),
+      el("span", { class: "split-host" }),
+    );
+    this.list = el("div", {});
+    this.status = el("p", { class: "note-line" });
+    this.button = el("button", { type: "button", class: "quiet", onclick: () => this.#ask() }, "Ask again");
+    this.askedAt = 0;
+    this.asking = false;
+    this.seen = false;
+    this.sum = "";
+    /** @type {Map<string, HTMLElement>} */
+    this.values = new Map();
+    box.append(
+      this.facts,
+      this.bar,
+      el("h3", {}, "Largest entries"),
+      this.list,
+      el("p", { class: "row" }, this.button, this.status),
+    );
+    new IntersectionObserver((entries) => {
+      this.seen = entries.some((entry) => entry.isIntersecting);
+    }).observe(box);
+  }
+
+  /** @param {any} report */
+  update(report) {
+    this.report = report;
+    const cache = report.encoder_cache;
+    const ranks = report.ranks.length;
+    this.#fact("Entries", count(cache?.entries));
+    this.#fact(`On the device${ranks > 1 ? `, ${ranks} ranks` : ""}`, gib(cache?.device_bytes), cache?.device_bytes);
+    this.#fact("Moved to the host", gib(cache?.host_bytes), cache?.host_bytes);
+    this.#fact("Capacity", known(cache?.capacity_embeds) ? `${count(cache.capacity_embeds)} embeddings` : UNKNOWN);
+    this.#fact("Oldest, at least", duration(cache?.oldest_age_seconds));
+    const entries = report.ranks.map((rank) => rank.encoder_cache?.host_entries ?? null);
+    this.#fact("Entries on the host", count(total(entries)));
+    this.#fact("Spilled, brought back", cache ? `${count(cache.spills)}, ${count(cache.restores)}` : UNKNOWN);
+    this.#fact("Waited for that", cache ? duration(cache.restore_seconds) : UNKNOWN);
+    this.#split(cache);
+    const sum = `${cache?.entries} ${cache?.device_bytes} ${cache?.host_bytes}`;
+    if (this.seen && sum !== this.sum && Date.now() - this.askedAt > ASK_EVERY_MS && this.#reason() === null) {
+      this.sum = sum;
+      this.#ask();
+    }
+  }
+
+  #fact(name, text, bytes) {
+    // By the first words: the number of ranks may change.
+    const key = name.split(",")[0];
+    let value = this.values.get(key);
+    if (!value) {
+      value = el("dd", { "data-fact": key });
+      this.facts.append(el("div", {}, el("dt", {}, name), value));
+      this.values.set(key, value);
+    }
+    setText(/** @type {Element} */ (value.previousElementSibling), name);
+    setText(value, text);
+    if (bytes !== undefined) value.title = exact(bytes);
+  }
+
+  #split(cache) {
+    const sum = (cache?.device_bytes ?? 0) + (cache?.host_bytes ?? 0);
+    this.bar.hidden = sum === 0;
+    if (sum === 0) return;
+    const [device, host] = this.bar.children;
+    device.style.setProperty("width", `${(cache.device_bytes / sum) * 100}%`);
+    host.style.setProperty("width", `${(cache.host_bytes / sum) * 100}%`);
+    this.bar.setAttribute(
+      "aria-label",
+      `${gib(cache.device_bytes)} on the device, ${gib(cache.host_bytes)} on the host`,
+    );
+  }
+
+  /** Why the workers are left alone; null where they are not. */
+  #reason() {
+    const { engine, movement } = this.report ?? {};
+    if (!engine) return "nothing is known of the engine yet";
+    if (!engine.capabilities.collective_rpc) return "the workers cannot be asked: the worker extension is not loaded";
+    if (!ASKED_IN.has(engine.state)) return `not asked while the engine is ${engine.state}`;
+    if (movement && !QUIET_VERDICTS.has(movement.verdict)) return `not asked while the ranks are ${movement.verdict}`;
+    return null;
+  }
+
+  async #ask() {
+    const reason = this.#reason();
+    if (reason !== null) setText(this.status, reason);
+    if (reason !== null || this.asking) return;
+    this.asking = true;
+    this.askedAt = Date.now();
+    try {
+      this.#show(await get(`memory/encoder-cache?limit=${SHOWN}`));
+    } catch (error) {
+      setText(this.status, error.message);
+    } finally {
+      this.asking = false;
+    }
+  }
+
+  #show({ ranks }) {
+    setText(this.status, `as of ${clock(Date.now() / 1000)}`);
+    const first = ranks.find((rank) => rank.entries?.length) ?? ranks[0];
+    if (!first?.entries?.length) {
+      fill(this.list, el("p", { class: "empty" }, "The cache is empty."));
+      return;
+    }
+    const rows = first.entries.map((entry) => [
+      el("code", { title: entry.mm_hash }, short(String(entry.mm_hash))),
+      gibNumber(entry.bytes),
+      Array.isArray(entry.shape) ? entry.shape.join(" × ") : UNKNOWN,
+      entry.dtype ?? UNKNOWN,
+      duration(entry.age_seconds),
+      duration(entry.idle_seconds),
+      entry.residency ?? UNKNOWN,
+      entry.referenced === null || entry.referenced === undefined ? UNKNOWN : entry.referenced ? "yes" : "no",
+    ]);
+    const caption = `Rank ${first.rank ?? UNKNOWN}: ${count(rows.length)} of ${count(first.entries_total)} entries`;
+    const head = ["hash", "GiB", "shape", "type", "age, at least", "idle", "where", "in use"];
+    fill(this.list, scroll("Largest entries of the encoder cache", table({ caption, head, rows, numeric: [1, 4, 5] })));
+  }
+}
+
+/** @param {string} hash */
+function short(hash) {
+  return hash.length > 2 * HASH_SHOWN + 1 ? `${hash.slice(0, HASH_SHOWN)}…${hash.slice(-HASH_SHOWN)}` : hash;
+}

@@ -1,0 +1,127 @@
+/**
+ * What happened: the last resets with what each freed, everything else, and the incidents.
+ */
+
+import { el, fill, scroll, table } from "./dom.js";
+import { clock, count, duration, exact, gib, gibNumber, known, words } from "./format.js";
+import { COMPONENTS } from "./palette.js";
+
+const RESETS_SHOWN = 12;
+const EVENTS_SHOWN = 40;
+const INCIDENTS_SHOWN = 8;
+const KIND_LEVEL = {
+  incident: "bad",
+  refusal: "warn",
+  state: "quiet",
+  mark: "mark",
+  reset: "good",
+  baseline: "warn",
+  recovery: "warn",
+};
+
+/** What a remedy freed, by component, in words. @param {any} components */
+export function freedParts(components) {
+  const parts = COMPONENTS.filter(({ field }) => known(components?.[field]) && gibNumber(components[field]) !== "0");
+  return parts.map(({ field, name }) => `${name} ${gib(components[field])}`).join(", ");
+}
+
+/** The same by rank. @param {any[]} ranks */
+export function freedRanks(ranks) {
+  if (!ranks || ranks.length < 2) return "";
+  return ranks
+    .map((rank) => `${rank.dp_rank ? `dp ${rank.dp_rank} ` : ""}rank ${rank.rank}: ${gib(rank.used_bytes)}`)
+    .join(", ");
+}
+
+/** @param {HTMLElement} box @param {any[]} events newest first */
+export function writeResets(box, events) {
+  const resets = events.filter((event) => event.result !== null && event.result !== undefined).slice(0, RESETS_SHOWN);
+  if (!resets.length) {
+    fill(box, el("p", { class: "empty" }, "None yet, neither by the policy nor by hand."));
+    return;
+  }
+  const rows = resets.map(({ at, trigger, rule, result }) => [
+    clock(at),
+    words(result.remedy),
+    el("span", { class: "outcome", "data-outcome": result.outcome }, result.outcome),
+    el(
+      "span",
+      { class: "freed", "data-bytes": result.freed_bytes ?? "unknown", title: exact(result.freed_bytes) },
+      gibNumber(result.freed_bytes),
+    ),
+    [freedParts(result.freed_components), freedRanks(result.ranks)].filter(Boolean).join(" · ") ||
+      (result.outcome === "done" ? "nothing" : ""),
+    rule ? `policy, ${rule}` : words(trigger ?? ""),
+    [
+      result.seconds ? duration(result.seconds) : "",
+      result.held_seconds ? `held requests for ${duration(result.held_seconds)}` : "",
+      result.reason ?? "",
+    ]
+      .filter(Boolean)
+      .join("; "),
+  ]);
+  const head = ["at", "remedy", "outcome", "freed GiB", "of which", "by", "took, and why"];
+  fill(
+    box,
+    scroll(
+      "Last resets as a table",
+      table({
+        caption: "What each gave back; less than 0: traffic took more meanwhile",
+        head,
+        rows,
+        numeric: [3],
+        wide: [4, 6],
+      }),
+    ),
+  );
+}
+
+/** @param {HTMLElement} box @param {any[]} events newest first */
+export function writeEvents(box, events) {
+  if (!events.length) {
+    fill(box, el("p", { class: "empty" }, "Nothing yet."));
+    return;
+  }
+  const items = events
+    .slice(0, EVENTS_SHOWN)
+    .map((event) =>
+      el(
+        "li",
+        { "data-kind": event.kind },
+        el("time", { datetime: new Date(event.at * 1000).toISOString() }, clock(event.at)),
+        " ",
+        el("span", { class: "tag", "data-level": KIND_LEVEL[event.kind] ?? "quiet" }, event.kind),
+        " ",
+        event.summary,
+      ),
+    );
+  fill(box, scroll("Events, newest first", el("ol", { class: "timeline tall" }, ...items)));
+}
+
+/** @param {HTMLElement} box @param {any} listed as GET /memory/incidents answers; null before it did */
+export function writeIncidents(box, listed) {
+  if (!listed) return;
+  const problem = listed.problem ? [el("p", { class: "problem" }, listed.problem)] : [];
+  if (!listed.incidents.length) {
+    fill(box, el("p", { class: "empty" }, "None: the engine did not die, hang or run out of memory."), ...problem);
+    return;
+  }
+  const items = listed.incidents.slice(0, INCIDENTS_SHOWN).map((incident) => {
+    const often = incident.count > 1 ? `, ${count(incident.count)} times` : "";
+    const ended = incident.ended_at ? `, over at ${clock(incident.ended_at)}` : "";
+    const link = el(
+      "a",
+      { href: `memory/incidents/${encodeURIComponent(incident.id)}` },
+      words(incident.kind ?? "incident"),
+    );
+    return el(
+      "li",
+      {},
+      el("time", {}, clock(incident.at)),
+      " ",
+      link,
+      `${often}${ended}: ${incident.summary || incident.problem || ""}`,
+    );
+  });
+  fill(box, el("ol", { class: "timeline" }, ...items), ...problem);
+}

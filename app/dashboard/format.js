@@ -1,0 +1,107 @@
+/**
+ * Numbers, sizes and times as people read them. What is not known is a dash, never 0.
+ */
+
+export const UNKNOWN = "–";
+export const GIB = 1024 ** 3;
+export const MIB = 1024 ** 2;
+
+const MINUS = "\u2212";
+const CLOCK = new Intl.DateTimeFormat(undefined, {
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  hourCycle: "h23",
+});
+const DAY = new Intl.DateTimeFormat(undefined, { day: "2-digit", month: "short" });
+
+/** @param {unknown} value @returns {value is number} */
+export function known(value) {
+  return typeof value === "number" && Number.isFinite(value);
+}
+
+/** A number with enough digits to see what matters, and no more. @param {number} value */
+function digits(value) {
+  const size = Math.abs(value);
+  const places = size === 0 || size >= 1000 ? 0 : size >= 100 ? 1 : size >= 1 ? 2 : 3;
+  return value
+    .toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places })
+    .replace("-", MINUS);
+}
+
+/** Bytes as a number of GiB, without the unit. @param {number | null | undefined} bytes */
+export function gibNumber(bytes) {
+  if (!known(bytes)) return UNKNOWN;
+  // What rounds to nothing is nothing: "−0.000" would be a riddle.
+  return digits(Math.abs(bytes) < GIB / 2000 ? 0 : bytes / GIB);
+}
+
+/** Bytes as GiB. @param {number | null | undefined} bytes */
+export function gib(bytes) {
+  return known(bytes) ? `${gibNumber(bytes)} GiB` : UNKNOWN;
+}
+
+/** Bytes as GiB with their sign. @param {number | null | undefined} bytes */
+export function signedGib(bytes) {
+  return known(bytes) && gibNumber(bytes) !== "0" && bytes > 0 ? `+${gib(bytes)}` : gib(bytes);
+}
+
+/** The same, exactly, for a tooltip. @param {number | null | undefined} bytes */
+export function exact(bytes) {
+  if (!known(bytes)) return "not known";
+  const mib = (bytes / MIB).toLocaleString("en-US", { maximumFractionDigits: 1 });
+  return `${mib} MiB, ${bytes.toLocaleString("en-US")} bytes`;
+}
+
+/** @param {number | null | undefined} bytes */
+export function mib(bytes) {
+  return known(bytes) ? (bytes / MIB).toLocaleString("en-US", { maximumFractionDigits: 0 }) : UNKNOWN;
+}
+
+/** @param {number | null | undefined} ratio 0 to 1 */
+export function percent(ratio) {
+  return known(ratio) ? `${(ratio * 100).toFixed(1)} %` : UNKNOWN;
+}
+
+/** @param {number | null | undefined} value */
+export function count(value) {
+  return known(value) ? value.toLocaleString("en-US", { maximumFractionDigits: 0 }) : UNKNOWN;
+}
+
+/** Bytes a second as MiB/s. @param {number | null | undefined} rate */
+export function perSecond(rate) {
+  if (!known(rate)) return UNKNOWN;
+  const value = rate / MIB;
+  const text =
+    Math.abs(value) < 0.05 ? "0" : value.toLocaleString("en-US", { maximumFractionDigits: 1 }).replace("-", MINUS);
+  return `${value >= 0.05 ? "+" : ""}${text} MiB/s`;
+}
+
+/** @param {number | null | undefined} seconds */
+export function duration(seconds) {
+  if (!known(seconds)) return UNKNOWN;
+  if (seconds < 10 && !Number.isInteger(seconds)) return `${seconds.toFixed(1)} s`;
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86400)} days`;
+}
+
+/** The time of day; with the day where that is not today. @param {number | null | undefined} unix seconds */
+export function clock(unix) {
+  if (!known(unix)) return UNKNOWN;
+  const date = new Date(unix * 1000);
+  const today = date.toDateString() === new Date().toDateString();
+  return today ? CLOCK.format(date) : `${DAY.format(date)} ${CLOCK.format(date)}`;
+}
+
+/** A rule's signal value in its own unit. @param {string} signal @param {number | null | undefined} value */
+export function signalValue(signal, value) {
+  if (!known(value)) return UNKNOWN;
+  return signal.endsWith("_ratio") ? percent(value) : gib(value);
+}
+
+/** A remedy's, component's or state's name without underscores. @param {string} name */
+export function words(name) {
+  return String(name).replaceAll("_", " ");
+}

@@ -1,0 +1,61 @@
+/**
+ * The event stream, kept open: it reconnects by itself, and says how things stand.
+ */
+
+import { serverEvents } from "./api.js";
+
+// The sidecar says something at least every 15 s. After twice that and more, the connection is dead without knowing it.
+const SILENCE_MS = 40_000;
+const FIRST_RETRY_MS = 500;
+const LAST_RETRY_MS = 5_000;
+
+/**
+ * @typedef {object} Listener
+ * @property {(report: any) => void} report
+ * @property {(event: any) => void} event
+ * @property {() => void} open a connection is there, again or for the first time
+ * @property {(reason: string, retryAt: number) => void} lost retryAt as of Date.now()
+ */
+
+/** Follow for as long as the page is there. @param {Listener} listener */
+export async function follow(listener) {
+  let wait = FIRST_RETRY_MS;
+  for (;;) {
+    const reason = await once(listener, () => {
+      wait = FIRST_RETRY_MS;
+    });
+    listener.lost(reason, Date.now() + wait);
+    await new Promise((resolve) => setTimeout(resolve, wait));
+    wait = Math.min(wait * 2, LAST_RETRY_MS);
+  }
+}
+
+/** One connection; returns why it ended. @param {Listener} listener @param {() => void} reached */
+async function once(listener, reached) {
+  const abort = new AbortController();
+  let watchdog = 0;
+  const alive = () => {
+    clearTimeout(watchdog);
+    watchdog = setTimeout(() => abort.abort(), SILENCE_MS);
+  };
+  alive();
+  let opened = false;
+  try {
+    for await (const { event, data } of serverEvents("memory/events", abort.signal, alive)) {
+      if (!opened) {
+        opened = true;
+        reached();
+        listener.open();
+      }
+      if (event === "report") listener.report(JSON.parse(data));
+      else if (event === "event") listener.event(JSON.parse(data));
+    }
+    return "the sidecar ended the stream";
+  } catch (error) {
+    if (abort.signal.aborted) return "nothing came for 40 s";
+    return error.status ? error.message : "the sidecar does not answer";
+  } finally {
+    clearTimeout(watchdog);
+    abort.abort();
+  }
+}

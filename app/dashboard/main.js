@@ -1,0 +1,256 @@
+/**
+ * The page, wired: readings come in, everything that shows something is told.
+ */
+
+import { get } from "./api.js";
+import { Controls } from "./controls.js";
+import { byId, setText } from "./dom.js";
+import { repaintAll } from "./charts.js";
+import { EncoderPanel } from "./encoder.js";
+import { writeEvents, writeIncidents, writeResets } from "./events.js";
+import { follow } from "./live.js";
+import { Notices, writeConnection, writeEngine } from "./notices.js";
+import { Plots } from "./plots.js";
+import { PolicyPanel } from "./policy.js";
+import { RankTable, writeLegend } from "./ranks.js";
+import { readingOf, Readings, SPAN_SECONDS } from "./readings.js";
+import { Tiles } from "./tiles.js";
+
+const EVENTS_KEPT = 300;
+const RANK_READINGS_MOST = 3000; // asked for at once: writing more would hold up the sidecar's streams
+const FINE_SECONDS = 300;
+const ANEW_MS = 60_000;
+
+const readings = new Readings();
+let missedSince = -Infinity;
+const state = {
+  /** @type {any} */ report: null,
+  receivedAt: 0,
+  /** @type {any[]} newest first */ events: [],
+  /** @type {any[]} */ marks: [],
+  /** @type {any} */ incidents: null,
+  /** @type {import("./notices.js").Connection} */ connection: {
+    state: "connecting",
+    reason: "",
+    retryAt: 0,
+    since: 0,
+  },
+};
+
+const tiles = new Tiles(byId("now"), readings);
+const plots = new Plots(readings, byId("rank-charts"), byId("line-charts"));
+const rankTable = new RankTable(/** @type {HTMLElement} */ (byId("rank-table")));
+const notices = new Notices(byId("notices"));
+const encoder = new EncoderPanel(byId("encoder"));
+const policy = new PolicyPanel(byId("policy"));
+new Controls(byId("controls"), announce);
+const legend = byId("legend");
+
+/** For screen readers: what changed by itself. @param {string} text */
+function announce(text) {
+  setText(byId("announcer"), text);
+}
+
+/** Seconds since the workers were read, as of now. */
+function age() {
+  if (state.report === null || state.report.taken_at === null) return NaN;
+  return (state.report.age_seconds ?? 0) + (Date.now() - state.receivedAt) / 1000;
+}
+
+// --- what comes in ---
+
+function takeReport(report) {
+  const was = state.report?.engine.state;
+  state.report = report;
+  state.receivedAt = Date.now();
+  if (!report.stale && report.taken_at !== null) readings.add(readingOf(report));
+  if (was !== undefined && was !== report.engine.state) announce(`engine ${report.engine.state}`);
+  document.title = `${report.engine.state === "ready" ? "" : `${report.engine.state} · `}Highwater${report.engine.model ? ` · ${report.engine.model}` : ""}`;
+  request();
+}
+
+function takeEvent(event) {
+  keepEvents([event]);
+  if (event.kind === "mark") askMarks();
+  if (event.kind === "incident") askIncidents();
+  if (event.kind === "policy" || event.kind === "baseline") policy.ask();
+  request();
+}
+
+/** Add those that are not there yet. A sidecar that started again numbers from 1: the time tells them apart. */
+function keepEvents(events) {
+  const there = new Set(state.events.map(({ id, at }) => `${id} ${at}`));
+  const fresh = events.filter(({ id, at }) => !there.has(`${id} ${at}`));
+  if (!fresh.length) return;
+  state.events = [...fresh, ...state.events]
+    .sort((one, other) => other.at - one.at || other.id - one.id)
+    .slice(0, EVENTS_KEPT);
+  eventsChanged = true;
+}
+
+/** An hour in few readings first, then the last minutes in all; after a lost connection only what was missed. */
+async function askHistory() {
+  const now = state.report?.taken_at ?? Date.now() / 1000;
+  const ranks = Math.max(state.report?.ranks.length ?? 1, 1);
+  const since = Math.max(now - SPAN_SECONDS, missedSince);
+  const coarse = await history(since, (now - since) / Math.min(900, RANK_READINGS_MOST / ranks));
+  if (coarse === null) return;
+  readings.gapSeconds = Math.max(20, readings.gapSeconds, coarse.step * 4);
+  if (coarse.readings.length) readings.replaceFrom(coarse.readings[0].at, coarse.readings);
+  request();
+  const fine = await history(now - FINE_SECONDS, 0);
+  if (fine?.readings.length) readings.replaceFrom(fine.readings[0].at, fine.readings);
+  request();
+}
+
+/** @param {number} since @param {number} step */
+async function history(since, step) {
+  try {
+    const answer = await get(`memory/history?since=${since.toFixed(3)}&step=${step.toFixed(3)}`);
+    state.marks = answer.marks;
+    eventsChanged = true;
+    return answer;
+  } catch {
+    return null; // the stream goes on, and the charts with it
+  }
+}
+
+async function askMarks() {
+  const answer = await history(Date.now() / 1000 + 3600, 0);
+  if (answer) request();
+}
+
+async function askEvents() {
+  try {
+    keepEvents((await get(`memory/events?limit=${EVENTS_KEPT}`)).events);
+    request();
+  } catch {
+    // Asked again at the next connection.
+  }
+}
+
+async function askIncidents() {
+  try {
+    state.incidents = await get("memory/incidents");
+    writeIncidents(byId("incidents"), state.incidents);
+    request();
+  } catch {
+    // Asked again within a minute.
+  }
+}
+
+// --- what is shown ---
+
+let requested = false;
+let eventsChanged = true;
+
+function request() {
+  if (requested) return;
+  requested = true;
+  // A frame where the page is seen; a hidden page is written too, but not in a hurry.
+  if (document.hidden) setTimeout(show, 1000);
+  else requestAnimationFrame(show);
+}
+
+function show() {
+  requested = false;
+  const { report, events } = state;
+  if (eventsChanged) {
+    eventsChanged = false;
+    writeResets(byId("resets"), events);
+    writeEvents(byId("events"), events);
+  }
+  showFreshness();
+  if (report === null) return;
+  writeEngine(report, byId("model"), byId("engine-detail"), byId("engine-state"), byId("movement"));
+  tiles.update(report, events);
+  rankTable.update(report);
+  writeLegend(legend, report.policy?.rules ?? []);
+  encoder.update(report);
+  policy.update(report.policy, events);
+  plots.update(state);
+  document.body.dataset.ready = "true";
+}
+
+function showFreshness() {
+  const { report, connection, incidents } = state;
+  writeConnection(byId("connection"), connection, report, age());
+  notices.update(report, connection, age(), incidents?.incidents ?? []);
+  const old = connection.state === "lost" || report?.stale;
+  document.body.classList.toggle("old", Boolean(old));
+}
+
+// --- switches ---
+
+for (const button of document.querySelectorAll("[data-span]")) {
+  button.addEventListener("click", () => {
+    plots.spanSeconds = Number(/** @type {HTMLElement} */ (button).dataset.span);
+    pressed("[data-span]", button);
+  });
+}
+for (const button of document.querySelectorAll("[data-scale]")) {
+  button.addEventListener("click", () => {
+    plots.scale = /** @type {string} */ (/** @type {HTMLElement} */ (button).dataset.scale);
+    pressed("[data-scale]", button);
+  });
+}
+
+/** @param {string} selector @param {Element} chosen */
+function pressed(selector, chosen) {
+  for (const button of document.querySelectorAll(selector))
+    button.setAttribute("aria-pressed", String(button === chosen));
+  request();
+}
+
+const THEMES = ["", "light", "dark"];
+const THEME_WORDS = { "": "as the system", light: "light", dark: "dark" };
+const themeButton = byId("theme-button");
+
+function showTheme() {
+  themeButton.setAttribute("aria-label", `Colours: ${THEME_WORDS[document.documentElement.dataset.theme ?? ""]}`);
+  themeButton.title = themeButton.getAttribute("aria-label") ?? "";
+  repaintAll();
+}
+
+themeButton.addEventListener("click", () => {
+  const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "") + 1) % THEMES.length];
+  if (next) document.documentElement.dataset.theme = next;
+  else delete document.documentElement.dataset.theme;
+  try {
+    if (next) localStorage.setItem("highwater-theme", next);
+    else localStorage.removeItem("highwater-theme");
+  } catch {
+    // No storage: it holds until the page is loaded again.
+  }
+  showTheme();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
+themeButton.title = themeButton.getAttribute("aria-label") ?? "";
+
+// --- on it goes ---
+
+setInterval(showFreshness, 1000);
+setInterval(askIncidents, ANEW_MS);
+policy.ask();
+askIncidents();
+follow({
+  report: takeReport,
+  event: takeEvent,
+  open: () => {
+    if (state.connection.state === "lost") announce("connected again");
+    state.connection = { state: "live", reason: "", retryAt: 0, since: 0 };
+    // What was missed: after a restart of the sidecar there is little of it, and what this page still has stays.
+    askEvents();
+    setTimeout(askHistory, 0);
+  },
+  lost: (reason, retryAt) => {
+    if (state.connection.state !== "lost") announce("the connection to the sidecar is lost");
+    const since = state.connection.state === "lost" ? state.connection.since : state.receivedAt / 1000;
+    missedSince = readings.lastAt;
+    state.connection = { state: "lost", reason, retryAt, since };
+    request();
+  },
+});
+
+/** For tests, and for whoever looks at this page with a browser's tools. */
+export const inspect = { takeReport, readings, plots, state };

@@ -1,0 +1,184 @@
+/**
+ * What is the matter and what to do, in a sentence each, above all else; and the pills at the top.
+ */
+
+import { el, fill, setAttribute, setText } from "./dom.js";
+import { clock, count, duration, gib, UNKNOWN, words } from "./format.js";
+
+const STATE_WORDS = {
+  ready: "ready",
+  starting: "starting",
+  paused: "paused",
+  sleeping: "sleeping",
+  unresponsive: "does not respond",
+  down: "down",
+};
+const STATE_LEVEL = {
+  ready: "good",
+  starting: "warn",
+  paused: "warn",
+  sleeping: "warn",
+  unresponsive: "bad",
+  down: "bad",
+};
+const STATE_TITLES = {
+  starting: "The engine has not answered yet",
+  paused: "The engine is paused: it takes requests and runs none",
+  sleeping: "The engine sleeps: its weights are off the device",
+  unresponsive: "The engine does not respond",
+  down: "The engine is down",
+};
+const STATE_ADVICE = {
+  starting: "It may be loading its model. What you see here is all that is known until it answers.",
+  paused: "If nobody resumes it, POST /resume to vLLM does.",
+  sleeping: "POST /wake_up to vLLM brings it back.",
+  unresponsive: "Its /health may say 200 all the same. See the incidents below, and restart it if it does not go on.",
+  down: "Is vLLM running, and is engine_url right? The figures below are the last that were read.",
+};
+const VERDICT_LEVEL = { moving: "good", idle: "quiet", busy: "warn", stuck: "bad", unknown: "quiet" };
+
+/** @typedef {{state: "connecting" | "live" | "lost", reason: string, retryAt: number, since: number}} Connection */
+
+/** The pills of the header. @param {HTMLElement} model @param {HTMLElement} detail @param {HTMLElement} state @param {HTMLElement} movement */
+export function writeEngine({ engine, movement: moves }, model, detail, state, movement) {
+  setText(model, engine.model ?? "model not known");
+  setText(detail, `vLLM ${engine.version ?? UNKNOWN} at ${engine.url}`);
+  setText(state, `engine ${STATE_WORDS[engine.state] ?? engine.state}`);
+  setAttribute(state, "data-level", STATE_LEVEL[engine.state] ?? "quiet");
+  movement.hidden = !moves;
+  if (!moves) return;
+  setText(movement, `ranks ${moves.verdict === "unknown" ? "not known to move" : moves.verdict}`);
+  setAttribute(movement, "data-level", VERDICT_LEVEL[moves.verdict] ?? "quiet");
+  setAttribute(movement, "title", moves.summary);
+}
+
+/**
+ * The pill that says how fresh all this is. @param {HTMLElement} pill @param {Connection} connection
+ * @param {any} report @param {number} age seconds since the reading, as of now
+ */
+export function writeConnection(pill, connection, report, age) {
+  const stale = report !== null && isStale(report, age);
+  const state = connection.state === "live" && stale ? "stale" : connection.state;
+  setAttribute(pill, "data-state", state);
+  setAttribute(pill, "data-level", { live: "good", stale: "warn", lost: "bad", connecting: "quiet" }[state]);
+  const read = !Number.isFinite(age)
+    ? "nothing read yet"
+    : age < 1.5
+      ? "read just now"
+      : `read ${duration(Math.round(age))} ago`;
+  setText(
+    pill,
+    { live: `live · ${read}`, stale: `stale · ${read}`, lost: `connection lost · ${read}`, connecting: "connecting" }[
+      state
+    ],
+  );
+}
+
+/** @param {any} report @param {number} age */
+function isStale(report, age) {
+  return report.stale || (report.taken_at !== null && age > Math.max(30, (report.age_seconds ?? 0) + 20));
+}
+
+/** The sentences above all else; unchanged ones are left alone. */
+export class Notices {
+  /** @param {HTMLElement} box */
+  constructor(box) {
+    this.box = box;
+    this.shape = "";
+  }
+
+  /** @param {any} report @param {Connection} connection @param {number} age @param {any[]} incidents */
+  update(report, connection, age, incidents) {
+    const notices = [
+      ...lost(connection, report),
+      ...engine(report),
+      ...stale(report, connection, age),
+      ...ranks(report),
+      ...policy(report),
+      ...recent(incidents),
+    ];
+    const shape = JSON.stringify(notices);
+    if (shape === this.shape) return;
+    this.shape = shape;
+    fill(this.box, ...notices.map(written));
+  }
+}
+
+function written({ level, name, title, text, items = [], link }) {
+  return el(
+    "div",
+    { class: "notice", role: level === "bad" ? "alert" : "status", "data-level": level, "data-notice": name },
+    el("strong", {}, title),
+    text ? el("p", {}, text) : null,
+    items.length ? el("ul", {}, ...items.map((item) => el("li", {}, item))) : null,
+    link ? el("a", { href: link.href }, link.text) : null,
+  );
+}
+
+function* lost({ state, reason, since }, report) {
+  if (state !== "lost") return;
+  const as = report ? ` What you see is as of ${clock(since)}.` : "";
+  yield {
+    level: "bad",
+    name: "connection",
+    title: "The connection to the sidecar is lost",
+    text: `${reason}.${as} This page tries again by itself every few seconds.`,
+  };
+}
+
+function* engine(report) {
+  if (!report) return;
+  const { state, hint, url } = report.engine;
+  const title = STATE_TITLES[state];
+  if (title)
+    yield {
+      level: STATE_LEVEL[state],
+      name: "engine",
+      title,
+      text: hint && hint !== "not asked yet" ? hint : `${STATE_ADVICE[state]} (${url})`,
+    };
+  else if (hint) yield { level: "warn", name: "hint", title: "Something is missing", text: hint };
+}
+
+function* stale(report, connection, age) {
+  if (!report || connection.state !== "live" || !isStale(report, age) || report.taken_at === null) return;
+  if (["down", "starting"].includes(report.engine.state)) return; // said already
+  yield {
+    level: "warn",
+    name: "stale",
+    title: "These figures are stale",
+    text: `The last reading is from ${clock(report.taken_at)}. The policy does nothing until there is a fresh one.`,
+  };
+}
+
+function* ranks(report) {
+  if (!report?.ranks_missing.length) return;
+  const there = `${count(report.ranks_reported)} of ${count(report.ranks_expected)} ranks reported`;
+  const items = report.ranks_missing.map((rank) => {
+    const seen = rank.last_seen_at ? `, last seen ${clock(rank.last_seen_at)} with ${gib(rank.used_bytes)}` : "";
+    return `dp ${rank.dp_rank} pp ${rank.pp_rank} tp ${rank.tp_rank}: ${words(rank.status)}${rank.host ? ` on ${rank.host}` : ""}${seen}`;
+  });
+  yield { level: "warn", name: "ranks", title: `Ranks are missing: ${there}`, items };
+}
+
+function* policy(report) {
+  for (const rule of report?.policy?.rules ?? []) {
+    if (rule.problem) yield { level: "warn", name: "rule", title: `Rule ${rule.name}`, text: rule.problem };
+  }
+}
+
+function* recent(incidents) {
+  const newest = incidents[0];
+  const at = newest ? (newest.last_at ?? newest.at) : null;
+  if (!newest || at === null || Date.now() / 1000 - at > 3600) return;
+  yield {
+    level: "bad",
+    name: "incident",
+    title: `Incident at ${clock(at)}`,
+    text: newest.summary,
+    link: {
+      href: `memory/incidents/${encodeURIComponent(newest.id)}`,
+      text: "What was known, what it means, what to change",
+    },
+  };
+}

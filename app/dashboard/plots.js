@@ -1,0 +1,464 @@
+/**
+ * What is drawn over time: the stack of each rank, and beside it, on the same axis, what moves with it.
+ */
+
+import { Chart } from "./charts.js";
+import { el, fill, setText, swatch, table } from "./dom.js";
+import {
+  clock,
+  count,
+  duration,
+  gib,
+  gibNumber,
+  GIB,
+  known,
+  percent,
+  signalValue,
+  signedGib,
+  words,
+} from "./format.js";
+import { COMPONENTS, lineVariable } from "./palette.js";
+import { chosen, rankKey } from "./readings.js";
+
+const POINTS_MOST = 700;
+const TABLE_ROWS = 12;
+const AHEAD_SECONDS = 60;
+const TABLE_EVERY_MS = 5000;
+const LABEL_MOST = 14;
+// Used this much of a device, its whole is the scale that tells; less, and the areas would lie flat on the floor.
+const WHOLE_FROM = 0.4;
+const STACK = [...COMPONENTS].reverse(); // painted from the top layer down, each over the one before
+
+/** A chart with its title, and the same as a table for whoever does not see it. */
+class Plot {
+  /** @param {HTMLElement} parent @param {string} title @param {string} kind names it for tests and styles */
+  constructor(parent, title, kind) {
+    this.title = el("h3", {}, title);
+    this.sub = el("span", { class: "plot-sub" });
+    this.legend = el("ul", { class: "legend", hidden: true });
+    this.empty = el("p", { class: "empty", hidden: true });
+    this.place = el("div", { class: "plot-place" });
+    this.alternative = el(
+      "details",
+      { class: "alt", ontoggle: () => this.#writeTable(true) },
+      el("summary", {}, "As a table"),
+    );
+    this.figure = el(
+      "figure",
+      { class: "plot", "data-plot": kind },
+      el("figcaption", {}, this.title, this.sub),
+      this.legend,
+      this.empty,
+      this.place,
+      this.alternative,
+    );
+    this.alternative.querySelector("summary").setAttribute("aria-label", `${title} as a table`);
+    this.writtenAt = 0;
+    /** @type {Chart | null} */
+    this.chart = null;
+    this.shape = "";
+    parent.append(this.figure);
+  }
+
+  /**
+   * @param {import("./charts.js").Series[]} series @param {import("./charts.js").View} view
+   * @param {{height: number, lanes: number, unit: (value: number) => string, described: string}} options
+   */
+  show(series, view, options) {
+    const nothing = view.data.slice(1).every((row) => row.every((value) => value === null));
+    this.empty.hidden = !nothing;
+    setText(this.empty, nothing ? "Not known in this span." : "");
+    const shape = series.map((one) => `${one.name}${one.variable}${one.filled}`).join();
+    if (shape !== this.shape) {
+      this.chart?.remove();
+      this.chart = new Chart(this.place, series, { ...options, label: this.title.textContent });
+      this.shape = shape;
+      this.#writeLegend(series);
+    }
+    this.place.hidden = nothing;
+    this.chart.show(view);
+    this.chart.describe(options.described);
+    this.#writeTable(false);
+  }
+
+  remove() {
+    this.chart?.remove();
+    this.figure.remove();
+  }
+
+  /** @param {import("./charts.js").Series[]} series */
+  #writeLegend(series) {
+    this.legend.hidden = series.length < 2 || Boolean(series[0].filled); // the components' is above all stacks
+    fill(this.legend, ...series.map(({ name, variable }) => el("li", {}, swatch(variable), name)));
+  }
+
+  /** @param {boolean} atOnce */
+  #writeTable(atOnce) {
+    if (!this.alternative.open || !this.chart?.view) return;
+    if (!atOnce && Date.now() - this.writtenAt < TABLE_EVERY_MS) return;
+    this.writtenAt = Date.now();
+    const { data, told } = this.chart.view;
+    const step = Math.max(1, Math.ceil(data[0].length / TABLE_ROWS));
+    const rows = [];
+    for (let index = data[0].length - 1; index >= 0; index -= step) {
+      rows.push([
+        clock(data[0][index]),
+        ...this.chart.series.map((one, row) => {
+          const value = (told?.[row] ?? data[row + 1])[index];
+          return value === null || value === undefined ? "–" : one.format(value);
+        }),
+      ]);
+    }
+    const head = ["time", ...this.chart.series.map((one) => one.name)];
+    const caption = `${this.title.textContent}, newest first`;
+    const made = table({ caption, head, rows, numeric: head.map((_, index) => index).slice(1) });
+    const box = el("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" }, made);
+    fill(this.alternative, this.alternative.firstElementChild, box);
+  }
+}
+
+/** All of them. */
+export class Plots {
+  /** @param {import("./readings.js").Readings} readings @param {HTMLElement} ranks @param {HTMLElement} lines */
+  constructor(readings, ranks, lines) {
+    this.readings = readings;
+    this.spanSeconds = 3600;
+    this.scale = "auto";
+    this.rankBox = ranks;
+    this.none = el("p", { class: "empty" });
+    ranks.append(this.none);
+    /** @type {Map<string, Plot>} */
+    this.stacks = new Map();
+    this.lines = Object.fromEntries(LINES.map((line) => [line.kind, new Plot(lines, line.title, line.kind)]));
+  }
+
+  /** @param {{report: any, events: any[], marks: any[]}} state */
+  update(state) {
+    const { report } = state;
+    if (!report) return;
+    const read = report.taken_at === null ? Date.now() / 1000 : report.taken_at + (report.age_seconds ?? 0);
+    // What was just done is told before the next reading: it is shown at once.
+    const told = Math.max(state.events[0]?.at ?? 0, state.marks[state.marks.length - 1]?.at ?? 0);
+    const now = told > read && told < read + AHEAD_SECONDS ? told : read;
+    const from = Math.max(now - this.spanSeconds, Math.min(this.readings.firstAt, now - 60));
+    const time = /** @type {[number, number]} */ ([from, now]);
+    this.#stacks(state, time);
+    const annotations = annotated(state, null);
+    for (const line of LINES) this.#line(line, report, time, annotations);
+  }
+
+  #stacks(state, time) {
+    const { report } = state;
+    const keys = report.ranks.map(rankKey);
+    for (const [key, plot] of this.stacks) {
+      if (keys.includes(key)) continue;
+      plot.remove();
+      this.stacks.delete(key);
+    }
+    this.rankBox.classList.toggle("many", report.ranks.length > 2);
+    const height = report.ranks.length > 2 ? 180 : 290;
+    setText(this.none, report.ranks.length ? "" : "No rank has been read yet.");
+    this.none.hidden = report.ranks.length > 0;
+    for (const rank of report.ranks) {
+      const key = rankKey(rank);
+      let plot = this.stacks.get(key);
+      if (!plot) {
+        plot = new Plot(this.rankBox, rankName(rank, report.ranks), "stack");
+        plot.figure.dataset.rank = key;
+        this.stacks.set(key, plot);
+      }
+      const notes = annotated(state, rank);
+      const view = this.#stackView(rank, key, time, notes, report.policy?.rules ?? []);
+      setText(
+        plot.sub,
+        `${deviceName(rank)} · ${gib(rank.used_bytes)} of ${gib(rank.total_bytes)} · ${percent(rank.used_ratio)}`,
+      );
+      const described = `${rankName(rank, report.ranks)}: ${gib(rank.used_bytes)} of ${gib(rank.total_bytes)} used, ${percent(rank.used_ratio)}. ${told(notes, time)}`;
+      plot.show(STACK_SERIES, view, { height, lanes: report.ranks.length > 2 ? 1 : 2, unit: String, described });
+    }
+  }
+
+  /** @returns {import("./charts.js").View} */
+  #stackView(rank, key, time, annotations, rules) {
+    const { readings } = this;
+    const table = readings.ranks.get(key);
+    const used = table?.used_bytes ?? new Float64Array(readings.capacity).fill(NaN);
+    const indexes = chosen(readings, ...readings.span(...time), POINTS_MOST, (index) => used[index]);
+    const data = [times(readings, indexes), ...STACK.map(() => new Array(indexes.length).fill(null))];
+    const told = STACK.map(() => new Array(indexes.length).fill(null));
+    let most = 0;
+    indexes.forEach((index, place) => {
+      if (index < 0 || !table || Number.isNaN(used[index])) return;
+      let sum = 0;
+      for (let layer = STACK.length - 1; layer >= 0; layer--) {
+        const value = table[STACK[layer].field][index];
+        if (Number.isNaN(value)) continue; // not known is not drawn, and not as 0 either
+        sum += value;
+        told[layer][place] = value;
+        data[layer + 1][place] = sum / GIB;
+      }
+      most = Math.max(most, sum / GIB);
+    });
+    const total = rank.total_bytes === null ? null : rank.total_bytes / GIB;
+    const whole = this.scale === "device" || (this.scale === "auto" && (rank.used_ratio ?? 0) >= WHOLE_FROM);
+    const top = whole && total !== null ? total * 1.03 : most * 1.15 || 1;
+    const waters = [...deviceWaters(rules, rank.total_bytes)];
+    if (total !== null) waters.push({ value: total, label: "", variable: "--muted", solid: true });
+    return { time, range: [0, top], data, told, annotations, waters };
+  }
+
+  #line(line, report, time, annotations) {
+    const plot = this.lines[line.kind];
+    const series = line.series(report);
+    plot.figure.hidden = series.length === 0;
+    if (!series.length) return;
+    const { readings } = this;
+    const columns = series.map((one) => one.value(readings));
+    const weight = (index) => Math.max(...columns.map((column) => (Number.isNaN(column(index)) ? -1 : column(index))));
+    const indexes = chosen(readings, ...readings.span(...time), POINTS_MOST, weight);
+    let most = 0;
+    let least = Infinity;
+    const rows = columns.map((column) =>
+      indexes.map((index) => {
+        const value = index < 0 ? NaN : column(index);
+        if (Number.isNaN(value)) return null;
+        most = Math.max(most, value);
+        least = Math.min(least, value);
+        return value;
+      }),
+    );
+    const waters = line.waters?.(report) ?? [];
+    const view = {
+      time,
+      range: line.range(least === Infinity ? 0 : least, most),
+      data: [times(readings, indexes), ...rows],
+      annotations,
+      waters,
+    };
+    const sub = line.sub(report);
+    setText(plot.sub, sub);
+    plot.show(series, view, {
+      height: 150,
+      lanes: 0,
+      unit: line.unit,
+      described: `${line.title}: ${sub}. ${told(annotations, time)}`,
+    });
+  }
+}
+
+const STACK_SERIES = STACK.map(({ name, variable }) => ({ name, variable, filled: true, format: gib }));
+
+/** @param {import("./readings.js").Readings} readings @param {number[]} indexes */
+function times({ at }, indexes) {
+  return indexes.map((index, place) => (index < 0 ? (at[indexes[place - 1]] + at[indexes[place + 1]]) / 2 : at[index]));
+}
+
+// --- the charts beside the stacks ---
+
+const zeroTo = (least, most) => /** @type {[number, number]} */ ([0, Math.max(most * 1.18, 0.001)]);
+const gibTick = (value) => String(value);
+
+/** One line for each rank. @param {string} variable of the only rank @param {(table: any) => (index: number) => number} value */
+function byRank(variable, value) {
+  return (report) =>
+    report.ranks.map((rank, index) => ({
+      name: rankName(rank, report.ranks),
+      variable: report.ranks.length === 1 ? variable : lineVariable(index),
+      dashed: index % 2 === 1,
+      format: (number) => `${gibNumber(number * GIB)} GiB`,
+      value: (readings) => {
+        const table = readings.ranks.get(rankKey(rank));
+        const read = table ? value(table) : () => NaN;
+        return (at) => read(at) / GIB;
+      },
+    }));
+}
+
+/** @param {string} field @param {string} name @param {string} variable */
+function ofEngine(field, name, variable, format) {
+  return { name, variable, stepped: true, format, value: (readings) => (index) => readings.engine[field][index] };
+}
+
+const LINES = [
+  {
+    kind: "requests",
+    title: "Requests",
+    series: () => [
+      ofEngine("requests_running", "running", "--line-0", count),
+      ofEngine("requests_waiting", "waiting", "--line-1", count),
+    ],
+    range: (_, most) => [0, Math.max(Math.ceil(most * 1.2), 4)],
+    unit: (value) => (Number.isInteger(value) ? String(value) : ""),
+    sub: ({ engine }) => `${count(engine.requests_running)} running, ${count(engine.requests_waiting)} waiting`,
+  },
+  {
+    kind: "encoder-cache",
+    title: "Encoder cache on the device",
+    series: byRank("--c-encoder", (table) => (index) => table.encoder_cache_bytes[index]),
+    range: zeroTo,
+    unit: gibTick,
+    waters: ({ policy, ranks }) => encoderWaters(policy?.rules ?? [], ranks.length),
+    sub: ({ encoder_cache: cache, ranks }) =>
+      `${gib(cache?.device_bytes)}${ranks.length > 1 ? ` on ${ranks.length} ranks` : ""}`,
+  },
+  {
+    kind: "reserved",
+    title: "Reserved minus allocated",
+    series: byRank(
+      "--c-cached",
+      (table) => (index) => table.torch_reserved_bytes[index] - table.torch_allocated_bytes[index],
+    ),
+    range: zeroTo,
+    unit: gibTick,
+    sub: ({ ranks }) =>
+      ranks.some((rank) => known(reservedNotAllocated(rank)))
+        ? "what release can give back"
+        : "PyTorch keeps no statistics here",
+  },
+  {
+    kind: "used",
+    title: "Used, rank beside rank",
+    series: (report) =>
+      report.ranks.length > 1 ? byRank("--c-kv", (table) => (index) => table.used_bytes[index])(report) : [],
+    range: (least, most) => [Math.max(least - (most - least) * 0.3 - 0.05, 0), most + (most - least) * 0.3 + 0.05],
+    unit: gibTick,
+    sub: (report) => `skew ${gib(skew(report.ranks.map((rank) => rank.used_bytes)))}`,
+  },
+  {
+    kind: "host",
+    title: "Host memory of the workers (RSS)",
+    series: byRank("--line-2", (table) => (index) => table.host_rss_bytes[index]),
+    range: zeroTo,
+    unit: gibTick,
+    sub: ({ ranks }) => gib(total(ranks.map((rank) => rank.host_memory.rss_bytes))),
+  },
+  {
+    kind: "kv-usage",
+    title: "KV cache in use by requests",
+    series: () => [{ ...ofEngine("kv_cache_usage_ratio", "KV cache in use", "--c-kv", percent), stepped: false }],
+    range: () => [0, 1.05],
+    unit: (value) => `${Math.round(value * 100)} %`,
+    waters: ({ policy }) => ratioWaters(policy?.rules ?? [], "kv_cache_usage_ratio"),
+    sub: ({ engine }) => percent(engine.kv_cache_usage_ratio),
+  },
+];
+
+// --- water lines ---
+
+function* deviceWaters(rules, total) {
+  if (!known(total)) return;
+  for (const rule of rules) {
+    const place = { device_used_ratio: (water) => water * total, device_free_bytes: (water) => total - water }[
+      rule.signal
+    ];
+    if (!place) continue;
+    // Without words, which would hide what they stand before: the legend has them.
+    yield { ...water(place(rule.high_water) / GIB, rule, "high"), label: "" };
+    yield { ...water(place(rule.low_water) / GIB, rule, "low"), label: "" };
+  }
+}
+
+function encoderWaters(rules, ranks) {
+  // The signal is summed over the ranks, the lines are one rank's each; every rank holds a full copy.
+  const own = rules.filter((rule) => rule.signal === "encoder_cache_bytes");
+  return own.map((rule) => water(rule.high_water / Math.max(ranks, 1) / GIB, rule, "high"));
+}
+
+function ratioWaters(rules, signal) {
+  return rules.filter((rule) => rule.signal === signal).map((rule) => water(rule.high_water, rule, "high"));
+}
+
+function water(value, rule, which) {
+  const level = signalValue(rule.signal, which === "high" ? rule.high_water : rule.low_water);
+  return { value, label: `${which} water ${level}`, variable: which === "high" ? "--high" : "--low" };
+}
+
+// --- annotations ---
+
+const SHOWN_KINDS = new Set(["reset", "refusal", "state", "incident", "snapshot", "recovery"]);
+
+/**
+ * Resets, refusals, marks and what the engine went through. On a rank's own chart a reset tells what that rank got.
+ * @returns {import("./charts.js").Annotation[]}
+ */
+export function annotated({ events, marks }, rank) {
+  const notes = events
+    .filter((event) => SHOWN_KINDS.has(event.kind) && event.result?.outcome !== "observed")
+    .map((event) => ({
+      at: event.at,
+      kind: noteKind(event),
+      label: label(event, rank),
+      title: `${clock(event.at)} ${event.summary}`,
+    }));
+  for (const mark of marks)
+    notes.push({ at: mark.at, kind: "mark", label: cut(mark.name), title: `${clock(mark.at)} mark “${mark.name}”` });
+  return notes.sort((one, other) => one.at - other.at);
+}
+
+function noteKind(event) {
+  if (event.kind !== "reset") return event.kind;
+  return event.result?.outcome === "done" ? "reset" : "refusal";
+}
+
+function label(event, rank) {
+  if (event.kind === "reset") {
+    if (event.result?.outcome !== "done") return words(event.result?.outcome ?? "reset");
+    const own = rank && event.result.ranks.find((delta) => rankKey(delta) === rankKey(rank));
+    const freed = own ? own.used_bytes : event.result.freed_bytes;
+    const gone = !known(freed) ? "–" : gibNumber(freed) === "0" ? "±0" : signedGib(-freed);
+    return `${words(event.result.remedy.replace(/^reset_/, ""))} ${gone}`;
+  }
+  if (event.kind === "state") return cut(event.summary.replace(/^engine \w+ -> (\w+).*$/s, "$1"));
+  return event.kind;
+}
+
+/** @param {string} text */
+function cut(text) {
+  return text.length > LABEL_MOST ? `${text.slice(0, LABEL_MOST - 1)}…` : text;
+}
+
+/** @param {import("./charts.js").Annotation[]} notes @param {[number, number]} time */
+function told(notes, [from, to]) {
+  const shown = notes.filter(({ at }) => at >= from && at <= to);
+  const span = `The last ${duration(to - from)}.`;
+  return shown.length
+    ? `${span} ${shown
+        .slice(-5)
+        .map((note) => note.title)
+        .join("; ")}.`
+    : span;
+}
+
+// --- words and sums that others use too ---
+
+/** @param {any} rank @param {any[]} ranks */
+export function rankName(rank, ranks) {
+  const engines = new Set(ranks.map((other) => other.dp_rank ?? 0)).size;
+  return engines > 1 ? `dp ${rank.dp_rank ?? 0} rank ${rank.rank ?? "–"}` : `rank ${rank.rank ?? "–"}`;
+}
+
+/** @param {any} rank */
+export function deviceName({ device, host }) {
+  const place =
+    device.type === null ? "device –" : device.index === null ? device.type : `${device.type}:${device.index}`;
+  return [place, device.name, host].filter(Boolean).join(" · ");
+}
+
+/** @param {any} rank */
+export function reservedNotAllocated({ torch }) {
+  return known(torch.reserved_bytes) && known(torch.allocated_bytes)
+    ? torch.reserved_bytes - torch.allocated_bytes
+    : null;
+}
+
+/** Between the most and the least; null where fewer than two are known. @param {(number | null)[]} values */
+export function skew(values) {
+  const there = values.filter(known);
+  return there.length > 1 ? Math.max(...there) - Math.min(...there) : null;
+}
+
+/** The sum of those that are known; null where none is. @param {(number | null)[]} values */
+export function total(values) {
+  const there = values.filter(known);
+  return there.length ? there.reduce((sum, value) => sum + value, 0) : null;
+}

@@ -1,0 +1,117 @@
+/**
+ * Every rank's figures as they are now, and the legend of the components.
+ */
+
+import { el, setText, swatch } from "./dom.js";
+import { exact, gibNumber, percent, signalValue } from "./format.js";
+import { COMPONENTS } from "./palette.js";
+import { deviceName, rankName, reservedNotAllocated, skew } from "./plots.js";
+import { rankKey } from "./readings.js";
+
+const WHOLE = "whole device";
+const WATER_SIGNALS = new Set(["device_used_ratio", "device_free_bytes"]);
+
+const COLUMNS = [
+  { name: "used", field: "used_bytes", read: (rank) => rank.used_bytes },
+  ...COMPONENTS.map(({ name, field, variable }) => ({ name, field, variable, read: (rank) => rank.components[field] })),
+  { name: "free", field: "free_bytes", read: (rank) => rank.free_bytes },
+  { name: "total", field: "total_bytes", read: (rank) => rank.total_bytes },
+  { name: "reserved − allocated", field: "reserved_not_allocated", read: reservedNotAllocated },
+  { name: "peak allocated", field: "peak_allocated_bytes", read: (rank) => rank.torch.peak_allocated_bytes },
+  { name: "host RSS", field: "rss_bytes", read: (rank) => rank.host_memory.rss_bytes },
+];
+
+/** The components, and the lines across the stacks. @param {HTMLElement} list @param {any[]} rules of the policy */
+export function writeLegend(list, rules) {
+  const waters = rules
+    .filter(({ signal }) => WATER_SIGNALS.has(signal))
+    .flatMap(({ signal, high_water: high, low_water: low }) => [
+      ["--high", `high water ${signalValue(signal, high)}`],
+      ["--low", `low water ${signalValue(signal, low)}`],
+    ]);
+  const shape = JSON.stringify(waters);
+  if (shape === list.dataset.shape) return;
+  list.dataset.shape = shape;
+  list.replaceChildren(
+    ...COMPONENTS.map(({ name, variable, meaning }) => el("li", { title: meaning }, swatch(variable), name)),
+    ...[...waters, ["--muted", WHOLE]].map(([variable, text]) => {
+      const dash = el("i", { class: text === WHOLE ? "dash solid" : "dash", "aria-hidden": "true" });
+      dash.style.setProperty("border-color", `var(${variable})`);
+      return el("li", {}, dash, text);
+    }),
+  );
+}
+
+/** The table of ranks; cells are kept, so that a selection in it outlives a reading. */
+export class RankTable {
+  /** @param {HTMLElement} table */
+  constructor(table) {
+    this.table = table;
+    this.shape = "";
+    /** @type {Map<string, HTMLElement>} */
+    this.cells = new Map();
+  }
+
+  /** @param {any} report */
+  update(report) {
+    const shape = JSON.stringify(report.ranks.map((rank) => [rankKey(rank), deviceName(rank)]));
+    if (shape !== this.shape) this.#build(report, shape);
+    this.table.hidden = !report.ranks.length;
+    for (const rank of report.ranks) {
+      for (const column of COLUMNS) this.#write(`${rankKey(rank)} ${column.field}`, column.read(rank));
+      const ratio = this.cells.get(`${rankKey(rank)} used_ratio`);
+      if (ratio) setText(ratio, percent(rank.used_ratio));
+    }
+    if (report.ranks.length > 1) {
+      for (const column of COLUMNS) this.#write(`skew ${column.field}`, skew(report.ranks.map(column.read)));
+    }
+  }
+
+  #write(name, bytes) {
+    const cell = this.cells.get(name);
+    if (!cell) return;
+    setText(cell, gibNumber(bytes));
+    cell.dataset.bytes = bytes === null || bytes === undefined ? "unknown" : String(bytes);
+    cell.title = exact(bytes);
+  }
+
+  #build(report, shape) {
+    this.shape = shape;
+    this.cells.clear();
+    const head = el(
+      "tr",
+      {},
+      el("th", { scope: "col" }, "rank"),
+      el("th", { scope: "col", class: "number" }, "used %"),
+      ...COLUMNS.map((column) => {
+        return el(
+          "th",
+          { scope: "col", class: "number" },
+          column.variable ? swatch(column.variable) : null,
+          column.name,
+        );
+      }),
+    );
+    const rows = report.ranks.map((rank) => this.#row(rankKey(rank), rankName(rank, report.ranks), deviceName(rank)));
+    if (report.ranks.length > 1) rows.push(this.#row("skew", "skew", "most less least"));
+    const caption = this.table.querySelector("caption");
+    this.table.replaceChildren(caption, el("thead", {}, head), el("tbody", {}, ...rows));
+  }
+
+  #row(key, name, detail) {
+    const cell = (field) => {
+      const made = el("td", { class: "number", "data-cell": `${key} ${field}` });
+      this.cells.set(`${key} ${field}`, made);
+      return made;
+    };
+    const ratio = cell("used_ratio");
+    const header = el("th", { scope: "row" }, name, el("small", {}, detail));
+    return el(
+      "tr",
+      { class: key === "skew" ? "skew" : null },
+      header,
+      ratio,
+      ...COLUMNS.map((column) => cell(column.field)),
+    );
+  }
+}

@@ -1,0 +1,216 @@
+/**
+ * The readings that the charts are drawn from: packed, oldest first, bounded. NaN is what is not known.
+ */
+
+export const SPAN_SECONDS = 3600;
+const NUMBERS_MOST = 1_000_000; // 8 MB, whatever the number of ranks
+const SAMPLES_MOST = 4400; // an hour at one a second, and room so that the oldest need not go at every reading
+
+const RANK_FIELDS = [
+  "used_bytes",
+  "weights_bytes",
+  "kv_cache_bytes",
+  "encoder_cache_bytes",
+  "activations_bytes",
+  "torch_cached_bytes",
+  "non_torch_bytes",
+  "torch_allocated_bytes",
+  "torch_reserved_bytes",
+  "host_rss_bytes",
+];
+const ENGINE_FIELDS = ["requests_running", "requests_waiting", "kv_cache_usage_ratio"];
+
+/** Data-parallel engines number their ranks from 0 each. @param {{dp_rank: number | null, rank: number | null}} rank */
+export function rankKey(rank) {
+  return `${rank.dp_rank ?? 0}:${rank.rank ?? 0}`;
+}
+
+/** A report in the shape of a reading of the history. @param {any} report */
+export function readingOf(report) {
+  return {
+    at: report.taken_at,
+    ...Object.fromEntries(ENGINE_FIELDS.map((name) => [name, report.engine[name]])),
+    ranks: report.ranks.map((rank) => ({
+      dp_rank: rank.dp_rank,
+      rank: rank.rank,
+      used_bytes: rank.used_bytes,
+      ...rank.components,
+      torch_allocated_bytes: rank.torch.allocated_bytes,
+      torch_reserved_bytes: rank.torch.reserved_bytes,
+      host_rss_bytes: rank.host_memory.rss_bytes,
+    })),
+  };
+}
+
+/** The ring. */
+export class Readings {
+  constructor() {
+    this.length = 0;
+    this.capacity = SAMPLES_MOST;
+    /** Nothing for longer than this is a gap in a line. */
+    this.gapSeconds = 20;
+    this.at = new Float64Array(this.capacity);
+    /** @type {Map<string, Record<string, Float64Array>>} */
+    this.ranks = new Map();
+    this.engine = columns(ENGINE_FIELDS, this.capacity);
+  }
+
+  /** When the last one was taken; -Infinity before the first. */
+  get lastAt() {
+    return this.length ? this.at[this.length - 1] : -Infinity;
+  }
+
+  /** When the first one was taken; Infinity before it. */
+  get firstAt() {
+    return this.length ? this.at[0] : Infinity;
+  }
+
+  /** Keep one reading, if it is newer than all. @param {any} reading */
+  add(reading) {
+    if (reading.at === null || reading.at <= this.lastAt) return;
+    this.#know(reading.ranks);
+    // Polls faster than a second would fill the ring early: of each second the last stays.
+    const again = this.length > 1 && reading.at - this.at[this.length - 2] < 0.95;
+    if (!again && this.length === this.capacity) this.#forget(Math.ceil(this.capacity / 8));
+    const index = again ? this.length - 1 : this.length++;
+    this.at[index] = reading.at;
+    for (const name of ENGINE_FIELDS) this.engine[name][index] = reading[name] ?? NaN;
+    for (const table of this.ranks.values()) for (const name of RANK_FIELDS) table[name][index] = NaN;
+    for (const rank of reading.ranks) {
+      const table = this.ranks.get(rankKey(rank));
+      if (table) for (const name of RANK_FIELDS) table[name][index] = rank[name] ?? NaN;
+    }
+  }
+
+  /**
+   * Put the server's readings in place of ours, from a moment on; those that came meanwhile stay.
+   * @param {number} since @param {any[]} readings oldest first
+   */
+  replaceFrom(since, readings) {
+    const until = readings.length ? readings[readings.length - 1].at : since;
+    const later = this.#taken(firstAtOrAfter(this.at, this.length, until + 1e-6));
+    this.length = firstAtOrAfter(this.at, this.length, since);
+    for (const reading of readings) this.add(reading);
+    for (const reading of later) this.add(reading);
+  }
+
+  /** The indexes of a span: from, and one past the end. @param {number} from @param {number} to @returns {[number, number]} */
+  span(from, to) {
+    return [firstAtOrAfter(this.at, this.length, from), firstAtOrAfter(this.at, this.length, to + 1e-6)];
+  }
+
+  /**
+   * How fast a rank's used bytes grow: least squares over the last seconds; null for too few.
+   * @param {string} key @param {number} seconds
+   */
+  slope(key, seconds) {
+    const used = this.ranks.get(key)?.used_bytes;
+    const [from, to] = this.span(this.lastAt - seconds, this.lastAt);
+    if (!used || to - from < 5 || this.at[to - 1] - this.at[from] < seconds / 4) return null;
+    let n = 0;
+    let [sumT, sumY, sumTT, sumTY] = [0, 0, 0, 0];
+    for (let index = from; index < to; index++) {
+      if (Number.isNaN(used[index])) continue;
+      const t = this.at[index] - this.at[from];
+      n += 1;
+      sumT += t;
+      sumY += used[index];
+      sumTT += t * t;
+      sumTY += t * used[index];
+    }
+    const spread = n * sumTT - sumT * sumT;
+    return n < 5 || spread <= 0 ? null : (n * sumTY - sumT * sumY) / spread;
+  }
+
+  /** @param {{dp_rank: number | null, rank: number | null}[]} ranks */
+  #know(ranks) {
+    const fresh = ranks.map(rankKey).filter((key) => !this.ranks.has(key));
+    if (!fresh.length) return;
+    for (const key of fresh) this.ranks.set(key, columns(RANK_FIELDS, this.capacity));
+    const fits = Math.floor(NUMBERS_MOST / (this.ranks.size * RANK_FIELDS.length));
+    if (fits < this.capacity) this.#shrink(Math.max(fits, 300));
+  }
+
+  /** Fewer samples for more ranks. @param {number} capacity */
+  #shrink(capacity) {
+    if (this.length > capacity) this.#forget(this.length - capacity);
+    const cut = (table) => {
+      for (const name of Object.keys(table)) table[name] = table[name].slice(0, capacity);
+    };
+    this.capacity = capacity;
+    this.at = this.at.slice(0, capacity);
+    cut(this.engine);
+    for (const table of this.ranks.values()) cut(table);
+  }
+
+  /** Drop the oldest. @param {number} number */
+  #forget(number) {
+    const move = (values) => values.copyWithin(0, number, this.length);
+    move(this.at);
+    Object.values(this.engine).forEach(move);
+    for (const table of this.ranks.values()) Object.values(table).forEach(move);
+    this.length -= number;
+  }
+
+  /** Samples from an index on, as readings. @param {number} from */
+  #taken(from) {
+    const value = (number) => (Number.isNaN(number) ? null : number);
+    const readings = [];
+    for (let index = from; index < this.length; index++) {
+      readings.push({
+        at: this.at[index],
+        ...Object.fromEntries(ENGINE_FIELDS.map((name) => [name, value(this.engine[name][index])])),
+        ranks: [...this.ranks].map(([key, table]) => {
+          const [dp_rank, rank] = key.split(":").map(Number);
+          return { dp_rank, rank, ...Object.fromEntries(RANK_FIELDS.map((name) => [name, value(table[name][index])])) };
+        }),
+      });
+    }
+    return readings;
+  }
+}
+
+/** @param {string[]} names @param {number} capacity @returns {Record<string, Float64Array>} */
+function columns(names, capacity) {
+  return Object.fromEntries(names.map((name) => [name, new Float64Array(capacity).fill(NaN)]));
+}
+
+/** @param {Float64Array} at @param {number} length @param {number} moment */
+function firstAtOrAfter(at, length, moment) {
+  let [low, high] = [0, length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (at[middle] < moment) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/**
+ * The indexes to draw: of each of so many equal parts of the span the one with the largest value, so that no peak is
+ * lost; -1 stands for a gap.
+ * @param {Readings} readings @param {number} from @param {number} to @param {number} most
+ * @param {(index: number) => number} weight
+ * @returns {number[]}
+ */
+export function chosen(readings, from, to, most, weight) {
+  const { at, gapSeconds } = readings;
+  if (to <= from) return [];
+  // Parts of fixed borders: what is drawn must not flicker as the span moves on.
+  const part = (at[to - 1] - at[from]) / most;
+  const indexes = [];
+  let last = -1;
+  let lastPart = NaN;
+  for (let index = from; index < to; index++) {
+    const here = to - from <= most ? index : Math.floor(at[index] / part);
+    if (here === lastPart) {
+      if (weight(index) > weight(last) || Number.isNaN(weight(last))) indexes[indexes.length - 1] = last = index;
+      continue;
+    }
+    if (last >= 0 && at[index] - at[index - 1] > gapSeconds) indexes.push(-1);
+    indexes.push(index);
+    last = index;
+    lastPart = here;
+  }
+  return indexes;
+}

@@ -1,0 +1,312 @@
+/**
+ * The big numbers: how full, how much is left, whether it grows and when that ends, what could be given back.
+ */
+
+import { el, setText, swatch } from "./dom.js";
+import {
+  clock,
+  count,
+  duration,
+  exact,
+  gib,
+  gibNumber,
+  known,
+  mib,
+  percent,
+  perSecond,
+  signedGib,
+  signalValue,
+  UNKNOWN,
+  words,
+} from "./format.js";
+import { COMPONENTS } from "./palette.js";
+import { rankName, reservedNotAllocated, total } from "./plots.js";
+import { rankKey } from "./readings.js";
+
+const SLOPE_SECONDS = 60;
+const SLOWEST = 16 * 1024; // bytes a second; less is noise
+const FARTHEST_SECONDS = 24 * 3600;
+
+/** The rank with the largest value; null where none is known. @param {any[]} ranks @param {(rank: any) => number | null} read */
+function most(ranks, read) {
+  return ranks
+    .filter((rank) => known(read(rank)))
+    .reduce((best, rank) => (best === null || read(rank) > read(best) ? rank : best), null);
+}
+
+/**
+ * When the first device is full, and when the first is at high water, if they go on as in the last minute.
+ * @param {import("./readings.js").Readings} readings @param {any} report
+ */
+export function timeLeft(readings, report) {
+  const waters = (report.policy?.rules ?? [])
+    .filter((rule) => rule.signal === "device_used_ratio")
+    .map((rule) => rule.high_water);
+  let [full, highWater] = [Infinity, Infinity];
+  for (const rank of report.ranks) {
+    const slope = readings.slope(rankKey(rank), SLOPE_SECONDS);
+    if (slope === null || slope < SLOWEST || !known(rank.free_bytes)) continue;
+    full = Math.min(full, rank.free_bytes / slope);
+    for (const water of waters) {
+      const left = known(rank.total_bytes) && known(rank.used_bytes) ? water * rank.total_bytes - rank.used_bytes : -1;
+      if (left > 0) highWater = Math.min(highWater, left / slope);
+    }
+  }
+  const near = (seconds) => (seconds <= FARTHEST_SECONDS ? seconds : null);
+  return { full: near(full), highWater: near(highWater) };
+}
+
+/** One number, its name, and what it means here. */
+class Tile {
+  /** @param {HTMLElement} parent @param {string} name @param {string} title */
+  constructor(parent, name, title) {
+    this.number = el("span", { class: "tile-number" }, UNKNOWN);
+    this.unit = el("span", { class: "tile-unit" });
+    this.sub = el("p", { class: "tile-sub" });
+    this.extra = el("p", { class: "tile-extra" });
+    this.tile = el(
+      "article",
+      { class: "tile", "data-tile": name },
+      el("h2", {}, title),
+      el("p", { class: "tile-big" }, this.number, " ", this.unit),
+      this.sub,
+      this.extra,
+    );
+    parent.append(this.tile);
+  }
+
+  /** @param {{number: string, unit?: string, sub?: string, extra?: string, bytes?: number | null, level?: string | null}} shown */
+  show({ number, unit = "", sub = "", extra = "", bytes, level = null }) {
+    setText(this.number, number);
+    setText(this.unit, number === UNKNOWN ? "not known" : unit);
+    setText(this.sub, sub);
+    setText(this.extra, extra);
+    this.tile.dataset.level = level ?? "";
+    if (bytes !== undefined) {
+      this.number.dataset.bytes = known(bytes) ? String(bytes) : "unknown";
+      this.number.title = exact(bytes);
+    }
+  }
+
+  /** @param {number | null | undefined} bytes @param {{sub?: string, extra?: string, level?: string | null, signed?: boolean}} more */
+  showBytes(bytes, { signed = false, ...more }) {
+    const number = signed ? signedGib(bytes).replace(" GiB", "") : gibNumber(bytes);
+    this.show({ number, unit: "GiB", bytes, ...more });
+  }
+}
+
+/** All of them. */
+export class Tiles {
+  /** @param {HTMLElement} parent @param {import("./readings.js").Readings} readings */
+  constructor(parent, readings) {
+    this.readings = readings;
+    const tile = (name, title) => new Tile(parent, name, title);
+    this.used = tile("used", "Device memory used");
+    this.used.tile.classList.add("tile-wide");
+    this.bar = new Bar();
+    this.parts = new Map(COMPONENTS.map(({ field }) => [field, el("dd", {})]));
+    const named = COMPONENTS.map(({ name, variable, field }) =>
+      el("div", {}, el("dt", {}, swatch(variable), name), this.parts.get(field)),
+    );
+    this.used.tile.append(el("dl", { class: "parts" }, ...named), this.bar.box);
+    this.headroom = tile("headroom", "Headroom");
+    this.growth = tile("growth", "Growth since ready");
+    this.encoder = tile("encoder", "Encoder cache");
+    this.reserved = tile("reserved", "Reserved − allocated");
+    this.host = tile("host", "Host memory");
+    this.requests = tile("requests", "Requests");
+    this.policy = tile("policy", "Policy");
+    this.last = tile("last", "Last given back");
+  }
+
+  /** @param {any} report @param {any[]} events newest first */
+  update(report, events) {
+    const { ranks } = report;
+    const several = ranks.length > 1;
+    const fullest = most(ranks, (rank) => rank.used_ratio) ?? most(ranks, (rank) => rank.used_bytes);
+    const named = several && fullest ? `fullest of ${ranks.length}: ${rankName(fullest, ranks)} · ` : "";
+    this.#used(report, fullest, named);
+    this.#headroom(ranks);
+    this.#growth(report, several);
+    this.#encoder(report, several);
+    this.#reserved(ranks);
+    this.#host(ranks);
+    const { engine } = report;
+    this.requests.show({
+      number: count(engine.requests_running),
+      unit: "running",
+      sub: `${count(engine.requests_waiting)} waiting`,
+      extra: `KV cache ${percent(engine.kv_cache_usage_ratio)} in use`,
+    });
+    this.#policy(report.policy);
+    this.#last(events.find((event) => event.result?.outcome === "done"));
+  }
+
+  #last(event) {
+    if (!event) {
+      this.last.show({ number: UNKNOWN, sub: "no reset yet" });
+      setText(this.last.unit, "nothing");
+      return;
+    }
+    const { result } = event;
+    this.last.showBytes(result.freed_bytes, {
+      sub: `${words(result.remedy)}${result.ranks.length > 1 ? `, ${result.ranks.length} ranks together` : ""}`,
+      extra: `${clock(event.at)} by ${event.rule ? `the policy, ${event.rule}` : words(event.trigger ?? "hand")}`,
+    });
+  }
+
+  #used(report, fullest, named) {
+    const rules = (report.policy?.rules ?? []).filter((rule) => rule.signal === "device_used_ratio");
+    const water = rules.length ? Math.min(...rules.map((rule) => rule.high_water)) : null;
+    const ratio = fullest?.used_ratio ?? null;
+    const over = known(ratio) && water !== null && ratio >= water;
+    this.used.showBytes(fullest?.used_bytes, {
+      sub: fullest ? `${named}of ${gib(fullest.total_bytes)} · ${percent(ratio)}` : "no reading yet",
+      extra: fullest
+        ? `${mib(fullest.used_bytes)} of ${mib(fullest.total_bytes)} MiB${water === null ? "" : ` · high water ${percent(water)}${over ? " reached" : ""}`}`
+        : "",
+      level: over ? "bad" : null,
+    });
+    for (const [field, part] of this.parts) {
+      setText(part, gib(fullest?.components[field]));
+      part.title = exact(fullest?.components[field]);
+    }
+    this.bar.show(fullest, water);
+  }
+
+  #headroom(ranks) {
+    const tightest = most(ranks, (rank) => (known(rank.free_bytes) ? -rank.free_bytes : null));
+    this.headroom.showBytes(tightest?.free_bytes, {
+      sub: ranks.length > 1 && tightest ? `free, ${rankName(tightest, ranks)} has the least` : "free on the device",
+      extra: known(tightest?.budget.requested_bytes)
+        ? `vLLM's share: ${gib(tightest.budget.requested_bytes)} (${tightest.budget.gpu_memory_utilization ?? UNKNOWN})`
+        : "",
+    });
+  }
+
+  #growth({ growth, ranks, ...report }, several) {
+    const left = timeLeft(this.readings, { ranks, ...report });
+    const rate = growth.bytes_per_second;
+    const ends = [
+      left.highWater === null ? null : `high water in ${duration(left.highWater)}`,
+      left.full === null ? null : `full in ${duration(left.full)}`,
+    ].filter(Boolean);
+    this.growth.showBytes(growth.since_ready_bytes, {
+      signed: true,
+      sub: `${perSecond(rate)} over the last minute${several ? `, ${ranks.length} ranks together` : ""}`,
+      extra: ends.length
+        ? `${ends.join(", ")} at this rate`
+        : growth.baseline_taken_at
+          ? `ready at ${clock(growth.baseline_taken_at)}`
+          : "",
+      level: left.full !== null && left.full < 3600 ? "warn" : null,
+    });
+  }
+
+  #encoder({ encoder_cache: cache, ranks }, several) {
+    this.encoder.showBytes(cache?.device_bytes, {
+      sub: cache
+        ? `${count(cache.entries)} entries${several ? ` on each of ${ranks.length} ranks` : ""}`
+        : "no reading of it",
+      extra: cache
+        ? [
+            cache.host_bytes ? `${gib(cache.host_bytes)} on the host` : null,
+            known(cache.oldest_age_seconds) ? `oldest at least ${duration(cache.oldest_age_seconds)}` : null,
+          ]
+            .filter(Boolean)
+            .join(" · ")
+        : "",
+    });
+  }
+
+  #reserved(ranks) {
+    const values = ranks.map(reservedNotAllocated);
+    const holder = most(ranks, reservedNotAllocated);
+    this.reserved.showBytes(holder ? reservedNotAllocated(holder) : null, {
+      sub: holder
+        ? ranks.length > 1
+          ? `most: ${rankName(holder, ranks)} · all: ${gib(total(values))}`
+          : "what release can give back"
+        : "PyTorch tells nothing here",
+      extra:
+        holder && (holder.torch.alloc_retries || holder.torch.ooms)
+          ? `${count(holder.torch.alloc_retries)} retries, ${count(holder.torch.ooms)} out of memory`
+          : "",
+      level: holder?.torch.ooms ? "warn" : null,
+    });
+  }
+
+  #host(ranks) {
+    const rss = total(ranks.map((rank) => rank.host_memory.rss_bytes));
+    const first = ranks.find((rank) => known(rank.host_memory.cgroup_used_bytes))?.host_memory;
+    const limit = first?.cgroup_limit_bytes ?? first?.node_total_bytes;
+    const node = ranks.find((rank) => known(rank.host_memory.node_available_bytes))?.host_memory;
+    const where =
+      first && known(limit)
+        ? `control group ${gib(first.cgroup_used_bytes)} of ${gib(limit)}`
+        : node
+          ? `node ${gib(node.node_available_bytes)} available of ${gib(node.node_total_bytes)}`
+          : "";
+    this.host.showBytes(rss, {
+      sub: ranks.length > 1 ? `resident, ${ranks.length} workers` : "resident, the worker",
+      extra: where,
+    });
+  }
+
+  #policy(policy) {
+    if (!policy) {
+      this.policy.show({ number: UNKNOWN });
+      return;
+    }
+    const level = { futile: "bad", acting: "warn", above: "warn" }[policy.state] ?? null;
+    const rule = policy.rules.find((one) => one.phase === policy.state) ?? policy.rules[0];
+    this.policy.show({
+      number: words(policy.state),
+      unit: policy.mode === "observe" ? "observes only" : "acts",
+      sub: rule
+        ? `${rule.name}: ${signalValue(rule.signal, rule.value)} of ${signalValue(rule.signal, rule.high_water)}`
+        : "no rules",
+      extra: policy.budget?.used_up
+        ? "the hourly budget is used up"
+        : policy.rules.find((one) => one.problem)
+          ? "a rule has a problem, see below"
+          : "",
+      level,
+    });
+  }
+}
+
+/** The fullest device as one bar of its components, with the high-water mark on it. */
+class Bar {
+  constructor() {
+    this.parts = COMPONENTS.map(({ name, variable }) => {
+      const part = el("span", { class: "bar-part", title: name });
+      part.style.setProperty("background", `var(${variable})`);
+      return part;
+    });
+    this.mark = el("span", { class: "bar-mark", hidden: true });
+    this.box = el("div", { class: "bar", role: "img", "aria-label": "no reading yet" }, ...this.parts, this.mark);
+  }
+
+  /** @param {any} rank @param {number | null} water */
+  show(rank, water) {
+    const whole = rank?.total_bytes ?? null;
+    const described = [];
+    COMPONENTS.forEach(({ field, name }, index) => {
+      const bytes = rank?.components[field];
+      const part = this.parts[index];
+      part.hidden = !known(bytes) || whole === null;
+      if (part.hidden) return;
+      part.style.setProperty("width", `${(bytes / whole) * 100}%`);
+      part.title = `${name} ${gib(bytes)}`;
+      described.push(`${name} ${gib(bytes)}`);
+    });
+    this.mark.hidden = water === null || whole === null;
+    if (water !== null) this.mark.style.setProperty("left", `${water * 100}%`);
+    this.mark.title = water === null ? "" : `high water ${percent(water)}`;
+    this.box.setAttribute(
+      "aria-label",
+      described.length ? `${described.join(", ")}, of ${gib(whole)}` : "no reading yet",
+    );
+  }
+}

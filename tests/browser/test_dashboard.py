@@ -1,0 +1,404 @@
+"""The dashboard in a real browser, on a sidecar before the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+
+from app.attribution import COMPONENTS
+from app.demo.process import free_port
+from app.demo.sidecar import DemoSidecar
+from tests.browser.conftest import ELSEWHERE, beside
+from tests.browser.measure import RING, an_hour_of_eight, flood, heap_bytes, times_to_paint
+from tests.browser.sample import Story, an_hour
+from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, USED_AFTER, FakeEngine
+from tests.http.conftest import serving
+from tests.http.test_control_plane import TOKEN
+
+GIB = 1024**3
+HOSTILE = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>&amp;"
+UNKNOWN, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+RANK_CELLS = ("used_bytes", "free_bytes", "total_bytes")
+
+
+async def cell(page: Any, rank: int, field: str) -> str | None:
+    return await page.get_attribute(f'[data-cell="0:{rank} {field}"]', "data-bytes")
+
+
+async def number(page: Any, tile: str) -> int:
+    return int(await page.get_attribute(f"[data-tile={tile}] .tile-number", "data-bytes"))
+
+
+async def shown(page: Any, selector: str, text: str) -> None:
+    """Wait until that text stands there."""
+    await page.locator(selector).filter(has_text=text).first.wait_for()
+
+
+def done(fake: FakeEngine) -> list[str]:
+    """What was done to the engine; the page looks at the entries by itself."""
+    return [call for call in fake.resets() if call != "encoder_cache"]
+
+
+# --- numbers ---
+
+
+async def test_the_numbers_are_those_of_memory(visit):
+    """Every rank's bytes to the byte, and the big numbers as the story tells them."""
+    async with beside() as here:
+        here.fake.serve_images()
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        report = await here.memory()
+        for rank in report["ranks"]:
+            for field in RANK_CELLS:
+                assert await cell(page, rank["rank"], field) == str(rank[field])
+            for field in COMPONENTS:
+                assert await cell(page, rank["rank"], field) == str(rank["components"][field])
+        assert await number(page, "used") == USED_AFTER == report["ranks"][0]["used_bytes"]
+        assert await page.inner_text("[data-tile=used] .tile-number") == "60.11"
+        assert await number(page, "headroom") == report["ranks"][0]["free_bytes"]
+        assert await number(page, "encoder") == report["encoder_cache"]["device_bytes"] == 2 * IMAGES * IMAGE_BYTES
+        assert await number(page, "growth") == report["growth"]["since_ready_bytes"]
+        assert await page.inner_text("[data-tile=growth] .tile-number") == "+7.39"
+
+
+async def test_it_is_live(visit):
+    """A new reading is there without anybody asking for it."""
+    async with beside() as here:
+        page = await visit(here.port)
+        before = await number(page, "used")
+        here.fake.serve_images(4)
+        here.fake.running, here.fake.waiting = 7, 2
+        await here.sidecar.poll()
+        await page.wait_for_selector(f'[data-tile=used] [data-bytes="{before + 4 * IMAGE_BYTES}"]')
+        await shown(page, "[data-tile=requests]", "2 waiting")
+        assert await page.inner_text("[data-tile=requests] .tile-number") == "7"
+
+
+async def test_what_is_not_known_is_a_dash_and_no_line(visit):
+    """As on CPU, where PyTorch keeps no statistics: neither 0 in the table nor 0 in a chart."""
+
+    def tells_less(fake: FakeEngine) -> None:
+        (worker,) = fake.workers
+        told = worker.memory
+        worker.memory = lambda now: told(now) | {"torch": {}, "weights_bytes": None}
+
+    async with beside(tells_less, engine={"tensor_parallel": 1}) as here:
+        page = await visit(here.port)
+        for field in ("weights_bytes", "torch_cached_bytes", "activations_bytes"):
+            assert await cell(page, 0, field) == "unknown"
+            assert await page.inner_text(f'[data-cell="0:0 {field}"]') == UNKNOWN
+        assert await page.inner_text("[data-tile=reserved] .tile-number") == UNKNOWN
+        assert await page.inner_text("[data-plot=reserved] .empty") == "Not known in this span."
+
+
+async def test_a_chart_is_also_a_table(visit):
+    """For whoever does not see it: the same numbers, and a sentence."""
+    async with beside() as here:
+        here.fake.serve_images()
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        plot = page.locator('[data-plot=stack][data-rank="0:0"]')
+        assert "60.11 GiB of 60.96 GiB used" in await plot.get_by_role("img").get_attribute("aria-label")
+        await plot.get_by_text("As a table").press("Enter")
+        row = plot.locator("tbody tr").first
+        assert "3.69 GiB" in await row.inner_text()
+
+
+async def test_several_ranks_show_their_skew(visit):
+    """The difference between the most and the least."""
+    async with beside(engine={"tensor_parallel": 3}) as here:
+        here.fake.workers[2].non_torch += GIB
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        assert await page.get_attribute('[data-cell="skew used_bytes"]', "data-bytes") == str(GIB)
+        assert "rank 2" in await page.inner_text("[data-tile=used]")
+
+
+async def test_growth_says_when_the_device_is_full(visit):
+    """122 MiB a second on a device with 4.5 GiB left: within the minute."""
+    async with beside() as here:
+        fake = here.fake
+        an_hour(here.history, fake, here.clock, lambda ago: fake.serve_images(1) if ago <= 20 else None, 60)
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        await shown(page, "[data-tile=growth]", "full in")
+        await page.wait_for_selector('[data-tile=growth][data-level="warn"]')
+
+
+# --- what an operator does ---
+
+
+async def test_a_reset_by_its_button_shows_what_it_freed(visit):
+    """As an annotation on each rank's chart, in the table, and as the answer; the same number everywhere."""
+    async with beside() as here:
+        here.fake.serve_images()
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        await page.click("#reset_encoder_cache")
+        await shown(page, ".result", "PyTorch's allocator keeps 7.39 GiB of that")
+        await page.click("#reclaim")
+        await shown(page, ".result", "Freed 18.69 GiB")
+        events = (await here.sidecar.client.get("/memory/events")).json()["events"]
+        freed = [event["result"]["freed_bytes"] for event in events if event["kind"] == "reset"]
+        assert freed == [0, 2 * (CACHED + IMAGES * IMAGE_BYTES), 0]
+        for bytes_ in freed:
+            await page.locator(f'#resets .freed[data-bytes="{bytes_}"]').first.wait_for()
+        await page.locator("#rank-charts").scroll_into_view_if_needed()  # what is not seen is not drawn
+        for rank in (0, 1):
+            notes = page.locator(f'[data-rank="0:{rank}"] .note[data-kind=reset]')
+            await notes.filter(has_text=f"release {MINUS}{(CACHED + IMAGES * IMAGE_BYTES) / GIB:.2f} GiB").wait_for(
+                state="attached"
+            )
+            await notes.filter(has_text="encoder cache \N{PLUS-MINUS SIGN}0").first.wait_for(state="attached")
+        assert await number(page, "last") in freed
+
+
+async def test_a_mark_is_on_every_chart(visit):
+    """With its name, typed and sent by keyboard."""
+    async with beside() as here:
+        page = await visit(here.port)
+        await page.fill("#mark-name", "after bench")
+        await page.press("#mark-name", "Enter")
+        await shown(page, ".result", "Marked “after bench”")
+        await page.locator("#rank-charts").scroll_into_view_if_needed()
+        for rank in (0, 1):
+            await shown(page, f'[data-rank="0:{rank}"] .note[data-kind=mark]', "after bench")
+        assert list(here.history.marks) == ["after bench"]
+
+
+async def test_reclaim_asks_first_what_it_would_do(visit):
+    """The dry run does nothing; the real one frees, and tells by component."""
+    async with beside() as here:
+        here.fake.serve_images()
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        await page.click("#dry-run")
+        await shown(page, ".result", "would run")
+        assert done(here.fake) == []
+        await page.click("#reclaim")
+        await shown(page, ".result", "of which encoder cache 7.39 GiB")
+        assert "release" in done(here.fake)
+
+
+async def test_a_refusal_says_why(visit):
+    """`reset_mm_cache` can hang vLLM before 0.25: it is refused, with the reason, and nothing is done."""
+    async with beside(engine={"version": "0.23.0"}) as here:
+        page = await visit(here.port)
+        await page.click("#reset_mm_cache")
+        await shown(page, ".result[data-level=bad]", "0.25")
+        assert done(here.fake) == []
+
+
+async def test_now_asks_before_it_harms(visit):
+    """In mode now a dialog says what that means; cancelled, nothing is done."""
+    async with beside() as here:
+        page = await visit(here.port)
+        await page.select_option("#mode", "now")
+        await page.click("#reset_prefix_cache")
+        await shown(page, "#confirm-text", "does not wait")
+        await page.press("body", "Escape")
+        assert done(here.fake) == []
+        await page.click("#reset_prefix_cache")
+        await page.click("#confirm-form [type=submit]")
+        await shown(page, ".result", "reset prefix cache")
+        assert done(here.fake) == ["/reset_prefix_cache"]
+
+
+# --- who may ---
+
+
+async def test_the_token_is_asked_for_and_kept_nowhere(visit):
+    """Without one it asks; a wrong one is told apart; the right one does what was wanted; a reload forgets it."""
+    async with beside(admin_token=TOKEN) as here:
+        page = await visit(here.port)
+        await page.fill("#mark-name", "mine")
+        await page.press("#mark-name", "Enter")
+        await page.fill("#token-input", "not-the-token")
+        await page.press("#token-input", "Enter")
+        await shown(page, "#token-problem", "does not accept this token")
+        await page.fill("#token-input", TOKEN)
+        await page.press("#token-input", "Enter")
+        await shown(page, ".result", "Marked “mine”")
+        kept = "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
+        assert TOKEN not in await page.evaluate(kept)
+        assert await page.input_value("#token-input") == ""
+        await page.reload()
+        await page.wait_for_selector("body[data-ready]")
+        assert await page.inner_text("#token-button") == "Admin token"
+
+
+async def test_a_token_that_is_not_given_does_nothing(visit):
+    """The dialog can be left, and the page says what it needs; forgetting a token is as good as none."""
+    async with beside(admin_token=TOKEN) as here:
+        page = await visit(here.port)
+        await page.click("#reclaim")
+        await page.click("#token-cancel")
+        await shown(page, ".result", "needs the admin token")
+        await page.click("#token-button")
+        await page.fill("#token-input", TOKEN)
+        await page.press("#token-input", "Enter")
+        await shown(page, "#token-button", "Token in use")
+        await page.click("#token-button")
+        await page.click("#token-forget")
+        await shown(page, "#token-button", "Admin token")
+        assert done(here.fake) == []
+
+
+async def test_from_elsewhere_without_a_token_it_says_what_to_set(visit):
+    """No token is set, and the page is not on loopback: refused, with what to do."""
+    async with beside() as here:
+        page = await visit(here.port, host=ELSEWHERE)
+        await page.click("#reset_encoder_cache")
+        await shown(page, ".result[data-level=bad]", "HIGHWATER_ADMIN_TOKEN")
+        assert done(here.fake) == []
+
+
+async def test_names_are_text_wherever_they_come_from(visit):
+    """Model, device, host, entry, mark: whoever chose them chose no markup."""
+
+    def hostile(fake: FakeEngine) -> None:
+        fake.model = HOSTILE
+        for worker in fake.workers:
+            worker.device = lambda: {"type": HOSTILE, "index": 0, "name": HOSTILE}
+            worker.entries = {HOSTILE: IMAGE_BYTES}
+
+    async with beside(hostile) as here:
+        await here.sidecar.client.post("/memory/marks", json={"name": HOSTILE})
+        page = await visit(here.port)
+        await shown(page, "#model", HOSTILE)
+        await shown(page, "#events", HOSTILE)
+        await shown(page, "#rank-table", HOSTILE)
+        await page.locator("#encoder").scroll_into_view_if_needed()
+        await page.click("#encoder button")
+        assert await page.locator("#encoder tbody code").first.get_attribute("title") == HOSTILE
+        assert await page.evaluate("window.pwned") is None
+        assert await page.locator("img, main script").count() == 0
+
+
+# --- when something is the matter ---
+
+
+async def test_an_engine_that_is_gone_is_told_with_what_to_do(visit):
+    """The last figures stay, as what they are: old."""
+    async with beside() as here:
+        page = await visit(here.port)
+        here.fake.down = True
+        await here.sidecar.poll()
+        await shown(page, "[data-notice=engine]", "is vLLM running there")
+        await shown(page, "#connection", "stale")
+        assert await page.inner_text("#engine-state") == "engine down"
+        assert await page.evaluate("document.body.classList.contains('old')")
+
+
+async def test_without_any_engine_it_says_so(visit):
+    """No numbers, no zeros: dashes, and the hint."""
+    async with beside(engine_port=free_port()) as here:
+        page = await visit(here.port)
+        await shown(page, "[data-notice=engine]", "nothing answers yet")
+        assert await page.inner_text("[data-tile=used] .tile-number") == UNKNOWN
+        assert await page.inner_text("#rank-charts") == "No rank has been read yet."
+
+
+async def test_without_the_extension_it_says_how_to_load_it(visit):
+    """The engine serves, and its workers cannot be asked."""
+    async with beside(engine={"extension": None}) as here:
+        page = await visit(here.port)
+        await shown(page, "[data-notice=hint]", "--worker-extension-cls")
+
+
+async def test_missing_ranks_are_named(visit):
+    """The second data-parallel engine is not heard of without recorders."""
+    async with beside(engine={"data_parallel": 2}) as here:
+        page = await visit(here.port)
+        missing = (await here.memory())["ranks_missing"]
+        assert missing
+        await shown(page, "[data-notice=ranks]", f"dp {missing[0]['dp_rank']}")
+
+
+async def test_it_finds_a_restarted_sidecar_again(visit, tmp_path):
+    """The connection is lost, said so, and there again by itself; what was drawn stays, what is new comes."""
+    fake = FakeEngine()
+    async with serving(fake) as port:
+        url = f"http://127.0.0.1:{port}"
+        first = await asyncio.to_thread(DemoSidecar(url, folder=tmp_path).start)
+        try:
+            page = await visit(first.port)
+            await page.wait_for_selector('[data-tile=used] .tile-number:not([data-bytes="unknown"])')
+            await asyncio.to_thread(first.stop)
+            await shown(page, "[data-notice=connection]", "tries again by itself")
+            fake.serve_images(2)
+            second = DemoSidecar(url, folder=tmp_path, port=first.port)
+            await asyncio.to_thread(second.start)
+            try:
+                used = str(fake.workers[0].used)
+                await page.wait_for_selector(f'[data-tile=used] [data-bytes="{used}"]')
+                await shown(page, "#connection", "live")
+                assert await page.locator("[data-notice=connection]").count() == 0
+            finally:
+                await asyncio.to_thread(second.stop)
+        finally:
+            await asyncio.to_thread(first.stop)
+
+
+# --- for everyone ---
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+async def test_nothing_is_in_anyones_way(visit, scheme, width):
+    """Axe finds nothing, with a dialog or without; and nothing is wider than a phone."""
+    async with beside(admin_token=TOKEN) as here:
+        an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake))
+        here.fake.workers[1].non_torch += GIB
+        await here.sidecar.poll()
+        page = await visit(here.port, color_scheme=scheme, viewport={"width": width, "height": 900})
+        await page.locator("#resets tbody tr").first.wait_for()
+        await page.get_by_text("As a table").first.click()
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width
+        assert violations(await Axe().run(page)) == []
+        await page.click("#token-button")
+        assert violations(await Axe().run(page)) == []
+
+
+def violations(results: Any) -> list[str]:
+    return [f"{found['id']}: {found['nodes'][0]['html']}" for found in results.response["violations"]]
+
+
+async def test_the_colours_are_the_systems_until_chosen(visit):
+    """The choice outlives a reload, and is there before the first paint."""
+    async with beside() as here:
+        page = await visit(here.port, color_scheme="dark")
+        background = "getComputedStyle(document.body).backgroundColor"
+        dark = await page.evaluate(background)
+        await page.click("#theme-button")
+        light = await page.evaluate(background)
+        await page.reload()
+        assert await page.evaluate(background) == light != dark
+
+
+# --- an hour of eight ranks (measure.py tells the figures) ---
+
+
+async def test_eight_ranks_and_an_hour_are_there_at_once(visit):
+    """At one reading a second. The limit is generous: docs/dashboard.md has what was measured."""
+    async with an_hour_of_eight() as here:
+        page = await visit(here.port)
+        painted = await times_to_paint(page)
+        assert painted["first contentful paint"] < 20_000
+        assert await page.locator("#rank-table tbody tr").count() == 9
+
+
+async def test_memory_stays_flat(visit):
+    """As many readings as in an hour and more leave nothing behind but the ring that they are kept in."""
+    async with beside(engine={"tensor_parallel": 8}) as here:
+        page = await visit(here.port)
+        report = await here.memory()
+        await flood(page, report, RING)
+        before = await heap_bytes(page)
+        await flood(page, report, RING)
+        assert await heap_bytes(page) < before + 4 * 2**20
+        assert before < 60 * 2**20
