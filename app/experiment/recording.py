@@ -238,8 +238,8 @@ class Recording:
     def _settle(self) -> None:
         if not self._plan.settle_seconds or self._interrupts.count:
             return
-        self._say(f"load ended; waiting {self._plan.settle_seconds:g} s for the memory to settle")
         try:
+            self._say(f"load ended; waiting {self._plan.settle_seconds:g} s for the memory to settle")
             time.sleep(self._plan.settle_seconds)
         except KeyboardInterrupt:
             if self._interrupts.count > 1:
