@@ -151,7 +151,8 @@ def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, sta
 
 def _stay(sidecar_url: str, engine_url: str) -> None:
     click.echo(
-        f"\nStill up; Ctrl-C ends it. Try:\n"
+        f"\nStill up; Ctrl-C ends it. Open {sidecar_url}/dashboard, or try:\n"
+        f"  highwater top --url {sidecar_url}\n"
         f"  curl '{sidecar_url}/memory?format=text'\n"
         f"  curl {sidecar_url}/memory/encoder-cache?limit=3\n"
         f"  curl {sidecar_url}/metrics\n"

@@ -14,10 +14,10 @@ UNKNOWN = "-"
 
 
 def mib(size: float | None, *, signed: bool = False) -> str:
-    """Bytes as MiB with one decimal and thousands separators."""
+    """Bytes as MiB with one decimal and thousands separators; what rounds to nothing has no sign to wonder about."""
     if size is None:
         return UNKNOWN
-    return f"{size / MIB:{'+' if signed else ''},.1f}"
+    return f"{size / MIB:{'+' if signed else '-'}z,.1f}"
 
 
 def component_title(name: str) -> str:

@@ -122,6 +122,7 @@ def test_a_device_is_named_as_torch_does(device, title):
         (0, False, "0.0"),
         (3_965_714_432, False, "3,782.0"),
         (-(1024**2), False, "-1.0"),
+        (-100, False, "0.0"),
         (1024**2, True, "+1.0"),
     ],
 )
