@@ -1,0 +1,9 @@
+"""Where values.schema.json and the chart's README.md are made: `python -m helm.generator` writes both.
+
+::
+
+    __main__ ──► schema (what a value may be; `config` from app.settings) ──► settings
+             └─► readme (values.yaml and its comments)
+
+Nothing in `app` imports this, and it is in no wheel and not in the packaged chart.
+"""

@@ -1,0 +1,54 @@
+"""The schema of `config`: what `app.settings` says, so that Helm already refuses a setting that does not exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.settings import Settings
+
+CHARTS_OWN = frozenset({"engine_url", "admin_token", "tls", "engine_tls"})
+"""What follows from other values: where the engine listens, and Secrets."""
+_SAID_ELSEWHERE = ("title", "default", "writeOnly")
+
+
+def config_schema() -> dict[str, Any]:
+    """An object schema without references, every key optional, null for the default."""
+    whole = Settings.model_json_schema()
+    return _table(whole, whole["$defs"], without=CHARTS_OWN)
+
+
+def _table(
+    schema: dict[str, Any], definitions: dict[str, Any], without: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    properties = {
+        key: _or_null(_plain(value, definitions)) for key, value in schema["properties"].items() if key not in without
+    }
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _plain(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Without references, titles and defaults (values.yaml has them)."""
+    if "$ref" in schema:
+        return _plain(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if "properties" in schema:
+        table = _table(schema, definitions)
+        return table | ({"required": schema["required"]} if "required" in schema else {})
+    plain = {key: value for key, value in schema.items() if key not in _SAID_ELSEWHERE}
+    if "anyOf" in plain:  # a value or null: null is let through anyway
+        (only,) = (_plain(part, definitions) for part in plain.pop("anyOf") if part != {"type": "null"})
+        plain |= only
+    if plain.pop("format", None) == "path":
+        plain["pattern"] = "^/"
+    if "items" in plain:
+        plain["items"] = _plain(plain["items"], definitions)
+    return plain
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Helm removes a key that is overridden with null; one that is null without that is left to its default too."""
+    nullable = dict(schema)
+    if isinstance(nullable.get("type"), str):
+        nullable["type"] = [nullable["type"], "null"]
+    if "enum" in nullable:
+        nullable["enum"] = [*nullable["enum"], None]
+    return nullable

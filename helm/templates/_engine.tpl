@@ -1,0 +1,276 @@
+{{/*
+The engine's container. What keeps it private (loopback or a socket) and what loads the extension comes last among the
+arguments: vLLM takes the last of two.
+*/}}
+{{- define "highwater.guardArgs" -}}
+{{- if eq .Values.engine.listen.kind "socket" }}
+- --uds=/run/highwater/engine/engine.sock
+{{- else }}
+- --host=127.0.0.1
+- --port={{ int .Values.engine.listen.port }}
+{{- end }}
+- --worker-extension-cls={{ .Values.engine.workerExtension }}
+{{- end -}}
+
+{{- define "highwater.modelArgs" -}}
+{{- $model := required "engine.model: say which model, by its name or as a folder" .Values.engine.model -}}
+{{- if eq (last .Values.engine.command) "serve" }}
+- {{ $model | quote }}
+{{- else }}
+- {{ printf "--model=%s" $model | quote }}
+{{- end }}
+{{- with .Values.engine.servedModelName }}
+- {{ printf "--served-model-name=%s" . | quote }}
+{{- end }}
+{{- $tensor := .Values.engine.tensorParallelSize | default .Values.engine.device.count }}
+{{- if gt (int $tensor) 1 }}
+- --tensor-parallel-size={{ int $tensor }}
+{{- end }}
+{{- with .Values.engine.args }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* All of it, as this chart's own engine gets it. */ -}}
+{{- define "highwater.engineArgs" -}}
+{{- include "highwater.modelArgs" . }}
+{{- if eq .Values.workload.kind "LeaderWorkerSet" }}
+{{- include "highwater.groupArgs" . }}
+{{- end }}
+{{- include "highwater.guardArgs" . }}
+{{- end -}}
+
+{{- define "highwater.groupArgs" }}
+- --pipeline-parallel-size={{ int (.Values.multiNode.pipelineParallelSize | default .Values.multiNode.size) }}
+{{- if eq .Values.multiNode.executor "ray" }}
+- --distributed-executor-backend=ray
+{{- else }}
+- --nnodes=$(LWS_GROUP_SIZE)
+- --node-rank=$(LWS_WORKER_INDEX)
+- --master-addr=$(LWS_LEADER_ADDRESS)
+- --master-port={{ int .Values.multiNode.port }}
+{{- end }}
+{{- end -}}
+
+{{- /* What the extension needs; also part of the patch. */ -}}
+{{- define "highwater.guardEnv" -}}
+- name: VLLM_SERVER_DEV_MODE
+  value: "1"
+- name: PYTHONPATH
+  value: {{ prepend .Values.engine.pythonPath "/opt/highwater" | join ":" }}
+{{- if .Values.config.engine_log }}
+- name: VLLM_LOGGING_CONFIG_PATH
+  value: /etc/highwater/logging/logging.json
+{{- end }}
+{{- if .Values.engine.apiKey.enabled }}
+- name: VLLM_API_KEY
+  valueFrom:
+    secretKeyRef:
+      {{- include "highwater.apiKeySource" . | nindent 6 }}
+{{- end }}
+{{- end -}}
+
+{{- define "highwater.engineEnv" -}}
+{{ include "highwater.guardEnv" . }}
+# A numeric user has no home and no name in the image; what asks for one (PyTorch, Triton, HCCL's logs) finds these.
+- name: HOME
+  value: /home/vllm
+- name: USER
+  value: vllm
+- name: LOGNAME
+  value: vllm
+- name: VLLM_CACHE_ROOT
+  value: /home/vllm/.cache/vllm
+- name: VLLM_NO_USAGE_STATS
+  value: "1"
+{{- if ne .Values.models.kind "none" }}
+- name: HF_HOME
+  value: {{ .Values.models.mountPath }}/huggingface
+{{- end }}
+{{- if .Values.models.offline }}
+- name: HF_HUB_OFFLINE
+  value: "1"
+{{- end }}
+{{- with .Values.models.tokenSecret }}
+{{- if .name }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .name }}
+      key: {{ .key }}
+{{- end }}
+{{- end }}
+{{- if eq .Values.workload.kind "LeaderWorkerSet" }}
+- name: VLLM_HOST_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+{{- end }}
+{{- with .Values.engine.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "highwater.guardMounts" -}}
+- name: highwater-extension
+  mountPath: /opt/highwater
+  readOnly: true
+{{- if .Values.config.recorder_dir }}
+- name: highwater-recorder
+  mountPath: {{ .Values.config.recorder_dir }}
+{{- end }}
+{{- if .Values.config.engine_log }}
+- name: highwater-engine-log
+  mountPath: {{ dir .Values.config.engine_log }}
+- name: highwater-logging
+  mountPath: /etc/highwater/logging
+  readOnly: true
+{{- end }}
+{{- if eq .Values.engine.listen.kind "socket" }}
+- name: highwater-engine-socket
+  mountPath: /run/highwater/engine
+{{- end }}
+{{- end -}}
+
+{{- define "highwater.engineMounts" -}}
+{{ include "highwater.guardMounts" . }}
+- name: shm
+  mountPath: /dev/shm
+- name: tmp
+  mountPath: /tmp
+- name: home
+  mountPath: /home/vllm
+{{- if ne .Values.models.kind "none" }}
+- name: models
+  mountPath: {{ .Values.models.mountPath }}
+  {{- if .Values.models.readOnly }}
+  readOnly: true
+  {{- end }}
+{{- end }}
+{{- with .Values.engine.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /*
+All probes ask the sidecar: the engine is on loopback, where the kubelet cannot reach it, and its own /health says 200
+while it hangs. They are the engine's container's, so what fails restarts the engine and not the sidecar.
+*/ -}}
+{{- define "highwater.engineProbes" -}}
+{{- $probes := .Values.engine.probes -}}
+startupProbe:
+  httpGet: {path: /readyz, port: {{ int .Values.config.port }}, scheme: {{ include "highwater.scheme" . }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: {{ div (add (int $probes.startupSeconds) 4) 5 }}
+  terminationGracePeriodSeconds: {{ int $probes.killSeconds }}
+{{- if $probes.liveness }}
+livenessProbe:
+  httpGet: {path: /health/deep, port: {{ int .Values.config.port }}, scheme: {{ include "highwater.scheme" . }}}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: {{ div (add (int $probes.unhealthySeconds) 9) 10 }}
+  terminationGracePeriodSeconds: {{ int $probes.killSeconds }}
+{{- end }}
+{{ include "highwater.drain" (dict "root" . "host" "127.0.0.1") }}
+{{- end -}}
+
+{{- /* Takes (dict "root" . "host" "where the sidecar is"). */ -}}
+{{- define "highwater.drain" -}}
+lifecycle:
+  preStop:
+    exec:
+      command:
+        - python3
+        - -c
+        - |
+          {{- .root.Files.Get "files/drain.py" | trim | nindent 10 }}
+        - {{ include "highwater.scheme" .root | lower }}://{{ .host }}:{{ int .root.Values.config.port }}
+        - {{ .root.Values.engine.drain.firstSeconds | toString | quote }}
+        - {{ .root.Values.engine.drain.seconds | toString | quote }}
+{{- end -}}
+
+{{- define "highwater.deviceResource" -}}
+{{- $device := .Values.engine.device -}}
+{{- if $device.resource -}}
+{{- $device.resource -}}
+{{- else if eq $device.kind "nvidia" -}}
+nvidia.com/gpu
+{{- else if eq $device.kind "ascend" -}}
+huawei.com/Ascend910
+{{- end -}}
+{{- end -}}
+
+{{- define "highwater.engineResources" -}}
+{{- $resources := deepCopy .Values.engine.resources -}}
+{{- with include "highwater.deviceResource" . -}}
+{{- $_ := set $resources "limits" (merge (dict . (int $.Values.engine.device.count)) ($resources.limits | default dict)) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{- /* Takes (dict "root" . "argv" list). Files that an image's login shell would read are read first. */ -}}
+{{- define "highwater.engineCommand" -}}
+{{- $root := .root -}}
+{{- $files := $root.Values.engine.environmentFiles -}}
+{{- if $files -}}
+command:
+  - bash
+  - -c
+  - {{ range $files }}. {{ . | squote }} && {{ end }}exec "$@"
+  - vllm
+  {{- toYaml .argv | nindent 2 }}
+{{- else -}}
+command:
+  {{- toYaml .argv | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{- define "highwater.engineCommon" -}}
+image: {{ include "highwater.image" (dict "image" .Values.engine.image "what" "engine.image" "tag" "") }}
+imagePullPolicy: {{ .Values.engine.image.pullPolicy }}
+workingDir: /home/vllm
+env:
+  {{- include "highwater.engineEnv" . | nindent 2 }}
+{{- with .Values.engine.envFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+resources:
+  {{- include "highwater.engineResources" . | nindent 2 }}
+securityContext:
+  {{- mergeOverwrite (include "highwater.restricted" . | fromYaml) .Values.engine.securityContext | toYaml | nindent 2 }}
+volumeMounts:
+  {{- include "highwater.engineMounts" . | nindent 2 }}
+{{- end -}}
+
+{{- define "highwater.engine" -}}
+name: vllm
+{{- if and (eq .Values.workload.kind "LeaderWorkerSet") (eq .Values.multiNode.executor "ray") }}
+{{ include "highwater.engineCommand" (dict "root" . "argv" (concat (list "bash" "-c" (printf "ray start --head --port=%d && exec \"$@\"" (int .Values.multiNode.port)) "vllm") .Values.engine.command)) }}
+{{- else }}
+{{ include "highwater.engineCommand" (dict "root" . "argv" .Values.engine.command) }}
+{{- end }}
+args:
+  {{- include "highwater.engineArgs" . | trim | nindent 2 }}
+{{ include "highwater.engineProbes" . }}
+{{ include "highwater.engineCommon" . }}
+{{- end -}}
+
+{{- /* The other nodes of a group: they have no API server, and no sidecar either. */ -}}
+{{- define "highwater.follower" -}}
+name: vllm
+{{- if eq .Values.multiNode.executor "ray" }}
+{{ include "highwater.engineCommand" (dict "root" . "argv" (list "ray" "start" (printf "--address=$(LWS_LEADER_ADDRESS):%d" (int .Values.multiNode.port)) "--block")) }}
+{{- else }}
+{{ include "highwater.engineCommand" (dict "root" . "argv" .Values.engine.command) }}
+args:
+  {{- include "highwater.modelArgs" . | trim | nindent 2 }}
+  {{- include "highwater.groupArgs" . | trim | nindent 2 }}
+  - --headless
+  - --worker-extension-cls={{ .Values.engine.workerExtension }}
+{{- end }}
+{{- /* The requests are the leader's to count. */}}
+{{ include "highwater.drain" (dict "root" . "host" "${LWS_LEADER_ADDRESS}") }}
+{{ include "highwater.engineCommon" . }}
+{{- end -}}

@@ -1,0 +1,25 @@
+{{/*
+Secrets are named and never written into arguments or values: either one that is there, or one that is made at the first
+installation and read again at each upgrade. Each takes the root context.
+*/}}
+{{- define "highwater.adminTokenSource" -}}
+{{- $existing := .Values.adminToken.existingSecret -}}
+name: {{ $existing.name | default (include "highwater.fullname" .) }}
+key: {{ ternary $existing.key "admin-token" (ne $existing.name "") }}
+{{- end -}}
+
+{{- define "highwater.apiKeySource" -}}
+{{- $existing := .Values.engine.apiKey.existingSecret -}}
+name: {{ $existing.name | default (include "highwater.fullname" .) }}
+key: {{ ternary $existing.key "api-key" (ne $existing.name "") }}
+{{- end -}}
+
+{{- /* The keys of our own Secret: what is enabled and not somebody else's. */ -}}
+{{- define "highwater.generatedKeys" -}}
+{{- if and .Values.adminToken.enabled (not .Values.adminToken.existingSecret.name) }}
+- admin-token
+{{- end }}
+{{- if and .Values.engine.apiKey.enabled (not .Values.engine.apiKey.existingSecret.name) }}
+- api-key
+{{- end }}
+{{- end -}}

@@ -1,0 +1,250 @@
+"""What the chart renders for CPU, started as processes: the arguments, the environment and the shared folders work."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from app.demo.engine import SHIM_FOLDER
+from app.demo.environment import EngineEnvironment
+from app.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
+from app.demo.process import KeptProcess, free_port
+from app.demo.traffic import send_images
+from tests.helm.chart import CI_FILES, Object, ci_values, container, env, merged, mounts, objects, pod, pods
+
+START_SECONDS = 400.0
+MODEL = "/models/tiny-qwen3-vl"
+
+
+@dataclass(frozen=True)
+class Node:
+    """What the kubelet would do: volumes are folders, Secrets and ConfigMaps are looked up, images are what is here."""
+
+    folder: Path
+    environment: EngineEnvironment
+    everything: list[Object]
+
+    def volume(self, name: str) -> Path:
+        path = self.folder / "volumes" / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def here(self, each: Object, text: str) -> str:
+        """With each mounted path as the folder that its volume is here; the longest first, as the kernel has it."""
+        for path, name in sorted(mounts(each).items(), key=lambda item: -len(item[0])):
+            if path not in ("/tmp", "/dev/shm"):
+                text = text.replace(path, str(self.volume(name)))
+        return text
+
+    def argv(self, each: Object) -> list[str]:
+        programs = {
+            "vllm": str(self.environment.root / "bin" / "vllm"),
+            "highwater": str(Path(sys.executable).parent / "highwater"),
+            "python3": sys.executable,
+        }
+        first, *rest = [self.here(each, text) for text in [*each.get("command", []), *each.get("args", [])]]
+        return [programs[first], *rest]
+
+    def environ(self, each: Object) -> dict[str, str]:
+        """Nothing of ours but where programs are."""
+        found = {name: self._value(source) for name, source in env(each).items()}
+        return {"PATH": os.environ["PATH"]} | {name: self.here(each, text) for name, text in found.items()}
+
+    def _value(self, source: str | Object) -> str:
+        if isinstance(source, str):
+            return source
+        wanted = source["secretKeyRef"]
+        secret = next(e for e in self.everything if e["kind"] == "Secret" and e["metadata"]["name"] == wanted["name"])
+        return base64.b64decode(secret["data"][wanted["key"]]).decode()
+
+    def mount_config_maps(self, each: Object) -> None:
+        for volume in each["spec"]["volumes"]:
+            if "configMap" in volume:
+                name = volume["configMap"]["name"]
+                found = next(e for e in self.everything if e["kind"] == "ConfigMap" and e["metadata"]["name"] == name)
+                for file, text in found["data"].items():
+                    # Paths within are those of the engine's container.
+                    (self.volume(volume["name"]) / file).write_text(self.here(container(each, "vllm"), text))
+
+
+@dataclass(frozen=True)
+class Running:
+    """The pod, up."""
+
+    node: Node
+    pod: Object
+    engine: KeptProcess
+    port: int
+    token: str
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=60, trust_env=False)
+
+    def probe(self, name: str, which: str) -> int:
+        """What the kubelet would see."""
+        action = container(self.pod, name)[which]["httpGet"]
+        return httpx.get(f"http://127.0.0.1:{action['port']}{action['path']}", timeout=10, trust_env=False).status_code
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.25)
+
+
+def values(engine_port: int, sidecar_port: int, python_path: list[str]) -> Object:
+    """Those of ci/cpu-values.yaml, with the demonstration's model and free ports."""
+    base = ci_values("cpu-values.yaml")
+    arguments = [text for text in base["engine"]["args"] if not text.startswith("--max-model-len")]
+    tiny = ["--load-format=dummy", f"--max-model-len={MAX_MODEL_LEN}", "--max-num-seqs=32", "--skip-mm-profiling"]
+    tiny += [f"--max-num-batched-tokens={CACHE_TOKENS}", '--limit-mm-per-prompt={"image": 4, "video": 0}']
+    engine = {"args": [*arguments, *tiny], "listen": {"port": engine_port}, "pythonPath": python_path}
+    return merged(base, {"engine": engine, "config": {"port": sidecar_port}})
+
+
+def known_as_vllm(folder: Path, version: str) -> Path:
+    """`vllm serve` asks for the version of a distribution that the CPU build on the index does not call itself."""
+    info = folder / f"vllm-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running(engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("pod")
+    shim = [str(SHIM_FOLDER), str(known_as_vllm(folder / "names", f"{engine_environment.version}+cpu"))]
+    rendered = values(free_port(), port := free_port(), shim)
+    node, template = Node(folder, engine_environment, objects(rendered)), pod(rendered)
+    node.mount_config_maps(template)
+    engine = container(template, "vllm")
+    build_model(Path(node.here(engine, MODEL)), multimodal=True)
+    with ExitStack() as stack:
+        copy, sidecar = template["spec"]["initContainers"]
+        # In the image the package is beside Python; here it is in the tree.
+        subprocess.run(node.argv(copy), env={"PATH": os.environ["PATH"]}, check=True, timeout=60)
+        side = KeptProcess("the sidecar", folder / "sidecar.log")
+        stack.callback(side.stop)
+        node.volume("highwater-state")
+        side.start(node.argv(sidecar), env=node.environ(sidecar), cwd=folder)
+        side.wait_until_answers(port, sidecar["startupProbe"]["httpGet"]["path"], 60.0)
+        process = KeptProcess("the engine", folder / "engine.log")
+        stack.callback(process.stop)
+        pod_up = Running(node, template, process, port, node.environ(sidecar)["HIGHWATER_ADMIN_TOKEN"])
+        assert pod_up.probe("vllm", "startupProbe") == 503
+        process.start(node.argv(engine), env=node.environ(engine), cwd=Path(node.here(engine, engine["workingDir"])))
+        process.wait_until_answers(port, engine["startupProbe"]["httpGet"]["path"], START_SECONDS)
+        yield pod_up
+
+
+PARSE = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+for arguments in json.load(sys.stdin):
+    parsed = parser.parse_args(arguments)
+    print(json.dumps([parsed.model_tag, parsed.host, parsed.uds, parsed.worker_extension_cls, parsed.headless]))
+"""
+
+
+def test_vllm_knows_every_argument_that_the_chart_renders(
+    engine_environment: EngineEnvironment, tmp_path: Path
+) -> None:
+    """Of each example, leaders and followers: read by vLLM's own parser, and understood as they are meant."""
+    with_args = [container(each, "vllm") for name in CI_FILES for each in pods(ci_values(name))]
+    rendered = [each["args"] for each in with_args if each.get("args")]
+    # What Kubernetes would fill in.
+    numbers = [[re.sub(r"\$\(LWS_(GROUP_SIZE|WORKER_INDEX)\)", "1", text) for text in each] for each in rendered]
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SHIM_FOLDER), "HOME": str(tmp_path)}
+    said = subprocess.run(
+        [str(engine_environment.python), "-c", PARSE],
+        input=json.dumps(numbers),
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    parsed = [json.loads(line) for line in said.stdout.splitlines() if line.startswith("[")]
+    assert len(parsed) == len(rendered) > 10
+    for arguments, (model, host, uds, extension, headless) in zip(rendered, parsed, strict=True):
+        assert (model, extension) == (arguments[0], "worker_ext.MemoryExtension")
+        assert headless or host == "127.0.0.1" or uds == "/run/highwater/engine/engine.sock"
+
+
+def test_every_rank_reports_by_both_ways(running: Running) -> None:
+    """The workers answer the sidecar's call, and the flight recorders lie in the folder that both mount."""
+    wait_until(lambda: running.get("/memory").json().get("movement") is not None, 60)
+    report = running.get("/memory").json()
+    assert report["engine"]["state"] == "ready"
+    assert (report["ranks_expected"], report["ranks_reported"], report["ranks_missing"]) == (1, 1, [])
+    assert report["movement"]["verdict"] in {"idle", "moving", "busy"}
+    assert list(running.node.volume("highwater-recorder").glob("*.ring"))
+
+
+def test_the_engines_api_is_on_loopback_alone(running: Running) -> None:
+    """Its port listens on 127.0.0.1, and the sidecar's on every address of the pod."""
+    engine_port = int(
+        running.node.environ(container(running.pod, "highwater"))["HIGHWATER_ENGINE_URL"].rpartition(":")[2]
+    )
+    listening = {
+        (connection.laddr.ip, connection.laddr.port)
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert {ip for ip, port in listening if port == engine_port} == {"127.0.0.1"}
+    assert {ip for ip, port in listening if port == running.port} == {"0.0.0.0"}
+
+
+def test_a_reclaim_with_the_generated_token_gives_memory_back(running: Running) -> None:
+    """Without the token it is refused; with it the encoder cache that images filled is empty again."""
+    url = f"http://127.0.0.1:{running.port}"
+    assert asyncio.run(send_images(url, "tiny-qwen3-vl", images=range(8))).failed == 0
+    wait_until(lambda: running.get("/memory").json()["encoder_cache"]["entries"] > 0, 60)
+    body = {"remedies": ["reset_encoder_cache", "release"]}
+    refused = httpx.post(f"{url}/memory/reclaim", json=body, timeout=60, trust_env=False)
+    headers = {"Authorization": f"Bearer {running.token}"}
+    done = httpx.post(f"{url}/memory/reclaim", json=body, headers=headers, timeout=120, trust_env=False)
+    assert refused.status_code == 401
+    assert [result["outcome"] for result in done.json()["results"]] == ["done", "done"]
+    wait_until(lambda: running.get("/memory").json()["encoder_cache"]["entries"] == 0, 60)
+
+
+def test_the_engine_logs_into_the_folder_that_the_sidecar_reads(running: Running) -> None:
+    """EngineCore's lines too: it is the process that dies. And stdout has them as ever."""
+    log = (running.node.volume("highwater-engine-log") / "engine.log").read_text()
+    assert "EngineCore" in log
+    assert "EngineCore" in (running.node.folder / "engine.log").read_text()
+
+
+def test_the_hook_before_the_end_returns_when_nothing_is_under_way(running: Running) -> None:
+    """It would wait for half a minute otherwise."""
+    command = container(running.pod, "vllm")["lifecycle"]["preStop"]["exec"]["command"]
+    ended = subprocess.run([sys.executable, *command[1:-2], "0", "240"], capture_output=True, timeout=200, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_probes_tell_the_engines_death_from_the_sidecars(running: Running) -> None:
+    """The engine's liveness probe fails, the sidecar's does not: the right one is restarted. Must be last."""
+    assert running.probe("vllm", "livenessProbe") == 200
+    running.engine.stop()
+    wait_until(lambda: running.probe("vllm", "livenessProbe") == 503, 60)
+    assert running.probe("highwater", "livenessProbe") == 200
+    assert running.probe("highwater", "readinessProbe") == 503

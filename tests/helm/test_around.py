@@ -1,0 +1,207 @@
+"""What comes beside the pod: each off until its value says so, and then what it says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from tests.helm.chart import (
+    CI_FILES,
+    HELM,
+    NAMESPACE,
+    Object,
+    ci_values,
+    container,
+    files,
+    kinds,
+    merged,
+    objects,
+    pod,
+    the,
+)
+
+ALWAYS = {"Deployment", "Service", "ServiceAccount", "Secret", "ConfigMap", "Pod"}
+OPTIONS: dict[str, Object] = {
+    "PodMonitor": {"podMonitor": {"enabled": True}},
+    "ServiceMonitor": {"serviceMonitor": {"enabled": True}},
+    "PrometheusRule": {"prometheusRule": {"enabled": True}},
+    "NetworkPolicy": {"networkPolicy": {"enabled": True}},
+    "PodDisruptionBudget": {"podDisruptionBudget": {"enabled": True}},
+    "HorizontalPodAutoscaler": {"autoscaling": {"hpa": {"enabled": True}}},
+    "ScaledObject": {"autoscaling": {"keda": {"enabled": True, "serverAddress": "http://prometheus:9090"}}},
+    "Ingress": {"ingress": {"enabled": True, "hosts": ["llm.example.org"]}},
+    "HTTPRoute": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]}},
+}
+
+
+def test_by_default_there_is_what_a_pod_needs_and_no_more() -> None:
+    """Nothing that another operator would have to be installed for."""
+    assert set(kinds({})) == ALWAYS
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_one_value_adds_one_kind(kind: str) -> None:
+    """And nothing else."""
+    assert set(kinds(OPTIONS[kind])) == ALWAYS | {kind}
+
+
+@pytest.mark.parametrize("kind", ["HorizontalPodAutoscaler", "ScaledObject"])
+def test_what_is_scaled_has_no_number_of_its_own(kind: str) -> None:
+    """An upgrade would set it back otherwise. The target is the workload by its name."""
+    target = the(kind, OPTIONS[kind])["spec"]["scaleTargetRef"]
+    workload = the("Deployment", OPTIONS[kind])
+    assert "replicas" not in workload["spec"]
+    assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": workload["metadata"]["name"]}
+
+
+def test_autoscalers_ask_for_metrics_that_there_are() -> None:
+    """Those that the sidecar exposes."""
+    known = (HELM.parent / "tests" / "unit" / "golden" / "metrics.txt").read_text(encoding="utf-8")
+    for metric in the("HorizontalPodAutoscaler", OPTIONS["HorizontalPodAutoscaler"])["spec"]["metrics"]:
+        assert f"# TYPE {metric['pods']['metric']['name']} gauge" in known
+    for trigger in the("ScaledObject", OPTIONS["ScaledObject"])["spec"]["triggers"]:
+        query = trigger["metadata"]["query"]
+        assert f'namespace="{NAMESPACE}", pod=~"demo-highwater-.*"' in query
+        names = {word for word in query.replace("(", " ").replace("{", " ").split() if word.startswith("highwater_")}
+        assert names
+        assert all(f"# TYPE {name} " in known for name in names)
+
+
+def test_only_the_trigger_that_may_be_silent_takes_silence_for_zero() -> None:
+    """An empty answer of Prometheus scales nothing down; that of the futile rules is empty while all is well."""
+    triggers = the("ScaledObject", OPTIONS["ScaledObject"])["spec"]["triggers"]
+    silent = {each["metadata"]["query"]: each["metadata"]["ignoreNullValues"] for each in triggers}
+    assert {"futile" in query: value for query, value in silent.items()} == {True: "true", False: "false"}
+    assert [each["metricType"] for each in triggers] == ["AverageValue", "Value", "AverageValue"]
+
+
+def test_the_budget_finds_the_pods_that_serve() -> None:
+    """And lets those go that only load their model."""
+    budget = the("PodDisruptionBudget", OPTIONS["PodDisruptionBudget"])["spec"]
+    assert budget["selector"]["matchLabels"].items() <= pod({})["metadata"]["labels"].items()
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+
+
+def test_ingress_and_route_publish_v1_and_nothing_else() -> None:
+    """No value adds a path; /memory and the control paths stay inside."""
+    ingress = the("Ingress", OPTIONS["Ingress"])["spec"]
+    paths = [path["path"] for rule in ingress["rules"] for path in rule["http"]["paths"]]
+    route = the("HTTPRoute", OPTIONS["HTTPRoute"])["spec"]
+    matches = [match["path"] for rule in route["rules"] for match in rule["matches"]]
+    assert paths == ["/v1"]
+    assert matches == [{"type": "PathPrefix", "value": "/v1"}]
+
+
+def test_a_policy_names_control_callers_apart_from_the_others() -> None:
+    """Three rules, one for each, all to the one port; with nobody named nobody is let in."""
+    peers = {who: [{"podSelector": {"matchLabels": {"app": who}}}] for who in ("clients", "operators", "scrapers")}
+    policy = the("NetworkPolicy", {"networkPolicy": {"enabled": True, **peers}})["spec"]
+    assert [rule["from"] for rule in policy["ingress"]] == list(peers.values())
+    nobody = {"networkPolicy": {"enabled": True, "clients": []}}
+    assert the("NetworkPolicy", nobody)["spec"]["ingress"] == []
+    assert the("NetworkPolicy", nobody)["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_the_nodes_of_a_group_reach_each_other() -> None:
+    """On any port, and nobody else does: Ray's would let them run code."""
+    policy = the("NetworkPolicy", ci_values("leaderworkerset-ray-values.yaml"))["spec"]
+    (group,) = [rule for rule in policy["ingress"] if "ports" not in rule]
+    (peer,) = group["from"]
+    assert peer["podSelector"]["matchLabels"] == policy["podSelector"]["matchLabels"]
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_monitors_scrape_the_sidecar_and_bring_the_engines_metrics(kind: str) -> None:
+    """By a port's name that is there, and by labels that are on what they look for."""
+    monitor = the(kind, OPTIONS[kind])["spec"]
+    (endpoint,) = monitor.get("podMetricsEndpoints") or monitor["endpoints"]
+    names = {
+        "PodMonitor": [port["name"] for port in container(pod({}), "highwater")["ports"]],
+        "ServiceMonitor": [port["name"] for port in the("Service", {})["spec"]["ports"]],
+    }
+    labels = {"PodMonitor": pod({})["metadata"]["labels"], "ServiceMonitor": the("Service", {})["metadata"]["labels"]}
+    assert names[kind] == [endpoint["port"]]
+    assert monitor["selector"]["matchLabels"].items() <= labels[kind].items()
+    assert (endpoint["path"], endpoint["params"], endpoint["scheme"]) == ("/metrics", {"engine": ["1"]}, "http")
+    assert monitor["namespaceSelector"] == {"matchNames": [NAMESPACE]}
+
+
+def test_a_statefulsets_second_service_is_not_scraped_too() -> None:
+    """Each pod is behind two Services, and one of them has the label that the monitor asks for."""
+    values = ci_values("statefulset-values.yaml")
+    wanted = the("ServiceMonitor", values)["spec"]["selector"]["matchLabels"].items()
+    found = [
+        each for each in objects(values) if each["kind"] == "Service" and wanted <= each["metadata"]["labels"].items()
+    ]
+    assert len(found) == 1
+
+
+def test_the_rules_are_those_of_the_alert_files() -> None:
+    """Expressions untouched; links, labels and what is left out by value."""
+    source = yaml.safe_load((HELM / "alerts" / "highwater.rules.yaml").read_text(encoding="utf-8"))
+    as_is = the("PrometheusRule", {"prometheusRule": {"enabled": True, "recordings": False}})["spec"]
+    assert as_is == source
+    changed = the("PrometheusRule", ci_values("nvidia-values.yaml"))["spec"]
+    rules = [rule for group in changed["groups"] for rule in group["rules"] if "alert" in rule]
+    assert "HighwaterObserveMode" not in {rule["alert"] for rule in rules}
+    assert {rule["labels"]["team"] for rule in rules} == {"inference"}
+    base = "https://git.example.org/highwater/docs/runbooks/"
+    assert {rule["annotations"]["runbook_url"] for rule in rules} == {f"{base}{rule['alert']}.md" for rule in rules}
+
+
+def test_recording_rules_come_along() -> None:
+    """As they are in their file: a label more would be on every series that they make."""
+    (path,) = (HELM / "alerts").glob("*-recording.rules.yaml")
+    source = yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    made = the("PrometheusRule", ci_values("nvidia-values.yaml"))["spec"]["groups"]
+    assert [group for group in made if "record" in group["rules"][0]] == source
+
+
+def test_the_dashboards_are_those_of_the_folder() -> None:
+    """One ConfigMap each, found by Grafana's sidecar, put into a folder, and small enough."""
+    made = [e for e in objects({"dashboards": {"enabled": True}}) if "grafana_dashboard" in e["metadata"]["labels"]]
+    texts = {name: text for each in made for name, text in each["data"].items()}
+    assert sorted(texts) == sorted(path.name for path in (HELM / "dashboards").glob("*.json"))
+    for each in made:
+        ((name, text),) = each["data"].items()
+        assert json.loads(text) == json.loads((HELM / "dashboards" / name).read_text(encoding="utf-8"))
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert each["metadata"]["annotations"]["grafana_folder"] == "Highwater"
+        assert len(text) < 900_000
+
+
+def test_extra_objects_are_filled_in() -> None:
+    """With the release's name and values."""
+    note = the("ConfigMap", ci_values("ingress-hpa-values.yaml"), ending="-note")
+    assert (note["metadata"]["name"], note["data"]) == ("demo-note", {"note": "Qwen/Qwen3-VL-8B-Instruct"})
+
+
+def test_labels_of_every_object_are_the_recommended_ones() -> None:
+    """And those that the user adds to all."""
+    for each in objects(merged(ci_values("nvidia-values.yaml"), {"commonLabels": {"team": "x"}})):
+        labels = each["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == "highwater"
+        assert labels["app.kubernetes.io/instance"] == "demo"
+        assert labels["team"] == "x"
+
+
+@pytest.mark.parametrize("name", CI_FILES)
+def test_no_two_objects_have_one_name(name: str) -> None:
+    """Within a kind and a namespace."""
+    named = [(e["kind"], e["metadata"].get("namespace"), e["metadata"]["name"]) for e in objects(ci_values(name))]
+    assert len(named) == len(set(named))
+
+
+@pytest.mark.parametrize("name", CI_FILES)
+def test_the_notes_tell_three_commands(name: str) -> None:
+    """Of this release: look, ask, give back; or how to apply the patch."""
+    notes = next(text for file, text in files(ci_values(name)).items() if file.endswith("NOTES.txt"))
+    commands = [
+        line for line in notes.splitlines() if line.startswith("  ") and line.strip().startswith(("kubectl", "curl"))
+    ]
+    assert len(commands) == 3
+    assert all(f"-n {NAMESPACE}" in line or f".{NAMESPACE}:" in line or "localhost" in line for line in commands)
+    assert "map[" not in notes
+    assert "<no value>" not in notes

@@ -1,0 +1,102 @@
+"""files/drain.py, as the preStop hook runs it: beside a sidecar that answers what it should."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.helm.chart import HELM
+
+DRAIN = (HELM / "files" / "drain.py").read_text(encoding="utf-8")
+
+
+class Sidecar:
+    """Answers with the next of the numbers of requests under way, and goes on with the last."""
+
+    def __init__(self) -> None:
+        self.under_way = [0]
+        self.healthy = True
+        self.metric = "highwater_proxy_requests_in_flight"
+        self.asked = 0
+
+    def answer(self, path: str) -> tuple[int, str]:
+        if path == "/health/deep":
+            return (200 if self.healthy else 503), "{}"
+        self.asked += 1
+        number = self.under_way.pop(0) if len(self.under_way) > 1 else self.under_way[0]
+        return 200, f"# TYPE x gauge\n{self.metric} {number}.0\nother 1.0\n"
+
+
+@pytest.fixture
+def sidecar() -> Iterator[tuple[Sidecar, str]]:
+    told = Sidecar()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, text = told.answer(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class's name
+            """Silent."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield told, f"http://${{LEADER}}:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def drain(url: str, seconds: str) -> subprocess.CompletedProcess[str]:
+    """With a proxy in the environment that nobody is at: the hook does not use it."""
+    environ = {"LEADER": "127.0.0.1", "http_proxy": "http://127.0.0.1:1"}
+    command = [sys.executable, "-c", DRAIN, url, "0", seconds]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_it_waits_until_no_request_is_under_way(sidecar: tuple[Sidecar, str]) -> None:
+    """Asking again and again, and not a moment longer."""
+    told, url = sidecar
+    told.under_way = [3, 1, 0]
+    assert drain(url, "100").returncode == 0
+    assert told.asked == 3
+
+
+def test_it_gives_up_at_last(sidecar: tuple[Sidecar, str]) -> None:
+    """One request that never ends does not hold up a node's drain for ever."""
+    told, url = sidecar
+    told.under_way = [1]
+    assert drain(url, "1").returncode == 0
+    assert told.asked >= 2
+
+
+def test_a_sidecar_that_does_not_count_is_not_waited_for(sidecar: tuple[Sidecar, str]) -> None:
+    """Of another version, say: its number is none, and not one."""
+    told, url = sidecar
+    told.metric = "something_else"
+    assert drain(url, "100").returncode == 0
+    assert told.asked == 1
+
+
+def test_it_does_not_wait_for_an_engine_that_hangs(sidecar: tuple[Sidecar, str]) -> None:
+    """Its requests never end."""
+    told, url = sidecar
+    told.under_way, told.healthy = [5], False
+    assert "503" in drain(url, "100").stderr
+    assert told.asked == 0
+
+
+def test_without_a_sidecar_there_is_nobody_to_ask() -> None:
+    """And the engine ends as it would without a hook."""
+    ended = drain("http://127.0.0.1:1", "100")
+    assert ended.returncode == 0
+    assert "nothing to wait for" in ended.stderr

@@ -1,0 +1,124 @@
+"""Every manifest of every example is valid Kubernetes, and the chart passes Helm's lint."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from helm_python.chart import lint, package
+from kubernetes_validate import utils as known
+from packaging.version import Version
+
+from tests.helm.chart import (
+    CI_FILES,
+    HELM,
+    LEAST,
+    Object,
+    chart,
+    ci_values,
+    files,
+    freshly_rendered,
+    kinds,
+    objects,
+    pod_templates,
+)
+
+NEWEST = sorted(set(known.all_versions()), key=Version)[-3:]
+GUIDE = (HELM.parent / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+# Not Kubernetes' own, so the schemas that are published with it do not have them. The pods within a LeaderWorkerSet are
+# validated as pods; of the others the fields are looked at by name in test_around.py.
+CUSTOM = {
+    "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1",
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "ServiceMonitor": "monitoring.coreos.com/v1",
+    "PrometheusRule": "monitoring.coreos.com/v1",
+    "ScaledObject": "keda.sh/v1alpha1",
+    "HTTPRoute": "gateway.networking.k8s.io/v1",
+}
+
+
+@pytest.mark.parametrize(
+    "values", [{}, LEAST, *(ci_values(name) for name in CI_FILES)], ids=["none", "least", *CI_FILES]
+)
+def test_lint_finds_nothing(values: Object) -> None:
+    """Strictly; the one thing it has to say is that there is no icon."""
+    report = lint(HELM, values, strict=True, kube_version="v1.34.0")
+    assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
+    assert report["errors"] == []
+
+
+@pytest.mark.parametrize("version", NEWEST)
+@pytest.mark.parametrize("name", CI_FILES)
+def test_manifests_are_valid(name: str, version: str) -> None:
+    """Strictly, against the three newest versions of Kubernetes that the schemas are there for."""
+    for each in objects(ci_values(name)):
+        if each["kind"] in CUSTOM:
+            assert each["apiVersion"] == CUSTOM[each["kind"]]
+        else:
+            kubernetes_validate.validate(each, version, strict=True)
+        for pod in pod_templates(each):
+            pod["metadata"]["name"] = "pod"
+            kubernetes_validate.validate(pod, version, strict=True)
+
+
+@pytest.mark.parametrize("example", re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL))
+def test_values_in_the_guide_work(example: str) -> None:
+    """As they stand there, without anything that it does not say."""
+    rendered = chart().render(yaml.safe_load(example), name="demo", namespace="models")
+    for text in rendered.values():
+        for each in yaml.safe_load_all(text) if "kind:" in text else ():
+            kubernetes_validate.validate(each, NEWEST[-1], strict=True)
+
+
+def test_the_examples_make_every_kind() -> None:
+    """No template is left out of the matrix."""
+    seen = set(itertools.chain.from_iterable(kinds(ci_values(name)) for name in CI_FILES))
+    templates = {path.name for path in (HELM / "templates").rglob("*.yaml")}
+    rendered = {
+        Path(name).name
+        for ci in CI_FILES
+        for name, text in files(ci_values(ci)).items()
+        if name.endswith(".yaml") and any(yaml.safe_load_all(text))
+    }
+    assert set(CUSTOM) <= seen
+    assert templates - rendered == set()
+
+
+def test_rendering_twice_is_the_same_but_for_what_is_generated() -> None:
+    """Nothing else changes from one upgrade to the next, so nothing restarts."""
+    first, second = (freshly_rendered(ci_values("statefulset-values.yaml")) for _ in range(2))
+    assert first == second
+
+
+def test_a_new_version_of_the_chart_restarts_no_engine() -> None:
+    """Pods carry no label with the chart's version."""
+    values = ci_values("nvidia-values.yaml")
+    text = json.dumps(
+        [pod["metadata"] for each in objects(values) if each["kind"] == "Deployment" for pod in pod_templates(each)]
+    )
+    assert chart().version not in text
+
+
+def test_the_package_holds_the_chart_and_nothing_else(tmp_path: Path) -> None:
+    """Dashboards and alerts are in it; what makes and tries it is not."""
+    archive = package(HELM, destination=tmp_path)
+    with tarfile.open(archive) as packed:
+        names = {name.removeprefix("highwater/") for name in packed.getnames()}
+    assert {"values.schema.json", "README.md", "files/drain.py", "dashboards/highwater-server.json"} <= names
+    assert {"alerts/highwater.rules.yaml", "templates/tests/status.yaml", "templates/NOTES.txt"} <= names
+    assert [name for name in names if name.startswith(("source/", "generator/", "ci/")) or "__pycache__" in name] == []
+    # A release is kept in a Secret, of 1 MiB at most, with the whole chart in it.
+    assert Path(archive).stat().st_size < 300_000
+
+
+def test_the_charts_version_of_the_sidecar_is_the_projects() -> None:
+    """The default tag is an image of this version."""
+    from app import __version__  # noqa: PLC0415 - only here
+
+    assert chart().metadata["appVersion"] == __version__

@@ -1,0 +1,366 @@
+"""The pod: who reaches what, in which order it starts and ends, what its containers share, and what they may do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helm.chart import (
+    CI_FILES,
+    Object,
+    ci_values,
+    container,
+    containers,
+    env,
+    merged,
+    mounts,
+    objects,
+    pod,
+    pods,
+    the,
+    volume,
+)
+
+WITH_PODS = [name for name in CI_FILES if name != "attach-values.yaml"]
+SOCKET = {"engine": {"listen": {"kind": "socket"}}}
+LWS = {"workload": {"kind": "LeaderWorkerSet"}, "engine": {"device": {"kind": "nvidia", "count": 2}}}
+RAY = merged(LWS, {"multiNode": {"executor": "ray"}})
+
+
+# --- who reaches the engine ---
+
+
+@pytest.mark.parametrize("name", WITH_PODS)
+def test_the_engine_port_is_not_reachable_from_outside_the_pod(name: str) -> None:
+    """vLLM binds to loopback or a socket, the chart has the last word on it, and no port of it is named anywhere."""
+    engine = container(pod(ci_values(name)), "vllm")
+    binding = [text for text in engine["args"] if re.match(r"--(host|port|uds)\b", text)]
+    assert binding in (["--host=127.0.0.1", "--port=8000"], ["--uds=/run/highwater/engine/engine.sock"])
+    assert engine["args"].index(binding[0]) > len(engine["args"]) - 4
+    assert "ports" not in engine
+    named = [p["containerPort"] for each in pods(ci_values(name)) for c in containers(each) for p in c.get("ports", [])]
+    assert named == [8001]
+
+
+@pytest.mark.parametrize("name", CI_FILES)
+def test_services_and_routes_lead_to_the_sidecars_port_only(name: str) -> None:
+    """Whatever is rendered."""
+    for each in objects(ci_values(name)):
+        if each["kind"] == "Service":
+            assert [port["targetPort"] for port in each["spec"]["ports"]] == [8001]
+        if each["kind"] == "NetworkPolicy":
+            ports = [port["port"] for rule in each["spec"]["ingress"] for port in rule.get("ports", [])]
+            assert set(ports) <= {8001}
+
+
+def test_on_the_nodes_network_the_engine_has_a_socket() -> None:
+    """The node's loopback is shared with every process of the node."""
+    each = pod(merged(SOCKET, {"pod": {"hostNetwork": True}}))
+    engine, sidecar = container(each, "vllm"), container(each, "highwater")
+    assert not [text for text in engine["args"] if text.startswith(("--host", "--port"))]
+    assert env(sidecar)["HIGHWATER_ENGINE_URL"] == "unix:/run/highwater/engine/engine.sock"
+    assert mounts(engine)["/run/highwater/engine"] == mounts(sidecar)["/run/highwater/engine"]
+
+
+def test_development_mode_and_the_extension_are_set_for_the_user() -> None:
+    """The class, where Python finds it, and the mode that lets the sidecar ask."""
+    engine = container(pod({"engine": {"pythonPath": ["/opt/mine"]}}), "vllm")
+    assert env(engine)["VLLM_SERVER_DEV_MODE"] == "1"
+    assert env(engine)["PYTHONPATH"] == "/opt/highwater:/opt/mine"
+    assert engine["args"][-1] == "--worker-extension-cls=worker_ext.MemoryExtension"
+
+
+def test_a_subclass_of_the_extension_is_told_to_the_sidecar() -> None:
+    """It calls the workers only where it knows the class, or the operator says so."""
+    each = pod({"engine": {"workerExtension": "mine.Both"}})
+    assert env(container(each, "highwater"))["HIGHWATER_ENGINE_HAS_EXTENSION"] == "true"
+    assert "HIGHWATER_ENGINE_HAS_EXTENSION" not in env(container(pod({}), "highwater"))
+
+
+# --- how the extension gets there ---
+
+
+def test_the_extension_is_copied_before_the_engine_starts() -> None:
+    """From the sidecar's own image, so that both are of one version, into a folder that the engine may only read."""
+    each = pod({"extension": {"from": "copy"}})
+    first = each["spec"]["initContainers"][0]
+    assert first["image"] == container(each, "highwater")["image"]
+    assert "emptyDir" in volume(each, mounts(first)["/opt/highwater"])
+    (mount,) = [m for m in container(each, "vllm")["volumeMounts"] if m["mountPath"] == "/opt/highwater"]
+    assert (mount["name"], mount["readOnly"]) == (mounts(first)["/opt/highwater"], True)
+
+
+def test_an_image_volume_brings_the_extension_without_a_container() -> None:
+    """And says which image, by digest if one is given."""
+    image = {"repository": "registry.example.org/ext", "digest": "sha256:" + "a" * 64}
+    each = pod({"extension": {"from": "image", "image": image}})
+    assert [c["name"] for c in each["spec"]["initContainers"]] == ["highwater"]
+    reference = volume(each, "highwater-extension")["image"]["reference"]
+    assert reference == f"registry.example.org/ext@{image['digest']}"
+
+
+def test_without_an_image_for_the_extension_it_is_copied() -> None:
+    """`auto` works with one image."""
+    assert container(pod({}), "highwater-extension")
+
+
+# --- order ---
+
+
+@pytest.mark.parametrize("name", WITH_PODS)
+def test_the_sidecar_is_a_native_one_and_the_last_to_start_before_the_engine(name: str) -> None:
+    """Kubernetes starts it first, restarts it alone, and ends it after the engine."""
+    last = pod(ci_values(name))["spec"]["initContainers"][-1]
+    assert (last["name"], last["restartPolicy"]) == ("highwater", "Always")
+
+
+@pytest.mark.parametrize("name", WITH_PODS)
+def test_the_sidecars_start_and_life_do_not_depend_on_the_engine(name: str) -> None:
+    """The engine waits for its startup probe, which therefore must not wait for the engine."""
+    sidecar = container(pod(ci_values(name)), "highwater")
+    paths = {probe: sidecar[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert paths == {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+
+
+def test_the_engines_probes_ask_the_sidecar_and_give_a_model_time_to_load() -> None:
+    """The kubelet does not reach loopback. Twenty minutes are twenty minutes."""
+    engine = container(pod({"engine": {"probes": {"startupSeconds": 1200, "unhealthySeconds": 60}}}), "vllm")
+    startup, liveness = engine["startupProbe"], engine["livenessProbe"]
+    assert (startup["httpGet"]["path"], startup["httpGet"]["port"]) == ("/readyz", 8001)
+    assert (liveness["httpGet"]["path"], liveness["httpGet"]["port"]) == ("/health/deep", 8001)
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 1200
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] == 60
+
+
+def test_probes_follow_the_sidecar_to_another_port_and_to_tls() -> None:
+    """Each of them, and whoever else calls it."""
+    each = pod({"config": {"port": 9443}, "sidecar": {"tls": {"existingSecret": "pair"}}})
+    probes = [c[p]["httpGet"] for c in containers(each) for p in c if p.endswith("Probe")]
+    assert len(probes) == 5
+    assert {(probe["port"], probe["scheme"]) for probe in probes} == {(9443, "HTTPS")}
+    assert "https://127.0.0.1:9443" in container(each, "vllm")["lifecycle"]["preStop"]["exec"]["command"]
+    assert env(container(each, "highwater"))["HIGHWATER_TLS__CERT_FILE"] == "/etc/highwater/tls/tls.crt"
+
+
+def test_recreating_leaves_the_rolling_defaults_out() -> None:
+    """Kubernetes refuses both together."""
+    spec = the("Deployment", {"workload": {"strategy": {"type": "Recreate"}}})["spec"]
+    assert spec["strategy"] == {"type": "Recreate"}
+
+
+def test_a_long_load_is_no_failed_rollout() -> None:
+    """A Deployment gives up after ten minutes by default."""
+    spec = the("Deployment", {"engine": {"probes": {"startupSeconds": 7200}}})["spec"]
+    assert spec["progressDeadlineSeconds"] > 7200
+
+
+def test_the_grace_holds_the_drain_and_the_sidecars_last_streams() -> None:
+    """preStop counts against it: 5 s until nobody sends, 100 s for requests, 40 s for the sidecar, and some."""
+    values = {"engine": {"drain": {"firstSeconds": 5, "seconds": 100}}, "config": {"shutdown_seconds": 40}}
+    each = pod(values)
+    assert each["spec"]["terminationGracePeriodSeconds"] >= 145
+    assert container(each, "vllm")["lifecycle"]["preStop"]["exec"]["command"][-2:] == ["5", "100"]
+
+
+def test_an_engine_that_hangs_is_not_given_the_whole_grace() -> None:
+    """Its requests never end."""
+    each = pod({})
+    assert container(each, "vllm")["livenessProbe"]["terminationGracePeriodSeconds"] == 30
+    assert each["spec"]["terminationGracePeriodSeconds"] > 100
+
+
+# --- shared folders ---
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_PODS if "minimal" not in name])
+def test_both_containers_have_the_recorder_at_the_same_path(name: str) -> None:
+    """And it is memory: a disk that stalls must not stall a worker."""
+    each = pod(ci_values(name))
+    engine, sidecar = container(each, "vllm"), container(each, "highwater")
+    path = env(sidecar)["HIGHWATER_RECORDER_DIR"]
+    assert mounts(engine)[path] == mounts(sidecar)[path]
+    assert volume(each, mounts(engine)[path])["emptyDir"]["medium"] == "Memory"
+
+
+def test_what_the_sidecar_keeps_is_not_in_its_container() -> None:
+    """State and incidents outlive it; in a StatefulSet they outlive the pod."""
+    each = pod({})
+    variables, paths = env(container(each, "highwater")), mounts(container(each, "highwater"))
+    assert "emptyDir" in volume(each, paths["/var/lib/highwater"])
+    assert variables["HIGHWATER_STATE_FILE"].startswith("/var/lib/highwater/")
+    assert variables["HIGHWATER_INCIDENTS__FOLDER"] == "/var/lib/highwater"
+    kept = the("StatefulSet", {"workload": {"kind": "StatefulSet"}, "sidecar": {"state": {"persistent": True}}})
+    assert [claim["metadata"]["name"] for claim in kept["spec"]["volumeClaimTemplates"]] == ["highwater-state"]
+
+
+def test_the_engine_logs_to_a_file_that_the_sidecar_may_only_read() -> None:
+    """And vLLM is told by its own logging configuration, which each of its processes reads."""
+    each = pod({})
+    sidecar, engine = container(each, "highwater"), container(each, "vllm")
+    (mount,) = [m for m in sidecar["volumeMounts"] if m["mountPath"] == "/var/log/vllm"]
+    assert (mount["name"], mount["readOnly"]) == (mounts(engine)["/var/log/vllm"], True)
+    assert '"filename": "/var/log/vllm/engine.log"' in the("ConfigMap", {}, ending="-logging")["data"]["logging.json"]
+    assert env(engine)["VLLM_LOGGING_CONFIG_PATH"] == "/etc/highwater/logging/logging.json"
+
+
+def test_what_is_null_is_off_in_both_containers() -> None:
+    """No folder, no variable, no volume."""
+    each = pod(ci_values("minimal-features-values.yaml"))
+    assert {v["name"] for v in each["spec"]["volumes"] if v["name"].startswith("highwater")} == {
+        "highwater-extension",
+        "highwater-tmp",
+    }
+    assert sorted(env(container(each, "highwater"))) == ["HIGHWATER_ENGINE_URL", "HIGHWATER_HOST", "HIGHWATER_PORT"]
+
+
+# --- devices and models ---
+
+
+@pytest.mark.parametrize(
+    ("device", "resource"),
+    [
+        ({"kind": "nvidia", "count": 2}, "nvidia.com/gpu"),
+        ({"kind": "ascend", "count": 2}, "huawei.com/Ascend910"),
+        ({"kind": "ascend", "count": 2, "resource": "huawei.com/Ascend310P"}, "huawei.com/Ascend310P"),
+    ],
+)
+def test_devices_are_the_engines_and_tensor_parallel_follows(device: Object, resource: str) -> None:
+    """The sidecar asks for none."""
+    values = {"engine": {"device": device, "resources": {"limits": {"memory": "64Gi"}}}}
+    engine, sidecar = container(pod(values), "vllm"), container(pod(values), "highwater")
+    assert engine["resources"]["limits"] == {"memory": "64Gi", resource: 2}
+    assert "--tensor-parallel-size=2" in engine["args"]
+    assert resource not in str(sidecar["resources"])
+
+
+def test_ascends_environment_is_read_before_vllm_starts() -> None:
+    """Their images set it in root's login shell, which nobody has here; exec keeps signals where they belong."""
+    engine = container(pod(ci_values("ascend-values.yaml")), "vllm")
+    shell, flag, script, name, *command = engine["command"]
+    assert (shell, flag, name, command) == ("bash", "-c", "vllm", ["vllm", "serve"])
+    assert script.startswith(". '/usr/local/Ascend/ascend-toolkit/set_env.sh' && ")
+    assert script.endswith('&& exec "$@"')
+
+
+def test_what_those_files_set_reaches_the_engine(tmp_path: Path) -> None:
+    """Run by a real bash: their PYTHONPATH is before ours and not instead of it, and arguments stay whole."""
+    (tmp_path / "set_env.sh").write_text("export PYTHONPATH=/ascend:$PYTHONPATH\n")
+    command = ["sh", "-c", 'echo "$PYTHONPATH"; echo "$2"', "sh"]
+    values = {"environmentFiles": [f"{tmp_path}/set_env.sh"], "command": command, "args": ["two words; $(no command)"]}
+    engine = container(pod({"engine": values}), "vllm")
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": env(engine)["PYTHONPATH"]}
+    said = subprocess.run(
+        [*engine["command"], *engine["args"]], env=environ, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.splitlines() == ["/ascend:/opt/highwater", "two words; $(no command)"]
+
+
+def test_a_module_as_the_command_gets_the_model_as_an_option() -> None:
+    """`vllm serve` wants it by place, the API server's module by name."""
+    by_name = container(pod({"engine": {"command": ["python3", "-m", "vllm.entrypoints.openai.api_server"]}}), "vllm")
+    assert container(pod({}), "vllm")["args"][0] == "some/model"
+    assert by_name["args"][0] == "--model=some/model"
+
+
+def test_shared_memory_is_sized_and_the_models_folder_is_there() -> None:
+    """64 MiB, which a container has otherwise, kill tensor-parallel ranks."""
+    each = pod({"engine": {"sharedMemory": "16Gi"}, "models": {"kind": "claim", "mountPath": "/data"}})
+    paths = mounts(container(each, "vllm"))
+    assert volume(each, paths["/dev/shm"])["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
+    assert volume(each, paths["/data"])["persistentVolumeClaim"]["claimName"] == "demo-highwater-models"
+    assert env(container(each, "vllm"))["HF_HOME"] == "/data/huggingface"
+
+
+# --- several nodes ---
+
+
+def test_of_several_nodes_the_leader_alone_has_the_sidecar() -> None:
+    """The others have the extension and the recorder's folder, for their workers are called too."""
+    leader, follower = [each for each in pods(LWS) if container(each, "vllm")]
+    assert container(leader, "highwater")
+    assert not container(follower, "highwater")
+    assert mounts(container(follower, "vllm"))["/run/highwater/recorder"] == "highwater-recorder"
+    assert container(follower, "vllm")["args"][-2:] == [
+        "--headless",
+        "--worker-extension-cls=worker_ext.MemoryExtension",
+    ]
+    assert "highwater-state" not in {v["name"] for v in follower["spec"]["volumes"]}
+
+
+def test_the_nodes_find_each_other_by_what_the_controller_says() -> None:
+    """vLLM's own executor by flags, Ray's by its head."""
+    leader, follower = [container(each, "vllm") for each in pods(LWS) if container(each, "vllm")]
+    for each in (leader, follower):
+        assert {"--nnodes=$(LWS_GROUP_SIZE)", "--node-rank=$(LWS_WORKER_INDEX)"} <= set(each["args"])
+        assert {"--tensor-parallel-size=2", "--pipeline-parallel-size=2"} <= set(each["args"])
+    head, joined = [container(each, "vllm") for each in pods(RAY) if container(each, "vllm")]
+    assert "ray start --head" in head["command"][2]
+    assert joined["command"][:3] == ["ray", "start", "--address=$(LWS_LEADER_ADDRESS):29501"]
+
+
+def test_a_service_finds_leaders_only() -> None:
+    """Followers have no API server."""
+    leader, follower = [each["metadata"]["labels"] for each in pods(LWS) if container(each, "vllm")]
+    selector = the("Service", LWS)["spec"]["selector"]
+    assert selector.items() <= leader.items()
+    assert not selector.items() <= follower.items()
+
+
+# --- what it may do ---
+
+
+@pytest.mark.parametrize("name", CI_FILES)
+def test_every_pod_is_restricted(name: str) -> None:
+    """Field by field what the restricted Pod Security Standard asks, and a read-only root besides."""
+    for each in pods(ci_values(name)):
+        spec = each["spec"]
+        assert not any(spec.get(key) for key in ("hostPID", "hostIPC"))
+        if name != "leaderworkerset-ray-values.yaml":
+            assert not spec.get("hostNetwork")
+        if name != "ascend-host-driver-values.yaml":
+            assert not [v for v in spec.get("volumes", []) if "hostPath" in v]
+        for one in containers(each):
+            assert_restricted(one, spec["securityContext"], read_only="ascend" not in name or one["name"] != "vllm")
+
+
+def assert_restricted(one: Object, of_pod: dict[str, Any], *, read_only: bool) -> None:
+    context = of_pod | one["securityContext"]
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert context["runAsNonRoot"] is True
+    assert context["runAsUser"] > 0
+    assert not context.get("privileged")
+    assert context["readOnlyRootFilesystem"] is read_only
+    assert not [port for port in one.get("ports", []) if "hostPort" in port]
+
+
+@pytest.mark.parametrize("name", CI_FILES)
+def test_no_pod_has_a_token_of_the_cluster(name: str) -> None:
+    """Nor the variables of Services, of which one called highwater would stop the sidecar."""
+    values = ci_values(name)
+    for each in pods(values):
+        assert each["spec"]["automountServiceAccountToken"] is False
+        assert each["spec"]["enableServiceLinks"] is False
+    accounts = [each for each in objects(values) if each["kind"] == "ServiceAccount"]
+    assert not [each for each in accounts if each["automountServiceAccountToken"]]
+
+
+def test_engine_and_sidecar_are_one_user() -> None:
+    """Each reads what the other writes: rings, snapshots, the log, the socket."""
+    each = pod({})
+    users = {(each["spec"]["securityContext"] | c["securityContext"])["runAsUser"] for c in containers(each)}
+    assert users == {each["spec"]["securityContext"]["fsGroup"]} == {65532}
+
+
+def test_a_digest_wins_over_a_tag() -> None:
+    """What is pinned stays pinned."""
+    digest = "sha256:" + "b" * 64
+    each = pod({"sidecar": {"image": {"tag": "1.2.3", "digest": digest}}, "engine": {"image": {"digest": digest}}})
+    assert container(each, "highwater")["image"] == f"registry.example.org/hw@{digest}"
+    assert container(each, "vllm")["image"] == f"vllm/vllm-openai@{digest}"

@@ -1,0 +1,103 @@
+"""Secrets: made once, kept, named and never shown."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+import yaml
+from helm_python import Config
+
+from tests.helm.chart import (
+    CI_FILES,
+    LEAST,
+    NAMESPACE,
+    RELEASE,
+    Object,
+    chart,
+    ci_values,
+    container,
+    containers,
+    env,
+    freshly_rendered,
+    kinds,
+    merged,
+    pod,
+    pods,
+    the,
+)
+from tests.helm.cluster import cluster
+
+BOTH = {"engine": {"apiKey": {"enabled": True}}}
+
+
+def decoded(secret: Object) -> dict[str, str]:
+    return {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}
+
+
+def secret_in(url: str, values: Object) -> Object:
+    """As an upgrade renders it in that cluster."""
+    with Config(kube_apiserver=url, kube_token="none", namespace=NAMESPACE, storage_driver="memory") as config:
+        rendered = config.render(chart(), merged(LEAST, values), name=RELEASE, namespace=NAMESPACE, is_upgrade=True)
+    return next(yaml.safe_load(text) for name, text in rendered.items() if name.endswith("/secret.yaml"))
+
+
+def test_a_token_is_made_that_the_sidecar_takes() -> None:
+    """Forty letters and digits, another one each time."""
+    rendered = [each for _ in range(2) for each in freshly_rendered({}) if each["kind"] == "Secret"]
+    first, second = (decoded(each)["admin-token"] for each in rendered)
+    assert first != second
+    assert len(first) == 40
+    assert first.isalnum()
+
+
+def test_an_upgrade_keeps_the_generated_token() -> None:
+    """What the cluster has is taken over; what was enabled since is added."""
+    made = the("Secret", {})
+    with cluster({f"{NAMESPACE}/{made['metadata']['name']}": made}) as url:
+        upgraded = secret_in(url, BOTH)
+    assert upgraded["data"]["admin-token"] == made["data"]["admin-token"]
+    assert len(decoded(upgraded)["api-key"]) == 40
+
+
+def test_the_first_installation_into_a_cluster_makes_one() -> None:
+    """Where there is no such Secret yet."""
+    with cluster({}) as url:
+        assert len(decoded(secret_in(url, {}))["admin-token"]) == 40
+
+
+def test_existing_secrets_are_named_and_none_is_made() -> None:
+    """Under the keys that they have."""
+    values = ci_values("statefulset-values.yaml")
+    assert "Secret" not in kinds(values)
+    each = pod(values)
+    token = env(container(each, "highwater"))["HIGHWATER_ADMIN_TOKEN"]
+    key = env(container(each, "vllm"))["VLLM_API_KEY"]
+    assert token == {"secretKeyRef": {"name": "operators", "key": "highwater"}}
+    assert key == {"secretKeyRef": {"name": "engine-key", "key": "key"}}
+
+
+def test_without_a_token_control_is_for_loopback_peers() -> None:
+    """No variable, no Secret."""
+    values = {"adminToken": {"enabled": False}}
+    assert "HIGHWATER_ADMIN_TOKEN" not in env(container(pod(values), "highwater"))
+    assert "Secret" not in kinds(values)
+
+
+def test_the_engine_never_has_the_admin_token() -> None:
+    """It runs other people's models."""
+    assert not [name for name in env(container(pod(BOTH), "vllm")) if name.startswith("HIGHWATER_")]
+    assert "admin-token" not in json.dumps(container(pod(BOTH), "vllm"))
+
+
+@pytest.mark.parametrize("name", CI_FILES)
+def test_no_value_renders_a_secret_in_clear_text_into_an_argument(name: str) -> None:
+    """Every secret variable comes from a Secret, and what is in ours is nowhere else in the pod."""
+    values = merged(ci_values(name), {} if name == "attach-values.yaml" else BOTH)
+    for each in pods(values):
+        for one in containers(each):
+            sources: dict[str, Any] = {k: v for k, v in env(one).items() if k.endswith(("_TOKEN", "_KEY"))}
+            assert all(isinstance(source, dict) and "secretKeyRef" in source for source in sources.values())
+            assert not [text for text in one.get("args", []) if "key" in text or "token" in text.replace("tokens", "")]
