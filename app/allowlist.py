@@ -70,6 +70,8 @@ CONTROL_PATHS = frozenset(
 )
 CONTROL_PREFIX = "/fault_tolerance/"
 
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+
 # Runs any method of the workers, and one that raises breaks the engine's RPC queues for good: no setting opens it.
 NEVER = "collective_rpc"
 
@@ -139,7 +141,7 @@ class AllowList:
         # The literal path must match, so that %2F cannot build a prefix; the decoded one must not be a control path.
         if path in self.extra_prefixes:
             return _ADMITTED
-        if _is_control(decoded):
+        if _is_control(decoded) or (method not in _READING and _ends_as_control(decoded)):
             return _refused(
                 403, f"{decoded} is one of the engine's control paths; {SETTING} can allow it by that exact name"
             )
@@ -190,3 +192,12 @@ def _is_control(decoded: str) -> bool:
         or below.startswith(CONTROL_PREFIX)
         or path == CONTROL_PREFIX[:-1]
     )
+
+
+def _ends_as_control(decoded: str) -> bool:
+    """Tell whether a control endpoint stands at the path's end, as a longer ``--root-path`` would have it.
+
+    What only reads may be called so further down: there it is the name of a model.
+    """
+    path = decoded.lower().rstrip("/")
+    return path[path.rfind("/") :] in CONTROL_PATHS or CONTROL_PREFIX in f"{path}/"

@@ -110,11 +110,14 @@ class History:
     def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
         """Readings taken at or after ``since``, oldest first; of each ``step`` seconds the last (0: every one).
 
+        May be called from any thread.
+
         Returns:
             The step that was used, and the readings. It is larger than the one asked for where that would give more
             than ``READINGS_MOST``: writing many megabytes of JSON would hold up every stream of the proxy.
         """
-        wanted = [sample for sample in self._samples if sample.at >= since]
+        kept = list(self._samples)  # in one step of the interpreter: the loop may add to them meanwhile
+        wanted = [sample for sample in kept if sample.at >= since]
         if wanted:
             finest = (wanted[-1].at - wanted[0].at) / (READINGS_MOST - 1)
             step = max(step, finest) if step or len(wanted) > READINGS_MOST else step

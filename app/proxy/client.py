@@ -84,6 +84,8 @@ class ClientConnection(Client):
         self._is_last = False
         self._is_lingering = False
         self._quiet = 0  # ticks since the last answer, or since a head began
+        self._unsent = 0  # bytes at the last tick, of answers that are over
+        self._deaf_ticks = 0  # in which it took none of them
 
     # --- what the transport says ---
 
@@ -249,7 +251,8 @@ class ClientConnection(Client):
             return
         talk: Conversation
         if where.to == "own":
-            talk = OwnConversation(self, head, *self._uvicorn)
+            body_ticks, deaf_ticks = self._proxy.client_ticks, self._proxy.idle_ticks
+            talk = OwnConversation(self, head, *self._uvicorn, body_ticks=body_ticks, deaf_ticks=deaf_ticks)
         else:
             talk = Exchange(self._proxy, self, head, where.path_class)
         self._current, incoming.talk = incoming, talk
@@ -360,8 +363,20 @@ class ClientConnection(Client):
         if self._is_lingering:
             if self._quiet > self._proxy.linger_ticks:
                 self.writing.abort()
-        elif self._current is None and self._quiet > self._proxy.client_ticks:
-            self.writing.close()
+        elif self._current is None:
+            self._look_at_what_is_unsent()
+            if self._quiet > self._proxy.client_ticks:
+                self.writing.close()
+        elif isinstance(self._current.talk, OwnConversation):  # an exchange is the proxy's to tell
+            self._current.talk.tick()
+
+    def _look_at_what_is_unsent(self) -> None:
+        """An answer of our own is written whole: who takes nothing of it is let go, and the memory with it."""
+        unsent = self.transport.get_write_buffer_size()
+        self._deaf_ticks = self._deaf_ticks + 1 if unsent and unsent == self._unsent else 0
+        self._unsent = unsent
+        if self._deaf_ticks > self._proxy.client_ticks:
+            self.writing.abort()
 
 
 def protocol(proxy: Proxy, judge: Judge) -> Callable[..., ClientConnection]:

@@ -38,6 +38,7 @@ BROKEN_OFF = Failure(502, "truncated", "the engine broke off within its answer")
 UPLOAD_STALLED = Failure(504, "upload_stalled", "the engine stopped taking the request body (proxy.idle_seconds)")
 ANSWER_STALLED = Failure(504, "idle_timeout", "the engine's answer stood still (proxy.idle_seconds)")
 CLIENT_STALLED = Failure(408, "client_stalled", "the request body stood still (proxy.idle_seconds)")
+BODY_LATE = Failure(408, "client_stalled", "the request body took too long")
 CLIENT_DEAF = Failure(499, "client_left", "the client stopped taking its answer (proxy.idle_seconds)")
 STOPPING = Failure(503, "stopping", "the sidecar is stopping", retry_after=1)
 

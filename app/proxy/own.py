@@ -14,7 +14,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from app.proxy.failures import Failure
+from app.proxy.failures import BODY_LATE, Failure, error_answer
 from app.proxy.heads import Header, RequestHead
 from app.proxy.roles import Client, Conversation
 
@@ -30,12 +30,26 @@ class OwnConversation(Conversation):
         config: uvicorn's, which knows the application.
         server_state: uvicorn's; it waits for the tasks in it when it stops.
         app_state: the lifespan's.
+        body_ticks: how long the request's body may take, all of it: ours are small.
+        deaf_ticks: how long the client may take none of its answer.
     """
 
     def __init__(
-        self, client: Client, head: RequestHead, config: Config, server_state: ServerState, app_state: dict[str, Any]
+        self,
+        client: Client,
+        head: RequestHead,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        *,
+        body_ticks: float,
+        deaf_ticks: float,
     ) -> None:
         self._head = head
+        self._body_ticks, self._deaf_ticks = body_ticks, deaf_ticks
+        self._has_asked = not head.has_body
+        self._client_is_full = False
+        self._quiet = 0  # ticks in which the client has kept us waiting
         self._server = _Server(config, server_state, app_state, self._answered)
         self._server.connection_made(cast("asyncio.Transport", _LentTransport(client)))
         # The connection is in there itself; this one is not to be closed when it is idle.
@@ -53,6 +67,8 @@ class OwnConversation(Conversation):
     def body_ends(self, trailers: tuple[Header, ...]) -> None:
         """The request is complete."""
         del trailers
+        self._has_asked = True
+        self._quiet = 0
         if self._head.chunked:
             self._server.data_received(b"0\r\n\r\n")
 
@@ -61,10 +77,14 @@ class OwnConversation(Conversation):
 
     def client_full(self) -> None:
         """The application is held where it sends."""
+        self._client_is_full = True
+        self._quiet = 0
         self._server.pause_writing()
 
     def client_ready(self) -> None:
         """It goes on."""
+        self._client_is_full = False
+        self._quiet = 0
         self._server.resume_writing()
 
     def client_left(self) -> None:
@@ -83,6 +103,21 @@ class OwnConversation(Conversation):
     def shutdown(self) -> None:
         """This is the connection's last answer."""
         self._server.shutdown()
+
+    def tick(self) -> None:
+        """A while has passed. Whoever connects may make us wait, before anybody has asked for a token."""
+        if self._has_asked and not self._client_is_full:
+            return
+        self._quiet += 1
+        if self._client_is_full and self._quiet > self._deaf_ticks:
+            client = self._client
+            self.client_left()
+            if client is not None:
+                client.cut(reset=True)
+        elif not self._client_is_full and self._quiet > self._body_ticks:
+            if self._client is not None and not self._server.cycle.response_started:
+                self._client.writing.write(error_answer(BODY_LATE, self._head.request_id(), close=True))
+            self.fail(BODY_LATE)
 
     def _answered(self) -> None:
         client, self._client = self._client, None

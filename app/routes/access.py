@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException, Request
 
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+# What reverse proxies and service meshes add. Whoever comes through one has its address: their own is not known.
+_FORWARDED = re.compile(r"forwarded|via|x-real-ip|(?:x-forwarded|x-envoy|l5d)-.*", re.IGNORECASE)
+# Istio's sidecar connects from here for everybody in the mesh, and to a plain TCP port without a word about it.
+_MESH = ipaddress.ip_address("127.0.0.6")
 
 
 class Access:
@@ -51,7 +55,7 @@ class Access:
 
 def _is_local(request: Request) -> bool:
     peer = request.client.host if request.client is not None else ""
-    if not _is_loopback(peer) or any(name in request.headers for name in _FORWARDED):
+    if not _is_loopback(peer) or any(map(_FORWARDED.fullmatch, request.headers)):
         return False
     # A page on another site can make a browser on this machine send a POST here, or point its own name at 127.0.0.1.
     # Browsers then send an Origin, and a Host that is neither localhost nor an address.
@@ -67,7 +71,10 @@ def _is_local(request: Request) -> bool:
 
 
 def _is_loopback(host: str) -> bool:
-    return _is_address(host) and _mapped(ipaddress.ip_address(host)).is_loopback
+    if not _is_address(host):
+        return False
+    address = _mapped(ipaddress.ip_address(host))
+    return address.is_loopback and address != _MESH
 
 
 def _mapped(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -78,6 +79,7 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
     """``/memory`` and everything beneath it that only reads, and the marks."""
     router = APIRouter(tags=["memory"])
     history = services.history
+    history_turn = asyncio.Lock()
 
     @router.get("/memory", response_model=Report, responses={200: {"content": {"text/plain": {}}}})
     async def memory(request: Request, query: Annotated[MemoryQuery, Query()]) -> Response:
@@ -111,15 +113,12 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
         return JSONResponse({"schema": 1, "ranks": [_cut(answer, query) for answer in chosen]})
 
     @router.get("/memory/history")
-    async def readings(query: Annotated[HistoryQuery, Query()]) -> JSONResponse:
+    async def readings(query: Annotated[HistoryQuery, Query()]) -> Response:
         """Readings from the ring, oldest first, and the events of that span."""
         since = _moment(history.marks, query.since)
-        step, listed = history.readings(since, query.step)
         body = {
             "schema": 1,
             "now": time.time(),
-            "step": step,
-            "readings": listed,
             "events": _EVENTS.dump_python(history.events(since=since), mode="json"),
             "marks": [{"name": mark.name, "at": mark.at} for mark in history.marks.values()],
         }
@@ -127,7 +126,10 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
             if services.flight is None:
                 raise NotAvailable("the workers have no flight recorders: recorder_dir is not set")
             body["recorded"] = await services.flight.samples(since)
-        return JSONResponse(body)
+        # Anybody may ask, and an hour of many ranks is megabytes: not on the loop that proxies, and one at a time.
+        async with history_turn:
+            content = await asyncio.to_thread(lambda: _history_json(body, *history.readings(since, query.step)))
+        return Response(content, media_type="application/json")
 
     @router.get("/memory/events", responses={200: {"content": {"text/event-stream": {}}}})
     async def events(request: Request, query: Annotated[EventsQuery, Query()]) -> Response:
@@ -184,6 +186,12 @@ def _cut(answer: dict[str, Any], query: EntriesQuery) -> dict[str, Any]:
         entries = sorted(entries, key=lambda entry: entry.get("age_seconds") or 0.0, reverse=True)
     dropped = ("ok", "op", "schema")
     return {key: value for key, value in answer.items() if key not in dropped} | {"entries": entries[: query.limit]}
+
+
+def _history_json(body: dict[str, Any], step: float, readings: list[dict[str, Any]]) -> bytes:
+    """Piece by piece: one call that writes megabytes would hold the interpreter, and with it every other thread."""
+    written = ",".join(json.dumps(reading, allow_nan=False, separators=(",", ":")) for reading in readings)
+    return f'{json.dumps(body | {"step": step}, allow_nan=False)[:-1]}, "readings": [{written}]}}'.encode()
 
 
 async def _live(services: Services) -> AsyncIterator[bytes]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Body, Depends, HTTPException, Path
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict
+from starlette.types import Receive, Scope, Send
 
 from app.routes.problems import ProblemAnswer
 from app.routes.services import Services
@@ -16,6 +17,19 @@ from app.snapshots import Taken, pieces
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 # Stack traces may stand in it.
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class _Download(StreamingResponse):
+    """One file, closed however it ends: who leaves in the middle does not keep it open until Python's next sweep."""
+
+    def __init__(self, name: str, file: BinaryIO, size: int) -> None:
+        headers = {"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}"'}
+        super().__init__(pieces(file, size), media_type="application/octet-stream", headers=_HEADERS | headers)
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
 
 
 class SnapshotRequest(BaseModel):
@@ -64,9 +78,7 @@ def snapshots_router(services: Services) -> APIRouter:
         opened = await snapshots.open(name)
         if opened is None:
             raise HTTPException(404, "there is no snapshot of that name; GET /memory/snapshots lists them")
-        file, size = opened
-        headers = {"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}"'}
-        return StreamingResponse(pieces(file, size), media_type="application/octet-stream", headers=_HEADERS | headers)
+        return _Download(name, *opened)
 
     return router
 

@@ -44,7 +44,19 @@ def test_a_peer_from_elsewhere_may_not(peer):
     assert status(Access(None), asked(peer)) == 403
 
 
-@pytest.mark.parametrize("header", ["forwarded", "x_forwarded_for", "x_real_ip"])
+@pytest.mark.parametrize("peer", ["127.0.0.6", "::ffff:127.0.0.6"])
+def test_a_service_mesh_may_not(peer):
+    """Istio's sidecar connects from there for everybody in the mesh, to a plain TCP port without adding a header."""
+    assert status(Access(None), asked(peer)) == 403
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("forwarded", "x_forwarded_for", "x_real_ip", "via", "x_forwarded_proto", "x_forwarded_client_cert"),
+        *("x_envoy_attempt_count", "l5d_client_id"),
+    ],
+)
 def test_a_peer_behind_a_reverse_proxy_may_not(header):
     """The proxy is on loopback; who came through it is not."""
     assert status(Access(None), asked(**{header: "127.0.0.1"})) == 403

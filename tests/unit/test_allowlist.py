@@ -77,6 +77,13 @@ def test_control_paths_one_level_down_are_forbidden_too(path):
     assert status("POST", path) == 403
 
 
+@pytest.mark.parametrize("path", ["/v1/a/pause", "/v1/a/b/sleep/", "/v1/a/fault_tolerance/reset", "/v1/A%2FPause"])
+def test_nothing_is_done_by_a_control_path_further_down(path):
+    """That is where a longer --root-path would put them; to read there is to read a model's name."""
+    assert status("POST", path) == 403
+    assert status("POST", path, AllowList(("/",))) == 403
+
+
 def test_a_model_may_be_called_like_a_control_path():
     """Two levels down it is a name."""
     assert status("GET", "/v1/models/pause") == 200
