@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# For every Python and machine that the package is for; what is pinned stays so until it is told to go (-U).
+PIN    := --universal --python-version 3.11 --generate-hashes --no-header --quiet
 
-.PHONY: help demo test test-fast test-compat lint format docs bench tools peers clean
+.PHONY: help demo test test-fast test-compat lint format docs bench requirements sbom tools peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
@@ -24,8 +26,8 @@ test: $(READY) tools ## Every test: units, HTTP on real ports, and a real engine
 	$(BIN)/highwater demo --prepare
 	$(BIN)/pytest
 
-test-fast: $(READY) ## The tests that need no engine and no C compiler
-	$(BIN)/pytest -m "not engine and not compiled"
+test-fast: $(READY) ## The tests that need no engine, no C compiler, no browser and no Prometheus
+	$(BIN)/pytest -m "not engine and not compiled and not tools"
 
 test-compat: $(READY) ## Relief, and the naive calls beside it, on vLLM 0.12.0 and 0.23.0 (14 GB on first use)
 	HIGHWATER_COMPAT_RESULTS=docs/compat.json $(BIN)/pytest -m compat tests/compat
@@ -40,13 +42,25 @@ format: $(READY) ## Format, and mend what lint can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY) ## Write the tables in docs/, the dashboards and the alerts anew from the code
+docs: $(READY) ## Write the tables in docs/, the dashboards, the alerts and the chart's schema and README anew
 	$(BIN)/python docs/tables.py
 	$(BIN)/python -m helm.source
+	$(BIN)/python -m helm.generator
 
 bench: $(READY) peers ## The figures in docs/figures.md and docs/performance.md, measured again on this machine
 	$(BIN)/highwater demo --prepare
 	$(BIN)/python -m bench
+
+requirements: $(READY) ## Pin what the sidecar's image is made of anew, with hashes
+	$(BIN)/uv pip compile pyproject.toml $(PIN) -o docker/requirements.txt
+	$(BIN)/uv pip compile docker/build-requirements.in $(PIN) -c docker/requirements.txt -o docker/build-requirements.txt
+
+sbom: $(READY) ## What the sidecar is made of, from an environment installed by hash: dist/sbom.cdx.json (CycloneDX)
+	rm -rf build/sbom && mkdir -p dist && $(PYTHON) -m venv build/sbom
+	build/sbom/bin/pip install --quiet --no-compile --require-hashes -r docker/requirements.txt
+	$(BIN)/pip --python build/sbom/bin/python uninstall --quiet --yes setuptools pip
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type application --output-reproducible \
+	  --validate -o dist/sbom.cdx.json build/sbom/bin/python
 
 # promtool and prometheus judge our metrics and alerts, Alertmanager passes one on. Debian has them in two packages.
 tools:
@@ -56,6 +70,10 @@ tools:
 	  SUDO=$$( [ "$$(id -u)" = 0 ] || echo sudo ); \
 	  $$SUDO apt-get -qq update && $$SUDO apt-get -qq install -y --no-install-recommends \
 	    prometheus prometheus-alertmanager >/dev/null; }
+	@command -v chromium >/dev/null || { \
+	  echo 'installing chromium (for the dashboard)'; \
+	  SUDO=$$( [ "$$(id -u)" = 0 ] || echo sudo ); \
+	  $$SUDO apt-get -qq update && $$SUDO apt-get -qq install -y --no-install-recommends chromium >/dev/null; }
 
 # The data plane is measured beside nginx, by two small C programs. Without nginx the benchmark says so and goes on.
 peers:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ROWS: tuple[tuple[str, ...], ...] = (
     ("app", "app.allocator", "app.errors", "app.readings"),  # L0: the words
     ("app.tls",),  # L1: pure cores; the words said to vLLM
-    ("app.allowlist", "app.attribution", "app.capabilities", "app.engine"),
+    ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
     ("app.movement", "app.policy", "app.safety", "app.table", "app.traffic"),
     ("app.policy_settings", "app.resume_guard", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
@@ -29,21 +29,36 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app.governor",),
     ("app.routes",),  # L4: the HTTP face
     ("app.main",),  # L5: wires
-    ("app.demo", "app.incidents_command"),  # L6: what people start
+    ("app.demo", "app.sidecar_options"),  # L6: what people start
+    ("app.experiment", "app.healthcheck", "app.incidents_command", "app.terminal"),
     ("app.cli",),
 )
 LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
-FOLDERS = ("app.incidents", "app.proxy", "app.remedies", "app.sources", "app.routes", "app.demo")
+FOLDERS = (
+    "app.incidents",
+    "app.proxy",
+    "app.remedies",
+    "app.sources",
+    "app.routes",
+    "app.demo",
+    "app.terminal",
+    "app.experiment",
+)
 
 # Who may import a library. More doors need a reason here.
 DOORS = {
     # The last two: the demonstration is an operator, and clients.
-    "httpx": {"app.engine", "app.main", "app.demo.sidecar", "app.demo.traffic", "app.incidents_command"},
+    "httpx": {"app.engine", "app.main", "app.demo.sidecar", "app.demo.traffic", "app.sidecar_client"},
+    "httpx_sse": {"app.sidecar_client"},
     "httptools": {"app.proxy"},
     "prometheus_client": {"app.exporter", "app.traffic", "app.sources.engine_metrics"},  # write, write, reads
     "fastapi": {"app.main", "app.routes"},
     "yaml": {"app.settings_sources"},
-    "click": {"app.cli", "app.demo", "app.incidents_command"},
+    "click": {
+        *("app.cli", "app.demo", "app.experiment", "app.healthcheck", "app.incidents_command", "app.sidecar_options"),
+        "app.terminal",
+    },
+    "pygal": {"app.experiment.chart"},
     "uvicorn": {"app.cli", "app.proxy.own", "app.proxy.client"},
     "packaging": {"app.capabilities", "app.demo"},
     "tabulate": {"app.table"},

@@ -1,0 +1,24 @@
+# syntax=docker/dockerfile:1
+# vLLM with the worker extension in it, for those who want one image and no volume. The base decides the device:
+#
+#   NVIDIA  --build-arg VLLM_IMAGE=vllm/vllm-openai:v0.12.0
+#   Ascend  --build-arg VLLM_IMAGE=quay.io/ascend/vllm-ascend:v0.12.0rc1
+#   CPU     --build-arg VLLM_IMAGE=public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.12.0
+#
+# or your own; add @sha256:... to pin it. Nothing is installed into it: worker_ext has no dependencies.
+ARG VLLM_IMAGE=vllm/vllm-openai:v0.12.0
+
+FROM ${VLLM_IMAGE}
+ARG VLLM_IMAGE
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="highwater-vllm" \
+      org.opencontainers.image.description="vLLM with Highwater's worker extension" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.base.name="${VLLM_IMAGE}"
+COPY worker_ext /opt/highwater/worker_ext
+# Behind what the base has there: Ascend's libraries are found by it. An empty entry would mean the current folder.
+ENV PYTHONPATH=/opt/highwater${PYTHONPATH:+:${PYTHONPATH}} \
+    VLLM_SERVER_DEV_MODE=1
+# Development mode opens control paths that no API key guards: on loopback only the sidecar reaches them.
+ENTRYPOINT ["vllm", "serve", "--host", "127.0.0.1", "--worker-extension-cls", "worker_ext.MemoryExtension"]
