@@ -1,4 +1,4 @@
-"""docs/figures.md, docs/performance.md, and the block of figures in docs/relief.md, rendered from the figures."""
+"""docs/figures.md, docs/performance.md, the blocks of figures in docs/relief.md and docs/fleet.md, rendered."""
 
 from __future__ import annotations
 
@@ -53,6 +53,22 @@ def with_block(
         f"\nWritten by `{command}` on {day}; the same command measures them again. Machine: {machine}.\n\n"
         f"{table}\n\n{methods}\n{noted}\n"
     )
+    return _replaced(page, block)
+
+
+def with_report(page: str, report: Report, *, command: str, machine: str, day: str, notes: Sequence[str]) -> str:
+    """A page with its block written anew from a report, Markdown."""
+    facts = "".join(f"\n{fact}\n" for fact in report.facts)
+    bullets = "".join(f"- {method}\n" for method in report.methods)
+    noted = "".join(f"- {note}\n" for note in notes)
+    block = (
+        f"\nWritten by `{command}` on {day}; the same command measures it again. Machine: {machine}.\n\n"
+        f"{report_table(report, 'github')}\n{facts}\n{bullets}{noted}\n"
+    )
+    return _replaced(page, block)
+
+
+def _replaced(page: str, block: str) -> str:
     text, count = _BLOCK.subn(lambda found: f"{found[1]}{block}{found[2]}", page)
     if count != 1:
         raise ValueError(f"the place of the figures is there {count} times, not once")

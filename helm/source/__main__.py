@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from helm.source.fleet_dashboard import fleet_dashboard
-from helm.source.rules import RUNBOOK_BASE, rule_file
+from helm.source.rules import RUNBOOK_BASE, recording_file, rule_file
 from helm.source.server_dashboard import server_dashboard
 
 HELM = Path(__file__).resolve().parents[1]
@@ -18,6 +18,7 @@ def files(runbook_base: str = RUNBOOK_BASE) -> dict[str, str]:
         "dashboards/highwater-server.json": server_dashboard(),
         "dashboards/highwater-fleet.json": fleet_dashboard(),
         "alerts/highwater.rules.yaml": rule_file(runbook_base),
+        "alerts/highwater-recording.rules.yaml": recording_file(),
     }
 
 

@@ -27,12 +27,25 @@ UID = "highwater-fleet"
 TARGETS = 'namespace=~"$namespace", pod=~"$pod"'
 _MODEL = f'on (job, instance) group_left (model) highwater_engine_info{{{TARGETS}, model=~"$model"}}'
 _BY = "by (namespace, model, pod, instance)"
+_PARTS = "instance_component:highwater_memory_component_bytes:sum"
 _LEVELS = ((0, GREEN), (0.9, YELLOW), (0.95, RED))
 
 
 def of(metric: str, more: str = "") -> str:
     """A family of the servers that are chosen, with the model as a label."""
     return f"{metric}{{{TARGETS}{more}}} * {_MODEL}"
+
+
+def recorded(record: str, more: str = "") -> str:
+    """What the recording rules keep of the servers that are chosen; it has the model already."""
+    return f'{record}{{{TARGETS}, model=~"$model"{more}}}'
+
+
+def _recorded_panel(title: str, text: str, query: Query, *, unit: str, at_most: float | None = None) -> Builder:
+    """Over time, a thousand servers' ranks are too much to read: these panels need the recording rules."""
+    text += " Needs the recording rules (docs/fleet.md)."
+    panel = series_panel(title, text, [query], unit=unit, at_most=at_most)
+    return panel.no_value("load helm/alerts/highwater-recording.rules.yaml")
 
 
 def _seconds_left() -> str:
@@ -177,10 +190,10 @@ def over_time() -> list[Builder]:
     freed = f"sum by (remedy) (rate(highwater_reset_freed_bytes_total{{{TARGETS}}}{rate}) * {_MODEL})"
     errors = f"sum by (namespace, model) (rate(highwater_proxy_upstream_errors_total{{{TARGETS}}}{rate}) * {_MODEL})"
     return [
-        series_panel(
+        _recorded_panel(
             "Used share, worst rank of each server",
             "How full the fullest device of each server is.",
-            [Query(f"max {_BY} ({of('highwater_device_memory_used_ratio')})", name)],
+            Query(f"max {_BY} ({recorded('instance:highwater_device_memory_used_ratio:max')})", name),
             unit=RATIO,
             at_most=1,
         ),
@@ -191,26 +204,16 @@ def over_time() -> list[Builder]:
             unit=BYTES,
             at_least=None,
         ),
-        series_panel(
+        _recorded_panel(
             "Memory by model and component",
             "Over all ranks of all servers of a model.",
-            [
-                Query(
-                    f"sum by (model, component) ({of('highwater_memory_component_bytes')})",
-                    "{{model}}: {{component}}",
-                )
-            ],
+            Query(f"sum by (model, component) ({recorded(_PARTS)})", "{{model}}: {{component}}"),
             unit=BYTES,
         ),
-        series_panel(
+        _recorded_panel(
             "Encoder cache by model",
             "On the devices, over all ranks.",
-            [
-                Query(
-                    "sum by (model) ({})".format(of("highwater_encoder_cache_bytes", ', residency="device"')),
-                    "{{model}}",
-                )
-            ],
+            Query("sum by (model) ({})".format(recorded(_PARTS, ', component="encoder_cache"')), "{{model}}"),
             unit=BYTES,
         ),
         series_panel(

@@ -1,4 +1,4 @@
-"""The rule file: the alerts as Prometheus loads them, and as a PrometheusRule's `spec` can hold them."""
+"""The rule files: alerts and recordings as Prometheus loads them, and as a PrometheusRule's `spec` can hold them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import Any
 import yaml
 
 from helm.source.alerts import ALERTS, Alert, duration
+from helm.source.recording import GROUP, INTERVAL_SECONDS, RECORDINGS
 
 RUNBOOK_BASE = "docs/runbooks/"
 """A path in the repository: `runbook_url` is a link only where this is the URL of a published copy."""
 
 _HEAD = """# Highwater's alerts. Made by `python -m helm.source` (helm/source/alerts.py): change them there.
 # Plain Prometheus rules: load with `rule_files:`, or as the `spec` of a PrometheusRule. docs/grafana.md tells how.
+"""
+_RECORDING_HEAD = """# Highwater's recording rules. Made by `python -m helm.source` from helm/source/recording.py.
+# Plain Prometheus rules: load with `rule_files:`, or as the `spec` of a PrometheusRule. docs/fleet.md tells what they
+# are for; the alerts do not need them.
 """
 
 
@@ -58,3 +63,14 @@ def _rule(alert: Alert, runbook_base: str, pace: float) -> dict[str, Any]:
 def rule_file(runbook_base: str = RUNBOOK_BASE) -> str:
     """The rule file's text."""
     return _HEAD + yaml.dump(rule_groups(runbook_base), Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+
+
+def recording_groups(interval_seconds: float = INTERVAL_SECONDS) -> dict[str, Any]:
+    """The one group of recordings; another interval is for tests and measurements."""
+    rules = [{"record": recording.record, "expr": recording.expr} for recording in RECORDINGS]
+    return {"groups": [{"name": GROUP, "interval": duration(interval_seconds), "rules": rules}]}
+
+
+def recording_file() -> str:
+    """The recordings' file's text."""
+    return _RECORDING_HEAD + yaml.dump(recording_groups(), Dumper=_Dumper, sort_keys=False, width=110)

@@ -36,6 +36,7 @@ EMPTY_HERE = {
     'outcome="failed"': "no remedy failed",
     'signal="device_free_bytes"': "no rule watches free bytes",
     "up == 0": "the sidecar is up",
+    ":highwater_": "the recordings are not loaded there; tests/observability/test_recording.py has their values",
     "ALERTS{": "the rules are not loaded there, but asked one by one",
 }
 COUNTED = {

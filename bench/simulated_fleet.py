@@ -1,0 +1,227 @@
+"""Many sidecars' `/metrics` on one port: each a real exporter with a report that changes, and no engine anywhere.
+
+`GET /7/metrics?engine=1` is the eighth one's. Run as `python -m bench.simulated_fleet PORT SERVERS RANKS`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.attribution import account, encoder_totals
+from app.demo.process import KeptProcess, environ_with, free_port
+from app.exporter import Exporter
+from app.readings import (
+    Components,
+    Device,
+    EncoderCache,
+    EngineStatus,
+    Growth,
+    HostMemory,
+    PolicyStatus,
+    RemedyResult,
+    Report,
+    RuleStatus,
+    TorchMemory,
+    WorkerBudget,
+    WorkerMemory,
+)
+
+GIB = 1024**3
+MIB = 1024**2
+MODELS = ("vl-8b", "vl-32b", "vl-72b")
+NAMESPACES = 4
+START_SECONDS = 60.0
+# As many as a real vLLM 0.32 showed through `?engine=1` (docs/grafana.md): its own, and those of its process.
+ENGINE_SERIES, PROCESS_SERIES = 374, 146
+_BUCKETS = 30
+_CODES = (200, 400)
+_REMEDIES = ("release", "trim_encoder_cache", "reset_encoder_cache", "reset_mm_cache")
+_FREED = Components(encoder_cache_bytes=512 * MIB, torch_cached_bytes=MIB)
+
+
+class SimulatedFleet(KeptProcess):
+    """The server below as a process of its own, listening once it is started."""
+
+    def __init__(self, folder: Path, *, servers: int, ranks: int) -> None:
+        super().__init__("the simulated fleet", folder / "simulated_fleet.log")
+        self._arguments = [str(servers), str(ranks)]
+        self.port = free_port()
+
+    def __enter__(self) -> SimulatedFleet:
+        command = [sys.executable, "-m", "bench.simulated_fleet", str(self.port), *self._arguments]
+        self.start(command, env=environ_with({}), cwd=Path(__file__).resolve().parent.parent)
+        self.wait_until_answers(self.port, "/0/metrics", START_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def model_of(number: int) -> str:
+    """What a server serves."""
+    return MODELS[number % len(MODELS)]
+
+
+def labels_of(number: int) -> dict[str, str]:
+    """What the scrape of a cluster adds to a server's series."""
+    namespace = f"team-{number // len(MODELS) % NAMESPACES}"
+    return {"instance": f"10.0.{number // 250}.{number % 250}:8001", "namespace": namespace, "pod": f"vl-{number}-0"}
+
+
+class Sidecar:
+    """One of them: traffic, remedies now and then, memory that moves, between any two scrapes.
+
+    Args:
+        number: Which one; the same number does the same.
+        ranks: Workers of its engine.
+    """
+
+    def __init__(self, number: int, ranks: int) -> None:
+        self._chance = random.Random(number)  # noqa: S311 - no secret
+        self._host, self._model, self._ranks = f"node-{number}", model_of(number), ranks
+        self._requests, self._encoder_bytes = 0, 2 * GIB
+        self._exporter = Exporter(self._report, self._policy)
+        for remedy in _REMEDIES:
+            self._remedy(remedy)
+        for code in _CODES:
+            self._request(code)
+
+    def page(self, *, engine: bool) -> tuple[bytes, str]:
+        """The next scrape."""
+        self._live()
+        if engine:
+            return self._exporter.expose_with(_engine_text(self._model, self._requests))
+        return self._exporter.expose("text/plain")
+
+    def _live(self) -> None:
+        for _ in range(15):
+            self._exporter.polled(self._chance.uniform(0.002, 0.02))
+        for _ in range(self._chance.randrange(20)):
+            self._request(self._chance.choices(_CODES, (99, 1))[0])
+        self._encoder_bytes = min(max(self._encoder_bytes + self._chance.randrange(-64, 80) * MIB, 0), 4 * GIB)
+        if self._chance.random() < 0.02:
+            self._encoder_bytes = 0
+            self._remedy("reset_encoder_cache")
+
+    def _request(self, code: int) -> None:
+        self._requests += 1
+        self._exporter.request_started("chat")
+        self._exporter.request_ended("chat", "POST", code, self._chance.uniform(0.05, 3.0))
+
+    def _remedy(self, name: str) -> None:
+        result = RemedyResult(
+            remedy=name, outcome="done", seconds=0.4, moment="pause", held_seconds=0.2, freed_components=_FREED
+        )
+        self._exporter.remedy_ended(result, "policy")
+
+    def _report(self) -> Report:
+        ranks = tuple(account(self._worker(rank)) for rank in range(self._ranks))
+        status = EngineStatus(
+            url="http://127.0.0.1:8000",
+            state="ready",
+            version="0.32.0",
+            model=self._model,
+            requests_running=self._chance.randrange(40),
+            requests_waiting=self._chance.randrange(4),
+            kv_cache_usage_ratio=self._chance.random(),
+        )
+        return Report(
+            taken_at=time.time(),
+            age_seconds=self._chance.random(),
+            stale=False,
+            engine=status,
+            ranks_expected=self._ranks,
+            ranks_reported=self._ranks,
+            ranks=ranks,
+            encoder_cache=encoder_totals(ranks),
+            growth=Growth(since_ready_bytes=self._encoder_bytes * self._ranks, bytes_per_second=812.0),
+        )
+
+    def _worker(self, rank: int) -> WorkerMemory:
+        allocated = 50 * GIB + self._encoder_bytes + self._chance.randrange(256) * MIB
+        reserved = allocated + self._chance.randrange(512) * MIB
+        used = reserved + GIB
+        return WorkerMemory(
+            rank=rank,
+            host=self._host,
+            taken_at=time.time(),
+            device=Device(type="npu", index=rank, name="Ascend910B3"),
+            total_bytes=64 * GIB,
+            free_bytes=64 * GIB - used,
+            used_bytes=used,
+            torch=TorchMemory(
+                allocated_bytes=allocated,
+                reserved_bytes=reserved,
+                peak_allocated_bytes=55 * GIB,
+                inactive_split_bytes=128 * MIB,
+                alloc_retries=0,
+                ooms=0,
+            ),
+            weights_bytes=18 * GIB,
+            kv_cache_bytes=31 * GIB,
+            encoder_cache=EncoderCache(
+                entries=self._encoder_bytes // (4 * MIB),
+                device_bytes=self._encoder_bytes,
+                capacity_embeds=32768,
+                embeds=self._encoder_bytes // (16 * 1024),
+                oldest_age_seconds=self._chance.uniform(0, 600),
+            ),
+            budget=WorkerBudget(gpu_memory_utilization=0.9, requested_bytes=57 * GIB),
+            host_memory=HostMemory(rss_bytes=4 * GIB, cgroup_used_bytes=80 * GIB, cgroup_limit_bytes=512 * GIB),
+        )
+
+    def _policy(self) -> PolicyStatus:
+        used = (51 * GIB + self._encoder_bytes) / (64 * GIB)
+        return PolicyStatus(
+            state="below",
+            mode="act",
+            rules=(
+                RuleStatus(
+                    name="device", signal="device_used_ratio", high_water=0.93, low_water=0.9, phase="below", value=used
+                ),
+                RuleStatus(
+                    name="host", signal="host_used_ratio", high_water=0.9, low_water=0.8, phase="below", value=0.16
+                ),
+            ),
+        )
+
+
+def _engine_text(model: str, requests: int) -> str:
+    """As many series as vLLM's, histograms mostly, which all go on."""
+    labels = f'engine="0",model_name="{model}"'
+    lines = []
+    for number in range((ENGINE_SERIES + PROCESS_SERIES) // (_BUCKETS + 2)):
+        name = f"vllm:simulated_{number}_seconds"
+        lines += [f"# HELP {name} Histogram of something in seconds.", f"# TYPE {name} histogram"]
+        lines += [f'{name}_bucket{{{labels},le="{bucket}.0"}} {requests * bucket // 30}' for bucket in range(1, 30)]
+        lines += [f'{name}_bucket{{{labels},le="+Inf"}} {requests}', f"{name}_count{{{labels}}} {requests}"]
+        lines += [f"{name}_sum{{{labels}}} {requests * 1.5}"]
+    rest = (ENGINE_SERIES + PROCESS_SERIES) % (_BUCKETS + 2)
+    lines += ["# TYPE vllm:simulated_count gauge"]
+    lines += [f'vllm:simulated_count{{{labels},kind="{number}"}} {requests % (number + 2)}' for number in range(rest)]
+    return "\n".join(lines) + "\n"
+
+
+def create_app(servers: int, ranks: int) -> Starlette:
+    """All of them."""
+    fleet = [Sidecar(number, ranks) for number in range(servers)]
+
+    async def metrics(request: Request) -> Response:
+        body, content_type = fleet[request.path_params["number"]].page(engine="engine" in request.query_params)
+        return Response(body, media_type=content_type)
+
+    return Starlette(routes=[Route("/{number:int}/metrics", metrics)])
+
+
+if __name__ == "__main__":
+    port, server_count, rank_count = map(int, sys.argv[1:])
+    uvicorn.run(create_app(server_count, rank_count), host="127.0.0.1", port=port, log_level="warning")
