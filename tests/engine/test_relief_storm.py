@@ -34,14 +34,12 @@ if TYPE_CHECKING:
 
 ASKED_AGAIN = 60
 EAGER = {"high_water": 0.001, "low_water": 0.0005, "cooldown_seconds": 0, "min_effect_bytes": 0}
+ANY_BYTE = EAGER | {"high_water": 1, "low_water": 0}
 # So low that every rule wants to act at every look.
 ABSURD_RULES = [
     {"name": "device", "signal": "device_used_ratio", **EAGER},
     # Without the trim before it, which always helps here: else the reset would have its turn by chance only.
-    {
-        **{"name": "cache", "signal": "encoder_cache_bytes", "remedies": ["reset_encoder_cache"], **EAGER},
-        **{"high_water": 1, "low_water": 0},
-    },
+    {"name": "cache", "signal": "encoder_cache_bytes", "remedies": ["reset_encoder_cache"], **ANY_BYTE},
     {"name": "host", "signal": "host_used_ratio", **EAGER},
     {"name": "blocks", "signal": "kv_cache_usage_ratio", **EAGER},
 ]
