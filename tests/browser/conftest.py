@@ -48,8 +48,9 @@ async def chromium() -> AsyncIterator[Browser]:
             await browser.close()
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
+    """Ended with the file: the tests of other folders measure."""
     async with chromium() as running:
         yield running
 
