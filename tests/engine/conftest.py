@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 TEST_SECONDS = 300
 # How long clients storm beside each remedy; docs/compat.json and docs/relief.md were made with a minute.
-STORM_SECONDS = float(os.environ.get("TEST_STORM_SECONDS", "15"))
+STORM_SECONDS = float(os.environ.get("TEST_STORM_SECONDS", "12"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,7 +22,7 @@ from app.demo.traffic import send_texts
 from .conftest import sidecar_beside, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from app.demo.engine import Engine
 
@@ -45,12 +45,10 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture(scope="module")
-def victim(engine_factory: Callable[..., Engine]) -> Iterator[Engine]:
-    """An engine of its own: it is paused, killed and started again."""
-    engine = engine_factory(multimodal=False)
-    yield engine
-    engine.stop()
+@pytest.fixture
+def victim(engine: Engine) -> Engine:
+    """It is paused, killed and started again; those who share it have a fresh one afterwards."""
+    return engine
 
 
 def settings(folder: Path, **more: str) -> dict[str, str]:

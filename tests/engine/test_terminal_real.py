@@ -28,7 +28,7 @@ async def filled(engine, sidecar):
     """The sidecar, with images in the engine's encoder cache."""
     sent = await send_images(sidecar.url, engine.served_model, images=range(900, 908), concurrency=4)
     assert sent.failed == 0
-    wait_for(sidecar, lambda report: (report["encoder_cache"] or {}).get("device_bytes", 0) >= CACHE_LEAST)
+    wait_for(sidecar, lambda report: (report["encoder_cache"] or {}).get("device_bytes", 0) >= 8 * CACHE_LEAST)
     return sidecar
 
 
