@@ -33,7 +33,9 @@ class Engine(Upstream):
         await let_those_in_who_knocked()
         await super().stop()
         for writer in self._writers:  # a close would wait for a peer that reads no more
-            writer.transport.abort()
+            # One that was closed and has written all is gone, and asyncio trips over its abort.
+            if not writer.is_closing() or writer.transport.get_write_buffer_size():
+                writer.transport.abort()
         await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
