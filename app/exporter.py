@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from app import __version__
 from app.attribution import COMPONENTS, host_ratio
+from app.policy import PolicyMode
 from app.readings import EngineState, PolicyStatus, RankReading, RemedyResult, Report, RulePhase, Trigger
 from app.table import device_title, rank_title
 from app.traffic import Traffic
@@ -256,7 +257,7 @@ def _engine_families(report: Report) -> Iterator[Metric]:
 
 def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:
     modes = _gauge("policy_mode", "1 for the mode that the policy is in.", ("mode",))
-    for mode in ("act", "observe"):
+    for mode in get_args(PolicyMode):
         modes.add_metric((mode,), float(mode == policy.mode))
     rules = _gauge("policy_rule_info", "Always 1; the signal that the rule watches is a label.", ("rule", "signal"))
     values = _gauge("policy_signal_value", "What the rule watches, as of the last report, in its unit.", ("rule",))

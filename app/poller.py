@@ -35,6 +35,7 @@ from app.readings import (
 from app.sources import Observation, Source
 from app.sources.recorder import RankRecord
 from app.sources.workers import Workers
+from app.table import missing_text
 
 GROWTH_SECONDS = 60.0
 # How often an engine without our extension is asked again whether it has it now.
@@ -411,9 +412,8 @@ class Poller:
                 f"{there} answer: vLLM's collective_rpc returns only the first data-parallel engine's results; with "
                 "recorder_dir the others are heard of too"
             )
-        named = ", ".join(f"dp {rank.dp_rank} pp {rank.pp_rank} tp {rank.tp_rank} ({rank.status})" for rank in missing)
         problem = f"; {self._flight.problem}" if self._flight.problem else ""
-        return f"{there} are heard of; missing: {named}{problem}"
+        return f"{there} are heard of; missing: {missing_text(missing)}{problem}"
 
 
 def _merge(first: Observation, second: Observation) -> Observation:

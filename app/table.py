@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from app.attribution import COMPONENTS
-from app.readings import Device, RankReading, Report
+from app.readings import Device, MissingRank, RankReading, Report
 
 MIB = 1024 * 1024
 UNKNOWN = "-"
@@ -41,6 +41,11 @@ def rank_title(dp_rank: int | None, rank: int | None, unknown: str = "?") -> str
     """``1``, or ``2.1`` in data-parallel engine 2: each engine numbers its ranks from 0."""
     number = unknown if rank is None else str(rank)
     return f"{dp_rank}.{number}" if dp_rank else number
+
+
+def missing_text(ranks: Sequence[MissingRank]) -> str:
+    """Missing ranks by place, which those too have that were never heard of: ``dp 1 pp 0 tp 0 (dead)``."""
+    return ", ".join(f"dp {rank.dp_rank} pp {rank.pp_rank} tp {rank.tp_rank} ({rank.status})" for rank in ranks)
 
 
 def report_text(report: Report) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from app.readings import Budget, Components, Device, EncoderCache, EngineStatus, TorchMemory
+from app.table import rank_title
 
 RankKey: TypeAlias = tuple[int, int]
 RemedyOutcome: TypeAlias = Literal["done", "refused", "failed", "interrupted"]
@@ -52,8 +53,7 @@ class RankPoint:
     @property
     def name(self) -> str:
         """The rank as an operator calls it."""
-        number = "?" if self.rank is None else str(self.rank)
-        return f"rank {self.dp_rank}.{number}" if self.dp_rank else f"rank {number}"
+        return f"rank {rank_title(self.dp_rank, self.rank)}"
 
     def part(self, name: str) -> int | None:
         """Used bytes, a component of them, or what the host says, by its name."""

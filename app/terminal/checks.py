@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from app.capabilities import EXTENSION, parse_version
 from app.readings import Event, Report
+from app.table import missing_text
 from app.terminal.sizes import signal_text, span_text
 
 Level: TypeAlias = Literal["ok", "warn", "fail", "skip"]
@@ -170,7 +171,7 @@ def ranks(facts: Facts) -> Finding:
     text = f"{report.ranks_reported} of {report.ranks_expected} report"
     if report.ranks_reported >= report.ranks_expected:
         return Finding("ranks", "ok", text)
-    missing = ", ".join(f"dp {r.dp_rank} pp {r.pp_rank} tp {r.tp_rank} ({r.status})" for r in report.ranks_missing)
+    missing = missing_text(report.ranks_missing)
     if report.movement is None and (facts.can.get("data_parallel") or 1) > 1:
         change = "set HIGHWATER_RECORDER_DIR: vLLM answers for the first data-parallel engine only"
         return Finding("ranks", "fail", text, change)

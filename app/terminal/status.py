@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from app.attribution import COMPONENTS
 from app.readings import Event, Report
-from app.table import component_title, device_title, table
+from app.table import component_title, device_title, missing_text, table
 from app.terminal.outlook import fullest, seconds_to_full
 from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span_text
 
@@ -87,7 +87,7 @@ def status_lines(report: Report, verdict: Verdict, last_reset: Event | None, *, 
 def _ranks(report: Report) -> str:
     expected = "?" if report.ranks_expected is None else report.ranks_expected
     age = "never read" if report.age_seconds is None else f"read {span_text(report.age_seconds)} ago"
-    missing = ", ".join(f"dp {r.dp_rank} pp {r.pp_rank} tp {r.tp_rank} ({r.status})" for r in report.ranks_missing)
+    missing = missing_text(report.ranks_missing)
     return f"{report.ranks_reported} of {expected}, {age}{' (STALE)' if report.stale else ''}" + (
         f"; missing: {missing}" if missing else ""
     )
