@@ -1,0 +1,69 @@
+"""Methods of a live worker, wrapped on the instance, so that a call of the engine's passes through us.
+
+The engine calls its workers' methods by name, so an attribute of the instance comes before the class's method. Nothing
+here keeps the worker alive: a wrapper is held by the worker alone, and reaches the method through a weak reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def wrap_method(worker: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:  # noqa: ANN401 - vLLM's worker, of any version
+    """Put `make(method)` in the place of `worker.name`.
+
+    Args:
+        worker: The worker.
+        name: The method's name.
+        make: Gets the method as the engine would have called it, and returns what is called instead. What it returns
+            must pass arguments, result and exceptions on unchanged, and must not hold the worker.
+
+    Returns:
+        False where the worker has no such method; nothing was changed then.
+    """
+    method = _without_owner(worker, name)
+    if method is None:
+        return False
+    wrapper = make(method)
+    functools.update_wrapper(wrapper, method)
+    setattr(worker, name, wrapper)
+    return True
+
+
+def unwrap_method(worker: Any, name: str, wrapper: object) -> bool:  # noqa: ANN401 - as above
+    """Put back what was there before `wrapper`; what somebody else has put over it since stays, with ours inside.
+
+    Returns:
+        Whether `wrapper` was the one in place.
+    """
+    if vars(worker).get(name) is not wrapper:
+        return False
+    inner = getattr(wrapper, "__wrapped__", None)
+    if inner is None or getattr(inner, "_highwater_from_class", False):
+        delattr(worker, name)
+    else:
+        setattr(worker, name, inner)
+    return True
+
+
+def _without_owner(worker: Any, name: str) -> Callable[..., Any] | None:  # noqa: ANN401 - as above
+    own = vars(worker).get(name)
+    if own is not None:
+        return own if callable(own) else None
+    bound = getattr(worker, name, None)
+    function = getattr(bound, "__func__", None)
+    if function is None or getattr(bound, "__self__", None) is not worker:
+        return bound if callable(bound) else None
+    reference = weakref.ref(worker)
+
+    @functools.wraps(function)
+    def method(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+        return function(reference(), *arguments, **named)
+
+    method._highwater_from_class = True  # type: ignore[attr-defined]  # a mark for `unwrap_method`
+    return method
