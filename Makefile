@@ -29,7 +29,7 @@ test: $(READY) tools ## Every test: units, HTTP on real ports, and a real engine
 test-fast: $(READY) ## The tests that need no engine, no C compiler, no browser and no Prometheus
 	$(BIN)/pytest -m "not engine and not compiled and not tools"
 
-test-compat: $(READY) ## Relief, and the naive calls beside it, on vLLM 0.12.0 and 0.23.0 (14 GB on first use)
+test-compat: $(READY) ## Relief, kills, and the naive calls beside it, on vLLM 0.12.0, 0.23.0 and 0.27.0 (18 GB on first use)
 	HIGHWATER_COMPAT_RESULTS=docs/compat.json $(BIN)/pytest -m compat tests/compat
 	$(BIN)/python -m tests.compat.page docs/compat.json
 

@@ -5,28 +5,23 @@ Each version's environment takes some minutes to build, once, and 6 to 8 GB.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from app.demo.environment import ensure_environment
-from tests.engine.conftest import engine_factory
-
-from .results import Result, keep
+from tests.engine.conftest import engine_factory, record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from app.demo.environment import EngineEnvironment
 
-__all__ = ["engine_factory"]
+__all__ = ["engine_factory", "record"]
 HERE = Path(__file__).parent
 TEST_SECONDS = 600
-VERSIONS = ("0.12.0", "0.23.0")
-RESULTS = "HIGHWATER_COMPAT_RESULTS"
-"""Names the file that results go to; without it they are not kept."""
+VERSIONS = ("0.12.0", "0.23.0", "0.27.0")
+HANGING_VERSIONS = ("0.12.0", "0.23.0")
+"""Those that `/reset_mm_cache` under traffic can hang; fixed in 0.25.1."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,15 +50,3 @@ def engine_environment(version: str) -> EngineEnvironment:
     A test that needs an engine once ends it: `with engine_factory() as engine`. Two are too many for two cores.
     """
     return ensure_environment(version, announce=print)
-
-
-@pytest.fixture(scope="session")
-def record() -> Callable[..., None]:
-    """`record(version, remedy, way, outcome, figures)` keeps a result for `docs/compat.md`; see `results.Result`."""
-    path = os.environ.get(RESULTS)
-
-    def keep_result(version: str, remedy: str, way: str, outcome: str, figures: dict[str, float | str]) -> None:
-        if path:
-            keep(Path(path), Result(version, remedy, way, outcome, figures))
-
-    return keep_result

@@ -19,7 +19,7 @@ from app.demo.engine import SHIM_FOLDER, link_extension
 from app.demo.traffic import image_url, send_images, send_texts
 
 from .clients import POOL, Clients
-from .conftest import HERE
+from .conftest import HANGING_VERSIONS, HERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,11 +60,12 @@ async def test_resetting_the_multimodal_cache_hangs_the_engine(
     0.12: a request counts on an item that the second half has lost, and the thread that takes in all requests dies of
     it (v1/engine/core.py, process_input_sockets). 0.23 survives that, but `touch` leaves a key without an item behind
     (utils/cache.py:122), and the next reset turns for ever on that key in `LRUCache.clear` (utils/cache.py:208).
+    From 0.25.1 on the engine survives; requests may fail.
     """
     with engine_factory() as engine:
         ruin = await ruined(engine, "/reset_mm_cache")
     record(version, "reset_mm_cache", "naive", ruin.outcome, ruin.figures)
-    assert ruin.outcome == "engine hangs"
+    assert ruin.outcome == ("engine hangs" if version in HANGING_VERSIONS else "engine lives")
     assert ruin.figures["health"] == OK
     assert "Expected a cached item for mm_hash" in ruin.log or version != "0.12.0"
 

@@ -16,11 +16,14 @@ from app.demo.engine import Engine, EngineOptions
 from app.demo.environment import EngineEnvironment, ensure_environment
 from app.demo.process import KeptProcess, free_port
 from app.demo.sidecar import DemoSidecar
+from tests.compat.results import Result, keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
+RESULTS = "HIGHWATER_COMPAT_RESULTS"
+"""Names the file that results go to; without it they are not kept."""
 TEST_SECONDS = 300
 # How long clients storm beside each remedy; docs/compat.json and docs/relief.md were made with a minute.
 STORM_SECONDS = float(os.environ.get("TEST_STORM_SECONDS", "12"))
@@ -109,8 +112,14 @@ def wait_for(sidecar: DemoSidecar, wanted: Callable[[dict[str, Any]], bool], sec
 
 @pytest.fixture(scope="session")
 def record() -> Callable[..., None]:
-    """Keeps what came of a remedy; here nobody reads it, see `tests/compat`."""
-    return lambda *_: None
+    """`record(version, remedy, way, outcome, figures)` keeps a result for `docs/compat.md`; see `Result`."""
+    path = os.environ.get(RESULTS)
+
+    def keep_result(version: str, remedy: str, way: str, outcome: str, figures: dict[str, float | str]) -> None:
+        if path:
+            keep(Path(path), Result(version, remedy, way, outcome, figures))
+
+    return keep_result
 
 
 @pytest.fixture

@@ -96,6 +96,7 @@ WAYS = {
         encoder=None, mm=None, by_itself=frozenset({"release", "trim_encoder_cache"}), agrees_with_itself=False
     ),
     "0.23.0": Ways(mm=None, by_itself=frozenset({"release", "trim_encoder_cache", "reset_encoder_cache"})),
+    "0.27.0": Ways(by_itself=frozenset({"release", "trim_encoder_cache", "reset_encoder_cache"})),
     "0.32.0": Ways(),
 }
 
