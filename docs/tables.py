@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from app.incidents.messages import KNOWN
 from app.policy import FALLING_SIGNALS, SIGNAL_REMEDIES
 from app.policy_settings import RuleSettings
 from app.settings import keys, variable
@@ -66,7 +67,14 @@ def metrics_table() -> str:
     return _table(["metric", "type", "labels", "meaning"], rows)
 
 
+def message_table() -> str:
+    """Every message of engines that incidents know."""
+    rows = [[f"`{known.name}`", known.title, known.source] for known in KNOWN]
+    return _table(["message", "says", "written by"], rows)
+
+
 TABLES = {
+    "incidents.md": {"messages": message_table},
     "settings.md": {"settings": settings_table},
     "policy.md": {"signals": signal_table, "rule": rule_table},
     "metrics.md": {"metrics": metrics_table},

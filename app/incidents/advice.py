@@ -1,4 +1,4 @@
-"""Known messages of engines, and known settings: what each means, what to change, what that costs. Pure.
+"""Known settings: what to change, and what that costs. Pure.
 
 Everything here was measured or read (docs/engine.md, docs/relief.md); figures are of one machine: two NPUs of 60.96 GiB
 with Qwen3-VL-8B on vLLM 0.12.0 and vllm-ascend 0.12.0rc1. Where a cost was not measured, it says so.
@@ -7,7 +7,6 @@ with Qwen3-VL-8B on vLLM 0.12.0 and vllm-ascend 0.12.0rc1. Where a cost was not 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from app.incidents.incident import Advice
@@ -139,6 +138,32 @@ MAX_MODEL_LEN: Final = Advice(
     ),
     cost="Longer requests are refused. Needs a restart.",
 )
+MAX_NUM_SEQS: Final = Advice(
+    setting="--max-num-seqs",
+    change=(
+        "Lower it, as the message says: the sampler is warmed up with that many requests at once, after the KV cache "
+        "has been sized."
+    ),
+    cost="Fewer requests run at the same time. Needs a restart.",
+)
+MORE_FOR_THE_KV_CACHE: Final = Advice(
+    setting="--gpu-memory-utilization, --tensor-parallel-size",
+    change=(
+        "Nothing is left for the KV cache after weights and profiling. Give vLLM a larger share where the device has "
+        "room beside it, spread the model over more devices, or take a smaller or quantized model."
+    ),
+    cost="A larger share leaves less for workspaces, collectives and graphs. Needs a restart.",
+)
+SHM_SIZE: Final = Advice(
+    setting="--shm-size (docker), an emptyDir with medium: Memory at /dev/shm (Kubernetes)",
+    change="Raise it: vLLM's processes exchange data through /dev/shm, and writing beyond its size is a bus error.",
+    cost="Host memory, as far as it is used; on Kubernetes it counts towards the container's limit.",
+)
+VLLM_TIMEOUT: Final = Advice(
+    setting="VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
+    change="Raise it only where a single step may take that long, as with a first compilation.",
+    cost="A real hang is noticed later. Needs a restart.",
+)
 RESET_PREFIX_CACHE: Final = Advice(
     setting="POST /reset_prefix_cache",
     change="Frees blocks with cached prefixes within the pool.",
@@ -217,144 +242,3 @@ def for_component(name: str, device_type: str | None) -> tuple[Advice, ...]:
         hccl = (HCCL_BUFFSIZE,) if device_type == "npu" else ()
         return (OTHER_PROCESSES, GPU_MEMORY_UTILIZATION, *hccl)
     return ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownMessage:
-    """A message that engines are known to write.
-
-    Attributes:
-        name: A word for programs.
-        marks: Each a group of texts that a line has all of, in any case of letters; one group is enough.
-        title: A clause that can stand within a sentence.
-        meaning: In plain words.
-        advice: What can be changed.
-    """
-
-    name: str
-    marks: tuple[tuple[str, ...], ...]
-    title: str
-    meaning: str
-    advice: tuple[Advice, ...]
-
-
-# Causes before consequences; a line belongs to the first that fits it.
-KNOWN: Final[tuple[KnownMessage, ...]] = (
-    KnownMessage(
-        name="npu_workspace_out_of_memory",
-        marks=(("npuworkspaceallocator", "tried to allocate"),),
-        title="an operator's workspace found no room on the NPU",
-        meaning=(
-            "An operator needed scratch memory, and the device had none. Workspaces are not PyTorch's: they stand "
-            "under non_torch. PyTorch's allocator can hold gigabytes meanwhile that no tensor uses: in the measured "
-            "run 59.38 of 60.96 GiB were reserved, at a peak of 54.77 allocated, when 180 MiB were asked for."
-        ),
-        advice=(GPU_MEMORY_UTILIZATION, NPU_EXPANDABLE_SEGMENTS, RELEASE, POLICY_EARLIER),
-    ),
-    KnownMessage(
-        name="npu_out_of_memory",
-        marks=(("npu out of memory",),),
-        title="PyTorch found no room on the NPU",
-        meaning=(
-            "PyTorch's allocator asked the device for more and got none, also after it had given back what it held "
-            "in vain. Before this error alloc_retries rises: that is the best early warning on the NPU."
-        ),
-        advice=(GPU_MEMORY_UTILIZATION, NPU_EXPANDABLE_SEGMENTS, LIMIT_MM_PER_PROMPT, MAX_NUM_BATCHED_TOKENS),
-    ),
-    KnownMessage(
-        name="cuda_out_of_memory",
-        marks=(("cuda out of memory",), ("cuda error", "out of memory")),
-        title="PyTorch found no room on the GPU",
-        meaning=(
-            "PyTorch's allocator asked the device for more and got none. The message tells how much is reserved and "
-            "not allocated: where that is much, it is fragmentation; where it is little, the device is full."
-        ),
-        advice=(GPU_MEMORY_UTILIZATION, CUDA_EXPANDABLE_SEGMENTS, LIMIT_MM_PER_PROMPT, MAX_NUM_BATCHED_TOKENS),
-    ),
-    KnownMessage(
-        name="memory_allocation_failure_el0004",
-        marks=(("el0004",),),
-        title="the NPU's runtime could not allocate (EL0004)",
-        meaning=(
-            "Memory_Allocation_Failure: the runtime below PyTorch could not get device memory. It comes with the "
-            "message of the one who asked, and says the same."
-        ),
-        advice=(GPU_MEMORY_UTILIZATION, OTHER_PROCESSES, HCCL_BUFFSIZE),
-    ),
-    KnownMessage(
-        name="runtime_result_207001",
-        marks=(("207001", "memory"), ("207001", "runtime result"), ("207001", "error code")),
-        title="the NPU's runtime could not allocate (207001)",
-        meaning=(
-            "The driver's own number for: no device memory. It comes with the message of the one who asked, and says "
-            "the same."
-        ),
-        advice=(GPU_MEMORY_UTILIZATION, OTHER_PROCESSES, HCCL_BUFFSIZE),
-    ),
-    KnownMessage(
-        name="pta_memory_error",
-        marks=(("err00006",),),
-        title="torch_npu reports a memory error (ERR00006)",
-        meaning="torch_npu's number for its memory errors. The line with `tried to allocate` tells who asked for what.",
-        advice=(GPU_MEMORY_UTILIZATION, NPU_EXPANDABLE_SEGMENTS),
-    ),
-    KnownMessage(
-        name="kv_cache_does_not_fit",
-        marks=(("cache is needed, which is larger than the available kv cache",),),
-        title="the engine refused to start: one request of full length does not fit into the KV cache",
-        meaning=(
-            "What is left for the KV cache after weights and profiling is less than one request of --max-model-len "
-            "needs. This stops a start; where it follows a death, look whether something else holds the device now."
-        ),
-        advice=(MAX_MODEL_LEN, OTHER_PROCESSES),
-    ),
-    KnownMessage(
-        name="mm_cache_drift",
-        marks=(("expected a cached item for mm_hash",),),
-        title="the processor caches of API server and engine had drifted apart",
-        meaning=(
-            "The API server believed an image to be in the engine's processor cache, and it was not. Up to vLLM 0.13 "
-            "the thread that takes requests in dies of it: every request hangs for ever, /health stays 200. It "
-            "follows a /reset_mm_cache under traffic, and has been seen without one."
-        ),
-        advice=(RESTART, NEVER_RESET_MM_CACHE, UPGRADE_MM_CACHE, MM_PROCESSOR_CACHE),
-    ),
-    KnownMessage(
-        name="encoder_cache_miss",
-        marks=(("encoder cache miss",),),
-        title="a worker lacked an encoder output that the scheduler believed to be there",
-        meaning=(
-            "The scheduler and a worker disagreed about the encoder cache, and the engine ends. It happens at once "
-            "when the workers' cache is cleared and the scheduler's is not."
-        ),
-        advice=(RESTART, NEVER_CLEAR_ONE_SIDE),
-    ),
-    KnownMessage(
-        name="broadcast_block_wait",
-        marks=(("no available shared memory broadcast block",),),
-        title="a process of the engine waited for another in vain",
-        meaning=(
-            "One process of the engine has something for the workers, and one of them does not take it: it hangs, is "
-            "gone, or is in something very long, such as a compilation. Repeated, with no step in between, it is a "
-            "hang; /health does not see it."
-        ),
-        advice=(LOOK_AT_RANKS, RESTART),
-    ),
-    KnownMessage(
-        name="worker_died",
-        marks=(("worker", "died unexpectedly"),),
-        title="a worker's process ended",
-        meaning=(
-            "A worker is gone, and the engine ends with it. Its own last words stand above this line; where there are "
-            "none, look at host memory: what the kernel kills says nothing."
-        ),
-        advice=(MEMORY_LIMIT,),
-    ),
-    KnownMessage(
-        name="engine_dead",
-        marks=(("enginedeaderror",), ("enginecore encountered an issue",)),
-        title="the API server found its engine dead",
-        meaning="A consequence, never a cause: what ended the engine stands above it in the log.",
-        advice=(RESTART,),
-    ),
-)

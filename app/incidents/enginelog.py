@@ -1,29 +1,48 @@
-"""The end of the engine's log, held to the known messages. Reads, and never interprets: a line is text.
+"""The end of the engine's log, compared with the known messages.
 
-Only lines that hold a known message go on from here, and none that tells of a request: a prompt may stand in those, and
-whatever a client chose to write into it.
+A message counts only where a logger or an exception begins it, and of the API server's lines only those that no client
+has a part in: it logs prompts and errors with clients' words in them, and anybody can send `CUDA out of memory`. Only
+lines with a known message go on from here.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.incidents.advice import KNOWN, KnownMessage
 from app.incidents.incident import LogMessage
+from app.incidents.messages import KNOWN, KnownMessage
 from app.incidents.plain import plain
 
 TAIL_BYTES = 256 * 1024
 LINE_MOST = 400
 # Of one message: the first ones, which are nearest to the cause, and the last one.
 FIRST_LINES = 2
-# How much of a long line is shown before what was known in it.
-LEAD = 120
-# How vLLM begins a line about a request, with --enable-log-requests (vllm/entrypoints/logger.py).
-_OF_A_REQUEST = ("received request ", " details: prompt")
+# What stands before a message: a container runtime's time and stream, and vLLM's logger: process, level, time, file
+# (vllm/logging_utils/formatter.py; without the brackets up to 0.7). torch's C++ libraries begin with `[rank0]:`.
+_PREFIX = re.compile(
+    r"""
+    (?:\{"log":")?
+    (?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)\s(?:stdout|stderr)\s[FP]\s)?
+    (?:\((?P<process>[A-Za-z][^()]{0,60})\)\s+)?
+    (?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):?\s+)?
+    (?:\d\d-\d\d\s\d\d:\d\d:\d\d\s+)?
+    (?:\[?(?P<file>[\w/.-]+\.py):\d+\]\s*)?
+    (?:\[rank\d+\]:\s*)?
+    \s*
+    """,
+    re.VERBOSE,
+)
+# The API server's modules that log what a client sent (vllm/entrypoints, vllm/v1/engine), and its process's name.
+_API_SERVER = "APIServer"
+_API_SERVER_FILES = re.compile(
+    r"(?:.*/)?(?:serving\w*|api_server|api_router|async_llm\w*|logger|launcher|protocol|chat_utils|\w*processor"
+    r"|preprocess|renderer|server_utils|llm_engine|core_client)\.py"
+)
 
 
 @dataclass(slots=True)
@@ -60,12 +79,9 @@ def match(lines: Iterable[str]) -> tuple[LogMessage, ...]:
     """The known messages among the lines, causes before consequences."""
     seen: dict[str, _Seen] = {}
     for line in lines:
-        lowered = line.lower()
-        if any(words in lowered for words in _OF_A_REQUEST):
-            continue
-        known = _known(lowered)
+        known = _known(line)
         if known is not None:
-            _note(seen.setdefault(known.name, _Seen()), _cut(line, lowered, known))
+            _note(seen.setdefault(known.name, _Seen()), plain(line, LINE_MOST))
     return tuple(_message(known, seen[known.name]) for known in KNOWN if known.name in seen)
 
 
@@ -75,17 +91,24 @@ def merged(before: tuple[LogMessage, ...], after: tuple[LogMessage, ...]) -> tup
     return tuple(both[known.name] for known in KNOWN if known.name in both)
 
 
-def _known(lowered: str) -> KnownMessage | None:
+def _known(line: str) -> KnownMessage | None:
+    """Return the message that a line is."""
+    prefix = _PREFIX.match(line)
+    start = prefix.end() if prefix else 0
+    message = line[start : start + LINE_MOST]
+    is_api_servers = prefix is not None and _is_api_servers(prefix)
     for known in KNOWN:
-        if any(all(mark in lowered for mark in group) for group in known.marks):
+        if (known.by_api_server or not is_api_servers) and known.begins(message):
             return known
     return None
 
 
-def _cut(line: str, lowered: str, known: KnownMessage) -> str:
-    places = [lowered.find(mark) for group in known.marks for mark in group]
-    start = max(min(place for place in places if place >= 0) - LEAD, 0)
-    return ("…" if start else "") + plain(line[start:], LINE_MOST)
+def _is_api_servers(prefix: re.Match[str]) -> bool:
+    """Say whether a line is the API server's; uvicorn's own lines have a level and no file."""
+    process, file = prefix["process"], prefix["file"]
+    if process is not None:
+        return process.startswith(_API_SERVER)
+    return bool(_API_SERVER_FILES.fullmatch(file)) if file is not None else prefix["level"] is not None
 
 
 def _note(seen: _Seen, line: str) -> None:

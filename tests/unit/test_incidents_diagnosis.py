@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from app.incidents import Evidence, Point, RankEvidence, advice, point
-from app.incidents.advice import KNOWN
 from app.incidents.diagnosis import diagnose, summarize
 from app.incidents.enginelog import match
 from app.incidents.incident import Advice, Finding
 from app.incidents.latest import latest
+from app.incidents.messages import KNOWN
 from app.incidents.questions import QUESTIONS
 from app.readings import (
     Components,
@@ -261,7 +261,7 @@ def test_every_question_is_tried_both_ways():
 def test_the_documentation_names_every_finding_and_message():
     """Those, and no others."""
     text = (Path(__file__).parents[2] / "docs" / "incidents.md").read_text()
-    named = set(re.findall(r"^\| `([a-z0-9_]+)` \|", text, re.MULTILINE)) - {"summary", "engine", "ranks", "notes"}
+    named = set(re.findall(r"^\| `([a-z0-9_]+)`\s*\|", text, re.MULTILINE)) - {"summary", "engine", "ranks", "notes"}
     named -= {"findings", "messages"}
     assert named == {name for name, _, _ in FOUND} | {known.name for known in KNOWN}
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from app.incidents.advice import KNOWN
 from app.incidents.enginelog import LINE_MOST, TAIL_BYTES, match, merged, read_tail
+from app.incidents.messages import KNOWN
 from app.incidents.plain import plain
 
 # As engines write them, wherever it was possible with what stands around them.
@@ -33,6 +33,61 @@ LINES = {
     ),
     "worker_died": "ERROR [multiproc_executor.py:231] Worker proc VllmWorker-0 died unexpectedly, shutting down.",
     "engine_dead": "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+    "sampler_warm_up_out_of_memory": (
+        "(VllmWorker rank=7 pid=10948) ERROR 03-16 06:12:38 [multiproc_executor.py:375] RuntimeError: CUDA out of "
+        "memory occurred when warming up sampler with 256 dummy requests. Please try lowering `max_num_seqs` or "
+        "`gpu_memory_utilization` when initializing the engine."
+    ),
+    "library_out_of_memory": "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "hccl_buffer_out_of_memory": "[ERROR] HCCL(9,python): [Init][CCLBuffer]alloc device memory failed",
+    "device_open_failed_507033": "open device 2 failed, runtime result = 507033.[FUNC:ReportCallError]",
+    "device_not_free_at_start": (
+        "(EngineCore_DP0 pid=9) ERROR 10-20 03:20:50 [core.py:718] ValueError: Free memory on device (20.1/23.6 GiB) "
+        "on startup is less than desired GPU memory utilization (0.9, 21.2 GiB)."
+    ),
+    "memory_changed_while_profiling": (
+        "AssertionError: Error in memory profiling. Initial free memory 60.1 GiB, current free memory 61.2 GiB."
+    ),
+    "no_room_for_kv_cache": (
+        "(EngineCore_DP0 pid=1102) ValueError: No available memory for the cache blocks. Try increasing "
+        "`gpu_memory_utilization` when initializing the engine."
+    ),
+    "killed_for_host_memory": "Memory cgroup out of memory: Killed process 412 (VLLM::EngineCor) total-vm:1kB",
+    "bus_error": "Fatal Python error: Bus error",
+    "worker_call_timed_out": "(EngineCore pid=9) ERROR [core.py:720] TimeoutError: RPC call to sample_tokens timed out",
+    "engine_core_died": (
+        "ERROR 01-16 17:16:49 [core_client.py:605] Engine core proc EngineCore_DP0 died unexpectedly, shutting down "
+        "client."
+    ),
+    "engine_start_failed": (
+        "(APIServer pid=963) RuntimeError: Engine core initialization failed. See root cause above."
+    ),
+}
+# Other forms of the same messages, as people have reported them.
+OTHER_FORMS = {
+    "OutOfMemoryError('CUDA out of memory. Tried to allocate 138.00 MiB. GPU 0 has": "cuda_out_of_memory",
+    "ERROR 03-05 07:15:39 engine.py:387] NPU out of memory. Tried to allocate 22.00 MiB": "npu_out_of_memory",
+    "RuntimeError: CUDA driver error: out of memory": "cuda_out_of_memory",
+    "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62": "cuda_out_of_memory",
+    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.": "cuda_out_of_memory",
+    "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.00 GiB.": "cuda_out_of_memory",
+    "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB": "cuda_out_of_memory",
+    "ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure 2 'out of memory'": (
+        "library_out_of_memory"
+    ),
+    "RuntimeError: Engine core process EngineCore_DP0 died unexpectedly.": "engine_core_died",
+    "[ERROR] aclrtMalloc failed, ret:207001": "runtime_result_207001",
+    "(EngineCore pid=9) INFO 10-22 09:43:49 [gpu_worker.py:360] Available KV cache memory: -0.87 GiB": (
+        "no_room_for_kv_cache"
+    ),
+    "ValueError: The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV "
+    "cache (7344).": "kv_cache_does_not_fit",
+    "ERROR 04-30 10:20:36 [core.py:396] EngineCore failed to start.": "engine_start_failed",
+    "(EngineCore_DP0 pid=559) ERROR 10-20 03:20:50 [core.py:720] EngineCore encountered a fatal error.": "engine_dead",
+    "MultiModalCacheMissError: Expected a cached item for mm_hash='abc'": "mm_cache_drift",
+    "bash: line 1:   412 Killed                  vllm serve": "killed_for_host_memory",
+    "2026-11-21T14:22:33.123456789+00:00 stderr F RuntimeError: NPU out of memory. Tried": "npu_out_of_memory",
+    '{"log":"AssertionError: Encoder cache miss for 0e41.\\n","stream":"stderr"}': "encoder_cache_miss",
 }
 HARMLESS = [
     "",
@@ -43,6 +98,16 @@ HARMLESS = [
     # What a client wrote into a prompt is nobody's evidence.
     "INFO [logger.py:39] Received request cmpl-1: prompt: 'NPU out of memory', params: None",
     "INFO [logger.py:38] Request cmpl-1 details: prompt: 'Encoder cache miss CUDA out of memory', prompt_token_ids: []",
+    "INFO [async_llm.py:1] Added request chatcmpl-1: CUDA out of memory",
+    "INFO 10-22 09:43:49 [async_llm.py:1] CUDA out of memory",
+    '(APIServer pid=1) INFO:     10.0.0.1:1 - "POST /v1/completions?x=cuda%20out%20of%20memory HTTP/1.1" 200 OK',
+    "ERROR [serving_chat.py:1] Error in preprocessing prompt inputs: ValueError: my prompt says CUDA out of memory",
+    "(APIServer pid=1) ERROR 10-22 09:43:49 [serving_chat.py:200] RuntimeError: CUDA out of memory",
+    "(APIServer pid=1) NPU out of memory",
+    "INFO:     NPU out of memory",
+    "ValueError: CUDA out of memory is what the client wrote",
+    "the words NPU out of memory within a line",
+    "(EngineCore pid=9) INFO 10-22 09:43:49 [gpu_worker.py:360] Available KV cache memory: 44.30 GiB",
 ]
 
 
@@ -53,6 +118,18 @@ def test_every_known_message_is_found(name):
     assert (message.name, message.count, message.lines) == (name, 1, (LINES[name],))
     assert message.meaning.endswith(".")
     assert message.advice
+
+
+@pytest.mark.parametrize("line", OTHER_FORMS)
+def test_a_message_is_found_in_its_other_forms(line):
+    """Other versions, devices and loggers write it differently."""
+    assert [message.name for message in match([line])] == [OTHER_FORMS[line]]
+
+
+def test_advice_begins_with_the_setting_that_the_message_names():
+    """Who reads `try lowering max_num_seqs` must find it first."""
+    (message,) = match([LINES["sampler_warm_up_out_of_memory"]])
+    assert message.advice[0].setting == "--max-num-seqs"
 
 
 @pytest.mark.parametrize("line", HARMLESS)
@@ -73,19 +150,18 @@ def test_causes_come_before_consequences():
 
 def test_of_many_lines_the_first_ones_and_the_last_are_kept():
     """And all are counted."""
-    (message,) = match([f"{number}: Encoder cache miss" for number in range(50)])
+    (message,) = match([f"Encoder cache miss for {number}" for number in range(50)])
     assert message.count == 50
-    assert [line.split(":")[0] for line in message.lines] == ["0", "1", "49"]
+    assert [line.split()[-1] for line in message.lines] == ["0", "1", "49"]
 
 
-def test_a_line_is_cut_around_what_is_known_in_it():
-    """And nothing in it is obeyed by a terminal or a page."""
-    (message,) = match(["x" * 5000 + "\x1b[31mEncoder cache miss\x1b[0m \x07\x00\u202e<script>" + "y" * 5000])
+def test_a_line_is_cut_and_made_plain():
+    """Nothing in it is obeyed by a terminal or a page."""
+    (message,) = match(["Encoder cache miss \x1b[31m\x1b[0m \x07\x00\u202e<script>" + "y" * 5000])
     (line,) = message.lines
-    assert "Encoder cache miss" in line
+    assert line.startswith("Encoder cache miss")
     assert len(line) <= LINE_MOST + 1
     assert line.isprintable()
-    assert line.startswith("…")
 
 
 def test_messages_that_came_later_are_added():
