@@ -217,6 +217,7 @@ class Settings(BaseModel):
         None,
         description="writes a JSON line for each request that ended: `-` for standard output, or a file's absolute "
         "path; unset: disabled",
+        json_schema_extra={"pattern": "^(-$|/)"},
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of the sidecar's own log")
     policy: PolicySettings = PolicySettings()

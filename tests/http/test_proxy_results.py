@@ -350,8 +350,25 @@ async def test_attacks_do_not_fill_the_log(tmp_path, caplog):
     assert len(told) == 5
 
 
-async def test_no_path_makes_a_line_of_the_log(front, caplog):
-    """What is not printable is escaped, and what is long is cut."""
+async def test_no_secret_is_in_any_line(logged, upstream, caplog):
+    """Of a request that the engine failed, with a token in its query, in a header and in its body."""
+
+    @upstream.on("/v1/completions")
+    async def hang_up(call):
+        await call.read()
+        call.die()
+
+    sent = request("POST", "/v1/completions?key=s3cret", b"s3cret", "authorization: Bearer s3cret", "cookie: s3cret")
+    async with logged.proxy() as front:
+        await exchange(front, sent, until_bytes=b"}}")
+    assert (logged.line["status"], logged.line["path"]) == (502, "/v1/completions")
+    assert "s3cret" not in json.dumps(logged.line)
+    assert "POST /v1/completions: the engine closed the connection" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
+async def test_no_path_fills_the_log(front, caplog):
+    """What is long is cut."""
     await front.get("x" * 60_000)
     (told,) = [record.getMessage() for record in caplog.records if record.name == "app.proxy"]
     assert len(told) < 1000

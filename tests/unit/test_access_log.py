@@ -88,7 +88,7 @@ def test_a_file_that_was_moved_away_is_made_anew(access_log, path):
     """As logrotate does it, without a word to us."""
     moved = path.with_suffix(".1")
     access_log.write(numbered(1))
-    until(lambda: path.read_text())
+    until(path.read_text)
     path.rename(moved)
     access_log.write(numbered(2))
     access_log.close()

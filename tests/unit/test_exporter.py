@@ -121,12 +121,12 @@ def exporter_of(report: Report, result: RemedyResult | None = None) -> Exporter:
     exporter.remedy_ended(RemedyResult(remedy="reset_mm_cache", outcome="refused"), "drop-in")
     for _ in range(7):
         exporter.traffic.request_started()
-    for path_class, code, result, seconds, first_byte_seconds in ENDED:
+    for path_class, code, how, seconds, first_byte_seconds in ENDED:
         exporter.traffic.request_ended(
             path_class,
             "POST",
             code,
-            result,
+            how,
             seconds=seconds,
             first_byte_seconds=first_byte_seconds,
             request_bytes=1000,
