@@ -65,6 +65,7 @@ class Exchange(Conversation, Asker):
     _reason: str | None = None  # why it is not
     _request_bytes = 0  # of the body
     _response_bytes = 0
+    _held_since: float | None = None  # while it waits at the gate
     _held_seconds = 0.0
     _was_reused: bool | None = None  # the engine's connection, once there is one
     _engine_is_full = False
@@ -102,14 +103,20 @@ class Exchange(Conversation, Asker):
         self._connect()
 
     async def _wait_at_gate(self) -> None:
+        self._held_since = time.perf_counter()
         try:
             await self._proxy.gate.enter()
         except Shed as shed:
             self.fail(Failure(503, shed.reason, str(shed), shed.retry_after))
             return
         self._is_counted_at_gate = True
-        self._held_seconds = time.perf_counter() - self._started
+        self._end_hold(time.perf_counter())
         self._connect()
+
+    def _end_hold(self, now: float) -> None:
+        if self._held_since is not None:
+            self._held_seconds += now - self._held_since
+            self._held_since = None
 
     def _connect(self) -> None:
         self._state = State.CONNECTING
@@ -326,9 +333,8 @@ class Exchange(Conversation, Asker):
 
     def _end(self) -> None:
         now = time.perf_counter()
-        if self._state is State.HELD:
-            self._held_seconds = now - self._started
-        elif self._state is State.TUNNEL:
+        self._end_hold(now)
+        if self._state is State.TUNNEL:
             self._proxy.tunnels -= 1
         self._state = State.OVER
         proxy = self._proxy

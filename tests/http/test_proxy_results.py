@@ -200,6 +200,41 @@ async def test_a_stream_that_is_cut_at_the_end_of_the_sidecar_is_truncated(logge
     assert (front.observed.errors, front.observed.refused) == ([], [])
 
 
+async def test_a_client_whose_body_is_nonsense_is_no_failure_of_the_engine(logged, upstream):
+    """Although the answer had begun: the request is refused, and nobody is told that the engine broke off."""
+
+    @upstream.on("/v1/completions")
+    async def stream(call):
+        await call.begin()
+        await call.chunk(b"data: 1\n\n")
+        await call.wait_until_gone()
+
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: sidecar\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n"
+    async with logged.proxy() as front:
+        wire = await front.connect()
+        await wire.send(head)
+        await wire.reader.readuntil(b"data: 1\n\n")
+        await wire.send(b"not a size\r\n")
+        await wire.reader.read()
+    assert (logged.line["status"], logged.line["result"], logged.line["reason"]) == (200, "refused", "bad_request")
+    assert (front.observed.errors, front.observed.refused) == ([], ["bad_request"])
+
+
+async def test_a_body_to_an_own_path_that_cannot_be_read_is_refused(tmp_path):
+    """The sidecar's own paths count their refusals like the engine's."""
+    log = tmp_path / "access.log"
+    head = b"POST /memory/marks HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\nnot a size\r\n"
+    async with sidecar_before(FakeEngine(), access_log=str(log)) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(head)
+        await reader.read()
+        writer.close()
+        page = running.app.services.exporter.expose("text/plain")[0].decode()
+    assert 'highwater_proxy_refused_total{reason="bad_request"} 1.0' in page
+    (line,) = [json.loads(text) for text in log.read_text().splitlines()]
+    assert (line["path_class"], line["status"], line["result"]) == ("sidecar", 400, "refused")
+
+
 async def test_an_engine_that_is_down_is_answered_for(logged, unused_tcp_port):
     """The sidecar answers in its place: refused, with the reason of the engine's failure."""
     async with logged.proxy(f"http://127.0.0.1:{unused_tcp_port}") as front:
@@ -213,8 +248,8 @@ async def test_an_engine_that_is_down_is_answered_for(logged, unused_tcp_port):
 
 
 async def test_a_request_that_waits_at_the_gate_says_how_long(logged):
-    """Whether it was let through or not."""
-    async with logged.proxy(gate=Gate(hold_seconds=0.05)) as front:
+    """Whether it was let through, was shed or left."""
+    async with logged.proxy(gate=Gate(hold_seconds=0.2)) as front:
         with front.gate.closed(10):
             wire = await front.connect()
             await wire.request("POST", "/v1/completions", body=b"1")
@@ -223,10 +258,18 @@ async def test_a_request_that_waits_at_the_gate_says_how_long(logged):
         await wire.answer()
         with front.gate.closed(10):
             await front.post("/v1/completions", b"2")
-    passed, shed = logged.lines
+            wire = await front.connect()
+            await wire.request("POST", "/v1/completions", body=b"3")
+            await until(lambda: front.gate.held == 1)
+            await asyncio.sleep(0.01)
+            await wire.leave()
+            await until(lambda: len(front.observed.ended) == 3)
+    passed, shed, left = logged.lines
     assert (passed["result"], shed["result"], shed["reason"]) == ("complete", "refused", "held_too_long")
     assert 0.01 <= passed["held_seconds"] <= passed["duration_seconds"]
-    assert 0.05 <= shed["held_seconds"] <= shed["duration_seconds"]
+    assert 0.19 <= shed["held_seconds"] <= shed["duration_seconds"]
+    assert 0.01 <= left["held_seconds"] <= left["duration_seconds"]
+    assert (left["status"], left["result"], left["engine_connection_reused"]) == (499, "client_left", None)
     assert front.observed.refused == ["held_too_long"]
 
 
