@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
+import socket
 import sys
 from contextlib import suppress
 from types import FrameType
@@ -58,7 +60,12 @@ def _run(settings: Settings) -> None:
     tls = sidecar.tls
 
     class Server(uvicorn.Server):
-        """Ends live event streams when told to stop; the server would wait for them."""
+        """Ends live event streams when told to stop, for the server would wait for them; opens a log file again."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if sidecar.access_log is not None and sidecar.access_log.is_file:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, sidecar.access_log.reopen)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             super().handle_exit(sig, frame)

@@ -19,7 +19,7 @@ from app.attribution import COMPONENTS, host_ratio
 from app.policy import PolicyMode
 from app.readings import EngineState, PolicyStatus, RankReading, RemedyResult, Report, RulePhase, Trigger
 from app.table import device_title, rank_title
-from app.traffic import Traffic
+from app.traffic import Connections, Traffic
 
 _RANK_LABELS = ("rank", "device", "host")
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -85,12 +85,22 @@ class Exporter:
         report: Gives the last report.
         policy: Gives the policy as it stands.
         held: Gives the number of requests held at the gate.
+        connections: Gives the proxy's connections.
+        dropped_lines: Gives the number of lines that the access log lost.
+
+    Attributes:
+        traffic: Counts proxied requests; the proxy's observer.
     """
 
     content_type_classic = "text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(
-        self, report: Callable[[], Report], policy: Callable[[], PolicyStatus], held: Callable[[], int] = lambda: 0
+        self,
+        report: Callable[[], Report],
+        policy: Callable[[], PolicyStatus],
+        held: Callable[[], int] = lambda: 0,
+        connections: Callable[[], Connections] = Connections,
+        dropped_lines: Callable[[], int] = lambda: 0,
     ) -> None:
         registry = self._registry = CollectorRegistry()
         registry.register(_LastReport(report, policy))
@@ -121,19 +131,11 @@ class Exporter:
             "remedy",
             "moment",
         )
-        self._traffic = Traffic()
-        registry.register(self._traffic)
+        self.traffic = Traffic(connections)
+        registry.register(self.traffic)
         text = "Proxied requests that wait for a reset to end."
         Gauge("highwater_proxy_requests_held", text, registry=registry).set_function(held)
-        self._disconnects = counter(
-            "proxy_client_disconnects_total", "Clients that left before their answer was complete."
-        )
-        self._upstream_errors = counter(
-            "proxy_upstream_errors_total", "Proxied requests that the engine failed.", "reason"
-        )
-        self._shed = counter(
-            "proxy_requests_shed_total", "Requests answered with 503 while new ones were held for a reset.", "reason"
-        )
+        registry.register(_DroppedLines(dropped_lines))
         build = Gauge("highwater_build_info", "Always 1; the version is a label.", ("version",), registry=registry)
         build.labels(__version__).set(1)
 
@@ -161,27 +163,6 @@ class Exporter:
                 max(getattr(result.freed_components, component) or 0, 0)
             )
 
-    def request_started(self, path_class: str) -> None:
-        """A proxied request is under way."""
-        del path_class
-        self._traffic.started()
-
-    def request_ended(self, path_class: str, method: str, code: int, first_byte_seconds: float | None) -> None:
-        """A proxied request is over."""
-        self._traffic.ended(path_class, method, code, first_byte_seconds)
-
-    def client_disconnected(self) -> None:
-        """A client left before its answer was complete."""
-        self._disconnects.inc()
-
-    def upstream_error(self, reason: str) -> None:
-        """The engine failed a proxied request."""
-        self._upstream_errors.labels(reason).inc()
-
-    def request_shed(self, reason: str) -> None:
-        """A request was not let through while new ones were held."""
-        self._shed.labels(reason).inc()
-
     # --- what is shown ---
 
     def expose(self, accept: str) -> tuple[bytes, str]:
@@ -192,6 +173,22 @@ class Exporter:
     def expose_with(self, engine_text: str) -> tuple[bytes, str]:
         """Our families and then the engine's own; in the classic form, which is what vLLM speaks."""
         return generate_latest(self._registry) + engine_text.encode(), self.content_type_classic
+
+
+class _DroppedLines(Collector):
+    """The family of the access log: it counts by itself."""
+
+    def __init__(self, dropped: Callable[[], int]) -> None:
+        self._dropped = dropped
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the access log may not be there yet."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """The number as it stands."""
+        text = "Lines of the access log that were dropped, because they could not be written as fast as requests ended."
+        yield CounterMetricFamily("highwater_access_log_lines_dropped", text, value=self._dropped())
 
 
 class _LastReport(Collector):

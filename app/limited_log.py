@@ -6,6 +6,16 @@ import logging
 import time
 from collections.abc import Callable
 
+LOGGED_CHARACTERS = 200
+
+
+def printable(text: bytes | str) -> str:
+    """Text that a client chose, fit for one line of a log: cut, and with escapes for all but printable ASCII."""
+    cut = text[:LOGGED_CHARACTERS]
+    known = cut.decode("latin-1") if isinstance(cut, bytes) else cut
+    escaped = known.encode("unicode_escape").decode("ascii")
+    return escaped if len(text) <= LOGGED_CHARACTERS else f"{escaped}..."
+
 
 class LimitedLog:
     """Passes a few lines per kind and period on to a logger, and counts the rest.
@@ -39,7 +49,7 @@ class LimitedLog:
         Args:
             kind: A bounded set of words: one share each.
             message: As for ``logging``.
-            arguments: As for ``logging``; text of a client must be made printable by the caller.
+            arguments: As for ``logging``; text of a client must go through ``printable``.
         """
         now = self._clock()
         start, seen = self._periods.get(kind, (float("-inf"), 0))

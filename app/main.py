@@ -24,6 +24,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import __version__
+from app.access_log import AccessLog
 from app.allowlist import AllowList
 from app.black_box import BlackBox
 from app.engine import Engine
@@ -66,6 +67,8 @@ from app.tls import TlsWatch, engine_context, listening_context
 log = logging.getLogger("highwater")
 
 NOT_FOUND = 404
+# Labels of what the allow list refuses; a path that it does not know is not admitted.
+_REFUSAL_REASONS = {400: "bad_request", 403: "forbidden"}
 OWN_PATHS_HINT = ". The sidecar's own: /memory, /dashboard, /metrics, /policy, /readyz"
 CONTROL_BODY_BYTES = 1024 * 1024
 PATH_BYTES_REMEMBERED = 256
@@ -85,6 +88,7 @@ class Sidecar:
         close_streams: Ends every live event stream; the server calls it when it is told to stop, because it waits
             for open connections.
         tls: What clients are answered with; None: plain HTTP.
+        access_log: Gets a line for each request that ended; None: disabled.
     """
 
     protocol: Callable[..., ClientConnection]
@@ -93,6 +97,7 @@ class Sidecar:
     close_streams: Callable[[], None]
     control: ASGIApp
     tls: ssl.SSLContext | None
+    access_log: AccessLog | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entrance, for the lifespan and our own paths."""
@@ -127,7 +132,8 @@ class Front:
             return Destination("engine", path_class(path))
         # For whoever is here for the first time, with curl and no documentation.
         ours = OWN_PATHS_HINT if verdict.status == NOT_FOUND else ""
-        return Destination("nowhere", refusal=Failure(verdict.status, "not_admitted", verdict.reason + ours))
+        reason = _REFUSAL_REASONS.get(verdict.status, "not_admitted")
+        return Destination("nowhere", refusal=Failure(verdict.status, reason, verdict.reason + ours))
 
 
 class Loops:
@@ -181,8 +187,14 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         history.record("policy", policy.news)
         log.warning("%s", policy.news)
     gate = Gate(hold_seconds=settings.gate.hold_seconds, max_held=settings.gate.max_held)
-    # The parts that count are made before the parts that are counted: hence the two late looks.
-    exporter = Exporter(lambda: poller.current(), lambda: governor.status(), lambda: gate.held)  # noqa: PLW0108
+    # The parts that count are made before the parts that are counted: hence the late looks.
+    exporter = Exporter(
+        lambda: poller.current(),  # noqa: PLW0108
+        lambda: governor.status(),  # noqa: PLW0108
+        held=lambda: gate.held,
+        connections=lambda: proxy.connections(),  # noqa: PLW0108
+        dropped_lines=lambda: 0 if proxy.access_log is None else proxy.access_log.dropped,
+    )
     flight = _flight(settings, engine, lambda: len(proxy.exchanges))
     poller = Poller(
         engine,
@@ -224,7 +236,14 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         idle_seconds=settings.proxy.idle_seconds,
         max_header_bytes=settings.proxy.max_header_bytes,
     )
-    proxy = Proxy(settings.engine_url, observer=exporter, limits=limits, gate=gate, tls=engine_tls)
+    proxy = Proxy(
+        settings.engine_url,
+        observer=exporter.traffic,
+        limits=limits,
+        gate=gate,
+        tls=engine_tls,
+        access_log=None if settings.access_log is None else AccessLog(settings.access_log),
+    )
     loops = Loops(poller.run, governor.run, box.run, TlsWatch(tls, engine_tls).run)
 
     @asynccontextmanager
@@ -271,6 +290,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         history.close,
         BodyLimit(control, CONTROL_BODY_BYTES),
         tls,
+        proxy.access_log,
     )
 
 

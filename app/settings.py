@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from app.access_log import STANDARD_OUTPUT
 from app.allowlist import AllowList
 from app.policy_settings import PolicySettings
 from app.tls import TlsFiles, check_certificate, check_pair
@@ -211,6 +213,12 @@ class Settings(BaseModel):
     state_file: Path | None = Field(
         None, description="keeps PUT /policy and a pause of the engine across restarts; none: neither is done"
     )
+    access_log: str | None = Field(
+        None,
+        description="writes a JSON line for each request that ended: `-` for standard output, or a file's absolute "
+        "path; unset: disabled",
+        json_schema_extra={"pattern": "^(-$|/)"},
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of the sidecar's own log")
     policy: PolicySettings = PolicySettings()
     gate: GateSettings = GateSettings()
@@ -243,6 +251,18 @@ class Settings(BaseModel):
     def _in_a_folder_that_is_there(cls, value: Path | None) -> Path | None:
         if value is not None and (not value.is_absolute() or value.is_dir() or not value.parent.is_dir()):
             raise ValueError("must be the absolute path of a file in a folder that exists")
+        return value
+
+    @field_validator("access_log")
+    @classmethod
+    def _a_file_that_can_be_written(cls, value: str | None) -> str | None:
+        if value is None or value == STANDARD_OUTPUT:
+            return value
+        path = Path(value)
+        if not path.is_absolute() or path.is_dir() or not path.parent.is_dir():
+            raise ValueError("must be - or the absolute path of a file in a folder that exists")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError("must be a file that can be written, and this process may not")
         return value
 
     @field_validator("engine_log")

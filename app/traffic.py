@@ -8,36 +8,139 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-FIRST_BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+# A response that is not streamed has its first byte at its end: hence the minutes.
+FIRST_BYTE_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+DURATION_BUCKETS = (
+    *(0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0),
+)
+Result = Literal["complete", "client_left", "truncated", "refused"]
+"""How a request ended: the client got the whole response; it left before that; the response began and broke off; the
+sidecar answered with an error in the engine's place, or would not read the request to its end."""
+
+# Requests of this path class are counted, and are in no histogram: probes would drown what clients wait for.
+HEALTH = "health"
+# Of the refusals, those that have a family of their own: the gate's, and those at the end of the sidecar.
+SHED_REASONS = ("gate_full", "held_too_long", "shutting_down")
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The proxy's connections at one moment, and what has been sent over them since it started."""
+
+    clients: int = 0
+    engine_active: int = 0
+    engine_idle: int = 0
+    tunnels: int = 0
+    requests_on_new: int = 0
+    """Requests sent to the engine over a connection that was opened for them."""
+    requests_on_reused: int = 0
+    """Requests sent to the engine over a connection that had served another one."""
+    retries: int = 0
+
+
+class _Histogram:
+    """Values counted by bucket.
+
+    Args:
+        bounds: The upper bounds, in rising order.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, label: str) -> None:
+        """Show it as one series of the family, unless nothing was counted."""
+        if any(self._counts):
+            bounds = (*map(floatToGoString, self._bounds), "+Inf")
+            buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+            family.add_metric((label,), buckets, self._sum)
+
+
+class _PathClass:
+    """What is counted of the requests of one path class."""
+
+    def __init__(self) -> None:
+        self.ended: Counter[tuple[str, int, Result]] = Counter()  # by method, status code and result
+        self.durations = _Histogram(DURATION_BUCKETS)
+        self.first_bytes = _Histogram(FIRST_BYTE_BUCKETS)
+        self.request_bytes = 0
+        self.response_bytes = 0
 
 
 class Traffic(Collector):
-    """The families of the proxied requests, and what changes them."""
+    """The families of the proxied requests, and what changes them: a ``ProxyObserver``.
 
-    def __init__(self) -> None:
+    Args:
+        connections: Gives the connections as they stand.
+    """
+
+    def __init__(self, connections: Callable[[], Connections] = Connections) -> None:
+        self._connections = connections
         self._under_way = 0
-        self._ended: Counter[tuple[str, str, int]] = Counter()
-        self._first_bytes = [0] * (len(FIRST_BYTE_BUCKETS) + 1)
-        self._first_byte_seconds = 0.0
+        self._classes: dict[str, _PathClass] = {}
+        self._upstream_errors: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
 
-    def started(self) -> None:
-        """A request is under way."""
+    # --- what is counted ---
+
+    def request_started(self) -> None:
+        """Count a request that is under way."""
         self._under_way += 1
 
-    def ended(self, path_class: str, method: str, code: int, first_byte_seconds: float | None) -> None:
-        """It is over."""
+    def request_ended(
+        self,
+        path_class: str,
+        method: str,
+        code: int,
+        result: Result,
+        *,
+        seconds: float,
+        first_byte_seconds: float | None,
+        request_bytes: int,
+        response_bytes: int,
+    ) -> None:
+        """Count a request that is over."""
         self._under_way -= 1
-        self._ended[path_class, method, code] += 1
+        counted = self._classes.get(path_class)
+        if counted is None:
+            counted = self._classes[path_class] = _PathClass()
+        counted.ended[method, code, result] += 1
+        counted.request_bytes += request_bytes
+        counted.response_bytes += response_bytes
+        if path_class == HEALTH:
+            return
+        if result != "refused":
+            counted.durations.observe(seconds)
         if first_byte_seconds is not None:
-            self._first_bytes[bisect_left(FIRST_BYTE_BUCKETS, first_byte_seconds)] += 1
-            self._first_byte_seconds += first_byte_seconds
+            counted.first_bytes.observe(first_byte_seconds)
+
+    def upstream_error(self, reason: str) -> None:
+        """Count a request that the engine failed."""
+        self._upstream_errors[reason] += 1
+
+    def request_refused(self, reason: str) -> None:
+        """Count a request that was not passed on, or not to its end."""
+        self._refused[reason] += 1
+
+    # --- what is shown ---
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: the names are all that a registry would look at."""
@@ -45,17 +148,89 @@ class Traffic(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The numbers as they stand."""
+        yield from self._request_families()
+        yield from self._failure_families()
+        yield from _connection_families(self._connections())
+
+    def _request_families(self) -> Iterator[Metric]:
         ended = CounterMetricFamily(
-            "highwater_proxy_requests", "Proxied requests that ended.", labels=("path_class", "method", "code")
+            "highwater_proxy_requests",
+            "Proxied requests that ended. The result is complete, client_left, truncated (the response broke off) or "
+            "refused (the sidecar answered with an error in the engine's place).",
+            labels=("path_class", "method", "code", "result"),
         )
-        for (path_class, method, code), count in sorted(self._ended.items()):
-            ended.add_metric((path_class, method, str(code)), count)
+        durations = HistogramMetricFamily(
+            "highwater_proxy_request_duration_seconds",
+            "Time from a proxied request's head to the end of its response, or to where it broke off. Refused requests "
+            "and health checks are left out.",
+            labels=("path_class",),
+        )
+        first_bytes = HistogramMetricFamily(
+            "highwater_proxy_time_to_first_byte_seconds",
+            "Time from a proxied request's head to the first byte of its response's body, of a WebSocket to its "
+            "opening. Health checks are left out.",
+            labels=("path_class",),
+        )
+        received = CounterMetricFamily(
+            "highwater_proxy_request_bytes",
+            "Bytes of heads and bodies that clients sent in proxied requests, counted when a request ends.",
+            labels=("path_class",),
+        )
+        sent = CounterMetricFamily(
+            "highwater_proxy_response_bytes",
+            "Bytes of heads and bodies that clients were sent in response, counted when a request ends.",
+            labels=("path_class",),
+        )
+        for path_class, counted in sorted(self._classes.items()):
+            for (method, code, result), count in sorted(counted.ended.items()):
+                ended.add_metric((path_class, method, str(code), result), count)
+            counted.durations.add_to(durations, path_class)
+            counted.first_bytes.add_to(first_bytes, path_class)
+            received.add_metric((path_class,), counted.request_bytes)
+            sent.add_metric((path_class,), counted.response_bytes)
         yield ended
         text = "Proxied requests under way."
         yield GaugeMetricFamily("highwater_proxy_requests_in_flight", text, value=self._under_way)
-        bounds = (*map(floatToGoString, FIRST_BYTE_BUCKETS), "+Inf")
-        buckets = list(zip(bounds, map(float, accumulate(self._first_bytes)), strict=True))
-        text = "Time from a proxied request's head to the first byte of its answer's body."
-        first_byte = HistogramMetricFamily("highwater_proxy_time_to_first_byte_seconds", text)
-        first_byte.add_metric((), buckets, self._first_byte_seconds)
-        yield first_byte
+        yield from (durations, first_bytes, received, sent)
+
+    def _failure_families(self) -> Iterator[Metric]:
+        left = sum(
+            count
+            for counted in self._classes.values()
+            for (_, _, result), count in counted.ended.items()
+            if result == "client_left"
+        )
+        text = "Clients that left before their answer was complete."
+        yield CounterMetricFamily("highwater_proxy_client_disconnects", text, value=left)
+        text = "Proxied requests that the engine failed."
+        errors = CounterMetricFamily("highwater_proxy_upstream_errors", text, labels=("reason",))
+        for reason, count in sorted(self._upstream_errors.items()):
+            errors.add_metric((reason,), count)
+        text = "Requests on the data plane that the sidecar refused, or would not read to their end."
+        refused = CounterMetricFamily("highwater_proxy_refused", text, labels=("reason",))
+        text = "Refused requests that were answered with 503 while new ones were held for a reset, or at the end."
+        shed = CounterMetricFamily("highwater_proxy_requests_shed", text, labels=("reason",))
+        for reason, count in sorted(self._refused.items()):
+            refused.add_metric((reason,), count)
+            if reason in SHED_REASONS:
+                shed.add_metric((reason,), count)
+        yield from (errors, refused, shed)
+
+
+def _connection_families(connections: Connections) -> Iterator[Metric]:
+    text = "Open connections of clients, to proxied and to the sidecar's own paths."
+    yield GaugeMetricFamily("highwater_proxy_connections", text, value=connections.clients)
+    text = "Open connections to the engine: active while they serve a request, idle while they are kept for the next."
+    engine = GaugeMetricFamily("highwater_proxy_engine_connections", text, labels=("state",))
+    engine.add_metric(("active",), connections.engine_active)
+    engine.add_metric(("idle",), connections.engine_idle)
+    yield engine
+    text = "Requests sent to the engine, by whether their connection was new or reused."
+    requests = CounterMetricFamily("highwater_proxy_engine_requests", text, labels=("connection",))
+    requests.add_metric(("new",), connections.requests_on_new)
+    requests.add_metric(("reused",), connections.requests_on_reused)
+    yield requests
+    text = "Requests sent to the engine once more, because a kept connection was closed before an answer."
+    yield CounterMetricFamily("highwater_proxy_retries", text, value=connections.retries)
+    text = "Open WebSocket tunnels."
+    yield GaugeMetricFamily("highwater_proxy_tunnels", text, value=connections.tunnels)

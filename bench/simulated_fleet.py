@@ -114,8 +114,18 @@ class Sidecar:
 
     def _request(self, code: int) -> None:
         self._requests += 1
-        self._exporter.request_started("chat")
-        self._exporter.request_ended("chat", "POST", code, self._chance.uniform(0.05, 3.0))
+        seconds = self._chance.uniform(0.05, 3.0)
+        self._exporter.traffic.request_started()
+        self._exporter.traffic.request_ended(
+            "chat_completions",
+            "POST",
+            code,
+            "complete",
+            seconds=4 * seconds,
+            first_byte_seconds=seconds,
+            request_bytes=2000,
+            response_bytes=8000,
+        )
 
     def _remedy(self, name: str) -> None:
         result = RemedyResult(

@@ -251,8 +251,10 @@ class ClientConnection(Client):
             return
         talk: Conversation
         if where.to == "own":
-            body_ticks, deaf_ticks = self._proxy.client_ticks, self._proxy.idle_ticks
-            talk = OwnConversation(self, head, *self._uvicorn, body_ticks=body_ticks, deaf_ticks=deaf_ticks)
+            config, server_state, app_state = self._uvicorn
+            talk = OwnConversation(
+                self._proxy, self, head, config=config, server_state=server_state, app_state=app_state
+            )
         else:
             talk = Exchange(self._proxy, self, head, where.path_class)
         self._current, incoming.talk = incoming, talk
@@ -341,6 +343,7 @@ class ClientConnection(Client):
     def _write_error(self, failure: Failure, head: RequestHead, *, close: bool) -> None:
         answer = error_answer(failure, head.request_id(), close=close, without_body=head.method == b"HEAD")
         self.writing.write(answer)
+        self._proxy.refused(failure, head, self.peer, len(answer))
 
     def _end_after(self, incoming: _Incoming) -> None:
         if incoming.is_complete and not self._is_deaf:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from enum import Enum
@@ -11,7 +10,6 @@ from enum import Enum
 from app.gate import Shed
 from app.proxy.failures import (
     ANSWER_STALLED,
-    BROKEN_OFF,
     CLIENT_DEAF,
     CLIENT_LEFT,
     CLIENT_STALLED,
@@ -26,11 +24,8 @@ from app.proxy.heads import NEVER_A_TRAILER, READING, AnswerHead, Header, Reques
 from app.proxy.proxy import Proxy
 from app.proxy.roles import Asker, Client, Conversation
 from app.proxy.upstream import EngineConnection
+from app.traffic import Result
 
-log = logging.getLogger("app.proxy")
-
-# Of a target, which may be as long as a head.
-_LOGGED_BYTES = 200
 # The request's body is too much, too slow, or not HTTP: the connection ends with the answer.
 _UNREADABLE = frozenset({400, 408, 413, 431})
 # Of what is for the engine and cannot be sent yet; then the client is not read.
@@ -52,10 +47,10 @@ class Exchange(Conversation, Asker):
     """One request, from its head to the end of its answer.
 
     Args:
-        proxy: the gate, the pool, the limits, and who counts.
+        proxy: the gate, the pool, the limits, and what is counted and logged.
         client: gets the answer.
         head: the request's.
-        path_class: for who counts.
+        path_class: a label of what is counted.
     """
 
     # Defaults here and not in __init__: a plain request changes few of them.
@@ -66,6 +61,13 @@ class Exchange(Conversation, Asker):
     _task: asyncio.Task[None] | None = None
     _code: int | None = None  # that the client has seen
     _first_byte_seconds: float | None = None
+    _result: Result = "complete"
+    _reason: str | None = None  # why it is not
+    _request_bytes = 0  # of the body
+    _response_bytes = 0
+    _held_since: float | None = None  # while it waits at the gate
+    _held_seconds = 0.0
+    _was_reused: bool | None = None  # the engine's connection, once there is one
     _engine_is_full = False
     _client_is_full = False
     _has_repeated = False
@@ -92,7 +94,7 @@ class Exchange(Conversation, Asker):
     def start(self) -> None:
         """Set out: through the gate, to a connection."""
         self._proxy.exchanges.add(self)
-        self._proxy.observer.request_started(self._path_class)
+        self._proxy.observer.request_started()
         if self._head.method not in READING or self.wants_tunnel:
             if not self._proxy.gate.try_enter():
                 self._task = self._proxy.spawn(self._wait_at_gate())
@@ -101,13 +103,20 @@ class Exchange(Conversation, Asker):
         self._connect()
 
     async def _wait_at_gate(self) -> None:
+        self._held_since = time.perf_counter()
         try:
             await self._proxy.gate.enter()
         except Shed as shed:
             self.fail(Failure(503, shed.reason, str(shed), shed.retry_after))
             return
         self._is_counted_at_gate = True
+        self._end_hold(time.perf_counter())
         self._connect()
+
+    def _end_hold(self, now: float) -> None:
+        if self._held_since is not None:
+            self._held_seconds += now - self._held_since
+            self._held_since = None
 
     def _connect(self) -> None:
         self._state = State.CONNECTING
@@ -127,6 +136,11 @@ class Exchange(Conversation, Asker):
     def _ask(self, engine: EngineConnection) -> None:
         self._state = State.ASKING
         self._engine = engine
+        self._was_reused = engine.answered > 0
+        if self._was_reused:
+            self._proxy.requests_on_reused += 1
+        else:
+            self._proxy.requests_on_new += 1
         self._quiet = 0
         self._patience = self._proxy.first_byte_ticks if self._has_asked else self._proxy.idle_ticks
         engine.ask(self)
@@ -145,6 +159,7 @@ class Exchange(Conversation, Asker):
 
     def body(self, piece: bytes) -> None:
         """A piece of the request's body; or of a tunnel."""
+        self._request_bytes += len(piece)
         if self._head.chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
         self._send(piece)
@@ -186,6 +201,7 @@ class Exchange(Conversation, Asker):
     def answer_interim(self, raw: bytes) -> None:
         """A 1xx, which HTTP/1.0 does not know."""
         if not self._head.is_http10:
+            self._response_bytes += len(raw)
             self._write(raw)
 
     def answer_begins(self, head: AnswerHead, data: bytes) -> None:
@@ -199,7 +215,9 @@ class Exchange(Conversation, Asker):
         unchunked = self.wants_bare_body and head.chunked
         if data:
             self._first_byte_seconds = time.perf_counter() - self._started
-        self._write(head.for_client(self._head.request_id(), close=self._closes, unchunked=unchunked) + data)
+        data = head.for_client(self._head.request_id(), close=self._closes, unchunked=unchunked) + data
+        self._response_bytes += len(data)
+        self._write(data)
         self._quiet = 0
         self._patience = self._proxy.idle_ticks
 
@@ -208,6 +226,7 @@ class Exchange(Conversation, Asker):
         self._quiet = 0
         if self._first_byte_seconds is None:
             self._first_byte_seconds = time.perf_counter() - self._started
+        self._response_bytes += len(data)
         self._write(data)
 
     def answer_ends(self, *, reusable: bool) -> None:
@@ -229,7 +248,11 @@ class Exchange(Conversation, Asker):
         self._answer = head
         self._code = head.status
         self._patience = math.inf
-        self._write(head.for_tunnel(self._head.request_id()))
+        self._proxy.tunnels += 1
+        self._first_byte_seconds = time.perf_counter() - self._started
+        data = head.for_tunnel(self._head.request_id())
+        self._response_bytes += len(data)
+        self._write(data)
         if self._engine is not None:
             self._send_waiting(self._engine)
 
@@ -245,6 +268,7 @@ class Exchange(Conversation, Asker):
         elif failure is DISCONNECTED and engine is not None and engine.answered and self._may_repeat():
             # An idle connection that the engine closed just now; a request that changes nothing is sent once more.
             self._has_repeated = True
+            self._proxy.retries += 1
             self._task = self._proxy.spawn(self._open())
         else:
             self.fail(failure)
@@ -285,15 +309,15 @@ class Exchange(Conversation, Asker):
         if engine is not None:
             engine.cut()
         has_begun, answer = self._code is not None, self._answer
-        if failure.status == CLIENT_LEFT.status:
-            self._proxy.observer.client_disconnected()
-        else:
-            self._report(BROKEN_OFF if has_begun and failure.status not in SERVER_ERRORS else failure)
+        self._result, self._reason = _result_of(failure, has_begun=has_begun), failure.reason
+        if self._result != "client_left":
+            self._proxy.report(failure, self._head, self._client.peer, self._result)
             self._code = self._code or failure.status
-        self._end()
         if failure is CLIENT_LEFT:
+            self._end()
             return
         if has_begun or failure is CLIENT_DEAF:
+            self._end()
             # Without framing, the connection's end is the answer's.
             bare = answer is not None and (answer.until_close or self.wants_bare_body)
             self._client.cut(reset=bare or failure is CLIENT_DEAF)
@@ -301,23 +325,17 @@ class Exchange(Conversation, Asker):
         # The rest of the body is read in vain, and the connection lives; unless the body itself was the fault.
         unread = not self._has_asked and (self._head.expects_continue or failure.status in _UNREADABLE)
         close = self._closes or unread
-        self._write(error_answer(failure, self._head.request_id(), close=close, without_body=self.to_head))
+        data = error_answer(failure, self._head.request_id(), close=close, without_body=self.to_head)
+        self._response_bytes += len(data)
+        self._end()
+        self._write(data)
         self._client.answered(close=close)
 
-    def _report(self, failure: Failure) -> None:
-        if failure.retry_after is not None:
-            self._proxy.observer.request_shed(failure.reason)
-        elif failure.status in SERVER_ERRORS:
-            self._proxy.observer.upstream_error(failure.reason)
-        log.warning(
-            "%s %s: %s, request_id=%s",
-            self._head.method.decode(),
-            self._head.target[:_LOGGED_BYTES].decode("latin-1"),
-            failure.message,
-            self._head.request_id().decode(),
-        )
-
     def _end(self) -> None:
+        now = time.perf_counter()
+        self._end_hold(now)
+        if self._state is State.TUNNEL:
+            self._proxy.tunnels -= 1
         self._state = State.OVER
         proxy = self._proxy
         proxy.exchanges.discard(self)
@@ -329,8 +347,36 @@ class Exchange(Conversation, Asker):
         if self._engine_is_full or self._waiting_bytes:
             self._client.reading.let_go("engine")
             self._client.reading.let_go("waiting")
+        self._count(now - self._started)
+
+    def _count(self, seconds: float) -> None:
+        proxy, head = self._proxy, self._head
         code = self._code or CLIENT_LEFT.status
-        proxy.observer.request_ended(self._path_class, method_class(self._head.method), code, self._first_byte_seconds)
+        proxy.observer.request_ended(
+            self._path_class,
+            method_class(head.method),
+            code,
+            self._result,
+            seconds=seconds,
+            first_byte_seconds=self._first_byte_seconds,
+            request_bytes=len(head.raw) + self._request_bytes,
+            response_bytes=self._response_bytes,
+        )
+        if proxy.access_log is not None:
+            proxy.log_ended(
+                head,
+                self._client.peer,
+                self._path_class,
+                code,
+                result=self._result,
+                reason=self._reason,
+                request_bytes=self._request_bytes,
+                response_bytes=self._response_bytes,
+                seconds=seconds,
+                first_byte_seconds=self._first_byte_seconds,
+                held_seconds=self._held_seconds,
+                reused=self._was_reused,
+            )
 
     def shutdown(self) -> None:
         """The server stops: the client's connection closes after this answer."""
@@ -350,3 +396,10 @@ class Exchange(Conversation, Asker):
         if self._has_asked:
             return NO_ANSWER
         return UPLOAD_STALLED if self._engine_is_full else CLIENT_STALLED
+
+
+def _result_of(failure: Failure, *, has_begun: bool) -> Result:
+    if failure.status == CLIENT_LEFT.status:
+        return "client_left"
+    # Within an answer only the client's own body can still be refused; all else cuts it short.
+    return "truncated" if has_begun and failure.status in SERVER_ERRORS else "refused"

@@ -15,6 +15,8 @@ _KINDS = {
     503: "service_unavailable_error",
 }
 SERVER_ERRORS = range(500, 600)
+# What the engine did or did not do; every other error is the sidecar's refusal.
+ENGINE_FAULTS = frozenset({502, 504})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ ANSWER_STALLED = Failure(504, "idle_timeout", "the engine's answer stood still (
 CLIENT_STALLED = Failure(408, "client_stalled", "the request body stood still (proxy.idle_seconds)")
 BODY_LATE = Failure(408, "client_stalled", "the request body took too long")
 CLIENT_DEAF = Failure(499, "client_left", "the client stopped taking its answer (proxy.idle_seconds)")
-STOPPING = Failure(503, "stopping", "the sidecar is stopping", retry_after=1)
+STOPPING = Failure(503, "shutting_down", "the sidecar is stopping", retry_after=1)
 
 
 def bad_request(message: str) -> Failure:
@@ -50,7 +52,7 @@ def bad_request(message: str) -> Failure:
 
 def body_too_large(limit: int) -> Failure:
     """A request body over the limit, in bytes."""
-    return Failure(413, "too_large", f"the request body is larger than {limit} bytes (proxy.max_body_bytes)")
+    return Failure(413, "body_too_large", f"the request body is larger than {limit} bytes (proxy.max_body_bytes)")
 
 
 def head_too_large(limit: int) -> Failure:

@@ -1,9 +1,11 @@
-"""What one request may take, and who is told about it."""
+"""What one request may take, and what is counted of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
+
+from app.traffic import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +42,30 @@ class ProxyLimits:
 
 
 class ProxyObserver(Protocol):
-    """Who counts. Every label it is given comes from a small fixed set."""
+    """Counts requests. Every label it is given comes from a small fixed set."""
 
-    def request_started(self, path_class: str) -> None:
-        """A request arrived."""
+    def request_started(self) -> None:
+        """A request for the engine arrived."""
 
-    def request_ended(self, path_class: str, method: str, code: int, first_byte_seconds: float | None) -> None:
+    def request_ended(
+        self,
+        path_class: str,
+        method: str,
+        code: int,
+        result: Result,
+        *,
+        seconds: float,
+        first_byte_seconds: float | None,
+        request_bytes: int,
+        response_bytes: int,
+    ) -> None:
         """It is over; the code is what the client saw, 499 if it left before an answer began."""
 
-    def client_disconnected(self) -> None:
-        """The client left before its answer was complete."""
-
     def upstream_error(self, reason: str) -> None:
-        """The engine failed this request."""
+        """The engine failed a request."""
 
-    def request_shed(self, reason: str) -> None:
-        """This request was not let through: the gate was closed for a cache reset."""
+    def request_refused(self, reason: str) -> None:
+        """The sidecar refused a request: it was not passed on, or not to its end."""
 
 
 class Unobserved(ProxyObserver):

@@ -1,19 +1,26 @@
-"""What all requests share: the way to the engine, the gate, the limits, the clock, and who counts."""
+"""What all requests share: the way to the engine, the gate, the limits, the clock, what is counted and logged."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import ssl
 from collections.abc import Coroutine
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from app.access_log import AccessLog, EndedRequest
 from app.gate import Gate
-from app.proxy.failures import STOPPING, Failure, body_too_large, head_too_large
+from app.limited_log import LimitedLog, printable
+from app.proxy.failures import ENGINE_FAULTS, STOPPING, Failure, body_too_large, head_too_large
+from app.proxy.heads import RequestHead
 from app.proxy.limits import ProxyLimits, ProxyObserver
 from app.proxy.transports import Turn
 from app.proxy.upstream import Pool
+from app.traffic import Connections, Result
+
+log = logging.getLogger("app.proxy")
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -37,14 +44,19 @@ class Proxy:
 
     Args:
         upstream: the engine: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
-        observer: who counts requests, times and failures.
+        observer: counts requests, times and failures.
         limits: sizes and times.
         gate: lets requests through that can reach the model, and holds them while a reset needs stillness.
         tls: for an engine on https; the system's authorities where ``None``.
+        access_log: gets a line for each request that ended; disabled where ``None``.
 
     Attributes:
         exchanges: under way.
         clients: connected.
+        tunnels: open ones.
+        requests_on_new: requests sent over a connection opened for them.
+        requests_on_reused: requests sent over a connection that had served another one.
+        retries: requests sent once more.
     """
 
     def __init__(
@@ -55,6 +67,7 @@ class Proxy:
         limits: ProxyLimits | None = None,
         gate: Gate | None = None,
         tls: ssl.SSLContext | None = None,
+        access_log: AccessLog | None = None,
     ) -> None:
         parts = urlsplit(upstream)
         if parts.scheme not in ("http", "https", "unix") or not (parts.hostname or parts.path):
@@ -64,6 +77,9 @@ class Proxy:
         # Over a Unix socket the host is only a name for the Host header.
         self.host_line = b"host: %b\r\n" % (parts.netloc or "localhost").encode()
         self.observer = observer
+        self.access_log = access_log
+        self.tunnels = self.requests_on_new = self.requests_on_reused = self.retries = 0
+        self._log = LimitedLog(log)
         self.gate = gate or Gate()
         self.limits = limits or ProxyLimits()
         self.body_too_large = body_too_large(self.limits.max_body_bytes)
@@ -96,6 +112,99 @@ class Proxy:
             raise RuntimeError("the proxy has not been started")
         return self._turn
 
+    def connections(self) -> Connections:
+        """What there is now, and what has been sent so far."""
+        pool = self._pool
+        return Connections(
+            clients=len(self.clients),
+            engine_active=0 if pool is None else pool.active,
+            engine_idle=0 if pool is None else pool.idle,
+            tunnels=self.tunnels,
+            requests_on_new=self.requests_on_new,
+            requests_on_reused=self.requests_on_reused,
+            retries=self.retries,
+        )
+
+    def report(self, failure: Failure, head: RequestHead, peer: str, result: Result) -> None:
+        """Count a failure, and log it at a bounded rate: without the query, which may hold a secret.
+
+        Args:
+            failure: what happened.
+            head: the request's; an empty one where it could not be read.
+            peer: the client.
+            result: how the request ended; a response that was cut was not refused.
+        """
+        if failure.status in ENGINE_FAULTS:
+            self.observer.upstream_error(failure.reason)
+        elif result == "refused":
+            self.observer.request_refused(failure.reason)
+        self._log.warning(
+            failure.reason,
+            "%s %s: %s, request_id=%s, peer=%s",
+            printable(head.method) or "-",
+            printable(head.path) or "-",
+            printable(failure.message),
+            head.request_id().decode(),
+            peer,
+        )
+
+    def refused(self, failure: Failure, head: RequestHead, peer: str, response_bytes: int) -> None:
+        """Count and log a request that was answered with an error before anybody took it on.
+
+        Args:
+            failure: what the client was told.
+            head: the request's; an empty one where it could not be read.
+            peer: the client.
+            response_bytes: of the answer.
+        """
+        self.report(failure, head, peer, "refused")
+        self.log_ended(
+            head,
+            peer,
+            None,
+            failure.status,
+            result="refused",
+            reason=failure.reason,
+            request_bytes=0,
+            response_bytes=response_bytes,
+        )
+
+    def log_ended(
+        self,
+        head: RequestHead,
+        peer: str,
+        path_class: str | None,
+        status: int,
+        *,
+        result: Result,
+        reason: str | None,
+        request_bytes: int,
+        response_bytes: int,
+        seconds: float = 0.0,
+        first_byte_seconds: float | None = None,
+        held_seconds: float = 0.0,
+        reused: bool | None = None,
+    ) -> None:
+        """Write a line of the access log, where there is one; the request's bytes are those behind its head."""
+        if self.access_log is not None:
+            ended = EndedRequest(
+                peer=peer,
+                method=printable(head.method) or None,
+                path=printable(head.path) or None,
+                path_class=path_class,
+                status=status,
+                result=result,
+                reason=reason,
+                request_id=head.request_id().decode(),
+                request_bytes=len(head.raw) + request_bytes,
+                response_bytes=response_bytes,
+                duration_seconds=seconds,
+                time_to_first_byte_seconds=first_byte_seconds,
+                held_seconds=held_seconds,
+                engine_connection_reused=reused,
+            )
+            self.access_log.write(ended)
+
     async def start(self) -> None:
         """Open the connection pool; nothing is sent yet."""
         self._turn = Turn()
@@ -112,7 +221,7 @@ class Proxy:
         self._tick()
 
     async def aclose(self) -> None:
-        """Cut what is still under way, and close every connection to the engine."""
+        """Cut what is still under way, and close every connection to the engine, and the access log."""
         for exchange in list(self.exchanges):
             exchange.fail(STOPPING)
         if self._timer is not None:
@@ -123,6 +232,8 @@ class Proxy:
             self._pool.close()
             self._pool = None
         await asyncio.sleep(0)  # closed transports tell their protocols in the next turn
+        if self.access_log is not None:
+            self.access_log.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something that must wait."""

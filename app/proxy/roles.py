@@ -8,7 +8,7 @@ from mypy_extensions import trait
 
 from app.proxy.failures import Failure
 from app.proxy.heads import AnswerHead, Header
-from app.proxy.transports import Reading, Writing
+from app.proxy.transports import Reading, Writing, peer_of
 
 
 class Conversation:
@@ -106,6 +106,11 @@ class Client:
     transport: asyncio.Transport
     reading: Reading
     writing: Writing
+
+    @property
+    def peer(self) -> str:
+        """Its address and port."""
+        return peer_of(self.transport)
 
     def answered(self, *, close: bool) -> None:
         """The answer is complete; this conversation is over."""

@@ -13,6 +13,17 @@ _MUCH_BYTES = 32 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """The far end's address and port, also after it is gone; ``unix`` where it has none."""
+    address = transport.get_extra_info("peername")
+    if address is None:
+        return "unknown"
+    if not isinstance(address, tuple):
+        return "unix"
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Turn:
     """Collects what is written while the loop hands out what it has read, and sends it when that is done.
 

@@ -95,9 +95,11 @@ class EngineConnection:
         self.transport = cast("asyncio.Transport", transport)
         self.reading = Reading(self.transport)
         self.writing = Writing(self.transport, self._pool.turn)
+        self._pool.open += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Closed, by whomever."""
+        self._pool.open -= 1
         asker, self._asker = self._asker, None
         self._parser = None  # it holds our methods: a cycle would be the garbage collector's work
         if asker is None:
@@ -257,6 +259,9 @@ class Pool:
         turn: when writes are sent.
         connect_seconds: then no connection is to be had.
         keepalive_seconds: an idle connection is used no longer.
+
+    Attributes:
+        open: connections that are open, in use or not.
     """
 
     def __init__(
@@ -272,11 +277,22 @@ class Pool:
     ) -> None:
         self._host, self._port, self._socket_path, self._tls = host, port, socket_path, tls
         self.turn = turn
+        self.open = 0
         self._connect_seconds = connect_seconds
         self._keepalive_seconds = keepalive_seconds
         self._idle: deque[EngineConnection] = deque()
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
+
+    @property
+    def idle(self) -> int:
+        """Connections that wait for a request."""
+        return len(self._idle)
+
+    @property
+    def active(self) -> int:
+        """Connections that serve a request, or are being closed."""
+        return self.open - len(self._idle)
 
     def take(self) -> EngineConnection | None:
         """An idle connection, if there is one that the engine will surely not close in this moment."""

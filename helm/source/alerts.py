@@ -23,6 +23,7 @@ _RANK = "rank {{ $labels.rank }} ({{ $labels.device }}) of " + _WHERE
 _SIGNAL = "highwater_policy_signal_value / highwater_policy_high_water"
 _IS_UP = "and ignoring (rule) (highwater_engine_up == 1)"
 _FREE = "highwater_device_memory_free_bytes"
+_OF_SERVER = "sum without (path_class, method, code, result)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +202,32 @@ and ignoring (rank, device, host) (highwater_engine_requests_waiting > 0)""",
             "all that time: images may wait for room, or entries that nobody needs may not be let go."
         ),
         ranks=True,
+    ),
+    Alert(
+        name="HighwaterStreamsTruncated",
+        # The last line: an engine that died once has cut many at once, and that is another alert's.
+        expr=f"""{_OF_SERVER} (increase(highwater_proxy_requests_total{{{{result="truncated"}}}}[{{window}}]))
+/ {_OF_SERVER} (increase(highwater_proxy_requests_total{{{{path_class!="health"}}}}[{{window}}])) > 0.01
+and {_OF_SERVER} (increase(highwater_proxy_requests_total{{{{result="truncated"}}}}[{{recent}}])) > 0""",
+        holds=10 * MINUTE,
+        severity="warning",
+        summary=f"Responses of {_WHERE} break off",
+        description=(
+            "For ten minutes responses have begun and not come to their end: {{ $value | humanizePercentage }} of the "
+            "requests of a quarter of an hour. Their status is 200, so that no panel of status codes shows it."
+        ),
+    ),
+    Alert(
+        name="HighwaterConnectionsRefused",
+        expr="""sum without (reason)
+  (increase(highwater_proxy_refused_total{{reason="too_many_connections"}}[{recent}])) > 0""",
+        holds=5 * MINUTE,
+        severity="warning",
+        summary=f"Highwater at {_WHERE} refuses connections, because too many are open",
+        description=(
+            "For five minutes connections have been answered with 503, as more are open than the sidecar may have. "
+            "Requests on open connections go on."
+        ),
     ),
     Alert(
         name="HighwaterObserveMode",

@@ -417,7 +417,13 @@ def proxy() -> list[Builder]:
     """What clients see."""
     rate = "[$__rate_interval]"
     ended = "highwater_proxy_requests_total"
-    bucket = f"sum by (le) (rate(highwater_proxy_time_to_first_byte_seconds_bucket{{{SERVER}}}{rate}))"
+    first_byte, duration = "highwater_proxy_time_to_first_byte_seconds", "highwater_proxy_request_duration_seconds"
+    bucket = f"sum by (le) (rate({first_byte}_bucket{{{SERVER}}}{rate}))"
+
+    def by_class(histogram: str, at: float) -> Query:
+        buckets = f"sum by (path_class, le) (rate({histogram}_bucket{{{SERVER}}}{rate}))"
+        return Query(f"histogram_quantile({at}, {buckets})", f"{{{{path_class}}}} {at:.0%}")
+
     return [
         series_panel(
             "Requests through the proxy",
@@ -448,6 +454,27 @@ def proxy() -> list[Builder]:
             width=8,
         ),
         series_panel(
+            "Time to the first byte, by path",
+            "Probes are in none of these.",
+            [by_class(first_byte, at) for at in (0.5, 0.95)],
+            unit=SECONDS,
+            width=8,
+        ),
+        series_panel(
+            "Duration, by path",
+            "From the request's head to the end of its response: of a stream, its last token.",
+            [by_class(duration, at) for at in (0.5, 0.95)],
+            unit=SECONDS,
+            width=8,
+        ),
+        series_panel(
+            "How requests ended",
+            "Each second. Truncated: the response began and broke off, whatever its status says.",
+            [Query(f"sum by (result) (rate({ended}{{{SERVER}}}{rate}))", "{{result}}")],
+            unit=PER_SECOND,
+            width=8,
+        ),
+        series_panel(
             "Requests under way and held",
             "Held: they wait for a reset to end.",
             [
@@ -474,6 +501,53 @@ def proxy() -> list[Builder]:
                 Query(f"sum(rate(highwater_proxy_client_disconnects_total{{{SERVER}}}{rate}))", "clients that left"),
             ],
             unit=PER_SECOND,
+            width=8,
+        ),
+        series_panel(
+            "Refused by the sidecar",
+            "Each second, by reason. Forbidden: control paths of the engine, which no client has a use for.",
+            [Query(f"sum by (reason) (rate(highwater_proxy_refused_total{{{SERVER}}}{rate}))", "{{reason}}")],
+            unit=PER_SECOND,
+            width=8,
+        ),
+        series_panel(
+            "Connections",
+            "Of clients, and to the engine. Many of clients beside few requests under way: they are idle.",
+            [
+                Query(f"highwater_proxy_connections{{{SERVER}}}", "clients"),
+                Query(f"highwater_proxy_engine_connections{{{SERVER}}}", "engine, {{state}}"),
+                Query(f"highwater_proxy_tunnels{{{SERVER}}}", "WebSockets"),
+            ],
+            unit=COUNT,
+            width=8,
+        ),
+        series_panel(
+            "Requests to the engine, by connection",
+            "Each second. Mostly new ones under steady traffic: the engine closes connections early.",
+            [
+                Query(
+                    f"sum by (connection) (rate(highwater_proxy_engine_requests_total{{{SERVER}}}{rate}))",
+                    "{{connection}} connection",
+                ),
+                Query(f"sum(rate(highwater_proxy_retries_total{{{SERVER}}}{rate}))", "sent once more"),
+            ],
+            unit=PER_SECOND,
+            width=8,
+        ),
+        series_panel(
+            "Bytes through the proxy",
+            "Each second, counted when a request ends.",
+            [
+                Query(
+                    f"sum by (path_class) (rate(highwater_proxy_request_bytes_total{{{SERVER}}}{rate}))",
+                    "{{path_class}}, received",
+                ),
+                Query(
+                    f"sum by (path_class) (rate(highwater_proxy_response_bytes_total{{{SERVER}}}{rate}))",
+                    "{{path_class}}, sent",
+                ),
+            ],
+            unit=BYTES_PER_SECOND,
             width=8,
         ),
     ]
@@ -517,6 +591,13 @@ def sidecar() -> list[Builder]:
                     "{{source}}: {{reason}}",
                 )
             ],
+            unit=PER_SECOND,
+            width=6,
+        ),
+        series_panel(
+            "Lines that the access log lost",
+            "Each second; only where `access_log` is set.",
+            [Query(f"sum(rate(highwater_access_log_lines_dropped_total{{{SERVER}}}{rate}))", "lost")],
             unit=PER_SECOND,
             width=6,
         ),

@@ -33,6 +33,8 @@ EMPTY_HERE = {
     "highwater_proxy_upstream_errors_total": "the engine failed no request",
     "highwater_poll_failures_total": "no source failed",
     "highwater_proxy_requests_shed_total": "no request was shed",
+    "highwater_proxy_refused_total": "no request was refused",
+    'result="truncated"': "no response broke off",
     'outcome="failed"': "no remedy failed",
     'signal="device_free_bytes"': "no rule watches free bytes",
     "up == 0": "the sidecar is up",

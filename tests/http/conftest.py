@@ -5,11 +5,13 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import pytest
 import uvicorn
 
+from app.access_log import AccessLog
 from app.gate import Gate
 from app.proxy.client import protocol
 from app.proxy.failures import Failure
@@ -112,30 +114,43 @@ class Wire:
             await self.writer.wait_closed()
 
 
+class Ended(NamedTuple):
+    """What the observer is told of a request that ended."""
+
+    path_class: str
+    method: str
+    code: int
+    result: str
+    seconds: float
+    first_byte_seconds: float | None
+    request_bytes: int
+    response_bytes: int
+
+
 @dataclass
 class Observed:
     """An observer that remembers."""
 
-    started: list[str] = field(default_factory=list)
-    ended: list[tuple[str, str, int, float | None]] = field(default_factory=list)
-    departures: int = 0
+    started: int = 0
+    ended: list[Ended] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    shed: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
 
-    def request_started(self, path_class):
-        self.started.append(path_class)
+    @property
+    def departures(self) -> int:
+        return [ended.result for ended in self.ended].count("client_left")
 
-    def request_ended(self, path_class, method, code, first_byte_seconds):
-        self.ended.append((path_class, method, code, first_byte_seconds))
+    def request_started(self):
+        self.started += 1
 
-    def client_disconnected(self):
-        self.departures += 1
+    def request_ended(self, path_class, method, code, result, **figures):
+        self.ended.append(Ended(path_class, method, code, result, **figures))
 
     def upstream_error(self, reason):
         self.errors.append(reason)
 
-    def request_shed(self, reason):
-        self.shed.append(reason)
+    def request_refused(self, reason):
+        self.refused.append(reason)
 
 
 @dataclass
@@ -197,8 +212,11 @@ class AllProxied:
 
 
 @contextlib.asynccontextmanager
-async def _running_proxy(url: str, *, gate: Gate | None = None, **limits) -> AsyncIterator[Front]:
-    proxy = Proxy(url, observer=(observed := Observed()), limits=ProxyLimits(**limits), gate=gate)
+async def _running_proxy(
+    url: str, *, gate: Gate | None = None, access_log: AccessLog | None = None, **limits
+) -> AsyncIterator[Front]:
+    observed = Observed()
+    proxy = Proxy(url, observer=observed, limits=ProxyLimits(**limits), gate=gate, access_log=access_log)
     await proxy.start()
     async with serving(AllProxied(proxy)) as port:
         front = Front(port, observed, proxy)

@@ -27,7 +27,7 @@ async def test_a_request_that_comes_while_the_gate_is_closed_waits_and_is_served
     answer = await wire.answer()
     assert (answer.status, answer.body) == (200, b'{"prompt": "x"}')
     await until(lambda: front.gate.in_flight == 0)
-    assert front.observed.shed == []
+    assert front.observed.refused == []
 
 
 async def test_a_stream_under_way_is_never_cut(front, upstream):
@@ -64,7 +64,7 @@ async def test_what_cannot_reach_the_model_is_not_held(front, method, path):
 
 
 async def test_one_too_many_gets_503_and_when_to_come_back(start_proxy):
-    """In the API's shape, counted as shed and not as the engine's failure."""
+    """In the API's shape, counted as refused and not as the engine's failure."""
     async with start_proxy(gate=Gate(max_held=0)) as front:
         with front.gate.closed(7):
             answer = await front.post("/v1/chat/completions", b"{}")
@@ -72,8 +72,10 @@ async def test_one_too_many_gets_503_and_when_to_come_back(start_proxy):
         error = json.loads(answer.body)["error"]
         assert (error["code"], error["type"]) == (503, "service_unavailable_error")
         assert "wait already for a cache reset to end" in error["message"]
-        assert (front.observed.shed, front.observed.errors) == (["gate_full"], [])
-        assert front.observed.ended == [("chat_completions", "POST", 503, None)]
+        assert (front.observed.refused, front.observed.errors) == (["gate_full"], [])
+        (ended,) = front.observed.ended
+        assert ended[:4] == ("chat_completions", "POST", 503, "refused")
+        assert ended.first_byte_seconds is None
 
 
 async def test_whoever_is_held_too_long_gets_503(start_proxy, upstream):
@@ -81,7 +83,7 @@ async def test_whoever_is_held_too_long_gets_503(start_proxy, upstream):
     async with start_proxy(gate=Gate(hold_seconds=0.01)) as front:
         with front.gate.closed(10):
             answer = await front.post("/v1/completions", b"{}")
-        assert (answer.status, front.observed.shed) == (503, ["held_too_long"])
+        assert (answer.status, front.observed.refused) == (503, ["held_too_long"])
         assert upstream.calls == []
 
 

@@ -26,6 +26,7 @@ from app.readings import (
     RuleStatus,
     TorchMemory,
 )
+from app.traffic import Connections
 from tests.fakes.engine import FakeClock, FakeEngine
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
@@ -43,7 +44,9 @@ _NAMES = (
     "encoder_cache_spills_total encoder_cache_restores_total encoder_cache_restore_seconds_total "
     "reset_hold_seconds proxy_requests_held proxy_requests_shed_total engine_info engine_requests_running "
     "engine_requests_waiting engine_kv_cache_usage_ratio policy_mode policy_rule_info policy_signal_value "
-    "encoder_cache_embeds encoder_cache_capacity_embeds"
+    "encoder_cache_embeds encoder_cache_capacity_embeds proxy_request_duration_seconds proxy_request_bytes_total "
+    "proxy_response_bytes_total proxy_refused_total proxy_connections proxy_engine_connections "
+    "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total"
 )
 PROMISED = tuple(_NAMES.split())
 PER_RANK = {name for name in PROMISED if re.match(r"device_|memory_|torch_|encoder_|host_|growth_", name)}
@@ -95,19 +98,43 @@ POLICY = PolicyStatus(
 )
 
 
+CONNECTIONS = Connections(
+    clients=5, engine_active=3, engine_idle=2, tunnels=1, requests_on_new=4, requests_on_reused=6, retries=1
+)
+# Path class, status code, result, duration, time to the first byte.
+ENDED = (
+    ("chat_completions", 200, "complete", 8.0, 0.2),
+    ("chat_completions", 200, "truncated", 70.0, 0.3),
+    ("chat_completions", 200, "client_left", 700.0, 0.4),
+    ("chat_completions", 499, "client_left", 3.0, None),
+    ("chat_completions", 503, "refused", 30.0, None),
+    ("health", 200, "complete", 0.001, 0.001),
+)
+
+
 def exporter_of(report: Report, result: RemedyResult | None = None) -> Exporter:
-    exporter = Exporter(lambda: report, lambda: POLICY, lambda: 3)
+    exporter = Exporter(lambda: report, lambda: POLICY, lambda: 3, lambda: CONNECTIONS, lambda: 2)
     exporter.polled(0.003)
     exporter.poll_failed("workers", "garbled")
     if result is not None:
         exporter.remedy_ended(result, "policy")
     exporter.remedy_ended(RemedyResult(remedy="reset_mm_cache", outcome="refused"), "drop-in")
-    exporter.request_started("chat")
-    exporter.request_started("chat")
-    exporter.request_ended("chat", "POST", 200, 0.2)
-    exporter.client_disconnected()
-    exporter.upstream_error("no_connection")
-    exporter.request_shed("gate_full")
+    for _ in range(7):
+        exporter.traffic.request_started()
+    for path_class, code, how, seconds, first_byte_seconds in ENDED:
+        exporter.traffic.request_ended(
+            path_class,
+            "POST",
+            code,
+            how,
+            seconds=seconds,
+            first_byte_seconds=first_byte_seconds,
+            request_bytes=1000,
+            response_bytes=2000,
+        )
+    exporter.traffic.upstream_error("connect")
+    exporter.traffic.request_refused("gate_full")
+    exporter.traffic.request_refused("not_admitted")
     return exporter
 
 
@@ -147,7 +174,7 @@ def test_the_page_is_the_golden_one():
 def test_every_promised_family_is_there_and_no_other():
     """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
-    assert len(PROMISED) == 51
+    assert len(PROMISED) == 61
 
 
 def test_promtool_has_nothing_to_say():
@@ -263,6 +290,44 @@ def test_what_was_not_run_has_no_duration():
     told = samples(text, "resets_total", "remedy", "trigger", "outcome")
     assert told == {("reset_mm_cache", "drop-in", "refused"): 1.0}
     assert samples(text, "reset_duration_seconds_count") == {}
+
+
+def test_a_stream_that_broke_off_is_no_plain_200():
+    """The code is what the client saw; how it ended is the result."""
+    text = classic(exporter_of(*story()))
+    told = samples(text, "proxy_requests_total", "path_class", "code", "result")
+    assert told == {
+        ("chat_completions", "200", "complete"): 1.0,
+        ("chat_completions", "200", "truncated"): 1.0,
+        ("chat_completions", "200", "client_left"): 1.0,
+        ("chat_completions", "499", "client_left"): 1.0,
+        ("chat_completions", "503", "refused"): 1.0,
+        ("health", "200", "complete"): 1.0,
+    }
+    assert samples(text, "proxy_client_disconnects_total") == {(): 2.0}
+
+
+def test_probes_are_in_no_latency():
+    """A kubelet's /health every second would drown what clients wait for; nor do refusals make the engine look fast."""
+    text = classic(exporter_of(*story()))
+    assert samples(text, "proxy_time_to_first_byte_seconds_count", "path_class") == {("chat_completions",): 3.0}
+    assert samples(text, "proxy_request_duration_seconds_count", "path_class") == {("chat_completions",): 4.0}
+    assert samples(text, "proxy_request_duration_seconds_sum", "path_class") == {("chat_completions",): 781.0}
+
+
+def test_what_was_shed_at_the_gate_is_among_the_refused():
+    """One count, shown twice."""
+    text = classic(exporter_of(*story()))
+    assert samples(text, "proxy_refused_total", "reason") == {("gate_full",): 1.0, ("not_admitted",): 1.0}
+    assert samples(text, "proxy_requests_shed_total", "reason") == {("gate_full",): 1.0}
+
+
+def test_an_answer_of_ten_minutes_has_a_bucket():
+    """Long generations are no overflow."""
+    text = classic(exporter_of(*story()))
+    counted = samples(text, "proxy_request_duration_seconds_bucket", "path_class", "le")
+    assert counted["chat_completions", "600.0"] == 3.0
+    assert counted["chat_completions", "1200.0"] == 4.0
 
 
 def test_a_host_name_cannot_break_the_page():

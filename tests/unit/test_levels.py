@@ -21,6 +21,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
     ("app.movement", "app.policy", "app.safety", "app.table", "app.traffic"),
     ("app.policy_settings", "app.resume_guard", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
+    ("app.access_log",),
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
     ("app.exporter", "app.flight", "app.gate", "app.history", "app.settings_sources"),  # L3: loops, data plane
     ("app.black_box", "app.pause", "app.poller", "app.proxy"),

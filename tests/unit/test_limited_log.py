@@ -2,7 +2,9 @@
 
 import logging
 
-from app.limited_log import LimitedLog
+import pytest
+
+from app.limited_log import LimitedLog, printable
 
 
 def test_a_kind_gets_its_share_and_the_next_period_says_what_was_left_out(caplog):
@@ -24,3 +26,18 @@ def test_one_kind_does_not_use_up_anothers_share(caplog):
         limited.warning("refused", "refused")
         limited.warning("denied", "denied")
     assert caplog.messages == ["refused", "denied"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (b"/v1/models", "/v1/models"),
+        (b"/\x1b[2J\r\n\xff\\", "/\\x1b[2J\\r\\n\\xff\\\\"),
+        ("/\u202egnp.exe", "/\\u202egnp.exe"),
+        (b"x" * 201, "x" * 200 + "..."),
+        (b"x" * 200, "x" * 200),
+    ],
+)
+def test_what_a_client_chose_is_one_printable_line(text, shown):
+    """No line ends, no terminal's escapes, no letters that turn the line around, and not too much of it."""
+    assert printable(text) == shown

@@ -347,6 +347,9 @@ def test_rule_names_are_unique():
         ("recorder_dir", "FILE", "absolute path of a folder"),
         ("engine_log", "engine.log", "absolute path of a file"),
         ("engine_log", "FOLDER", "absolute path of a file"),
+        ("access_log", "access.log", "absolute path of a file"),
+        ("access_log", "FOLDER", "absolute path of a file"),
+        ("access_log", "FOLDER/none/access.log", "folder that exists"),
         ("incidents.folder", "incidents", "folder that exists"),
         ("incidents.folder", "FOLDER/none", "folder that exists"),
         ("incidents.folder", "FILE", "folder that exists"),
@@ -366,6 +369,13 @@ def test_what_recorders_and_incidents_cannot_work_with_is_refused(tmp_path, writ
     (problem,) = problems({key: value})
     assert problem.startswith(f"{key}: ")
     assert any(part in problem for part in word.split("|")), problem
+
+
+def test_an_access_log_is_a_file_or_standard_output(tmp_path):
+    """Disabled unless it is asked for."""
+    file = str(tmp_path / "access.log")
+    assert [load({"access_log": where}, environ={}).access_log for where in ("-", file)] == ["-", file]
+    assert load(environ={}).access_log is None
 
 
 def test_recorders_and_incidents_have_their_folders(tmp_path):
