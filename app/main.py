@@ -24,7 +24,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import __version__
-from app.allowlist import AllowList
+from app.allowlist import ROOT_PATH_SETTING, AllowList
 from app.black_box import BlackBox
 from app.engine import Engine
 from app.exporter import Exporter
@@ -42,6 +42,7 @@ from app.proxy.failures import Failure
 from app.proxy.heads import Destination, path_class
 from app.proxy.limits import ProxyLimits
 from app.proxy.proxy import Proxy
+from app.readings import Report
 from app.relief import Relief
 from app.remedies import all_remedies
 from app.resume_guard import arm
@@ -112,6 +113,31 @@ class Front:
         self._allowed = allowed
         self._remembered = lru_cache(maxsize=1024)(self._judge)
 
+    def learn_root_path(self, root_path: str | None) -> str | None:
+        """Compare the root path that the engine says it has with the setting, and judge by it where none is set.
+
+        Args:
+            root_path: Empty where the engine has none; None where it does not say.
+
+        Returns:
+            What is wrong with the setting.
+        """
+        if root_path is None:
+            return None
+        is_set = self._allowed.root_path
+        if is_set is None and (root_path or None) != self._allowed.unset_root_path:
+            self._allowed = replace(self._allowed, unset_root_path=root_path or None)
+            self._remembered.cache_clear()
+        if root_path == (is_set or ""):
+            return None
+        if is_set is None:
+            return (
+                f"the engine has the root path {root_path} (vLLM's --root-path), and {ROOT_PATH_SETTING} is not set: "
+                f"nothing below it is proxied; set {ROOT_PATH_SETTING}={root_path}"
+            )
+        has = f"has the root path {root_path}" if root_path else "has no root path"
+        return f"{ROOT_PATH_SETTING} is {is_set}, and the engine {has} (vLLM's --root-path): set it to the same"
+
     def __call__(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
         """The destination of one request."""
         if len(raw_path) > PATH_BYTES_REMEMBERED:
@@ -122,12 +148,36 @@ class Front:
         path = unquote_to_bytes(raw_path).decode("utf-8", "replace")
         if not websocket and (path in self._own or path.startswith(_OWN_BENEATH)):
             return Destination("own")
-        verdict = self._allowed.judge(method.decode(), raw_path, "websocket" if websocket else "http")
+        verdict = self._allowed.judge(method.decode(), raw_path)
         if verdict.admitted:
-            return Destination("engine", path_class(path))
+            return Destination("engine", path_class(verdict.route))
         # For whoever is here for the first time, with curl and no documentation.
         ours = OWN_PATHS_HINT if verdict.status == NOT_FOUND else ""
         return Destination("nowhere", refusal=Failure(verdict.status, "not_admitted", verdict.reason + ours))
+
+
+class RootPathWatch:
+    """Tells once when the engine's root path is another than the setting.
+
+    Args:
+        front: Judges by it.
+        root_path: What the engine says of it; looked at after every poll.
+        history: Keeps the event.
+    """
+
+    def __init__(self, front: Front, root_path: Callable[[], str | None], history: History) -> None:
+        self._front = front
+        self._root_path = root_path
+        self._history = history
+        self._reported: str | None = None
+
+    def notice(self, _: Report) -> None:
+        """Look again: another engine may have been started."""
+        problem = self._front.learn_root_path(self._root_path())
+        if problem is not None and problem != self._reported:
+            self._history.record("state", problem)
+            log.warning("%s", problem)
+        self._reported = problem
 
 
 class Loops:
@@ -263,7 +313,8 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         control=Access(token),
     )
     control, own_paths = _control_plane(services, lifespan)
-    front = Front(own_paths, AllowList(settings.proxy.extra_paths))
+    front = Front(own_paths, AllowList(settings.proxy.extra_paths, settings.engine_root_path))
+    poller.listeners.append(RootPathWatch(front, lambda: poller.capabilities.root_path, history).notice)
     return Sidecar(
         protocol(proxy, front),
         services,

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from app.allowlist import AllowList
+from app.allowlist import AllowList, root_path_flaw
 from app.policy_settings import PolicySettings
 from app.tls import TlsFiles, check_certificate, check_pair
 
@@ -29,7 +29,8 @@ class ProxySettings(BaseModel):
     model_config = _FROZEN
 
     extra_paths: tuple[str, ...] = Field(
-        default=(), description="further engine paths to proxy, as a JSON list (a trailing / admits all beneath it)"
+        default=(),
+        description="further engine paths to proxy, as a JSON list; below one that ends in / passes what passes without it",
     )
     max_body_bytes: int = Field(256 * MIB, ge=1024, description="a larger request body is answered with 413")
     max_header_bytes: int = Field(
@@ -170,6 +171,9 @@ class Settings(BaseModel):
     model_config = _FROZEN
 
     engine_url: str = Field("http://127.0.0.1:8000", description="the vLLM server: http, https or unix:/path")
+    engine_root_path: str | None = Field(
+        None, description="the engine's --root-path: paths below it are judged, counted and proxied as those without it"
+    )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8001, ge=1, le=65535, description="port to listen on")
     admin_token: SecretStr | None = Field(None, description="control paths need it; none: loopback peers only")
@@ -237,6 +241,14 @@ class Settings(BaseModel):
         if parts.path not in {"", "/"} or parts.query or parts.fragment or "@" in parts.netloc:
             raise ValueError("must have no path, query, fragment or credentials")
         return value.rstrip("/")
+
+    @field_validator("engine_root_path")
+    @classmethod
+    def _as_the_engine_matches_it(cls, value: str | None) -> str | None:
+        flaw = None if value is None else root_path_flaw(value)
+        if flaw:
+            raise ValueError(flaw)
+        return value
 
     @field_validator("state_file")
     @classmethod

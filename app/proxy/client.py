@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from app.proxy.chunks import BadChunks, Chunks
 from app.proxy.exchange import Exchange
 from app.proxy.failures import Failure, error_answer
-from app.proxy.heads import NOT_HTTP, Destination, Header, RequestHead, read_request
+from app.proxy.heads import NOT_HTTP, Destination, Header, RequestHead, has_bare_line_feed, read_request
 from app.proxy.own import OwnConversation
 from app.proxy.proxy import Proxy
 from app.proxy.roles import Client, Conversation
@@ -183,10 +183,8 @@ class ClientConnection(Client):
             self._quiet = 0
         if len(data) > self._proxy.limits.max_header_bytes:
             self._refuse(self._proxy.head_too_large)
-        elif not data[:1].isalpha() and data not in (
-            b"",
-            b"\r",
-        ):  # no method; a client that speaks TLS, perhaps, and waits
+        elif (not data[:1].isalpha() and data not in (b"", b"\r")) or has_bare_line_feed(data):
+            # No method, or line ends that end nothing: a client that speaks TLS, perhaps, and waits.
             self._refuse(NOT_HTTP)
         else:
             self._start = data

@@ -38,6 +38,8 @@ _REWRITTEN = re.compile(rb"\n(?:%b):" % b"|".join(sorted(_ANSWER_HOP_BY_HOP | {b
 
 _LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]+)")
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
+# A target's absolute form; none with a user's name in it.
+_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)([^#]*)", re.IGNORECASE)
 _HTTP10 = b"HTTP/1.0"
 _VERSIONS = (b"HTTP/1.1", _HTTP10)
 # Of a Connection header: those that name no other header.
@@ -123,6 +125,7 @@ class RequestHead:
         is_http10: 1.1 else.
         keep_alive: whether the client's connection may serve another request.
         websocket: whether it asks to speak WebSocket.
+        host: as the client sent it; empty without one.
     """
 
     # Defaults here and not in __init__: most heads change none of them.
@@ -132,6 +135,7 @@ class RequestHead:
     is_http10 = False
     keep_alive = True
     websocket = False
+    host = b""
     _upgrade: bytes | None = None
     _request_id: bytes | None = None
     _tokens: frozenset[bytes] = frozenset()
@@ -157,6 +161,7 @@ class RequestHead:
             name, value = parts[at].lower(), parts[at + 1].rstrip(b" \t")
             if name == b"host":
                 hosts += 1
+                self.host = value
             elif name == b"content-length":
                 framings += 1
                 if not _DIGITS.fullmatch(value):
@@ -175,7 +180,8 @@ class RequestHead:
             return "a request has one Host"
         if self._upgrade == b"websocket" and b"upgrade" in self._tokens:
             # Any other protocol is not taken up: the request is served as if it had not asked (RFC 9110 7.8).
-            self.websocket = not (self.has_body or self.is_http10)
+            # With another method it would be that method that the engine acts on.
+            self.websocket = self.method == b"GET" and not (self.has_body or self.is_http10)
         return None
 
     def _read_rare_line(self, name: bytes, value: bytes) -> None:
@@ -252,9 +258,22 @@ def read_request(raw: bytes) -> RequestHead | Failure:
     # llhttp overlooks line ends before the method.
     if len(first) != 3 or first[2] not in _VERSIONS or not first[0][:1].isalpha():  # noqa: PLR2004 - method, target, version
         return NOT_HTTP
-    head = RequestHead(raw, first[0], first[1], is_http10=first[2] == _HTTP10)
+    method, target, version = first
+    absolute = None if target.startswith(b"/") else _ABSOLUTE.fullmatch(target)
+    if absolute is not None:
+        # A request to a proxy of another kind; a server takes it all the same, as one for the rest (RFC 9112 3.2.2).
+        target = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
+        raw = b"%b %b %b%b" % (method, target, version, raw[raw.index(b"\r") :])
+    head = RequestHead(raw, method, target, is_http10=version == _HTTP10)
     flaw = head.read()
+    if absolute is not None and absolute[1].lower() != head.host.lower():
+        flaw = flaw or "the target's authority must be the Host"
     return head if flaw is None else bad_request(flaw)
+
+
+def has_bare_line_feed(start: bytes) -> bool:
+    """Whether the start of a head has a line feed without its carriage return: its end would be waited for in vain."""
+    return start.count(b"\n") != start.count(b"\r\n")
 
 
 class AnswerHead:
