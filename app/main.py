@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app import __version__
 from app.allowlist import ROOT_PATH_SETTING, AllowList
 from app.black_box import BlackBox
+from app.descriptors import default_connections
 from app.engine import Engine
 from app.exporter import Exporter
 from app.flight import Flight
@@ -50,6 +51,7 @@ from app.routes.access import Access
 from app.routes.body_limit import BodyLimit
 from app.routes.control import control_router
 from app.routes.dashboard import dashboard_router
+from app.routes.head import HeadAsGet
 from app.routes.health import health_router
 from app.routes.incidents import incidents_router
 from app.routes.memory import memory_router
@@ -270,11 +272,22 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
     limits = ProxyLimits(
         max_body_bytes=settings.proxy.max_body_bytes,
         connect_seconds=settings.proxy.connect_seconds,
-        first_byte_seconds=settings.proxy.first_byte_seconds,
-        idle_seconds=settings.proxy.idle_seconds,
+        first_byte_seconds=settings.proxy.first_byte_seconds or None,
+        idle_seconds=settings.proxy.idle_seconds or None,
         max_header_bytes=settings.proxy.max_header_bytes,
+        keepalive_seconds=settings.proxy.keepalive_seconds,
+        client_keepalive_seconds=settings.proxy.client_keepalive_seconds,
+        max_connections=settings.proxy.max_connections or default_connections(),
     )
-    proxy = Proxy(settings.engine_url, observer=exporter, limits=limits, gate=gate, tls=engine_tls)
+    proxy = Proxy(
+        settings.engine_url,
+        observer=exporter,
+        limits=limits,
+        gate=gate,
+        tls=engine_tls,
+        forwarded=settings.proxy.forwarded,
+        root_path=settings.engine_root_path,
+    )
     loops = Loops(poller.run, governor.run, box.run, TlsWatch(tls, engine_tls).run)
 
     @asynccontextmanager
@@ -320,7 +333,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         services,
         own_paths,
         history.close,
-        BodyLimit(control, CONTROL_BODY_BYTES),
+        HeadAsGet(BodyLimit(control, CONTROL_BODY_BYTES)),
         tls,
     )
 

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from app.gate import Gate
-from app.proxy.failures import STOPPING, Failure, body_too_large, head_too_large
+from app.proxy.failures import STOPPING, Failure, body_too_large, head_too_large, too_many_connections
+from app.proxy.forwarded import Mode
+from app.proxy.heads import EngineOrigin
 from app.proxy.limits import ProxyLimits, ProxyObserver
 from app.proxy.transports import Turn
 from app.proxy.upstream import Pool
@@ -41,6 +43,8 @@ class Proxy:
         limits: sizes and times.
         gate: lets requests through that can reach the model, and holds them while a reset needs stillness.
         tls: for an engine on https; the system's authorities where ``None``.
+        forwarded: what the engine is told of where a request came from.
+        root_path: the engine's.
 
     Attributes:
         exchanges: under way.
@@ -55,6 +59,8 @@ class Proxy:
         limits: ProxyLimits | None = None,
         gate: Gate | None = None,
         tls: ssl.SSLContext | None = None,
+        forwarded: Mode = "pass",
+        root_path: str | None = None,
     ) -> None:
         parts = urlsplit(upstream)
         if parts.scheme not in ("http", "https", "unix") or not (parts.hostname or parts.path):
@@ -62,15 +68,20 @@ class Proxy:
         self._parts = parts
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         # Over a Unix socket the host is only a name for the Host header.
-        self.host_line = b"host: %b\r\n" % (parts.netloc or "localhost").encode()
+        authority = parts.netloc or "localhost"
+        self.host_line = b"host: %b\r\n" % authority.encode()
+        self._origin = EngineOrigin(authority, root_path or "")
+        self.forwarded = forwarded
         self.observer = observer
         self.gate = gate or Gate()
         self.limits = limits or ProxyLimits()
         self.body_too_large = body_too_large(self.limits.max_body_bytes)
         self.head_too_large = head_too_large(self.limits.max_header_bytes)
+        self.too_many_connections = too_many_connections(self.limits.max_connections or 0)
         self.first_byte_ticks = self._ticks(self.limits.first_byte_seconds)
         self.idle_ticks = self._ticks(self.limits.idle_seconds)
         self.client_ticks = self._ticks(self.limits.client_keepalive_seconds)
+        self.head_ticks = self._ticks(self.limits.client_head_seconds)
         self.linger_ticks = self._ticks(self.limits.linger_seconds)
         self.exchanges: set[Ending] = set()
         self.clients: set[Timed] = set()
@@ -81,6 +92,12 @@ class Proxy:
 
     def _ticks(self, seconds: float | None) -> float:
         return math.inf if seconds is None else math.ceil(seconds / self.limits.tick_seconds)
+
+    @property
+    def crowd(self) -> int:
+        """How many more clients are connected than may be; 0 or less: none."""
+        limit = self.limits.max_connections
+        return 0 if limit is None else len(self.clients) - limit
 
     @property
     def pool(self) -> Pool:
@@ -108,6 +125,7 @@ class Proxy:
             turn=self.turn,
             connect_seconds=self.limits.connect_seconds,
             keepalive_seconds=self.limits.keepalive_seconds,
+            origin=self._origin,
         )
         self._tick()
 
