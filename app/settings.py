@@ -216,7 +216,7 @@ class Settings(BaseModel):
     engine_url: str = Field("http://127.0.0.1:8000", description="the vLLM server: http, https or unix:/path")
     engine_root_path: str | None = Field(
         None,
-        description="the root path that vLLM was started with, if any: below it the same paths are proxied as without it",
+        description="the root path that vLLM was started with: below it the same paths are proxied as without it",
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8001, ge=1, le=65535, description="port to listen on")

@@ -13,6 +13,7 @@ import uvicorn
 from app.gate import Gate
 from app.proxy.client import protocol
 from app.proxy.failures import Failure
+from app.proxy.forwarded import Mode
 from app.proxy.heads import Destination, path_class
 from app.proxy.limits import ProxyLimits
 from app.proxy.proxy import Proxy
@@ -31,7 +32,6 @@ async def serving(app, **options) -> AsyncIterator[int]:
         log_config=None,
         access_log=False,
         server_header=False,
-        date_header=False,
         timeout_graceful_shutdown=1,
         **options,
     )
@@ -197,8 +197,12 @@ class AllProxied:
 
 
 @contextlib.asynccontextmanager
-async def _running_proxy(url: str, *, gate: Gate | None = None, **limits) -> AsyncIterator[Front]:
-    proxy = Proxy(url, observer=(observed := Observed()), limits=ProxyLimits(**limits), gate=gate)
+async def _running_proxy(
+    url: str, *, gate: Gate | None = None, forwarded: Mode = "pass", root_path: str | None = None, **limits
+) -> AsyncIterator[Front]:
+    observed = Observed()
+    limited = ProxyLimits(**limits)
+    proxy = Proxy(url, observer=observed, limits=limited, gate=gate, forwarded=forwarded, root_path=root_path)
     await proxy.start()
     async with serving(AllProxied(proxy)) as port:
         front = Front(port, observed, proxy)
