@@ -81,6 +81,14 @@ async def test_a_proxied_answer_has_the_engines_date_alone():
         assert len((await wire.answer()).header("date")) == 1
 
 
+async def test_what_the_engine_cannot_do_now_is_worth_another_try(running):
+    """503 says when."""
+    running.fake.down = True
+    await running.poll()
+    answer = await running.client.get("/memory/encoder-cache")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
 # --- a body that was never asked for ---
 
 
