@@ -264,7 +264,7 @@ class ClientConnection(Client):
             return
         talk: Conversation
         if where.to == "own":
-            body_ticks, deaf_ticks = self._proxy.head_ticks, self._proxy.idle_ticks
+            body_ticks, deaf_ticks = self._proxy.client_ticks, self._proxy.idle_ticks
             talk = OwnConversation(self, head, *self._uvicorn, body_ticks=body_ticks, deaf_ticks=deaf_ticks)
         else:
             talk = Exchange(self._proxy, self, head, where.path_class)
@@ -389,14 +389,14 @@ class ClientConnection(Client):
         """How many ticks the next request may take to come."""
         if self._is_surplus:  # somebody else may need its place, for a probe
             return self._proxy.linger_ticks
-        return self._proxy.head_ticks if self._start else self._proxy.client_ticks
+        return self._proxy.client_ticks if self._start else self._proxy.client_idle_ticks
 
     def _look_at_what_is_unsent(self) -> None:
         """An answer of our own is written whole: who takes nothing of it is let go, and the memory with it."""
         unsent = self.transport.get_write_buffer_size()
         self._deaf_ticks = self._deaf_ticks + 1 if unsent and unsent == self._unsent else 0
         self._unsent = unsent
-        if self._deaf_ticks > self._proxy.head_ticks:
+        if self._deaf_ticks > self._proxy.client_ticks:
             self.writing.abort()
 
 

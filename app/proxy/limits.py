@@ -24,8 +24,8 @@ class ProxyLimits:
     """Idle engine connections are dropped before uvicorn, the engine's server, drops them after 5 s."""
     client_keepalive_seconds: float = 620.0
     """A client's connection on which nothing happens is closed."""
-    client_head_seconds: float = 75.0
-    """For a request's head; and for the whole body of one for our own paths."""
+    client_wait_seconds: float = 75.0
+    """For a request's head, for the whole body of one for our own paths, and for an answer of ours to be taken."""
     max_connections: int | None = None
     """Clients connected at once that may ask the engine; None: any number."""
     linger_seconds: float = 5.0
@@ -39,7 +39,7 @@ class ProxyLimits:
             self.idle_seconds or math.inf,
             self.keepalive_seconds,
             self.client_keepalive_seconds,
-            self.client_head_seconds,
+            self.client_wait_seconds,
             self.linger_seconds,
         )
         return min(max(shortest / 4, 0.005), 1.0)

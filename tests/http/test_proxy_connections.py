@@ -171,6 +171,28 @@ async def test_a_lack_of_descriptors_is_not_the_engines(front, upstream, number)
     assert (front.observed.shed, front.observed.errors, upstream.calls) == (["file_descriptors"], [], [])
 
 
+# --- how long ---
+
+
+async def test_an_idle_client_is_kept_longer_than_one_that_has_begun(start_proxy):
+    """A load balancer in front must be the first to close; whoever sends half a head is none."""
+    async with start_proxy(client_wait_seconds=0.05, client_keepalive_seconds=600) as front:
+        idle, begun = await front.connect(), await front.connect()
+        await begun.send(b"GET /v1/x HTTP/1.1\r\n")
+        assert await asyncio.wait_for(begun.reader.read(), 10) == b""
+        await idle.request("GET", "/v1/x")
+        assert (await idle.answer()).status == 200
+
+
+async def test_an_idle_client_is_not_kept_for_ever(start_proxy):
+    """As the setting says."""
+    async with start_proxy(client_keepalive_seconds=0.05) as front:
+        wire = await front.connect()
+        await wire.request("GET", "/v1/x")
+        assert (await wire.answer()).status == 200
+        assert await asyncio.wait_for(wire.reader.read(), 10) == b""
+
+
 # --- what the engine says of itself, and what it is told ---
 
 
