@@ -8,12 +8,13 @@ away, because the engine sees the path exactly as the client wrote it.
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 from urllib.parse import unquote_to_bytes
 
-Kind = Literal["http", "websocket"]
-
 SETTING = "proxy.extra_paths"
+ROOT_PATH_SETTING = "engine_root_path"
+
+# What OpenAI's clients send and vLLM's routers and plugins serve; OPTIONS is a browser's question before it (CORS).
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 INFERENCE_PREFIXES = ("/v1/", "/v2/", "/inference/", "/cohere/")
 
@@ -34,13 +35,15 @@ OPEN_PATHS = frozenset(
         "/classify",
         "/score",
         "/rerank",
+        "/generative_scoring",
     }
 )
 
 READ_ONLY_PATHS = frozenset({"/server_info", "/is_sleeping", "/is_paused"})
 
 # Endpoints of vLLM 0.11 to 0.33 that steer the engine, load its weights, or run inference outside every guarded prefix
-# (/invocations). An operator may open one by its exact name; a prefix never opens them.
+# (/invocations). An operator may open one by its exact name; a prefix never opens them. The list decides only below the
+# prefixes above, should one of them be the engine's root path: everywhere else what is not listed is refused anyway.
 CONTROL_PATHS = frozenset(
     {
         "/abort_requests",
@@ -58,10 +61,13 @@ CONTROL_PATHS = frozenset(
         "/reset_prefix_cache",
         "/resume",
         "/scale_elastic_ep",
+        "/shutdown_weight_transfer_engine",
         "/sleep",
+        "/start_draft_weight_update",
         "/start_profile",
         "/start_weight_update",
         "/stop_profile",
+        "/update_weight_version",
         "/update_weights",
         "/wake_up",
         "/weight_checker",
@@ -69,6 +75,9 @@ CONTROL_PATHS = frozenset(
     }
 )
 CONTROL_PREFIX = "/fault_tolerance/"
+# Where the refusal needs a reason: this one has a place among the inference API too (/inference/v1/abort_requests), but
+# ends whatever request it names, whoever sent that; without names, and outside that prefix, every request.
+_REASONS = {"/abort_requests": "it ends other clients' requests"}
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -83,14 +92,19 @@ _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Admitted, or refused with the HTTP status and the sentence that tells the client why."""
+    """Admitted, or refused with the HTTP status and the sentence that tells the client why.
+
+    Attributes:
+        admitted: Whether the request may go on.
+        status: Of the refusal.
+        reason: Of the refusal.
+        route: Of what is admitted: the decoded path as the engine's routes have it, without a root path.
+    """
 
     admitted: bool
     status: int = 200
     reason: str = ""
-
-
-_ADMITTED = Verdict(admitted=True)
+    route: str = ""
 
 
 def _refused(status: int, reason: str) -> Verdict:
@@ -101,59 +115,112 @@ def _refused(status: int, reason: str) -> Verdict:
 class AllowList:
     """The table of admitted paths.
 
+    An engine that was started with a root path (vLLM's ``--root-path``) serves every route below that path as well, its
+    control endpoints included. So what stands below it is judged without it, by the same table.
+
     Args:
-        extra_prefixes: what the operator adds. An entry that ends in ``/`` admits everything under it, any other entry
-            exactly itself. Control endpoints open only by an exact entry, ``/collective_rpc`` by none.
+        extra_paths: What the operator adds. An entry that ends in ``/`` is one more place where clients find the API:
+            below it passes what would pass without it. Any other entry admits exactly itself, and so opens control
+            endpoints too; ``/collective_rpc`` opens by none.
+        root_path: The engine's, as the operator says.
+        unset_root_path: The engine's, as the engine says, where the operator has said nothing: nothing below it passes
+            but by an entry in ``extra_paths``.
 
     Raises:
-        ValueError: an entry could never match, or asks for what no entry may open.
+        ValueError: An entry could never match, or asks for what no entry may open.
     """
 
-    extra_prefixes: tuple[str, ...] = ()
+    extra_paths: tuple[str, ...] = ()
+    root_path: str | None = None
+    unset_root_path: str | None = None
 
     def __post_init__(self) -> None:
-        for entry in self.extra_prefixes:
+        for entry in self.extra_paths:
             flaw = _flaw(entry.encode()) or ("percent escapes cannot match" if "%" in entry else None)
             if flaw:
                 raise ValueError(f"{SETTING}: {entry!r}: {flaw}; an entry is a plain path such as '/invocations'")
             if _is_never(entry):
                 raise ValueError(f"{SETTING}: {entry!r}: /{NEVER} is never proxied")
 
-    def judge(self, method: str, raw_path: bytes, kind: Kind) -> Verdict:
+    def judge(self, method: str, raw_path: bytes) -> Verdict:
         """Judge one request.
 
         Args:
-            method: as sent, in capitals.
-            raw_path: the path as sent, percent escapes kept, without the query.
-            kind: a WebSocket handshake counts as a GET.
+            method: As sent, in capitals. A WebSocket's handshake is a GET.
+            raw_path: The path as sent, percent escapes kept, without the query.
         """
         flaw = _flaw(raw_path)
         if flaw:
             return _refused(400, f"the request path is malformed: {flaw}")
-        decoded = unquote_to_bytes(raw_path).decode()
+        path, decoded = raw_path.decode("ascii"), unquote_to_bytes(raw_path).decode()
         if _is_never(decoded):
             return _refused(403, f"/{NEVER} is never proxied, and {SETTING} cannot allow it")
-        if method in ("CONNECT", "TRACE"):
-            return _refused(403, f"method {method} is never proxied, and {SETTING} cannot allow it")
-        return self._look_up("GET" if kind == "websocket" else method, raw_path.decode("ascii"), decoded)
+        if method not in METHODS:
+            return _refused(501, f"method {method} is not proxied; these are: {', '.join(sorted(METHODS))}")
+        if self._is_named(path):
+            return Verdict(admitted=True, route=_below(self.root_path, decoded) or decoded)
+        return self._judge_below_root_path(method, path, decoded)
+
+    def _judge_below_root_path(self, method: str, path: str, decoded: str) -> Verdict:
+        root_path = self.root_path or self.unset_root_path
+        below = _below(root_path, decoded)
+        if below is None:
+            return self._look_up(method, path, decoded)
+        if self.root_path is None and f"{root_path}/" not in self.extra_paths:
+            return _refused(
+                403,
+                f"{decoded} is below the engine's root path (vLLM's --root-path), and {ROOT_PATH_SETTING} is not set; "
+                f"with {ROOT_PATH_SETTING}={root_path} it is judged without that prefix",
+            )
+        # A prefix that hides in escapes is one for the engine, which decodes, and none for the table.
+        return self._look_up(method, _below(root_path, path) or "", below)
+
+    def _is_named(self, path: str) -> bool:
+        return path in self.extra_paths and not path.endswith("/")
 
     def _look_up(self, method: str, path: str, decoded: str) -> Verdict:
+        for entry in self.extra_paths:
+            if entry.endswith("/") and path.startswith(entry):
+                at = len(entry) - 1
+                verdict = self._look_up_plain(method, path[at:], decoded[at:])
+                if verdict.admitted:
+                    return verdict
+        return self._look_up_plain(method, path, decoded)
+
+    def _look_up_plain(self, method: str, path: str, decoded: str) -> Verdict:
         # The literal path must match, so that %2F cannot build a prefix; the decoded one must not be a control path.
-        if path in self.extra_prefixes:
-            return _ADMITTED
+        if self._is_named(path):
+            return Verdict(admitted=True, route=decoded)
         if _is_control(decoded) or (method not in _READING and _ends_as_control(decoded)):
+            because = _REASONS.get(_last_segment(decoded), "")
             return _refused(
-                403, f"{decoded} is one of the engine's control paths; {SETTING} can allow it by that exact name"
+                403,
+                f"{decoded} is one of the engine's control paths{because and f' ({because})'}; "
+                f"{SETTING} can allow it by that exact name",
             )
         if decoded in READ_ONLY_PATHS and method not in ("GET", "HEAD"):
             return _refused(
                 403, f"{decoded} can be read only, with GET or HEAD; {SETTING} can allow it by that exact name"
             )
         if path in OPEN_PATHS or path in READ_ONLY_PATHS or path.startswith(INFERENCE_PREFIXES):
-            return _ADMITTED
-        if any(path.startswith(entry) for entry in self.extra_prefixes if entry.endswith("/")):
-            return _ADMITTED
+            return Verdict(admitted=True, route=decoded)
         return _refused(404, f"{decoded} is not on the proxy's allow list; {SETTING} can add it")
+
+
+def _below(prefix: str | None, path: str) -> str | None:
+    """The rest of a path below a prefix, from its slash on; None where it is not below it."""
+    if prefix is None or not path.startswith(f"{prefix}/"):
+        return None
+    return path[len(prefix) :]
+
+
+def root_path_flaw(root_path: str) -> str | None:
+    """Say what is wrong with a root path's form, or None."""
+    if root_path.endswith("/"):
+        return "must not end in '/': vLLM would serve nothing below it"
+    if "%" in root_path or _flaw(root_path.encode()):
+        return "must be a plain path such as '/llm'"
+    return None
 
 
 def _flaw(raw_path: bytes) -> str | None:
@@ -199,5 +266,9 @@ def _ends_as_control(decoded: str) -> bool:
 
     What only reads may be called so further down: there it is the name of a model.
     """
+    return _last_segment(decoded) in CONTROL_PATHS or CONTROL_PREFIX in f"{decoded.lower().rstrip('/')}/"
+
+
+def _last_segment(decoded: str) -> str:
     path = decoded.lower().rstrip("/")
-    return path[path.rfind("/") :] in CONTROL_PATHS or CONTROL_PREFIX in f"{path}/"
+    return path[path.rfind("/") :]

@@ -41,6 +41,8 @@ class Capabilities:
         ec_connector: Whether an encoder-cache connector is configured (it keeps references to the cache).
         executor: The distributed executor backend.
         gpu_memory_utilization: The engine's setting.
+        root_path: The prefix below which it serves all routes as well (``--root-path``), empty without one, or ``None``
+            where there is no OpenAPI page to tell.
     """
 
     version: str | None = None
@@ -63,6 +65,7 @@ class Capabilities:
     ec_connector: bool = False
     executor: str | None = None
     gpu_memory_utilization: float | None = None
+    root_path: str | None = None
 
     def at_least(self, version: str) -> bool:
         """Whether the engine is known to be this version or newer; False where its version is not known."""
@@ -116,6 +119,7 @@ class _Facts:
     paths: frozenset[str] = frozenset()
     pause_parameters: frozenset[str] = frozenset()
     config: Mapping[str, Any] = field(default_factory=dict)
+    root_path: str | None = None
 
 
 async def detect(engine: Asks, *, assume_extension: bool = False) -> Capabilities:
@@ -154,6 +158,7 @@ async def detect(engine: Asks, *, assume_extension: bool = False) -> Capabilitie
         ec_connector=bool(config.get("ec_transfer_config")),
         executor=_text(config, "parallel_config", "distributed_executor_backend"),
         gpu_memory_utilization=_number(config, "cache_config", "gpu_memory_utilization"),
+        root_path=facts.root_path,
     )
 
 
@@ -169,6 +174,7 @@ async def _facts(engine: Asks) -> _Facts:
     if isinstance(routes, dict):
         facts.paths = frozenset(routes)
         facts.pause_parameters = _parameters(routes.get("/pause"))
+        facts.root_path = _root_path(page)
     else:
         # Switched off (--disable-fastapi-docs) or never there (Rust front-end).
         found = {path for path in PROBED_PATHS if await engine.has_post(path)}
@@ -180,6 +186,14 @@ async def _facts(engine: Asks) -> _Facts:
         config = info.get("vllm_config")
         facts.config = config if isinstance(config, dict) else {}
     return facts
+
+
+def _root_path(page: object) -> str:
+    """FastAPI lists it as the page's first server (fastapi/applications.py, ``setup``)."""
+    servers = page.get("servers") if isinstance(page, dict) else None
+    first = servers[0] if isinstance(servers, list) and servers else None
+    url = first.get("url") if isinstance(first, dict) else None
+    return url.rstrip("/") if isinstance(url, str) and url.startswith("/") else ""
 
 
 def _parameters(route: object) -> frozenset[str]:

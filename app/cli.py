@@ -48,10 +48,12 @@ def _run(settings: Settings) -> None:
     import uvicorn  # noqa: PLC0415
 
     from app.allocator import keep_pages  # noqa: PLC0415
+    from app.descriptors import raise_limit  # noqa: PLC0415
     from app.main import create_app  # noqa: PLC0415
     from app.proxy import exchange  # noqa: PLC0415
 
     keep_pages()
+    raise_limit()
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news
     is_pure = exchange.__file__.endswith(".py")
@@ -80,9 +82,7 @@ def _run(settings: Settings) -> None:
             ws="none",
             log_config=None,
             access_log=False,
-            # The engine's own Server and Date pass through; a proxied answer must not carry two of each.
             server_header=False,
-            date_header=False,
             # The peer's address decides who may call control paths: no header may change it.
             proxy_headers=False,
             timeout_keep_alive=75,

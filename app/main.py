@@ -25,8 +25,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import __version__
 from app.access_log import AccessLog
-from app.allowlist import AllowList
+from app.allowlist import ROOT_PATH_SETTING, AllowList
 from app.black_box import BlackBox
+from app.descriptors import default_connections
 from app.engine import Engine
 from app.exporter import Exporter
 from app.flight import Flight
@@ -43,6 +44,7 @@ from app.proxy.failures import Failure
 from app.proxy.heads import Destination, path_class
 from app.proxy.limits import ProxyLimits
 from app.proxy.proxy import Proxy
+from app.readings import Report
 from app.relief import Relief
 from app.remedies import all_remedies
 from app.resume_guard import arm
@@ -50,6 +52,7 @@ from app.routes.access import Access
 from app.routes.body_limit import BodyLimit
 from app.routes.control import control_router
 from app.routes.dashboard import dashboard_router
+from app.routes.head import HeadAsGet
 from app.routes.health import health_router
 from app.routes.incidents import incidents_router
 from app.routes.memory import memory_router
@@ -117,6 +120,31 @@ class Front:
         self._allowed = allowed
         self._remembered = lru_cache(maxsize=1024)(self._judge)
 
+    def learn_root_path(self, root_path: str | None) -> str | None:
+        """Compare the root path that the engine says it has with the setting, and judge by it where none is set.
+
+        Args:
+            root_path: Empty where the engine has none; None where it does not say.
+
+        Returns:
+            What is wrong with the setting.
+        """
+        if root_path is None:
+            return None
+        is_set = self._allowed.root_path
+        if is_set is None and (root_path or None) != self._allowed.unset_root_path:
+            self._allowed = replace(self._allowed, unset_root_path=root_path or None)
+            self._remembered.cache_clear()
+        if root_path == (is_set or ""):
+            return None
+        if is_set is None:
+            return (
+                f"the engine has the root path {root_path} (vLLM's --root-path), and {ROOT_PATH_SETTING} is not set: "
+                f"nothing below it is proxied; set {ROOT_PATH_SETTING}={root_path}"
+            )
+        has = f"has the root path {root_path}" if root_path else "has no root path"
+        return f"{ROOT_PATH_SETTING} is {is_set}, and the engine {has} (vLLM's --root-path): set it to the same"
+
     def __call__(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
         """The destination of one request."""
         if len(raw_path) > PATH_BYTES_REMEMBERED:
@@ -127,13 +155,37 @@ class Front:
         path = unquote_to_bytes(raw_path).decode("utf-8", "replace")
         if not websocket and (path in self._own or path.startswith(_OWN_BENEATH)):
             return Destination("own")
-        verdict = self._allowed.judge(method.decode(), raw_path, "websocket" if websocket else "http")
+        verdict = self._allowed.judge(method.decode(), raw_path)
         if verdict.admitted:
-            return Destination("engine", path_class(path))
+            return Destination("engine", path_class(verdict.route))
         # For whoever is here for the first time, with curl and no documentation.
         ours = OWN_PATHS_HINT if verdict.status == NOT_FOUND else ""
         reason = _REFUSAL_REASONS.get(verdict.status, "not_admitted")
         return Destination("nowhere", refusal=Failure(verdict.status, reason, verdict.reason + ours))
+
+
+class RootPathWatch:
+    """Tells once when the engine's root path is another than the setting.
+
+    Args:
+        front: Judges by it.
+        root_path: What the engine says of it; looked at after every poll.
+        history: Keeps the event.
+    """
+
+    def __init__(self, front: Front, root_path: Callable[[], str | None], history: History) -> None:
+        self._front = front
+        self._root_path = root_path
+        self._history = history
+        self._reported: str | None = None
+
+    def notice(self, _: Report) -> None:
+        """Look again: another engine may have been started."""
+        problem = self._front.learn_root_path(self._root_path())
+        if problem is not None and problem != self._reported:
+            self._history.record("state", problem)
+            log.warning("%s", problem)
+        self._reported = problem
 
 
 class Loops:
@@ -232,9 +284,12 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
     limits = ProxyLimits(
         max_body_bytes=settings.proxy.max_body_bytes,
         connect_seconds=settings.proxy.connect_seconds,
-        first_byte_seconds=settings.proxy.first_byte_seconds,
-        idle_seconds=settings.proxy.idle_seconds,
+        first_byte_seconds=settings.proxy.first_byte_seconds or None,
+        idle_seconds=settings.proxy.idle_seconds or None,
         max_header_bytes=settings.proxy.max_header_bytes,
+        keepalive_seconds=settings.proxy.keepalive_seconds,
+        client_keepalive_seconds=settings.proxy.client_keepalive_seconds,
+        max_connections=settings.proxy.max_connections or default_connections(),
     )
     proxy = Proxy(
         settings.engine_url,
@@ -243,6 +298,8 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         gate=gate,
         tls=engine_tls,
         access_log=None if settings.access_log is None else AccessLog(settings.access_log),
+        forwarded=settings.proxy.forwarded,
+        root_path=settings.engine_root_path,
     )
     loops = Loops(poller.run, governor.run, box.run, TlsWatch(tls, engine_tls).run)
 
@@ -282,13 +339,14 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         control=Access(token),
     )
     control, own_paths = _control_plane(services, lifespan)
-    front = Front(own_paths, AllowList(settings.proxy.extra_paths))
+    front = Front(own_paths, AllowList(settings.proxy.extra_paths, settings.engine_root_path))
+    poller.listeners.append(RootPathWatch(front, lambda: poller.capabilities.root_path, history).notice)
     return Sidecar(
         protocol(proxy, front),
         services,
         own_paths,
         history.close,
-        BodyLimit(control, CONTROL_BODY_BYTES),
+        HeadAsGet(BodyLimit(control, CONTROL_BODY_BYTES)),
         tls,
         proxy.access_log,
     )

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, fi
 from pydantic.fields import FieldInfo
 
 from app.access_log import STANDARD_OUTPUT
-from app.allowlist import AllowList
+from app.allowlist import AllowList, root_path_flaw
+from app.descriptors import room_at_most
 from app.policy_settings import PolicySettings
 from app.tls import TlsFiles, check_certificate, check_pair
 
@@ -21,6 +22,8 @@ KIB = 1024
 MIB = 1024 * KIB
 # Of 2 KiB each in one flight recorder's file; its reader takes no more than 64 MiB (docs/recorder.md).
 RECORDS_MOST = 32_000
+
+ForwardedMode = Literal["pass", "replace", "append"]
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,15 +34,56 @@ class ProxySettings(BaseModel):
     model_config = _FROZEN
 
     extra_paths: tuple[str, ...] = Field(
-        default=(), description="further engine paths to proxy, as a JSON list (a trailing / admits all beneath it)"
+        default=(),
+        description="further engine paths to proxy, as a JSON list; a trailing / admits below it what is admitted "
+        "without it",
     )
     max_body_bytes: int = Field(256 * MIB, ge=1024, description="a larger request body is answered with 413")
     max_header_bytes: int = Field(
         64 * KIB, ge=8 * KIB, le=MIB, description="a larger request head is answered with 431"
     )
     connect_seconds: float = Field(5.0, gt=0, allow_inf_nan=False, description="to connect to the engine")
-    first_byte_seconds: float = Field(600.0, gt=0, allow_inf_nan=False, description="to the head of the answer")
-    idle_seconds: float = Field(600.0, gt=0, allow_inf_nan=False, description="between two pieces of an answer")
+    first_byte_seconds: float = Field(
+        600.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="to the head of the answer, which one that is not streamed sends when it is whole; 0: no limit",
+    )
+    idle_seconds: float = Field(
+        600.0, ge=0, allow_inf_nan=False, description="between two pieces of an answer or of an upload; 0: no limit"
+    )
+    keepalive_seconds: float = Field(
+        4.0,
+        gt=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="an idle engine connection is closed; must be less than vLLM's VLLM_HTTP_TIMEOUT_KEEP_ALIVE (5)",
+    )
+    client_keepalive_seconds: float = Field(
+        620.0,
+        gt=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="an idle client connection is closed; must be more than a load balancer in front keeps its own",
+    )
+    max_connections: int | None = Field(
+        None,
+        ge=1,
+        description="clients connected at once; unset: as many as the limit of open files (ulimit -n) allows",
+    )
+    forwarded: ForwardedMode = Field(
+        "append",
+        description="X-Forwarded-For, -Proto, -Host and Forwarded: append the client's connection to what it sent, "
+        "replace that by it, or pass as sent",
+    )
+
+    @field_validator("max_connections")
+    @classmethod
+    def _within_the_limit_of_files(cls, value: int | None) -> int | None:
+        room = room_at_most()
+        if value is not None and value > room:
+            raise ValueError(f"must be at most {room} under this process's limit of open files (ulimit -Hn)")
+        return value
 
     @field_validator("extra_paths")
     @classmethod
@@ -172,6 +216,10 @@ class Settings(BaseModel):
     model_config = _FROZEN
 
     engine_url: str = Field("http://127.0.0.1:8000", description="the vLLM server: http, https or unix:/path")
+    engine_root_path: str | None = Field(
+        None,
+        description="the root path that vLLM was started with: below it the same paths are proxied as without it",
+    )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8001, ge=1, le=65535, description="port to listen on")
     admin_token: SecretStr | None = Field(None, description="control paths need it; none: loopback peers only")
@@ -245,6 +293,14 @@ class Settings(BaseModel):
         if parts.path not in {"", "/"} or parts.query or parts.fragment or "@" in parts.netloc:
             raise ValueError("must have no path, query, fragment or credentials")
         return value.rstrip("/")
+
+    @field_validator("engine_root_path")
+    @classmethod
+    def _as_the_engine_matches_it(cls, value: str | None) -> str | None:
+        flaw = None if value is None else root_path_flaw(value)
+        if flaw:
+            raise ValueError(flaw)
+        return value
 
     @field_validator("state_file")
     @classmethod

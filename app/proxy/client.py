@@ -15,7 +15,8 @@ from uvicorn.server import ServerState
 from app.proxy.chunks import BadChunks, Chunks
 from app.proxy.exchange import Exchange
 from app.proxy.failures import Failure, error_answer
-from app.proxy.heads import NOT_HTTP, Destination, Header, RequestHead, read_request
+from app.proxy.forwarded import forwarding
+from app.proxy.heads import NOT_HTTP, Destination, Header, RequestHead, has_bare_line_feed, read_request
 from app.proxy.own import OwnConversation
 from app.proxy.proxy import Proxy
 from app.proxy.roles import Client, Conversation
@@ -26,6 +27,8 @@ log = logging.getLogger("app.proxy")
 _CR = ord("\r")
 # Of requests behind one that is being answered; then no more are read.
 _WAITING_BYTES_MOST = 64 * 1024
+# Above proxy.max_connections, for those who ask the sidecar itself: probes, scrapes, operators. One answer each.
+SURPLUS_CONNECTIONS = 32
 
 Judge = Callable[[bytes, bytes, bool], Destination]
 """Where a request goes, by its method, its raw path, and whether it asks for a WebSocket."""
@@ -82,6 +85,7 @@ class ClientConnection(Client):
         self._waiting_bytes = 0  # of those in the queue
         self._is_deaf = False  # what comes is nobody's
         self._is_last = False
+        self._is_surplus = False  # more are connected than may ask the engine
         self._is_lingering = False
         self._quiet = 0  # ticks since the last answer, or since a head began
         self._unsent = 0  # bytes at the last tick, of answers that are over
@@ -94,8 +98,15 @@ class ClientConnection(Client):
         self.transport = cast("asyncio.Transport", transport)
         self.reading = Reading(self.transport)
         self.writing = Writing(self.transport, self._proxy.turn)
+        self.forwarding = forwarding(self._proxy.forwarded, self.transport)
         self._connections.add(self)
         self._proxy.clients.add(self)
+        crowd = self._proxy.crowd
+        self._is_surplus = crowd > 0
+        if crowd > SURPLUS_CONNECTIONS:
+            self._is_deaf = True
+            self._write_error(self._proxy.too_many_connections, RequestHead(b""), close=True)
+            self.writing.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone, or was closed."""
@@ -183,10 +194,8 @@ class ClientConnection(Client):
             self._quiet = 0
         if len(data) > self._proxy.limits.max_header_bytes:
             self._refuse(self._proxy.head_too_large)
-        elif not data[:1].isalpha() and data not in (
-            b"",
-            b"\r",
-        ):  # no method; a client that speaks TLS, perhaps, and waits
+        elif (not data[:1].isalpha() and data not in (b"", b"\r")) or has_bare_line_feed(data):
+            # No method, or line ends that end nothing: a client that speaks TLS, perhaps, and waits.
             self._refuse(NOT_HTTP)
         else:
             self._start = data
@@ -241,10 +250,14 @@ class ClientConnection(Client):
             return
         head = incoming.head
         where = self._judge(head.method, head.path, head.websocket)
+        if self._is_surplus:
+            self._is_surplus = self._proxy.crowd > 0
+            if self._is_surplus and where.to == "engine":
+                where = Destination("nowhere", refusal=self._proxy.too_many_connections)
         if where.refusal is not None:
             # The body, if one comes, is nobody's; a client that waits to be asked for it cannot be told from its next
             # request.
-            close = self._is_last or head.websocket or not head.keep_alive or head.expects_continue
+            close = self._is_last or self._is_surplus or head.websocket or not head.keep_alive or head.expects_continue
             self._write_error(where.refusal, head, close=close)
             if close:
                 self._end_after(incoming)
@@ -261,6 +274,8 @@ class ClientConnection(Client):
         if self._is_last:
             talk.shutdown()
         talk.start()
+        if self._is_surplus:
+            talk.shutdown()
         if was_waiting:
             self._catch_up(incoming)
 
@@ -279,7 +294,7 @@ class ClientConnection(Client):
         incoming = self._current
         self._forget_current()
         self._quiet = 0
-        if incoming is not None and (close or self._is_last or incoming.head.websocket):
+        if incoming is not None and (close or self._is_last or self._is_surplus or incoming.head.websocket):
             self._end_after(incoming)
         elif self._queue:
             # Not from within the engine's callback: a queue of quick answers would become a stack.
@@ -368,10 +383,16 @@ class ClientConnection(Client):
                 self.writing.abort()
         elif self._current is None:
             self._look_at_what_is_unsent()
-            if self._quiet > self._proxy.client_ticks:
+            if self._quiet > self._patience():
                 self.writing.close()
         elif isinstance(self._current.talk, OwnConversation):  # an exchange is the proxy's to tell
             self._current.talk.tick()
+
+    def _patience(self) -> float:
+        """How many ticks the next request may take to come."""
+        if self._is_surplus:  # somebody else may need its place, for a probe
+            return self._proxy.linger_ticks
+        return self._proxy.client_ticks if self._start else self._proxy.client_idle_ticks
 
     def _look_at_what_is_unsent(self) -> None:
         """An answer of our own is written whole: who takes nothing of it is let go, and the memory with it."""

@@ -144,7 +144,7 @@ class Exchange(Conversation, Asker):
         self._quiet = 0
         self._patience = self._proxy.first_byte_ticks if self._has_asked else self._proxy.idle_ticks
         engine.ask(self)
-        engine.writing.write(self._head.for_engine(self._proxy.host_line))
+        engine.writing.write(self._head.for_engine(self._proxy.host_line, self._client.forwarding))
         if self._waiting and not self.wants_tunnel:
             self._send_waiting(engine)
 
@@ -259,22 +259,37 @@ class Exchange(Conversation, Asker):
     def engine_failed(self, failure: Failure) -> None:
         """The connection is gone, or what came is no answer."""
         engine, self._engine = self._engine, None
+        unsent = None
         if engine is not None:
+            unsent = engine.writing.take_unsent()
             engine.cut()
         if self._state is State.TUNNEL:
             # How it ended stands in the frames that went through, if it did in order.
             self._end()
             self._client.cut(reset=False)
-        elif failure is DISCONNECTED and engine is not None and engine.answered and self._may_repeat():
-            # An idle connection that the engine closed just now; a request that changes nothing is sent once more.
-            self._has_repeated = True
-            self._proxy.retries += 1
-            self._task = self._proxy.spawn(self._open())
+        elif failure is DISCONNECTED and engine is not None and engine.answered and self._may_repeat(unsent):
+            self._repeat(unsent or [])
         else:
             self.fail(failure)
 
-    def _may_repeat(self) -> bool:
-        return self._head.method in READING and not self._head.has_body and not self._has_repeated
+    def _may_repeat(self, unsent: list[bytes] | None) -> bool:
+        """Whether it may be sent once more: the engine closed an idle connection just now.
+
+        Args:
+            unsent: what was for the engine, if none of it was sent. Else the engine may have acted on it, and only what
+                changes nothing is asked again.
+        """
+        changes_nothing = self._head.method in READING and not self._head.has_body
+        return not self._has_repeated and (unsent is not None or changes_nothing)
+
+    def _repeat(self, unsent: list[bytes]) -> None:
+        self._has_repeated = True
+        self._proxy.pool.retries += 1
+        self._state = State.CONNECTING
+        body = unsent[1:]  # the head is written anew
+        self._waiting[:0] = body
+        self._waiting_bytes += sum(len(piece) for piece in body)
+        self._task = self._proxy.spawn(self._open())
 
     def client_full(self) -> None:
         """The client takes no more for now, so the engine is not read."""

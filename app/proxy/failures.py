@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from email.utils import formatdate
 from http import HTTPStatus
 
 _KINDS = {
@@ -12,6 +13,7 @@ _KINDS = {
     404: "not_found_error",
     413: "request_too_large",
     431: "request_too_large",
+    501: "invalid_request_error",
     503: "service_unavailable_error",
 }
 SERVER_ERRORS = range(500, 600)
@@ -27,22 +29,53 @@ class Failure:
     reason: str
     message: str
     retry_after: int | None = None
-    """Seconds; with it the fault is not the engine's."""
+    """Seconds, where the same request may do better then."""
 
 
 CLIENT_LEFT = Failure(499, "client_left", "the client left")
-CONNECT_TIMEOUT = Failure(504, "connect_timeout", "no connection to the engine in time (proxy.connect_seconds)")
-CONNECT = Failure(502, "connect", "the engine does not accept connections")
-NO_ANSWER = Failure(504, "first_byte_timeout", "no answer from the engine in time (proxy.first_byte_seconds)")
-DISCONNECTED = Failure(502, "disconnected", "the engine closed the connection without an answer")
+# An engine that is away is away for as long as it takes to start: a client's first retry is not to be its last.
+_ENGINE_AWAY_SECONDS = 5
+CONNECT_TIMEOUT = Failure(
+    504,
+    "connect_timeout",
+    "no connection to the engine in time (proxy.connect_seconds)",
+    retry_after=_ENGINE_AWAY_SECONDS,
+)
+CONNECT = Failure(502, "connect", "the engine does not accept connections", retry_after=_ENGINE_AWAY_SECONDS)
+# It would take as long again.
+NO_ANSWER = Failure(
+    504,
+    "first_byte_timeout",
+    "no answer from the engine in time (proxy.first_byte_seconds); one that is not streamed begins when it is whole",
+)
+DISCONNECTED = Failure(
+    502, "disconnected", "the engine closed the connection without an answer", retry_after=_ENGINE_AWAY_SECONDS
+)
 MALFORMED = Failure(502, "malformed", "the engine's answer is not HTTP")
 BROKEN_OFF = Failure(502, "truncated", "the engine broke off within its answer")
-UPLOAD_STALLED = Failure(504, "upload_stalled", "the engine stopped taking the request body (proxy.idle_seconds)")
+UPLOAD_STALLED = Failure(
+    504,
+    "upload_stalled",
+    "the engine stopped taking the request body (proxy.idle_seconds)",
+    retry_after=_ENGINE_AWAY_SECONDS,
+)
 ANSWER_STALLED = Failure(504, "idle_timeout", "the engine's answer stood still (proxy.idle_seconds)")
 CLIENT_STALLED = Failure(408, "client_stalled", "the request body stood still (proxy.idle_seconds)")
 BODY_LATE = Failure(408, "client_stalled", "the request body took too long")
 CLIENT_DEAF = Failure(499, "client_left", "the client stopped taking its answer (proxy.idle_seconds)")
 STOPPING = Failure(503, "shutting_down", "the sidecar is stopping", retry_after=1)
+NO_DESCRIPTORS = Failure(
+    503,
+    "file_descriptors",
+    "the sidecar may open no more files and connections; raise its limit (ulimit -n) or lower proxy.max_connections",
+    retry_after=1,
+)
+
+
+def too_many_connections(limit: int) -> Failure:
+    """More clients are connected than may be."""
+    message = f"more than {limit} clients are connected (proxy.max_connections)"
+    return Failure(503, "too_many_connections", message, retry_after=1)
 
 
 def bad_request(message: str) -> Failure:
@@ -68,6 +101,7 @@ def error_answer(failure: Failure, request_id: bytes, *, close: bool, without_bo
     body = json.dumps({"error": error}).encode()
     lines = [
         b"HTTP/1.1 %d %b" % (failure.status, HTTPStatus(failure.status).phrase.encode()),
+        b"date: %b" % formatdate(usegmt=True).encode(),
         b"content-type: application/json",
         b"content-length: %d" % len(body),
         b"x-request-id: %b" % request_id,

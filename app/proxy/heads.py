@@ -15,6 +15,7 @@ from typing import Literal
 import httptools
 
 from app.proxy.failures import Failure, bad_request
+from app.proxy.forwarded import Forwarding
 
 NOT_HTTP = bad_request("this is not an HTTP/1.1 request")
 
@@ -33,11 +34,15 @@ _TAKEN_OUT = re.compile(rb"\r\n(%b):[ \t]*([^\r]*)" % b"|".join(sorted(TAKEN_OUT
 NEVER_A_TRAILER = TAKEN_OUT | {b"authorization", b"content-encoding", b"content-type", b"cookie"}
 # An answer's framing is kept, and so are its trailers.
 _ANSWER_HOP_BY_HOP = HOP_BY_HOP - {b"transfer-encoding", b"trailer"}
+# Where an answer says where something is. Not Refresh, which is nobody's standard and which vLLM never sends.
+_LOCATIONS = frozenset({b"location", b"content-location"})
 # A head in lower case without any of these goes on as it came.
-_REWRITTEN = re.compile(rb"\n(?:%b):" % b"|".join(sorted(_ANSWER_HOP_BY_HOP | {b"x-request-id"})))
+_REWRITTEN = re.compile(rb"\n(?:%b):" % b"|".join(sorted(_ANSWER_HOP_BY_HOP | _LOCATIONS | {b"x-request-id"})))
 
 _LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]+)")
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
+# A target's absolute form; none with a user's name in it.
+_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)([^#]*)", re.IGNORECASE)
 _HTTP10 = b"HTTP/1.0"
 _VERSIONS = (b"HTTP/1.1", _HTTP10)
 # Of a Connection header: those that name no other header.
@@ -123,6 +128,7 @@ class RequestHead:
         is_http10: 1.1 else.
         keep_alive: whether the client's connection may serve another request.
         websocket: whether it asks to speak WebSocket.
+        host: as the client sent it; empty without one.
     """
 
     # Defaults here and not in __init__: most heads change none of them.
@@ -132,6 +138,7 @@ class RequestHead:
     is_http10 = False
     keep_alive = True
     websocket = False
+    host = b""
     _upgrade: bytes | None = None
     _request_id: bytes | None = None
     _tokens: frozenset[bytes] = frozenset()
@@ -157,6 +164,7 @@ class RequestHead:
             name, value = parts[at].lower(), parts[at + 1].rstrip(b" \t")
             if name == b"host":
                 hosts += 1
+                self.host = value
             elif name == b"content-length":
                 framings += 1
                 if not _DIGITS.fullmatch(value):
@@ -175,7 +183,8 @@ class RequestHead:
             return "a request has one Host"
         if self._upgrade == b"websocket" and b"upgrade" in self._tokens:
             # Any other protocol is not taken up: the request is served as if it had not asked (RFC 9110 7.8).
-            self.websocket = not (self.has_body or self.is_http10)
+            # With another method it would be that method that the engine acts on.
+            self.websocket = self.method == b"GET" and not (self.has_body or self.is_http10)
         return None
 
     def _read_rare_line(self, name: bytes, value: bytes) -> None:
@@ -206,8 +215,13 @@ class RequestHead:
             self._request_id = next(_fresh)
         return self._request_id
 
-    def for_engine(self, host_line: bytes) -> bytes:
-        """The head as the engine gets it."""
+    def for_engine(self, host_line: bytes, forwarding: Forwarding | None = None) -> bytes:
+        """The head as the engine gets it.
+
+        Args:
+            host_line: the engine's own `Host`.
+            forwarding: what is said of the client besides; None: what the client says itself.
+        """
         if self.declared_bytes:
             framing = b"content-length: %d\r\n" % self.declared_bytes
         elif self.chunked:
@@ -224,6 +238,8 @@ class RequestHead:
             lines = lines.replace(b" HTTP/1.0\r\n", b" HTTP/1.1\r\n", 1)
         if self._tokens and self._tokens - _PLAIN_TOKENS:
             lines = self._less_named(lines)
+        if forwarding is not None:
+            lines = forwarding.rewrite(lines, self.host)
         return b"%b%b%bx-request-id: %b\r\n\r\n" % (lines[:-2], host_line, framing, self.request_id())
 
     def _less_named(self, lines: bytes) -> bytes:
@@ -252,9 +268,51 @@ def read_request(raw: bytes) -> RequestHead | Failure:
     # llhttp overlooks line ends before the method.
     if len(first) != 3 or first[2] not in _VERSIONS or not first[0][:1].isalpha():  # noqa: PLR2004 - method, target, version
         return NOT_HTTP
-    head = RequestHead(raw, first[0], first[1], is_http10=first[2] == _HTTP10)
+    method, target, version = first
+    absolute = None if target.startswith(b"/") else _ABSOLUTE.fullmatch(target)
+    if absolute is not None:
+        # A request to a proxy of another kind; a server takes it all the same, as one for the rest (RFC 9112 3.2.2).
+        target = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
+        raw = b"%b %b %b%b" % (method, target, version, raw[raw.index(b"\r") :])
+    head = RequestHead(raw, method, target, is_http10=version == _HTTP10)
     flaw = head.read()
+    if absolute is not None and absolute[1].lower() != head.host.lower():
+        flaw = flaw or "the target's authority must be the Host"
     return head if flaw is None else bad_request(flaw)
+
+
+def has_bare_line_feed(start: bytes) -> bool:
+    """Whether the start of a head has a line feed without its carriage return: its end would be waited for in vain."""
+    return start.count(b"\n") != start.count(b"\r\n")
+
+
+class EngineOrigin:
+    """The engine as it names itself in `Location`: by the `Host` that it was asked by, which leads clients nowhere.
+
+    Args:
+        authority: its host, and its port if it has one.
+        root_path: below which it serves all paths as well. Whoever takes that prefix off on a client's way here does
+            not put it back in an answer; with it the client's next request comes here, by that way or without.
+    """
+
+    def __init__(self, authority: str, root_path: str = "") -> None:
+        named = re.escape(authority.encode())
+        # vLLM believes a client about the scheme (X-Forwarded-Proto), so either may stand here; likewise its port.
+        ports = rb"(?::80|:443)?" if re.search(r":[0-9]+$", authority) is None else b""
+        # What would name another host by itself ("//", or "/\\" to browsers) stays as it came.
+        self._own = re.compile(rb"https?://%b%b(/(?![/\\])[^\r]*|[?#][^\r]*)?" % (named, ports), re.IGNORECASE)
+        self._root_path = root_path.encode()
+
+    def relative(self, location: bytes) -> bytes:
+        """A reference that leads where it was meant to, from wherever the client has asked."""
+        own = self._own.fullmatch(location)
+        if own is None:
+            return location
+        path: bytes = own[1] or b"/"
+        if not path.startswith(b"/"):
+            path = b"/" + path
+        has_prefix = path.startswith((self._root_path + b"/", self._root_path + b"?")) or path == self._root_path
+        return path if has_prefix else self._root_path + path
 
 
 class AnswerHead:
@@ -264,6 +322,7 @@ class AnswerHead:
         raw: all of it, with the empty line at its end.
         status: as parsed.
         to_head: whether it answers a HEAD request.
+        origin: the engine's; what it says of itself goes to the client as a relative reference.
 
     Attributes:
         raw: as given.
@@ -273,10 +332,11 @@ class AnswerHead:
         until_close: whether only the connection's end ends the body.
     """
 
-    __slots__ = ("_lowered", "chunked", "has_body", "raw", "status", "until_close")
+    __slots__ = ("_lowered", "_origin", "chunked", "has_body", "raw", "status", "until_close")
 
-    def __init__(self, raw: bytes, status: int, *, to_head: bool) -> None:
+    def __init__(self, raw: bytes, status: int, *, to_head: bool, origin: EngineOrigin | None = None) -> None:
         self.raw = raw
+        self._origin = origin
         self._lowered = lowered = raw.lower()
         self.status = status
         self.has_body = not to_head and status not in _BODILESS
@@ -326,8 +386,16 @@ class AnswerHead:
         if unchunked:
             less |= {b"transfer-encoding", b"trailer"}
         kept = [(name, line) for name, line in named if name not in less]
-        lines = [line for _, line in kept]
+        lines = [self._located(line) if name in _LOCATIONS else line for name, line in kept]
         return b"\r\n".join([first, *lines, b""]), any(name == b"x-request-id" for name, _ in kept)
+
+    def _located(self, line: bytes) -> bytes:
+        name, _, value = line.partition(b":")
+        if self._origin is None:
+            return line
+        location = value.strip(b" \t")
+        relative = self._origin.relative(location)
+        return line if relative == location else b"%b: %b" % (name, relative)
 
     def for_tunnel(self, request_id: bytes) -> bytes:
         """A 101's head as the client gets it: hop by hop, and passed on all the same."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,12 +20,16 @@ class ProxyLimits:
     connect_seconds: float = 5.0
     first_byte_seconds: float | None = 600.0
     """From the request's last byte to the answer's head: prefill behind a queue takes minutes. None waits for ever."""
-    idle_seconds: float = 600.0
-    """Between two pieces of an answer or of an upload, whoever keeps the other waiting."""
+    idle_seconds: float | None = 600.0
+    """Between two pieces of an answer or of an upload, whoever keeps the other waiting. None waits for ever."""
     keepalive_seconds: float = 4.0
     """Idle engine connections are dropped before uvicorn, the engine's server, drops them after 5 s."""
-    client_keepalive_seconds: float = 75.0
-    """An idle client's connection is closed; also one whose request head takes so long."""
+    client_keepalive_seconds: float = 620.0
+    """A client's connection on which nothing happens is closed."""
+    client_wait_seconds: float = 75.0
+    """For a request's head, for the whole body of one for our own paths, and for an answer of ours to be taken."""
+    max_connections: int | None = None
+    """Clients connected at once that may ask the engine; None: any number."""
     linger_seconds: float = 5.0
     """After an error that ends a connection, for the client to read it: closing on unread bytes would destroy it."""
 
@@ -32,10 +37,11 @@ class ProxyLimits:
     def tick_seconds(self) -> float:
         """How often times are looked at; no limit is kept more exactly than this."""
         shortest = min(
-            self.first_byte_seconds or self.idle_seconds,
-            self.idle_seconds,
+            self.first_byte_seconds or math.inf,
+            self.idle_seconds or math.inf,
             self.keepalive_seconds,
             self.client_keepalive_seconds,
+            self.client_wait_seconds,
             self.linger_seconds,
         )
         return min(max(shortest / 4, 0.005), 1.0)

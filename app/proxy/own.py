@@ -70,6 +70,9 @@ class OwnConversation(Conversation):
     def start(self) -> None:
         """Begin."""
         self._server.data_received(self._head.for_ourselves())
+        if self._head.expects_continue:
+            # A client that waits to be asked for its body, and is not: what it sends next cannot be told from its body.
+            self._server.cycle.keep_alive = False
 
     def body(self, piece: bytes) -> None:
         """A piece of the request's body."""
@@ -81,6 +84,8 @@ class OwnConversation(Conversation):
         del trailers
         self._has_asked = True
         self._quiet = 0
+        if self._head.expects_continue and self._head.keep_alive and not self._server.cycle.response_started:
+            self._server.cycle.keep_alive = True
         if self._head.chunked:
             self._server.data_received(b"0\r\n\r\n")
 

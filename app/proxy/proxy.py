@@ -13,8 +13,16 @@ from urllib.parse import urlsplit
 from app.access_log import AccessLog, EndedRequest
 from app.gate import Gate
 from app.limited_log import LimitedLog, printable
-from app.proxy.failures import ENGINE_FAULTS, STOPPING, Failure, body_too_large, head_too_large
-from app.proxy.heads import RequestHead
+from app.proxy.failures import (
+    ENGINE_FAULTS,
+    STOPPING,
+    Failure,
+    body_too_large,
+    head_too_large,
+    too_many_connections,
+)
+from app.proxy.forwarded import Mode
+from app.proxy.heads import EngineOrigin, RequestHead
 from app.proxy.limits import ProxyLimits, ProxyObserver
 from app.proxy.transports import Turn
 from app.proxy.upstream import Pool
@@ -49,6 +57,8 @@ class Proxy:
         gate: lets requests through that can reach the model, and holds them while a reset needs stillness.
         tls: for an engine on https; the system's authorities where ``None``.
         access_log: gets a line for each request that ended; disabled where ``None``.
+        forwarded: what the engine is told of where a request came from.
+        root_path: the engine's.
 
     Attributes:
         exchanges: under way.
@@ -56,7 +66,6 @@ class Proxy:
         tunnels: open ones.
         requests_on_new: requests sent over a connection opened for them.
         requests_on_reused: requests sent over a connection that had served another one.
-        retries: requests sent once more.
     """
 
     def __init__(
@@ -68,6 +77,8 @@ class Proxy:
         gate: Gate | None = None,
         tls: ssl.SSLContext | None = None,
         access_log: AccessLog | None = None,
+        forwarded: Mode = "pass",
+        root_path: str | None = None,
     ) -> None:
         parts = urlsplit(upstream)
         if parts.scheme not in ("http", "https", "unix") or not (parts.hostname or parts.path):
@@ -75,18 +86,23 @@ class Proxy:
         self._parts = parts
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         # Over a Unix socket the host is only a name for the Host header.
-        self.host_line = b"host: %b\r\n" % (parts.netloc or "localhost").encode()
+        authority = parts.netloc or "localhost"
+        self.host_line = b"host: %b\r\n" % authority.encode()
+        self._origin = EngineOrigin(authority, root_path or "")
+        self.forwarded = forwarded
         self.observer = observer
         self.access_log = access_log
-        self.tunnels = self.requests_on_new = self.requests_on_reused = self.retries = 0
+        self.tunnels = self.requests_on_new = self.requests_on_reused = 0
         self._log = LimitedLog(log)
         self.gate = gate or Gate()
         self.limits = limits or ProxyLimits()
         self.body_too_large = body_too_large(self.limits.max_body_bytes)
         self.head_too_large = head_too_large(self.limits.max_header_bytes)
+        self.too_many_connections = too_many_connections(self.limits.max_connections or 0)
         self.first_byte_ticks = self._ticks(self.limits.first_byte_seconds)
         self.idle_ticks = self._ticks(self.limits.idle_seconds)
-        self.client_ticks = self._ticks(self.limits.client_keepalive_seconds)
+        self.client_idle_ticks = self._ticks(self.limits.client_keepalive_seconds)
+        self.client_ticks = self._ticks(self.limits.client_wait_seconds)
         self.linger_ticks = self._ticks(self.limits.linger_seconds)
         self.exchanges: set[Ending] = set()
         self.clients: set[Timed] = set()
@@ -97,6 +113,12 @@ class Proxy:
 
     def _ticks(self, seconds: float | None) -> float:
         return math.inf if seconds is None else math.ceil(seconds / self.limits.tick_seconds)
+
+    @property
+    def crowd(self) -> int:
+        """How many more clients are connected than may be; 0 or less: none."""
+        limit = self.limits.max_connections
+        return 0 if limit is None else len(self.clients) - limit
 
     @property
     def pool(self) -> Pool:
@@ -122,7 +144,7 @@ class Proxy:
             tunnels=self.tunnels,
             requests_on_new=self.requests_on_new,
             requests_on_reused=self.requests_on_reused,
-            retries=self.retries,
+            retries=0 if pool is None else pool.retries,
         )
 
     def report(self, failure: Failure, head: RequestHead, peer: str, result: Result) -> None:
@@ -217,6 +239,7 @@ class Proxy:
             turn=self.turn,
             connect_seconds=self.limits.connect_seconds,
             keepalive_seconds=self.limits.keepalive_seconds,
+            origin=self._origin,
         )
         self._tick()
 

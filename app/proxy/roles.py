@@ -7,6 +7,7 @@ import asyncio
 from mypy_extensions import trait
 
 from app.proxy.failures import Failure
+from app.proxy.forwarded import Forwarding
 from app.proxy.heads import AnswerHead, Header
 from app.proxy.transports import Reading, Writing, peer_of
 
@@ -101,11 +102,13 @@ class Client:
         transport: of the connection.
         reading: held while its bytes cannot be taken.
         writing: the one way to send it something.
+        forwarding: what the engine is told of it; None: nothing.
     """
 
     transport: asyncio.Transport
     reading: Reading
     writing: Writing
+    forwarding: Forwarding | None
 
     @property
     def peer(self) -> str:

@@ -1,8 +1,12 @@
-"""The two directions of a connection: what is written in one turn of the loop goes out together, and reads can wait."""
+"""The two directions of a connection: what is written in one turn of the loop goes out together, and reads can wait.
+
+And what the kernel knows of the far end that neither direction tells.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 
@@ -11,6 +15,18 @@ import struct
 FULL_READ_BYTES = 256 * 1024
 _MUCH_BYTES = 32 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
+# The far end has closed its side, or the connection is gone; said of a socket that nobody reads, too.
+_HANGS_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+
+
+def has_hung_up(transport: asyncio.BaseTransport) -> bool:
+    """Whether the far end has closed, even where bytes that nobody reads stand before its end."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(sock.fileno(), _HANGS_UP)
+    return bool(poll.poll(0))
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
@@ -55,13 +71,26 @@ class Writing:
         turn: ends when its writes are sent.
     """
 
-    __slots__ = ("_pending", "_transport", "_turn", "_write")
+    __slots__ = ("_pending", "_transport", "_turn", "_unsent", "_write")
 
     def __init__(self, transport: asyncio.Transport, turn: Turn) -> None:
         self._transport = transport
         self._write = transport.write
         self._turn = turn
         self._pending: list[bytes] = []
+        self._unsent: list[bytes] | None = None  # where it is kept: what came too late for the transport
+
+    def keep_unsent(self) -> None:
+        """From here on keep what cannot be sent, until the first bytes are."""
+        self._unsent = []
+
+    def take_unsent(self) -> list[bytes] | None:
+        """All that was written since ``keep_unsent``, if not a byte of it has been sent; else None."""
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            unsent += self._pending
+            self._pending.clear()
+        return unsent
 
     def write(self, data: bytes) -> None:
         """Send it at the end of the turn; at once if it is much, for then the far end's slowness must be known."""
@@ -78,10 +107,15 @@ class Writing:
         """Send what waits now."""
         pending = self._pending
         if pending:
+            if self._transport.is_closing():
+                if self._unsent is not None:
+                    self._unsent += pending
+                pending.clear()
+                return
             data = pending[0] if len(pending) == 1 else b"".join(pending)
             pending.clear()
-            if not self._transport.is_closing():
-                self._write(data)
+            self._unsent = None
+            self._write(data)
 
     def close(self) -> None:
         """Close when all is sent."""

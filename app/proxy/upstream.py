@@ -7,16 +7,25 @@ ends.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections import deque
 from typing import Any, cast
 
 import httptools
 
-from app.proxy.failures import BROKEN_OFF, CONNECT, CONNECT_TIMEOUT, DISCONNECTED, MALFORMED, Failure
-from app.proxy.heads import AnswerHead
+from app.proxy.failures import (
+    BROKEN_OFF,
+    CONNECT,
+    CONNECT_TIMEOUT,
+    DISCONNECTED,
+    MALFORMED,
+    NO_DESCRIPTORS,
+    Failure,
+)
+from app.proxy.heads import AnswerHead, EngineOrigin
 from app.proxy.roles import Asker
-from app.proxy.transports import FULL_READ_BYTES, Reading, Turn, Writing
+from app.proxy.transports import FULL_READ_BYTES, Reading, Turn, Writing, has_hung_up
 
 INFORMATIONAL = range(100, 200)
 SWITCHING_PROTOCOLS = 101
@@ -24,6 +33,8 @@ _NONE = -1
 _HEAD_ENDS = b"\r\n\r\n"
 # No engine's head is so long; one that never ends must not fill our memory.
 _HEAD_BYTES_MOST = 256 * 1024
+# This process, or the machine, may have no more files open.
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class EngineConnection:
@@ -66,6 +77,7 @@ class EngineConnection:
     def ask(self, asker: Asker) -> None:
         """Take a request; the bytes of it follow through ``writing``."""
         self._asker = asker
+        self.writing.keep_unsent()
         if asker.wants_bare_body:
             self._bare_body = []
             self._parser = httptools.HttpResponseParser(_WithBody(self, self._bare_body))
@@ -168,7 +180,7 @@ class EngineConnection:
             self._head, self._status = data, _NONE
             return
         end = data.index(_HEAD_ENDS) + 4
-        answer = AnswerHead(data[:end], self._status, to_head=asker.to_head)
+        answer = AnswerHead(data[:end], self._status, to_head=asker.to_head, origin=self._pool.origin)
         data = data[end:]
         if not answer.has_body:
             if data:
@@ -259,9 +271,11 @@ class Pool:
         turn: when writes are sent.
         connect_seconds: then no connection is to be had.
         keepalive_seconds: an idle connection is used no longer.
+        origin: what the engine calls itself.
 
     Attributes:
         open: connections that are open, in use or not.
+        retries: requests sent once more, on a new connection.
     """
 
     def __init__(
@@ -274,10 +288,13 @@ class Pool:
         turn: Turn,
         connect_seconds: float,
         keepalive_seconds: float,
+        origin: EngineOrigin | None = None,
     ) -> None:
         self._host, self._port, self._socket_path, self._tls = host, port, socket_path, tls
         self.turn = turn
         self.open = 0
+        self.origin = origin
+        self.retries = 0
         self._connect_seconds = connect_seconds
         self._keepalive_seconds = keepalive_seconds
         self._idle: deque[EngineConnection] = deque()
@@ -299,9 +316,12 @@ class Pool:
         idle = self._idle
         while idle:
             newest = idle.pop()
-            if self._time() - newest.idle_since < self._keepalive_seconds and not newest.transport.is_closing():
+            transport = newest.transport
+            is_young = self._time() - newest.idle_since < self._keepalive_seconds
+            # Its end may be here already, and the loop has not come to it yet.
+            if is_young and not transport.is_closing() and not has_hung_up(transport):
                 return newest
-            newest.transport.close()
+            transport.close()
         return None
 
     async def connect(self) -> EngineConnection | Failure:
@@ -316,8 +336,8 @@ class Pool:
                     await self._loop.create_connection(protocol, self._host, self._port, ssl=self._tls)
         except TimeoutError:
             return CONNECT_TIMEOUT
-        except OSError:  # refused, no such name, no such file; and a TLS handshake that fails
-            return CONNECT
+        except OSError as exc:  # refused, no such name, no such file; and a TLS handshake that fails
+            return NO_DESCRIPTORS if exc.errno in _NO_DESCRIPTOR else CONNECT
         return made
 
     def keep(self, connection: EngineConnection) -> None:

@@ -11,8 +11,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from app.errors import RequestError, sentences
+from app.errors import NotAvailable, RequestError, sentences
 
+# For an engine that starts, sleeps or is busy; as the data plane says it of one that is away.
+RETRY_AFTER_SECONDS = "5"
 _CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 
 log = logging.getLogger("highwater.http")
@@ -43,7 +45,10 @@ def answer_problems(app: FastAPI) -> None:
 
     @app.exception_handler(RequestError)
     async def request_error(_: Request, exc: RequestError) -> JSONResponse:
-        return _problem(exc.status, exc.code, str(exc))
+        answer = _problem(exc.status, exc.code, str(exc))
+        if exc.status == NotAvailable.status:
+            answer.headers["Retry-After"] = RETRY_AFTER_SECONDS
+        return answer
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:

@@ -222,7 +222,7 @@ def _is_denied(path: str) -> bool:
 
 def admitted(seen: Seen) -> bool:
     """Tell whether the allow list lets this request through as the engine got it."""
-    return AllowList().judge(seen.method, seen.path.encode("latin-1"), "http").admitted
+    return AllowList().judge(seen.method, seen.path.encode("latin-1")).admitted
 
 
 def statuses(data: bytes) -> list[int]:

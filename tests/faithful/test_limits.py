@@ -383,22 +383,40 @@ FORWARDED = [
 ]
 
 
-@fronted_by("sidecar", "nginx")
-async def test_forwarding_headers_go_on_as_they_came(through, engine):
-    """The sidecar stands in the engine's own pod: it is no hop that anybody asks about."""
-    await through.ask("GET", "/v1/x", *FORWARDED)
-    names = dict(FORWARDED)
-    assert [(n.lower(), v) for n, v in engine.calls[0].headers if n.lower() in names] == FORWARDED
+class TestForwardingPassed:
+    """With `proxy.forwarded` at `pass`: for an engine whose other callers are believed about it."""
+
+    @pytest.fixture
+    def profile(self) -> Profile:
+        return Profile("forwarding-passed", sidecar={"HIGHWATER_PROXY__FORWARDED": "pass"})
+
+    @fronted_by("sidecar", "nginx")
+    async def test_forwarding_headers_go_on_as_they_came(self, through, engine):
+        """Whatever they say."""
+        await through.ask("GET", "/v1/x", *FORWARDED)
+        names = dict(FORWARDED)
+        assert [(n.lower(), v) for n, v in engine.calls[0].headers if n.lower() in names] == FORWARDED
+
+    @fronted_by("sidecar")
+    async def test_nothing_is_added_but_host_and_request_id(self, through, engine):
+        """The engine's own host, and nothing of the proxy's or its library's."""
+        await through.ask("GET", "/v1/x", ("x-tag", "1"))
+        await through.ask("POST", "/v1/x", ("x-tag", "1"), body=b"{}")
+        names = [sorted(name.lower() for name, _ in call.headers) for call in engine.calls]
+        assert names == [["host", "x-request-id", "x-tag"], ["content-length", "host", "x-request-id", "x-tag"]]
+        assert engine.calls[0].header("host") == [f"127.0.0.1:{engine.port}"]
 
 
 @fronted_by("sidecar")
-async def test_nothing_is_added_but_host_and_request_id(through, engine):
-    """The engine's own host, and nothing of the proxy's or its library's."""
-    await through.ask("GET", "/v1/x", ("x-tag", "1"))
-    await through.ask("POST", "/v1/x", ("x-tag", "1"), body=b"{}")
-    names = [sorted(name.lower() for name, _ in call.headers) for call in engine.calls]
-    assert names == [["host", "x-request-id", "x-tag"], ["content-length", "host", "x-request-id", "x-tag"]]
-    assert engine.calls[0].header("host") == [f"127.0.0.1:{engine.port}"]
+async def test_the_clients_address_is_added_behind_what_it_says(through, engine):
+    """vLLM's server believes the last address of a line that comes from loopback: it must be one that nobody chose."""
+    await through.ask("GET", "/v1/x", *FORWARDED)
+    await through.ask("GET", "/v1/x")
+    first, second = engine.calls
+    assert first.header("x-forwarded-for") == ["192.0.2.1, 198.51.100.7, 203.0.113.9, 127.0.0.1"]
+    assert [first.header(f"x-forwarded-{name}") for name in ("proto", "host")] == [["https"], ["example.org"]]
+    assert [second.header(f"x-forwarded-{name}") for name in ("for", "proto")] == [["127.0.0.1"], ["http"]]
+    assert first.header("via") == ["1.1 somewhere"]
 
 
 @fronted_by("sidecar")

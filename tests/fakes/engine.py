@@ -345,6 +345,7 @@ class FakeEngine:
         self.running, self.waiting, self.kv_usage, self.paused, self.asleep = 0, 0, 0.0, False, False
         self.api_processes: int | None = 1  # what /server_info tells; None where it does not
         self.mute = False  # --disable-log-stats
+        self.root_path = ""  # --root-path
         self.aborted = 0  # requests that a pause of the wrong dialect cut short
         self.tokens = 0  # prompt tokens so far; they move when it works
         self.ec_connector = False
@@ -507,7 +508,8 @@ class FakeEngine:
             for path, (method, _, names) in self._table().items()
             if path != "/metrics"
         }
-        return JSONResponse({"openapi": "3.1.0", "paths": paths})
+        servers = {"servers": [{"url": self.root_path}]} if self.root_path else {}
+        return JSONResponse({"openapi": "3.1.0", "paths": paths, **servers})
 
     def _server_info(self, request: Request) -> Response:
         if request.query_params.get("config_format") != "json":

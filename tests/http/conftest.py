@@ -15,6 +15,7 @@ from app.access_log import AccessLog
 from app.gate import Gate
 from app.proxy.client import protocol
 from app.proxy.failures import Failure
+from app.proxy.forwarded import Mode
 from app.proxy.heads import Destination, path_class
 from app.proxy.limits import ProxyLimits
 from app.proxy.proxy import Proxy
@@ -33,7 +34,6 @@ async def serving(app, **options) -> AsyncIterator[int]:
         log_config=None,
         access_log=False,
         server_header=False,
-        date_header=False,
         timeout_graceful_shutdown=1,
         **options,
     )
@@ -213,10 +213,24 @@ class AllProxied:
 
 @contextlib.asynccontextmanager
 async def _running_proxy(
-    url: str, *, gate: Gate | None = None, access_log: AccessLog | None = None, **limits
+    url: str,
+    *,
+    gate: Gate | None = None,
+    access_log: AccessLog | None = None,
+    forwarded: Mode = "pass",
+    root_path: str | None = None,
+    **limits,
 ) -> AsyncIterator[Front]:
     observed = Observed()
-    proxy = Proxy(url, observer=observed, limits=ProxyLimits(**limits), gate=gate, access_log=access_log)
+    proxy = Proxy(
+        url,
+        observer=observed,
+        limits=ProxyLimits(**limits),
+        gate=gate,
+        access_log=access_log,
+        forwarded=forwarded,
+        root_path=root_path,
+    )
     await proxy.start()
     async with serving(AllProxied(proxy)) as port:
         front = Front(port, observed, proxy)

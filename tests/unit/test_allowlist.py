@@ -7,14 +7,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.allowlist import CONTROL_PATHS, NEVER, READ_ONLY_PATHS, AllowList
+from app.allowlist import (
+    CONTROL_PATHS,
+    INFERENCE_PREFIXES,
+    NEVER,
+    READ_ONLY_PATHS,
+    AllowList,
+    root_path_flaw,
+)
+from tests.fakes.vllm_routes import recorded
 
 DEFAULT = AllowList()
 DENIED = {*(path.lower() for path in CONTROL_PATHS), f"/{NEVER}"}
 
 
-def status(method: str, path: str, allow: AllowList = DEFAULT, kind="http") -> int:
-    return allow.judge(method, path.encode("latin-1"), kind).status
+def status(method: str, path: str, allow: AllowList = DEFAULT) -> int:
+    return allow.judge(method, path.encode("latin-1")).status
 
 
 @pytest.mark.parametrize(
@@ -34,25 +42,26 @@ def status(method: str, path: str, allow: AllowList = DEFAULT, kind="http") -> i
         "/docs/oauth2-redirect",
         "/openapi.json",
         "/score",
+        "/generative_scoring",
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS"])
 def test_inference_and_its_company_pass(method, path):
     """With every ordinary method: the engine knows its own."""
-    assert DEFAULT.judge(method, path.encode(), "http").admitted
+    assert DEFAULT.judge(method, path.encode()).admitted
 
 
 @pytest.mark.parametrize("path", sorted(READ_ONLY_PATHS))
 def test_states_can_be_read_and_not_written(path):
     """GET and HEAD; the refusal names the way out."""
     assert [status(method, path) for method in ("GET", "HEAD", "POST", "PUT")] == [200, 200, 403, 403]
-    assert "proxy.extra_paths" in DEFAULT.judge("POST", path.encode(), "http").reason
+    assert "proxy.extra_paths" in DEFAULT.judge("POST", path.encode()).reason
 
 
 @pytest.mark.parametrize("path", [*sorted(CONTROL_PATHS), "/fault_tolerance/reset", "/fault_tolerance"])
 def test_control_paths_are_forbidden_unless_named(path):
     """403 with the setting that would allow it; an exact entry does."""
-    verdict = DEFAULT.judge("POST", path.encode(), "http")
+    verdict = DEFAULT.judge("POST", path.encode())
     assert (verdict.admitted, verdict.status) == (False, 403)
     assert "proxy.extra_paths" in verdict.reason
     assert status("POST", path, AllowList((path,))) == 200
@@ -92,7 +101,7 @@ def test_a_model_may_be_called_like_a_control_path():
 @pytest.mark.parametrize("path", ["/", "/v1", "/V1/models", "/HEALTH", "/v1x/y", "/memory", "/health/", "/%76ersion/x"])
 def test_unknown_paths_are_not_found(path):
     """Matching is literal and case-sensitive; 404 names the setting."""
-    verdict = DEFAULT.judge("GET", path.encode(), "http")
+    verdict = DEFAULT.judge("GET", path.encode())
     assert verdict.status == 404
     assert "proxy.extra_paths" in verdict.reason
 
@@ -136,28 +145,116 @@ def test_an_encoded_slash_cannot_build_a_prefix():
 )
 def test_a_malformed_path_is_refused_not_repaired(path):
     """400, whatever it would have become."""
-    verdict = AllowList(("/",)).judge("GET", path.encode("latin-1"), "http")
+    verdict = AllowList(("/",)).judge("GET", path.encode("latin-1"))
     assert (verdict.admitted, verdict.status) == (False, 400)
     assert "malformed" in verdict.reason
 
 
-@pytest.mark.parametrize("method", ["CONNECT", "TRACE"])
-def test_tunnels_and_traces_are_forbidden(method):
-    """One asks for a tunnel, the other shows headers."""
-    assert status(method, "/v1/models") == 403
-
-
-def test_websockets_are_judged_as_gets():
-    """The same table."""
-    assert status("GET", "/v1/realtime", kind="websocket") == 200
-    assert status("GET", "/pause", kind="websocket") == 403
+@pytest.mark.parametrize("method", ["CONNECT", "TRACE", "MKCOL", "QUERY", "PROPFIND", "PURGE", "M-SEARCH"])
+def test_only_methods_that_an_api_has_are_proxied(method):
+    """501, which names those that are; also where a path is opened by its name."""
+    verdict = AllowList(("/exact",)).judge(method, b"/exact")
+    assert (verdict.admitted, verdict.status) == (False, 501)
+    assert "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT" in verdict.reason
 
 
 def test_extra_entries_are_exact_unless_they_end_in_a_slash():
-    """A slash opens what is below it."""
+    """Exactly themselves, or the place where the API is found again."""
     allow = AllowList(("/custom/", "/exact"))
-    paths = ["/custom/a", "/custom/", "/custom", "/exact", "/exact/a", "/exactly"]
-    assert [status("POST", path, allow) for path in paths] == [200, 200, 404, 200, 404, 404]
+    paths = ["/custom/v1/models", "/custom/exact", "/custom/", "/custom", "/exact", "/exact/a", "/exactly"]
+    assert [status("POST", path, allow) for path in paths] == [200, 200, 404, 404, 200, 404, 404]
+
+
+@pytest.mark.parametrize("path", ["/custom/a", "/custom/new_control", "/custom/", "/custom/x/v1/models"])
+def test_a_prefix_admits_nothing_that_the_list_refuses(path):
+    """It may be the engine's root path, below which vLLM serves all its routes, those of its next version too."""
+    assert status("POST", path, AllowList(("/custom/",))) == 404
+
+
+def test_an_exact_entry_opens_its_path_below_a_prefix_too():
+    """The engine serves both as one."""
+    assert status("POST", "/llm/sleep", AllowList(("/llm/", "/sleep"))) == 200
+
+
+ROOTED = AllowList(root_path="/llm/prod")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/generative_scoring"])
+def test_a_root_path_is_stripped_and_the_same_list_judges(path):
+    """With the prefix as without it; the routes that count requests see it without."""
+    assert ROOTED.judge("POST", path.encode()).route == path
+    assert ROOTED.judge("POST", f"/llm/prod{path}".encode()).route == path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/llm/prod/sleep",
+        "/llm/prod/new_control",
+        "/llm/prod/collective_rpc",
+        "/llm/prod/v1/pause",
+        "/llm/prod/inference/v1/abort_requests",
+        "/llm/prod/server_info",
+        "/llm/prod",
+        "/llm/prod/",
+        "/llm/prod/llm/prod/v1/models",
+        "/llm/%70rod/v1/models",
+        "/llm/v1/models",
+        "/sleep",
+    ],
+)
+def test_what_the_list_refuses_is_refused_below_a_root_path(path):
+    """vLLM serves every route there as well."""
+    assert status("POST", path, ROOTED) in (403, 404)
+
+
+def test_below_a_root_path_that_is_an_api_prefix_only_the_rest_counts():
+    """With `--root-path /v1` the engine takes /v1/new_control for /new_control."""
+    allow = AllowList(root_path="/v1")
+    paths = ["/v1/new_control", "/v1/%6eew_control", "/v1/models", "/v1/v1/models", "/v2/rerank", "/v1/tokenize"]
+    assert [status("POST", path, allow) for path in paths] == [404, 404, 404, 200, 200, 200]
+
+
+def test_no_prefix_leads_around_a_root_path():
+    """Neither one above it nor one below it."""
+    for entries in (("/llm/",), ("/llm/prod/",), ("/llm/prod/v1/",), ("/",)):
+        allow = AllowList(entries, root_path="/llm/prod")
+        assert status("POST", "/llm/prod/new_control", allow) == 404
+        assert status("POST", "/llm/prod/sleep", allow) == 403
+
+
+def test_below_a_root_path_that_is_not_set_nothing_passes():
+    """The refusal names the setting; elsewhere nothing changes."""
+    allow = AllowList(unset_root_path="/v1")
+    assert status("GET", "/v1/models") == 200
+    verdict = allow.judge("GET", b"/v1/models")
+    assert (verdict.status, "engine_root_path=/v1" in verdict.reason) == (403, True)
+    assert status("POST", "/v1/%6eew_control", allow) == 403
+    assert status("POST", "/v2/rerank", allow) == 200
+
+
+def test_a_prefix_entry_says_that_a_root_path_is_meant():
+    """As `proxy.extra_paths` was used before there was a setting: below it the list judges."""
+    allow = AllowList(("/llm/",), unset_root_path="/llm")
+    paths = ["/llm/v1/models", "/llm/new_control", "/llm/sleep", "/v1/models"]
+    assert [status("POST", path, allow) for path in paths] == [200, 404, 403, 200]
+
+
+@pytest.mark.parametrize("root_path", ["/llm/", "llm", "", "/", "/a//b", "/a/../b", "/a?b", "/a%2Fb"])
+def test_a_root_path_that_cannot_be_meant_has_a_flaw(root_path):
+    """For whoever reads it: a plain path, as vLLM would match it."""
+    assert root_path_flaw(root_path)
+
+
+def test_a_plain_root_path_has_none():
+    """Of one segment or several."""
+    assert [root_path_flaw(path) for path in ("/llm", "/llm/prod", "/v1")] == [None, None, None]
+
+
+def test_aborting_by_name_is_refused_with_its_reason():
+    """It is under a prefix of the inference API, and ends other clients' requests all the same."""
+    assert "other clients' requests" in DEFAULT.judge("POST", b"/inference/v1/abort_requests").reason
+    assert status("POST", "/inference/v1/abort_requests", AllowList(("/inference/v1/abort_requests",))) == 200
 
 
 @pytest.mark.parametrize(
@@ -167,6 +264,44 @@ def test_an_entry_that_cannot_be_meant_is_an_error(entry):
     """At start, not at the first request."""
     with pytest.raises(ValueError, match=r"proxy\.extra_paths"):
         AllowList((entry,))
+
+
+# All that takes a POST outside the prefixes of the inference API and does no more than inference. The last is that of
+# `vllm.entrypoints.api_server`, which has no control endpoints.
+SERVING = {
+    *("POST /classify", "POST /detokenize", "POST /generative_scoring", "POST /ping", "POST /pooling", "POST /rerank"),
+    *("POST /score", "POST /tokenize", "POST /generate"),
+}
+STEERING = {
+    route
+    for route in recorded()
+    if route.startswith("POST ") and route not in SERVING and not route.split(" ")[1].startswith(INFERENCE_PREFIXES)
+} | {"POST /inference/v1/abort_requests"}
+ROOT_PATHS = [None, "/llm", "/llm/prod", "/v1", "/v2", "/inference", "/cohere", "/v1/models"]
+
+
+@pytest.mark.parametrize("path", sorted(route.removeprefix("POST ") for route in STEERING))
+@pytest.mark.parametrize("root_path", ROOT_PATHS)
+def test_what_steers_any_vllm_is_admitted_below_no_root_path(path, root_path):
+    """Whether the operator has set it, has named it as a prefix, or does not know of it."""
+    sent = (root_path or "") + path
+    for allow in (AllowList(), AllowList(("/", f"{root_path or ''}/")), AllowList(root_path=root_path)):
+        assert status("POST", sent, allow) in (403, 404), allow
+
+
+SUPERVISED = {"/ready", "/readyz"}  # of the process that starts several API servers
+SERVED = sorted(set(recorded()) - STEERING - {"POST /generate"})
+
+
+@pytest.mark.parametrize("route", [route for route in SERVED if not route.startswith("MOUNT ")])
+def test_what_serves_in_any_vllm_is_admitted(route):
+    """As it stands, and below the root path that the engine was started with; some of what only tells is not."""
+    method, path = route.replace("WEBSOCKET", "GET").replace("{response_id}", "resp_1").split(" ")
+    is_open = (
+        path not in {"/get_world_size", "/kv_event_sources", "/weight_info", "/fault_tolerance/status"} | SUPERVISED
+    )
+    assert (status(method, path) == 200) is is_open
+    assert (status(method, f"/llm{path}", AllowList(root_path="/llm")) == 200) is is_open
 
 
 SEGMENTS = st.sampled_from(
@@ -205,7 +340,7 @@ PATHS = st.one_of(
 @example(path="/v1/..%2fpause", method="POST", extra=("/",))
 def test_no_admitted_path_resolves_to_a_denied_one(path, method, extra):
     """However often it is decoded, resolved as a path and compared without case."""
-    if not AllowList(extra).judge(method, path.encode("latin-1"), "http").admitted:
+    if not AllowList(extra).judge(method, path.encode("latin-1")).admitted:
         return
     for _ in range(3):
         resolved = posixpath.normpath(path.replace("\\", "/")).lower()

@@ -154,3 +154,13 @@ def test_what_is_shown_repeats_nothing():
     """Version and model stand beside the capabilities in the report."""
     assert {"version", "model"}.isdisjoint(Capabilities(version="0.32.0").public())
     assert len(PROBED_PATHS) == len(set(PROBED_PATHS))
+
+
+@pytest.mark.parametrize("root_path", ["", "/llm", "/llm/prod"])
+async def test_the_root_path_is_what_the_page_says(root_path):
+    """FastAPI lists it as the first server; without the page nobody can tell."""
+    fake = FakeEngine()
+    fake.root_path = root_path
+    assert (await detected(fake)).root_path == root_path
+    fake.openapi = False
+    assert (await detected(fake)).root_path is None

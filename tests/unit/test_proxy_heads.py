@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.proxy.chunks import BadChunks, Chunks
 from app.proxy.failures import Failure, head_too_large
-from app.proxy.heads import TAKEN_OUT, AnswerHead, RequestHead, read_request
+from app.proxy.heads import TAKEN_OUT, AnswerHead, EngineOrigin, RequestHead, read_request
 
 HOST = b"host: engine\r\n"
 CAP = 300
@@ -170,6 +170,81 @@ def test_only_a_websocket_is_an_upgrade(lines, expected):
     head = read(b"host: a", *lines, first=b"GET /v1/realtime HTTP/1.1")
     assert head.websocket is expected
     assert (b"upgrade: websocket" in head.for_engine(HOST)) is expected
+
+
+@pytest.mark.parametrize("method", [b"POST", b"DELETE", b"HEAD", b"PUT", b"OPTIONS"])
+def test_only_a_get_asks_for_a_websocket(method):
+    """The engine would act on the method, and the list judges what the engine acts on."""
+    head = read(b"host: a", b"Connection: Upgrade", b"Upgrade: websocket", first=method + b" /v1/a/b/sleep HTTP/1.1")
+    assert not head.websocket
+    assert b"upgrade" not in head.for_engine(HOST)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (b"http://a/v1/x?y=http://b/", b"/v1/x?y=http://b/"),
+        (b"HTTPS://A/v1/x", b"/v1/x"),
+        (b"http://a", b"/"),
+        (b"http://a?y", b"/?y"),
+    ],
+)
+def test_a_target_in_absolute_form_is_one_for_its_path(target, expected):
+    """RFC 9112 3.2.2: a server accepts it; the engine and our own server get the rest."""
+    head = read(b"host: a", b"X-Tag: 1", first=b"GET " + target + b" HTTP/1.1")
+    assert head.target == expected
+    for sent in (head.for_engine(HOST), head.for_ourselves()):
+        assert sent.startswith(b"GET " + expected + b" HTTP/1.1\r\n")
+        assert b"X-Tag: 1" in sent
+
+
+@pytest.mark.parametrize("target", [b"http://b/v1/x", b"http://a:80/v1/x", b"http://u@a/v1/x", b"http:///v1/x"])
+def test_a_target_that_names_another_host_is_refused(target):
+    """It can be read in two ways: by its own host, and by the header."""
+    failure = read_request(request(b"host: a", first=b"GET " + target + b" HTTP/1.1"))
+    is_refused = isinstance(failure, Failure) and failure.status == 400
+    # What has no authority stays a target that no list admits.
+    assert is_refused or not failure.path.startswith(b"/")
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        (b"http://engine:8000/v1/x?y=1#z", b"/v1/x?y=1#z"),
+        (b"HTTPS://Engine:8000/v1/x", b"/v1/x"),
+        (b"http://engine:8000", b"/"),
+        (b"http://engine:8000?y", b"/?y"),
+        (b"/v1/x", None),
+        (b"v1/x", None),
+        (b"http://engine/v1/x", None),
+        (b"http://engine:80001/v1/x", None),
+        (b"http://engine:8000.evil/v1/x", None),
+        (b"http://engine:8000@evil/v1/x", None),
+        (b"http://elsewhere/v1/x", None),
+        (b"http://engine:8000//evil/v1/x", None),
+        (b"http://engine:8000/\\evil/v1/x", None),
+        (b"ftp://engine:8000/v1/x", None),
+    ],
+)
+def test_only_the_engines_own_address_becomes_relative(location, expected):
+    """And nothing becomes the name of another host."""
+    assert EngineOrigin("engine:8000").relative(location) == (location if expected is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        (b"http://localhost/v1/x", b"/llm/v1/x"),
+        (b"http://localhost:80/v1/x", b"/llm/v1/x"),
+        (b"http://localhost/llm/v1/x", b"/llm/v1/x"),
+        (b"http://localhost/llmx", b"/llm/llmx"),
+        (b"http://localhost/llm", b"/llm"),
+        (b"http://localhost", b"/llm/"),
+    ],
+)
+def test_a_relative_reference_has_the_root_path(location, expected):
+    """Whoever took it off on the way here finds it again; whoever did not may come with it as well."""
+    assert EngineOrigin("localhost", "/llm").relative(location) == expected
 
 
 def test_our_own_server_sees_the_head_as_it_came():

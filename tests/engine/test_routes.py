@@ -1,0 +1,14 @@
+"""The routes of the vLLM that is installed are the recorded ones, which the allow list is tried with."""
+
+from __future__ import annotations
+
+from app.demo.environment import EngineEnvironment
+from tests.fakes.vllm_routes import recorded, routes_in
+
+
+def test_its_routes_are_those_that_are_recorded(engine_environment: EngineEnvironment):
+    """One that is new must be recorded, and then admitted or refused knowingly (tests/unit/test_allowlist.py)."""
+    (package,) = engine_environment.root.glob("lib/python3*/site-packages/vllm")
+    found = routes_in(package)
+    assert found <= set(recorded())
+    assert {"POST /collective_rpc", "POST /v1/chat/completions", "MOUNT /metrics"} <= found

@@ -1,0 +1,204 @@
+"""The sidecar's own paths as HTTP has them, and what the engine's root path means for all others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from email.utils import parsedate_to_datetime
+
+import pytest
+
+from app.allowlist import AllowList
+from app.main import Front
+from tests.fakes.engine import FakeEngine
+from tests.http.conftest import Wire
+from tests.http.test_control_plane import TOKEN, Running, both_on_ports, sidecar_before
+
+UNASKED = b"GET /v1/victim HTTP/1.1\r\nX: "
+PLANTED = b"GET /v1/planted HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.fixture
+async def running():
+    async with sidecar_before(FakeEngine()) as sidecar:
+        yield sidecar
+
+
+@contextlib.asynccontextmanager
+async def connected(running: Running) -> AsyncIterator[Wire]:
+    wire = Wire(*await asyncio.open_connection("127.0.0.1", running.port))
+    try:
+        yield wire
+    finally:
+        await wire.leave()
+
+
+# --- HEAD and Date ---
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/memory", "/metrics", "/memory/history", "/dashboard"])
+async def test_head_is_get_without_the_body(running, path):
+    """RFC 9110 9.1: same status and headers, and the connection serves the next request."""
+    async with connected(running) as wire:
+        await wire.request("HEAD", path)
+        head = await wire.answer(without_body=True)
+        await wire.request("GET", path)
+        got = await wire.answer()
+    assert head.status == got.status
+    assert head.header("content-type") == got.header("content-type")
+    assert bool(head.header("content-length")) is bool(got.header("content-length"))
+
+
+async def test_head_of_a_stream_ends(running):
+    """The events would not; and nobody follows them afterwards."""
+    async with connected(running) as wire:
+        await wire.request("HEAD", "/memory/events", ("accept", "text/event-stream"))
+        assert (await wire.answer(without_body=True)).header("content-type")[0].startswith("text/event-stream")
+        await wire.request("GET", "/livez")
+        assert (await asyncio.wait_for(wire.answer(), 5)).status == 200
+
+
+async def test_head_of_what_only_takes_a_post_acts_on_nothing(running):
+    """405, as GET is answered."""
+    assert await running.raw("HEAD", "/reset_mm_cache") == 405
+    assert running.fake.resets() == []
+
+
+@pytest.mark.parametrize("path", ["/livez", "/memory", "/nope", "/collective_rpc"])
+async def test_an_answer_of_ours_has_a_date(running, path):
+    """One, whether an application or a refusal (RFC 9110 6.6.1)."""
+    async with connected(running) as wire:
+        await wire.request("GET", path)
+        (date,) = (await wire.answer()).header("date")
+    assert parsedate_to_datetime(date).tzinfo is not None
+
+
+async def test_a_proxied_answer_has_the_engines_date_alone():
+    """None is added."""
+    async with both_on_ports() as running, connected(running) as wire:
+        await wire.request("GET", "/version")
+        assert len((await wire.answer()).header("date")) == 1
+
+
+async def test_what_the_engine_cannot_do_now_is_worth_another_try(running):
+    """503 says when."""
+    running.fake.down = True
+    await running.poll()
+    answer = await running.client.get("/memory/encoder-cache")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+# --- a body that was never asked for ---
+
+
+@pytest.mark.parametrize("path", ["/livez", "/memory", "/nope", "/reset_mm_cache"])
+async def test_no_request_hides_behind_a_body_that_was_not_asked_for(path):
+    """The answer ends the connection: what comes next can be the body, or the next client's request."""
+    async with both_on_ports() as running, connected(running) as wire:
+        expecting = ("expect", "100-continue"), ("content-length", str(len(UNASKED)))
+        await wire.request("GET", path, *expecting)
+        answer = await wire.answer()
+        assert answer.header("connection") == ["close"]
+        with contextlib.suppress(ConnectionError):
+            await wire.send(UNASKED + PLANTED)
+            assert await asyncio.wait_for(wire.reader.read(), 10) == b""
+        assert not any(call.path in ("/v1/victim", "/v1/planted") for call in running.fake.calls)
+
+
+async def test_a_body_that_is_asked_for_costs_no_connection():
+    """It has come: the next request is the next request."""
+    body = b'{"name": "after"}'
+    headers = ("expect", "100-continue"), ("content-length", str(len(body))), ("content-type", "application/json")
+    headers += (("authorization", f"Bearer {TOKEN}"),)
+    async with sidecar_before(FakeEngine(), admin_token=TOKEN) as running, connected(running) as wire:
+        for _ in range(2):
+            await wire.request("POST", "/memory/marks", *headers)
+            assert (await wire.head()).status == 100
+            await wire.send(body)
+            answer = await wire.answer()
+            assert (answer.status, answer.header("connection")) == (201, [])
+
+
+# --- methods and targets ---
+
+
+async def test_an_upgrade_makes_no_get_of_another_method():
+    """The engine would run the method."""
+    async with both_on_ports() as running:
+        upgrade = ("connection", "upgrade"), ("upgrade", "websocket")
+        for method, path in (("DELETE", "/v1/a/b/sleep"), ("POST", "/is_sleeping"), ("POST", "/v1/a/pause")):
+            assert await running.raw(method, path, *upgrade) == 403
+            assert not any(call.method == method for call in running.fake.asked(path))
+
+
+async def test_a_target_in_absolute_form_goes_where_its_path_goes():
+    """To us, to the engine or nowhere, if its authority is the Host."""
+    async with both_on_ports() as running:
+        assert await running.raw("GET", "http://sidecar/livez") == 200
+        assert await running.raw("GET", "http://sidecar/version?x=1") == 200
+        assert await running.raw("POST", "http://sidecar/collective_rpc") == 403
+        assert await running.raw("GET", "http://elsewhere/version") == 400
+        assert [(call.path, call.query) for call in running.fake.calls][-1] == ("/version", "x=1")
+
+
+@pytest.mark.parametrize("method", ["MKCOL", "PROPFIND", "TRACE"])
+async def test_a_method_that_no_api_has_is_not_implemented(running, method):
+    """501, and the engine does not hear of it."""
+    assert await running.raw(method, "/v1/models") == 501
+
+
+# --- the engine's root path ---
+
+
+def news(running: Running) -> list[str]:
+    return [event.summary for event in running.app.services.history.events(limit=100) if "root path" in event.summary]
+
+
+async def test_a_root_path_that_is_not_set_is_said_once(caplog):
+    """With the setting that would do; until then nothing below it passes."""
+    fake = FakeEngine()
+    fake.root_path = "/v1"
+    async with sidecar_before(fake) as running:
+        await running.poll()
+        (summary,) = news(running)
+        assert "engine_root_path=/v1" in summary
+        assert summary in caplog.text
+        assert await running.raw("POST", "/v1/new_control") == 403
+
+
+async def test_a_root_path_that_is_set_is_no_news():
+    """And the list judges without it."""
+    fake = FakeEngine()
+    fake.root_path = "/llm"
+    async with sidecar_before(fake, engine_root_path="/llm") as running:
+        assert news(running) == []
+        assert await running.raw("POST", "/llm/new_control") == 404
+        assert await running.raw("POST", "/llm/pause") == 403
+
+
+def test_another_engine_may_have_another_root_path():
+    """It is judged by what the last one said."""
+    front = Front(frozenset(), AllowList())
+    asked = (b"POST", b"/v1/new_control", False)
+    assert front.learn_root_path(None) is None
+    assert front(*asked).to == "engine"
+    assert "engine_root_path=/v1" in str(front.learn_root_path("/v1"))
+    assert front(*asked).to == "nowhere"
+    assert front.learn_root_path(None) is None  # it does not say: what was known stays
+    assert front(*asked).to == "nowhere"
+    assert front.learn_root_path("") is None
+    assert front(*asked).to == "engine"
+
+
+@pytest.mark.parametrize(("said", "told"), [("/llm", None), ("", "no root path"), ("/other", "root path /other")])
+def test_a_setting_that_is_not_the_engines_is_told(said, told):
+    """The engine would not find what is sent below it."""
+    problem = Front(frozenset(), AllowList(root_path="/llm")).learn_root_path(said)
+    assert problem is None if told is None else told in str(problem)
+
+
+def test_requests_below_the_root_path_are_counted_with_the_others():
+    """By the same class."""
+    front = Front(frozenset(), AllowList(root_path="/llm"))
+    assert front(b"POST", b"/llm/v1/chat/completions", False).path_class == "chat_completions"
