@@ -95,7 +95,7 @@ def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | N
     if isinstance(outputs, SpillingDict):
         entries = [
             entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
-            for (key, _), entry in zip(items, entries, strict=True)
+            for (key, _), entry in zip(items, entries)
         ]
     return EncoderOutputs(kind, entries, device_type)
 

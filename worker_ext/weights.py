@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol
 
 from worker_ext.attributes import look_up, whole
 from worker_ext.errors import UnreadableError
@@ -10,6 +10,7 @@ from worker_ext.storages import is_tensor, unique_storages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import TypeGuard  # novermin: from Python 3.10 on, but only annotations use it
 
     from worker_ext.state import WorkerState
     from worker_ext.storages import Tensor

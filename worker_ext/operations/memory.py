@@ -54,4 +54,4 @@ def _components(worker: object, device: Device | None, state: WorkerState, notes
     weights = notes.attempt("weights_bytes", lambda: weights_bytes(worker, kind, state))
     kv_cache = read_kv_cache(worker, kind, state.residency, notes)
     encoder = notes.attempt("encoder_cache", lambda: encoder_cache_block(worker, kind, state))
-    return dict(zip(names, (weights, *kv_cache, encoder), strict=True))
+    return dict(zip(names, (weights, *kv_cache, encoder)))
