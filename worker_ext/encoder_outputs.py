@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worker_ext.attributes import look_up, whole
 from worker_ext.errors import UnreadableError
+from worker_ext.identity import pp_rank
 from worker_ext.spilling_dict import Spilled, SpillingDict
 from worker_ext.storages import Storage, is_tensor, storage_of, tensors_in, view_bytes
 
@@ -154,6 +155,22 @@ def find_encoder_cache(worker: object) -> tuple[str, dict[Any, Any]] | None:
     if isinstance(outputs, dict):
         return "encoder_outputs", outputs
     raise UnreadableError(f"model_runner.encoder_cache is a {type(cache).__name__}, neither a dict nor around one")
+
+
+def odd_absence(worker: object) -> str | None:
+    """Return why it is odd that `find_encoder_cache` found none, None where a worker like this one has none.
+
+    It is the only sign of an engine that keeps its encoder outputs in a place that we do not know.
+    """
+    runner = look_up(worker, "model_runner")
+    if runner is None or look_up(worker, "vllm_config", "model_config", "is_multimodal_model") is not True:
+        return None
+    # Also of a multimodal model: one that was told to take text alone, and the later stages of a pipeline
+    # (vllm 0.32.0 v1/worker/gpu/model_runner.py:269 `self.supports_mm_inputs and self.is_first_pp_rank`).
+    is_first_stage = look_up(runner, "is_first_pp_rank") is not False and not pp_rank(worker)
+    if look_up(runner, "supports_mm_inputs") is False or not is_first_stage:
+        return None
+    return "the model is multimodal, but no encoder cache was found where vLLM 0.11 to 0.33 keeps it"
 
 
 def capacity_embeds(worker: object) -> int | None:

@@ -24,7 +24,7 @@ def identity(worker: object) -> dict[str, Any]:
         "local_rank": _or_none(lambda: whole(look_up(worker, "local_rank"))),
         "dp_rank": _or_none(lambda: _dp_rank(worker)),
         "tp_rank": _or_none(lambda: _tp_rank(worker)),
-        "pp_rank": _or_none(lambda: _pp_rank(worker)),
+        "pp_rank": _or_none(lambda: pp_rank(worker)),
         "host": _or_none(socket.gethostname),
         "pid": os.getpid(),
     }
@@ -47,7 +47,8 @@ def _tp_rank(worker: object) -> int | None:
     return None if rank is None or tensor is None else rank % tensor
 
 
-def _pp_rank(worker: object) -> int | None:
+def pp_rank(worker: object) -> int | None:
+    """Return the worker's stage of the pipeline, None where the engine does not tell."""
     rank = whole(look_up(worker, "rank"))
     tensor = _size(worker, "tensor_parallel_size")
     pipeline = _size(worker, "pipeline_parallel_size")

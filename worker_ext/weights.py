@@ -37,9 +37,9 @@ def weights_bytes(worker: object, device_type: str, state: WorkerState) -> int:
     """
     runner = look_up(worker, "model_runner")
     # Measured by the engine while it loaded (vllm/v1/worker/gpu_model_runner.py, `load_model`), with what no parameter
-    # shows. Not on CPU, where V1 has no such number and V2's is a difference of the process's peak resident size.
-    measured = whole(look_up(runner, "model_memory_usage"))
-    if device_type != "cpu" and measured is not None and measured > 0:
+    # shows.
+    measured = _measured(runner, device_type)
+    if measured is not None:
         return measured
     models = _models(runner)
     if not models:
@@ -49,6 +49,25 @@ def weights_bytes(worker: object, device_type: str, state: WorkerState) -> int:
     if state.weights is None or state.weights[0] != identities:
         state.weights = (identities, _counted(models, device_type))
     return state.weights[1]
+
+
+def counting_caveat(worker: object, device_type: str) -> str | None:
+    """Return what counted weights leave out, None where they are measured, or nothing is known to be left out."""
+    runner = look_up(worker, "model_runner")
+    if device_type == "cpu" or runner is None or _measured(runner, device_type) is not None:
+        return None
+    # Such as the matrices that attention with a compressed KV cache derives from its weights, plain attributes of its
+    # implementation (vllm-ascend 0.13.0 attention/mla_v1.py:807 `self.W_UV`).
+    return (
+        "the engine keeps no measurement of its loading: parameters and buffers were counted, and tensors that layers "
+        "derive from them are with the other tensors"
+    )
+
+
+def _measured(runner: object, device_type: str) -> int | None:
+    # Not on CPU, where V1 has no such number and V2's is a difference of the process's peak resident size.
+    measured = whole(look_up(runner, "model_memory_usage"))
+    return measured if device_type != "cpu" and measured is not None and measured > 0 else None
 
 
 def _models(runner: object) -> list[Module]:

