@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worker_ext.attributes import fraction, look_up, whole
 from worker_ext.devices.figures import AllocatorFigures, Space
+from worker_ext.errors import RefusedError
 from worker_ext.kv_cache import kv_cache_storages
 
 if TYPE_CHECKING:
@@ -37,6 +38,30 @@ def read_space(device: Device | None, host: HostMemory, notes: Notes) -> Space:
     if space.total_bytes is not None and space.free_bytes is None:
         notes.add("free_bytes", f"torch.{device.type} does not tell what is free")
     return space
+
+
+def suspending_backend(worker: object) -> str | None:
+    """Return what has taken the engine off its device, None where nothing has.
+
+    vLLM's own sleep mode unmaps memory and leaves the device usable. Another backend may checkpoint the whole process's
+    state on the device: a call to the driver then waits until the engine resumes, on the very thread that resumes it
+    (vllm 0.32.0 device_allocator/sleep_mode_backend.py:116 `class CuMemBackend`).
+    """
+    backend = look_up(worker, "_sleep_mode_backend")
+    suspended = look_up(backend, "_state") not in (None, "RUNNING")
+    name = type(backend).__name__
+    return name if suspended and name != "CuMemBackend" else None
+
+
+def refuse_suspended(worker: object) -> None:
+    """Check that the device may be asked.
+
+    Raises:
+        RefusedError: A call to its driver might never return.
+    """
+    name = suspending_backend(worker)
+    if name is not None:
+        raise RefusedError(f"the engine is suspended by {name}: its device is not to be asked until it resumes")
 
 
 def read_allocator(device: Device | None, notes: Notes) -> AllocatorFigures:

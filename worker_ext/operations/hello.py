@@ -10,6 +10,7 @@ from worker_ext.devices import describe_device
 from worker_ext.encoder_outputs import find_encoder_cache, odd_absence
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
+from worker_ext.state import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,11 +39,14 @@ def operation(others: Iterable[str]) -> Operation:
 def hello(worker: object) -> dict[str, Any]:
     """Return the answer's body, without the list of operations."""
     notes = Notes()
+    device, entry = describe_device(worker, notes)
+    # The sidecar says hello once an engine is ready: the best time for the one look at the allocator's segments.
+    state_of(worker).reserve.look_once(device)
     runner = look_up(worker, "model_runner")
     kind = notes.attempt("encoder_cache_kind", lambda: _encoder_cache_kind(worker, notes))
     return {
         "extension_version": EXTENSION_VERSION,
-        "device": describe_device(worker, notes)[1],
+        "device": entry,
         "worker_class": _class_name(worker),
         "runner_class": None if runner is None else _class_name(runner),
         "runner_version": _runner_version(runner),

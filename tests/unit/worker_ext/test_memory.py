@@ -18,7 +18,8 @@ def test_an_accelerators_memory_is_told_in_full(kind, torch_device):
     """Driver, allocator, parts, budget: all from one call, and nothing missing."""
     torch_device(kind)
     answer = ask(fake_worker(kind), "memory")
-    assert answer["device"] == {"type": kind, "index": 1, "name": "Fake 9000"}
+    uuid = "GPU-cuda-0001" if kind == "cuda" else f"{kind}-0001"
+    assert answer["device"] == {"type": kind, "index": 1, "physical_index": 1, "name": "Fake 9000", "uuid": uuid}
     assert (answer["total_bytes"], answer["free_bytes"], answer["used_bytes"]) == (5_000, 1_000, 4_000)
     assert answer["torch"] == {
         "allocated_bytes": 600,
@@ -28,6 +29,8 @@ def test_an_accelerators_memory_is_told_in_full(kind, torch_device):
         "alloc_retries": 3,
         "ooms": 1,
     }
+    assert answer["releasable_bytes"] == 900 - 600 - 40
+    assert answer["host_memory"]["pinned_bytes"] is None
     assert (answer["weights_bytes"], answer["kv_cache_bytes"], answer["kv_cache_reserved_bytes"]) == (
         12_345,
         1_600,
@@ -56,7 +59,14 @@ def test_a_negative_figure_is_shown_as_zero_and_named(torch_device):
 
 @pytest.mark.parametrize(
     ("function", "nulls"),
-    [("mem_get_info", "total_bytes"), ("memory_stats", "torch"), ("get_device_name", "device.name")],
+    [
+        ("mem_get_info", ["total_bytes"]),
+        ("memory_stats", ["torch", "releasable_bytes"]),
+        ("memory_snapshot", ["releasable_bytes"]),
+        ("get_device_name", ["device.name"]),
+        ("get_device_properties", ["device.uuid"]),
+        ("host_memory_stats", ["host_memory.pinned_bytes"]),
+    ],
 )
 def test_a_function_that_raises_costs_only_its_own_values(function, nulls, torch_device, monkeypatch):
     """The rest of the answer stands."""
@@ -64,16 +74,16 @@ def test_a_function_that_raises_costs_only_its_own_values(function, nulls, torch
     def fail(*_: object) -> object:
         raise RuntimeError("driver says no")
 
-    monkeypatch.setattr(type(torch_device("npu")), function, fail)
+    monkeypatch.setattr(type(torch_device("npu")), function, fail, raising=False)
     answer = ask(fake_worker(), "memory")
-    assert answer["notes"] == [{"name": nulls, "reason": "RuntimeError: driver says no"}]
+    assert answer["notes"] == [{"name": name, "reason": "RuntimeError: driver says no"} for name in nulls]
     assert answer["weights_bytes"] == 12_345
 
 
 def test_an_unknown_device_leaves_the_host_readable():
     """A new platform is not a dead end."""
     answer = ask(fake_worker("hpu"), "memory")
-    assert answer["device"] == {"type": "hpu", "index": 1, "name": None}
+    assert answer["device"] == {"type": "hpu", "index": 1, "physical_index": 1, "name": None, "uuid": None}
     assert answer["total_bytes"] is None
     assert answer["host_memory"]["rss_bytes"] > 0
     assert {"device", "total_bytes", "torch", "weights_bytes", "kv_cache_bytes"} <= noted(answer)
