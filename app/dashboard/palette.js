@@ -37,7 +37,7 @@ export const COMPONENTS = [
     field: "torch_cached_bytes",
     name: "torch cached",
     variable: "--c-cached",
-    meaning: "reserved by PyTorch's allocator and not allocated: what release can give back",
+    meaning: "reserved by PyTorch's allocator and not allocated; release can give back a part of it",
   },
 ];
 

@@ -77,8 +77,9 @@ OTHER_PROCESSES: Final = Advice(
 RELEASE: Final = Advice(
     setting='POST /memory/reclaim {"remedies": ["release"]}',
     change=(
-        "Gives back to the device what PyTorch's allocator has reserved and no tensor uses; workspaces of the NPU "
-        "too. It cannot give back what is referenced, such as cached encoder outputs: trim or reset them first."
+        "Gives back to the device what PyTorch's allocator has reserved and no tensor uses (releasable_bytes in "
+        "/memory; fragments and captured graphs' memory stay), and workspaces of the NPU. It cannot give back what is "
+        "referenced, such as cached encoder outputs: trim or reset them first."
     ),
     cost="The engine stands still meanwhile, about half a second, most of it Python's garbage collection.",
 )

@@ -78,13 +78,13 @@ SERVERS = (
     _server(
         "highwater_device_memory_used_bytes:sum",
         "sum",
-        "highwater_device_memory_used_bytes",
+        "highwater_devices_memory_used_bytes",
         "bytes in use over its devices",
     ),
     _server(
         "highwater_device_memory_total_bytes:sum",
         "sum",
-        "highwater_device_memory_total_bytes",
+        "highwater_devices_memory_total_bytes",
         "memory of its devices",
     ),
     _server(f"{_FREE}:seconds_left15m", "min", _LEFT, "when the first device is full, were it to go on as it did"),

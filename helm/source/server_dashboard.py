@@ -355,13 +355,14 @@ def allocator_and_host() -> list[Builder]:
     return [
         series_panel(
             "Reserved minus allocated",
-            "What PyTorch's allocator keeps and nobody uses: `release` gives it back. Much of it beside failures is "
-            "fragmentation.",
+            "What PyTorch's allocator keeps and no tensor uses, and what of it `release` would give back. The rest is "
+            "fragments and captured graphs' memory; much of it beside failures is fragmentation.",
             [
                 Query(
                     f"highwater_torch_reserved_bytes{{{RANKS}}} - highwater_torch_allocated_bytes{{{RANKS}}}",
                     "rank {{rank}}",
-                )
+                ),
+                Query(f"highwater_device_releasable_bytes{{{RANKS}}}", "releasable on rank {{rank}}"),
             ],
             unit=BYTES,
             width=8,

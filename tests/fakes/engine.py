@@ -89,6 +89,7 @@ class FakeWorker:
     non_torch: int = NON_TORCH
     total: int = TOTAL
     rss: int = 6 * 1024 * MIB
+    pinned: int = 512 * MIB
     host_used: int = 128 * 1024 * MIB
     host_limit: int = NODE
     entries: dict[str, int] = field(default_factory=dict)
@@ -114,7 +115,13 @@ class FakeWorker:
         self.seen_at.clear()
 
     def device(self) -> dict[str, Any]:
-        return {"type": "npu", "index": self.rank, "name": "Ascend910B3"}
+        return {
+            "type": "npu",
+            "index": self.rank,
+            "physical_index": 8 * self.dp_rank + self.rank,
+            "name": "Ascend910B3",
+            "uuid": f"npu-{self.dp_rank}-{self.rank}",
+        }
 
     def record(self, now: float) -> None:
         """Its recorder's next sample."""
@@ -137,6 +144,7 @@ class FakeWorker:
                 "alloc_retries": 0,
                 "ooms": self.ooms,
             },
+            "releasable_bytes": self.cached,
             "weights_bytes": self.weights,
             "kv_cache_bytes": self.kv_cache,
             "kv_cache_reserved_bytes": self.kv_cache,
@@ -152,6 +160,7 @@ class FakeWorker:
                 "cgroup_limit_bytes": self.host_limit,
                 "node_total_bytes": NODE,
                 "node_available_bytes": NODE - self.host_used,
+                "pinned_bytes": self.pinned,
             },
             "notes": [],
             "elapsed_ms": 1.5,
@@ -246,6 +255,7 @@ class FakeWorker:
             "before": before,
             "after": after,
             "freed_bytes": after["free_bytes"] - before["free_bytes"],
+            "freed_pinned_bytes": 0,
             "gc_collected": 0,
             "mechanism": "empty_cache",
             "notes": [],
@@ -258,6 +268,7 @@ class FakeWorker:
             "reserved_bytes": self.allocated + self.cached,
             "allocated_bytes": self.allocated,
             "rss_bytes": self.rss,
+            "pinned_bytes": self.pinned,
         }
 
     def hello(self) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def test_the_story_at_a_terminal(story):
         "- activations       256.0     256.0\n"
         "- torch cached    5,787.5   5,787.5\n"
         "- non torch       1,178.0   1,178.0\n"
+        "releasable        5,787.5   5,787.5\n"
         "free                872.0     872.0\n"
         "used ratio          0.986     0.986\n"
         "encoder cache: 31 entries, 7,564.0 MiB on devices, 0.0 MiB on the host, capacity 16,384 embeddings\n"
