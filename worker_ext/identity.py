@@ -33,14 +33,14 @@ def identity(worker: object) -> dict[str, Any]:
 def _dp_rank(worker: object) -> int | None:
     parallel = _parallel_config(worker)
     # For models without experts newer engines reset data_parallel_rank to 0 in every replica, and only the index still
-    # tells them apart (vllm/v1/engine/core.py, `run_engine_core`). Older engines have the rank alone.
+    # tells them apart (vllm 0.32.0 v1/engine/core.py:1481, `run_engine_core`). Older engines have the rank alone.
     index = whole(look_up(parallel, "data_parallel_index"))
     return whole(look_up(parallel, "data_parallel_rank")) if index is None else index
 
 
 # The ranks of a world lie as (external DP x DP x) PP x PCP x TP, the last varying fastest
-# (vllm/distributed/parallel_state.py, `initialize_model_parallel`). A worker's `rank` counts within its own replica,
-# and across replicas only under an external launcher; the remainders below are right for both.
+# (vllm 0.32.0 distributed/parallel_state.py:2126, `initialize_model_parallel`). A worker's `rank` counts within its own
+# replica, and across replicas only under an external launcher; the remainders below are right for both.
 def _tp_rank(worker: object) -> int | None:
     rank = whole(look_up(worker, "rank"))
     tensor = _size(worker, "tensor_parallel_size")

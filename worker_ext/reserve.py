@@ -25,8 +25,9 @@ MAX_BLOCKS = 10_000
 """Up to here a look is cheap: torch makes a small dict of each block, which takes it a few microseconds."""
 _NO_POOL = (0, 0)
 _PAGES = {"small": 2 << 20, "large": 20 << 20}
-"""Bytes of a page in an expandable segment (torch v2.13.0 c10/core/CachingDeviceAllocator.h `kSmallBuffer`,
-`kLargeBuffer`; torch_npu has the same, and lets its users choose the larger one)."""
+"""Bytes of a page in an expandable segment (torch 2.13.0 include/c10/core/AllocatorConfig.h:17 `kSmallBuffer`, and
+torch 2.13.0 include/c10/core/AllocatorConfig.h:340 `large_segment_size_`; torch_npu has the same). Where a user has
+chosen another large one, the first release corrects the figure."""
 
 
 @dataclass

@@ -36,8 +36,8 @@ def weights_bytes(worker: object, device_type: str, state: WorkerState) -> int:
         UnreadableError: There is no model to be found.
     """
     runner = look_up(worker, "model_runner")
-    # Measured by the engine while it loaded (vllm/v1/worker/gpu_model_runner.py, `load_model`), with what no parameter
-    # shows.
+    # Measured by the engine while it loaded (vllm 0.12.0 v1/worker/gpu_model_runner.py:3548, vllm 0.32.0
+    # v1/worker/gpu_model_runner.py:5137, `load_model`), with what no parameter shows.
     measured = _measured(runner, device_type)
     if measured is not None:
         return measured
@@ -57,7 +57,7 @@ def counting_caveat(worker: object, device_type: str) -> str | None:
     if device_type == "cpu" or runner is None or _measured(runner, device_type) is not None:
         return None
     # Such as the matrices that attention with a compressed KV cache derives from its weights, plain attributes of its
-    # implementation (vllm-ascend 0.13.0 attention/mla_v1.py:807 `self.W_UV`).
+    # implementation (vllm_ascend 0.13.0 attention/mla_v1.py:807).
     return (
         "the engine keeps no measurement of its loading: parameters and buffers were counted, and tensors that layers "
         "derive from them are with the other tensors"
@@ -95,8 +95,8 @@ def _counted(models: list[Module], device_type: str) -> int:
 def _packed(model: Module) -> Iterator[Tensor | int]:
     """Yield what the CPU backend packed linear weights into: a tensor, or the bytes behind a oneDNN handle.
 
-    It keeps the packed copy in the closure of the layer's `cpu_linear` and drops the parameter
-    (vllm/model_executor/layers/utils.py, `dispatch_cpu_unquantized_gemm`): without it nearly all weights would be
+    It keeps the packed copy in the closure of the layer's `cpu_linear` and drops the parameter (vllm 0.32.0
+    model_executor/layers/utils.py:588, `dispatch_cpu_unquantized_gemm`): without it nearly all weights would be
     missing. A handle tells its matrix's shape only; oneDNN pads a little more than that.
     """
     for module in model.modules():

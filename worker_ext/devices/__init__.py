@@ -88,7 +88,7 @@ FAMILIES: tuple[DeviceFamily, ...] = (
 
 
 # The variable that each driver, and vLLM for its workers, chooses devices by
-# (vllm 0.32.0 platforms/interface.py:311 `os.environ[cls.device_control_env_var].split(",")`).
+# (vllm 0.32.0 platforms/interface.py:311, vllm_ascend 0.18.0 platform.py:100).
 _VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 
 
@@ -168,7 +168,7 @@ def _device(kind: str | None, index: int | None) -> Device:
 def _label(worker: object) -> tuple[str | None, int | None]:
     """Return type and index of the worker's device as it states them itself; nothing is asked of the device."""
     # CPUWorker before vllm 0.23 and NPUWorker of vllm-ascend 0.11 hand the device to their runner and keep none
-    # (v1/worker/cpu_worker.py and vllm_ascend/worker/worker_v1.py, `init_device`).
+    # (vllm 0.12.0 v1/worker/cpu_worker.py:114, vllm_ascend 0.11.0 worker/worker_v1.py:216, `init_device`).
     paths = (("device",), ("model_runner", "device"))
     device = next((found for path in paths if (found := look_up(worker, *path)) is not None), None)
     if device is None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from worker_ext.host import HostMemory
     from worker_ext.notes import Notes
 
-# Our names to torch's keys (torch/cuda/memory.py, `memory_stats`; torch_npu/npu/memory.py has the same).
+# Our names to torch's keys (torch 2.13.0 cuda/memory.py:231, torch_npu 2.8.0 npu/memory.py:170, `memory_stats`).
 _KEYS = {
     "allocated_bytes": "allocated_bytes.all.current",
     "reserved_bytes": "reserved_bytes.all.current",
@@ -46,8 +46,9 @@ class Accelerator:
         """Give a thread that is not the main one its device.
 
         The main thread of a worker process has it: `init_device` ran there. Any other begins without, and the first
-        call on it would make a context on device 0, whatever index it was given (torch_npu, NPUFunctions.cpp,
-        `GetDevice`). On the main thread nothing is set: what the engine chose there is the engine's.
+        call on it would make a context on device 0, whatever index it was given (torch_npu 2.8.0
+        csrc/core/npu/NPUFunctions.cpp:74, `GetDevice`). On the main thread nothing is set: what the engine chose there
+        is the engine's.
         """
         if not on_main_thread():
             self._module().set_device(index)
@@ -60,7 +61,7 @@ class Accelerator:
         """Return the device's own identity as torch tells it; None where this torch, or the driver, has none."""
         told = look_up(device_properties(self._module(), index), "uuid")
         found = told.hex() if isinstance(told, bytes) else text(told)
-        # A driver that knows none leaves zeros (torch_npu v2.10.0 csrc/npu/Module.cpp:88 `aclrtUuid uuid = {0}`), and
+        # A driver that knows none leaves zeros (torch_npu 2.10.0 csrc/npu/Module.cpp:88), and
         # by those all devices would be one.
         return found if found and found.strip("0-") else None
 
@@ -91,7 +92,7 @@ class Accelerator:
         take = look_up(self._module(), "memory_snapshot")
         if take is None:
             raise UnreadableError(f"torch.{self.type} has no memory_snapshot; the first release will tell")
-        if "include_traces" in signature(take).parameters:  # torch 2.13.0 cuda/memory.py:625 `def memory_snapshot`
+        if "include_traces" in signature(take).parameters:  # torch 2.13.0 cuda/memory.py:625
             taken = take(include_traces=False)
         elif self._records_history():
             raise UnreadableError(
@@ -103,7 +104,7 @@ class Accelerator:
 
     def pinned_bytes(self) -> int | None:
         """Return what torch's allocator for pinned memory owns, in use or not."""
-        # torch 2.13.0 cuda/memory.py:399 `def host_memory_stats`, torch_npu 2.10.0.post4 npu/memory.py:191 the same.
+        # torch 2.13.0 cuda/memory.py:399, torch_npu 2.10.0.post4 npu/memory.py:191.
         stats = look_up(self._module(), "host_memory_stats")
         return None if stats is None else whole(stats().get("allocated_bytes.current"))
 
@@ -127,7 +128,8 @@ class Accelerator:
         """Return what `torch.<type>.memory._dump_snapshot` would write.
 
         Not by that function: it writes through links, and torch_npu's starts its profiler too, into the file's folder
-        (torch_npu/npu/memory.py). The index is the worker's, though torch tells of every device that its process uses.
+        (torch_npu 2.8.0 npu/memory.py:868). The index is the worker's, though torch tells of every device that its
+        process uses.
 
         Raises:
             UnavailableError: This version of torch has none; older ones of torch_npu do not.
@@ -148,7 +150,7 @@ class Accelerator:
         return cast("ModuleType", getattr(import_module("torch"), self.type))
 
     def _host_empty_cache(self) -> Callable[[], object] | None:
-        # torch_npu 2.10.0.post4 npu/memory.py:183 `def host_empty_cache`; earlier wheels have none.
+        # torch_npu 2.10.0.post4 npu/memory.py:183; earlier wheels have none.
         found: Callable[[], object] | None = look_up(self._module(), "host_empty_cache")
         return found
 
@@ -165,7 +167,8 @@ class Accelerator:
         if value is None:
             notes.add(f"torch.{name}", f"torch.{self.type}.memory_stats has no {_KEYS[name]}")
         elif value < 0:
-            # vllm/utils/mem_utils.py says so of sleep mode's allocator: torch's own counters then miss the other half.
+            # vLLM says so of sleep mode's allocator (vllm 0.32.0 utils/mem_utils.py:310): torch's own counters then
+            # miss the other half.
             notes.add(
                 f"torch.{name}", f"torch counts {value}: memory was freed past it, as sleep mode does; 0 is shown"
             )

@@ -30,8 +30,8 @@ class Cuda(Accelerator):
         """Return the device's memory; on an integrated GPU what is free is what the machine can still give.
 
         The driver counts there only what nobody has touched, without the file pages that the kernel would drop, and
-        vLLM plans with the machine's figure too (vllm 0.32.0 utils/mem_utils.py:144 `is_integrated_gpu`, vllm 0.12.0
-        utils/mem_utils.py:102 `psutil.virtual_memory().available`).
+        vLLM plans with the machine's figure too (vllm 0.12.0 utils/mem_utils.py:102, vllm 0.32.0
+        utils/mem_utils.py:151).
         """
         space = super().space(index, host)
         available = host.node_available_bytes
@@ -41,11 +41,11 @@ class Cuda(Accelerator):
         return Space(space.total_bytes, free, space.total_bytes - free)
 
     def _is_integrated(self, index: int | None) -> bool:
-        # As vLLM asks, and on NVIDIA's alone (vllm 0.32.0 platforms/cuda.py:698 `def is_integrated_gpu`).
+        # As vLLM asks, and on NVIDIA's alone (vllm 0.32.0 platforms/cuda.py:698).
         return not _is_rocm() and bool(look_up(device_properties(self._module(), index), "is_integrated"))
 
     def _host_empty_cache(self) -> Callable[[], object] | None:
-        # torch 2.13.0 cuda/graphs.py:451 `torch._C._host_emptyCache()`.
+        # torch 2.13.0 cuda/graphs.py:451.
         found: Callable[[], object] | None = look_up(sys.modules.get("torch"), "_C", "_host_emptyCache")
         return found
 

@@ -17,7 +17,7 @@ class Npu(Accelerator):
         Raises:
             UnreadableError: Called on another thread than the steps run on. Each device's workspaces have a lock, but
                 the map of all devices' workspaces, which this clears, has none
-                (torch_npu v2.8.0 csrc/core/npu/NPUWorkspaceAllocator.cpp:412 `allocated_ptrs`).
+                (torch_npu 2.8.0 csrc/core/npu/NPUWorkspaceAllocator.cpp:412).
         """
         if not on_main_thread():
             raise UnreadableError("torch.npu.empty_cache is unsafe on a thread that is not the worker's main thread")
