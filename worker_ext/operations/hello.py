@@ -41,7 +41,7 @@ def hello(worker: object) -> dict[str, Any]:
     notes = Notes()
     device, entry = describe_device(worker, notes)
     # The sidecar says hello once an engine is ready: the best time for the one look at the allocator's segments.
-    state_of(worker).reserve.look_once(device)
+    state_of(worker).allocator_reserve.look_once(device)
     runner = look_up(worker, "model_runner")
     kind = notes.attempt("encoder_cache_kind", lambda: _encoder_cache_kind(worker, notes))
     return {

@@ -41,18 +41,18 @@ def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
     suspended_by = suspending_backend(worker)
     if suspended_by is None:
         space = read_space(device, host, notes)
-        state.reserve.look_once(device)
+        state.allocator_reserve.look_once(device)
     else:
         space = Space(None, None, None)
         notes.add("total_bytes", f"the engine is suspended by {suspended_by}: its device is not asked until it resumes")
     torch = read_allocator(device, notes)
-    if state.reserve.kept_bytes is None and state.reserve.unknown_because is not None:
-        notes.add("releasable_bytes", state.reserve.unknown_because)
+    if state.allocator_reserve.kept_bytes is None and state.allocator_reserve.unknown_because is not None:
+        notes.add("releasable_bytes", state.allocator_reserve.unknown_because)
     body = {
         "device": entry,
         **space._asdict(),
         "torch": torch._asdict(),
-        "releasable_bytes": state.reserve.releasable_bytes(torch),
+        "releasable_bytes": state.allocator_reserve.releasable_bytes(torch),
         **_components(worker, device, state, notes),
         "budget": read_budget(worker, notes),
         "host_memory": {**host._asdict(), "pinned_bytes": _pinned_bytes(device, notes)},

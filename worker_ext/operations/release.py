@@ -20,8 +20,8 @@ from worker_ext.state import state_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from worker_ext.allocator_reserve import AllocatorReserve
     from worker_ext.devices import Device
-    from worker_ext.reserve import Reserve
 
 
 def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
@@ -35,7 +35,7 @@ def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # 
     mechanism = device.family.give_back(device.index)
     # After the device's: copies to the host that are done by now let go of their pinned blocks.
     notes.attempt("freed_pinned_bytes", device.family.give_back_pinned)
-    after = _figures(device, Notes(), state_of(worker).reserve)
+    after = _figures(device, Notes(), state_of(worker).allocator_reserve)
     if mechanism == "unsupported":
         notes.add("mechanism", "the C library offers no way to return free memory to the kernel")
     return {
@@ -53,7 +53,7 @@ def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # 
 OPERATION = Operation("release", {}, release)
 
 
-def _figures(device: Device, notes: Notes, learning: Reserve | None = None) -> dict[str, int | None]:
+def _figures(device: Device, notes: Notes, learning: AllocatorReserve | None = None) -> dict[str, int | None]:
     host = read_host(notes)
     space = notes.attempt("free_bytes", lambda: device.family.space(device.index, host))
     torch = device.family.allocator(device.index, notes)

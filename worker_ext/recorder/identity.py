@@ -31,7 +31,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
     """
     who = identity(worker)
     asked, device = describe_device(worker, notes)
-    state_of(worker).reserve.look_once(asked)  # on the main thread still, and its figures are to be recorded
+    state_of(worker).allocator_reserve.look_once(asked)  # on the main thread still, and its figures are to be recorded
     return {
         "instance": instance,
         **who,

@@ -57,7 +57,7 @@ class Sampler:
     """
 
     def __init__(self, state: WorkerState, steps: Steps, calls: Calls) -> None:
-        self._state = WorkerState(ledger=state.ledger, weights=state.weights, reserve=state.reserve)
+        self._state = WorkerState(ledger=state.ledger, weights=state.weights, allocator_reserve=state.allocator_reserve)
         self._steps = steps
         self._calls = calls
         self._device: Device | None = None
@@ -91,7 +91,7 @@ class Sampler:
         return {
             **space._asdict(),
             "torch": torch._asdict(),
-            "releasable_bytes": self._state.reserve.releasable_bytes(torch),
+            "releasable_bytes": self._state.allocator_reserve.releasable_bytes(torch),
             "weights_bytes": weights,
             "kv_cache_bytes": self._kv_cache.value(now, lambda: self._read_kv_cache(worker, notes)),
             "encoder_cache": self._encoder_cache(worker, now, notes),

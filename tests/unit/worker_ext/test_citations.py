@@ -31,6 +31,11 @@ UNCITED = {
         "vllm/v1/engine/core.py",
         "vllm/v1/executor/ray_utils.py",
     },
+    "sleep.py": {
+        "vllm/v1/executor/abstract.py",
+        "v1/worker/gpu_worker.py",
+        "vllm/device_allocator/sleep_mode_backend.py",
+    },
     "spilling.py": {
         "vllm_ascend/worker/model_runner_v1.py",
         "vllm/device_allocator/sleep_mode_backend.py",

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.unit.worker_ext.fake_allocator import DEFAULT_POOL, MIB, Block, FakeAllocator, Segment
 from tests.unit.worker_ext.fakes import FakeTorch, ask, fake_worker
+from worker_ext.allocator_reserve import MAX_BLOCKS, AllocatorReserve
 from worker_ext.devices import FAMILIES, Device
 from worker_ext.devices.figures import AllocatorFigures
 from worker_ext.notes import Notes
-from worker_ext.reserve import MAX_BLOCKS, Reserve
 
 GRAPHS = (0, 7)
 """The pool of captured graphs."""
@@ -111,7 +111,7 @@ def figures(allocator) -> AllocatorFigures:
 def test_a_look_foretells_every_release(layout):
     """Whatever is allocated, split, captured, or mapped by the page: to the byte."""
     allocator = FakeAllocator([made(*one) for one in layout])
-    reserve = Reserve()
+    reserve = AllocatorReserve()
     reserve.look_once(device(allocator))
     told = reserve.releasable_bytes(figures(allocator))
     assert told == allocator.empty_cache()
@@ -121,7 +121,7 @@ def test_a_look_foretells_every_release(layout):
 @given(layout=st.lists(segments.filter(lambda one: not one[2]), min_size=1, max_size=8), data=st.data())
 def test_what_a_release_left_foretells_the_next(layout, data):
     """Without a look at any segment: graphs' pools stay as they are, and fragments are counted by torch."""
-    allocator, reserve = FakeAllocator([made(*one) for one in layout]), Reserve()
+    allocator, reserve = FakeAllocator([made(*one) for one in layout]), AllocatorReserve()
     assert reserve.releasable_bytes(figures(allocator)) is None
     allocator.empty_cache()
     reserve.learn_after_release(figures(allocator))

@@ -31,7 +31,7 @@ chosen another large one, the first release corrects the figure."""
 
 
 @dataclass
-class Reserve:
+class AllocatorReserve:
     """What one worker has learned of its allocator."""
 
     kept_bytes: int | None = None
