@@ -93,15 +93,15 @@ def _unplaced(name: str) -> Note:
 
 
 def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> dict[str, int | None]:
-    """What PyTorch's allocator holds beyond the known parts: live tensors (activations) and cached blocks.
+    """What PyTorch's allocator holds beyond the known parts: other live tensors, and cached blocks.
 
-    Where weights or KV pool are unknown, live tensors cannot be told from them: activations stay ``None``.
+    Where weights or KV pool are unknown, they cannot be told from other tensors, which stay ``None``.
     """
     allocated, reserved = worker.torch.allocated_bytes, worker.torch.reserved_bytes
     if allocated is None or reserved is None:
-        return {"activations_bytes": None, "torch_cached_bytes": None}
+        return {"other_tensors_bytes": None, "torch_cached_bytes": None}
     return {
-        "activations_bytes": max(allocated - placed, 0) if placed_all else None,
+        "other_tensors_bytes": max(allocated - placed, 0) if placed_all else None,
         "torch_cached_bytes": max(reserved - allocated, 0),
     }
 

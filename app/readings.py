@@ -157,7 +157,8 @@ class Components:
         weights_bytes: The model's parameters and buffers.
         kv_cache_bytes: The preallocated KV pool.
         encoder_cache_bytes: Encoder outputs kept on the device.
-        activations_bytes: Allocated by PyTorch and none of the above.
+        other_tensors_bytes: Allocated by PyTorch and none of the above: buffers, workspaces and graphs' inputs at
+            rest, and activations while a step runs.
         torch_cached_bytes: Reserved by PyTorch's allocator and not allocated: fragments, captured graphs' pools, and
             what ``release`` can give back (``RankReading.releasable_bytes``).
         non_torch_bytes: The rest: contexts, collectives, graphs, workspaces, other processes; on CPU the
@@ -167,7 +168,7 @@ class Components:
     weights_bytes: int | None = None
     kv_cache_bytes: int | None = None
     encoder_cache_bytes: int | None = None
-    activations_bytes: int | None = None
+    other_tensors_bytes: int | None = None
     torch_cached_bytes: int | None = None
     non_torch_bytes: int | None = None
 

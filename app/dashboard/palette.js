@@ -22,9 +22,9 @@ export const COMPONENTS = [
     meaning: "contexts, collectives, graphs, workspaces, other processes; on CPU the interpreter and the heap",
   },
   {
-    field: "activations_bytes",
-    name: "activations",
-    variable: "--c-activations",
+    field: "other_tensors_bytes",
+    name: "other tensors",
+    variable: "--c-other-tensors",
     meaning: "allocated by PyTorch and none of the others",
   },
   {

@@ -48,9 +48,9 @@ USED_READY = 57_766 * MIB
 USED_AFTER = 61_548 * MIB
 WEIGHTS = 31_459_200_000
 KV_POOL = 21_540_531_712
-ACTIVATIONS = 256 * MIB
+OTHER_TENSORS = 256 * MIB
 NON_TORCH = 1_178 * MIB
-CACHED = USED_READY - WEIGHTS - KV_POOL - ACTIVATIONS - NON_TORCH
+CACHED = USED_READY - WEIGHTS - KV_POOL - OTHER_TENSORS - NON_TORCH
 IMAGES = 31  # of 122 MiB: 3,782 MiB, the growth of the benchmark
 IMAGE_BYTES = 122 * MIB
 NODE = 512 * 1024 * MIB
@@ -84,7 +84,7 @@ class FakeWorker:
     ooms: int = 0
     weights: int = WEIGHTS
     kv_cache: int = KV_POOL
-    activations: int = ACTIVATIONS
+    other_tensors: int = OTHER_TENSORS
     cached: int = CACHED
     non_torch: int = NON_TORCH
     total: int = TOTAL
@@ -101,7 +101,7 @@ class FakeWorker:
 
     @property
     def allocated(self) -> int:
-        return self.weights + self.kv_cache + self.activations + sum(self.entries.values())
+        return self.weights + self.kv_cache + self.other_tensors + sum(self.entries.values())
 
     @property
     def used(self) -> int:
@@ -139,7 +139,7 @@ class FakeWorker:
             "torch": {
                 "allocated_bytes": self.allocated,
                 "reserved_bytes": self.allocated + self.cached,
-                "peak_allocated_bytes": self.allocated + ACTIVATIONS,
+                "peak_allocated_bytes": self.allocated + OTHER_TENSORS,
                 "inactive_split_bytes": 0,
                 "alloc_retries": 0,
                 "ooms": self.ooms,

@@ -34,12 +34,12 @@ from app.readings import (
     WorkerMemory,
 )
 from tests.fakes.engine import (
-    ACTIVATIONS,
     CACHED,
     IMAGE_BYTES,
     IMAGES,
     KV_POOL,
     NON_TORCH,
+    OTHER_TENSORS,
     USED_AFTER,
     USED_READY,
     WEIGHTS,
@@ -98,7 +98,7 @@ def test_the_story_is_accounted_for_when_up():
         "weights_bytes": WEIGHTS,
         "kv_cache_bytes": KV_POOL,
         "encoder_cache_bytes": 0,
-        "activations_bytes": ACTIVATIONS,
+        "other_tensors_bytes": OTHER_TENSORS,
         "torch_cached_bytes": CACHED,
         "non_torch_bytes": NON_TORCH,
     }
@@ -122,12 +122,12 @@ def test_a_part_that_does_not_fit_is_cut_and_noted():
 
 @pytest.mark.parametrize("name", ["weights_bytes", "kv_cache_bytes"])
 def test_an_unknown_part_is_null_and_said_so(name):
-    """Absent knowledge is None, never 0; activations cannot be told from it."""
+    """Absent knowledge is None, never 0; other tensors cannot be told from it."""
     known = {"weights_bytes": 20, "kv_cache_bytes": 30} | {name: None}
     torch = TorchMemory(allocated_bytes=60, reserved_bytes=80)
     reading = account(worker(used_bytes=100, torch=torch, **known))
     assert getattr(reading.components, name) is None
-    assert reading.components.activations_bytes is None
+    assert reading.components.other_tensors_bytes is None
     assert reading.components.torch_cached_bytes == 20
     assert [note.name for note in reading.notes] == [name]
 
@@ -141,9 +141,9 @@ def test_without_used_bytes_nothing_is_summed():
 
 
 def test_on_cpu_the_parts_sum_to_the_rss():
-    """No allocator statistics there: activations and reserve are None, the heap stands under non_torch."""
+    """No allocator statistics there: other tensors and reserve are None, the heap stands under non_torch."""
     reading = account(cpu(encoder_cache=EncoderCache(entries=2, device_bytes=GIB // 8)))
-    assert reading.components.activations_bytes is None
+    assert reading.components.other_tensors_bytes is None
     assert reading.components.torch_cached_bytes is None
     assert reading.components.non_torch_bytes == 2 * GIB - GIB // 4 - GIB // 2 - GIB // 8
     assert reading.used_ratio == 2 / 24

@@ -52,7 +52,7 @@ def test_the_story_at_a_terminal(story):
         "- weights        30,001.8  30,001.8\n"
         "- kv cache       20,542.7  20,542.7\n"
         "- encoder cache   3,782.0   3,782.0\n"
-        "- activations       256.0     256.0\n"
+        "- other tensors     256.0     256.0\n"
         "- torch cached    5,787.5   5,787.5\n"
         "- non torch       1,178.0   1,178.0\n"
         "releasable        5,787.5   5,787.5\n"
