@@ -313,7 +313,7 @@ def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
 
 
 def _device_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
-    labels = (*_RANK_LABELS, "uuid", "name")
+    labels = (*_RANK_LABELS, "uuid", "product")
     info = _gauge("device_info", "Always 1; the device's identity and product name are labels.", labels)
     for rank in ranks:
         info.add_metric((*_labels(rank), rank.device.uuid or "", rank.device.name or ""), 1.0)

@@ -76,13 +76,13 @@ SERVERS = (
     ),
     _server(f"{_FREE}:min", "min", _FREE, "free bytes of the fullest device"),
     _server(
-        "highwater_device_memory_used_bytes:sum",
+        "highwater_devices_memory_used_bytes:sum",
         "sum",
         "highwater_devices_memory_used_bytes",
         "bytes in use over its devices",
     ),
     _server(
-        "highwater_device_memory_total_bytes:sum",
+        "highwater_devices_memory_total_bytes:sum",
         "sum",
         "highwater_devices_memory_total_bytes",
         "memory of its devices",
@@ -106,8 +106,8 @@ MODELS = (
     ),
     _of_servers("highwater_device_memory_used_ratio:max", "max", "used share of the fullest device"),
     _of_servers(f"{_FREE}:min", "min", "free bytes of the fullest device"),
-    _of_servers("highwater_device_memory_used_bytes:sum", "sum", "bytes in use"),
-    _of_servers("highwater_device_memory_total_bytes:sum", "sum", "memory of all devices"),
+    _of_servers("highwater_devices_memory_used_bytes:sum", "sum", "bytes in use"),
+    _of_servers("highwater_devices_memory_total_bytes:sum", "sum", "memory of all devices"),
     _of_servers(f"{_FREE}:seconds_left15m", "min", "when the first device is full"),
     _of_servers(_ROOM_GONE, "max", "share of the room left after the start that is gone, where most is"),
     Recording(
