@@ -49,6 +49,7 @@ def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
         used_ratio=ratio,
         torch=worker.torch,
         components=components,
+        releasable_bytes=worker.releasable_bytes,
         encoder_cache=worker.encoder_cache,
         budget=Budget(
             gpu_memory_utilization=worker.budget.gpu_memory_utilization,
@@ -92,15 +93,15 @@ def _unplaced(name: str) -> Note:
 
 
 def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> dict[str, int | None]:
-    """What PyTorch's allocator holds beyond the known parts: live tensors (activations) and cached blocks.
+    """What PyTorch's allocator holds beyond the known parts: other live tensors, and cached blocks.
 
-    Where weights or KV pool are unknown, live tensors cannot be told from them: activations stay ``None``.
+    Where weights or KV pool are unknown, they cannot be told from other tensors, which stay ``None``.
     """
     allocated, reserved = worker.torch.allocated_bytes, worker.torch.reserved_bytes
     if allocated is None or reserved is None:
-        return {"activations_bytes": None, "torch_cached_bytes": None}
+        return {"other_tensors_bytes": None, "torch_cached_bytes": None}
     return {
-        "activations_bytes": max(allocated - placed, 0) if placed_all else None,
+        "other_tensors_bytes": max(allocated - placed, 0) if placed_all else None,
         "torch_cached_bytes": max(reserved - allocated, 0),
     }
 
@@ -110,6 +111,20 @@ def rank_key(reading: RankReading) -> tuple[int, int]:
     return (reading.dp_rank or 0, reading.rank or 0)
 
 
+def card(reading: RankReading) -> str:
+    """What is the same for two ranks on one device, and for no others.
+
+    On CPU each rank counts its own process's memory, so that no two of them share any. Where a device's identity and
+    number on its machine are unknown, two of the same index may be two devices: in two engines each sees its own as 0.
+    """
+    device = reading.device
+    if device.uuid is not None:
+        return f"{reading.host}/{device.uuid}"
+    if device.physical_index is not None:
+        return f"{reading.host}/{device.type}:{device.physical_index}"
+    return "rank {}.{}".format(*rank_key(reading))
+
+
 def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:
     """What changed on each rank that is in both; a component unknown at either end is ``None``."""
     earlier = {rank_key(reading): reading for reading in before}
@@ -117,6 +132,7 @@ def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tupl
         RankDelta(
             rank=now.rank,
             dp_rank=now.dp_rank,
+            card=card(now),
             used_bytes=_minus(now.used_bytes, was.used_bytes),
             components=_combine(_minus, now.components, was.components),
         )
@@ -131,9 +147,14 @@ def freed(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[
 
 
 def total(deltas: Sequence[RankDelta]) -> tuple[int | None, Components]:
-    """Deltas summed over the ranks: used bytes, and the same by component."""
+    """Deltas summed over the ranks: used bytes, each device's once, and the same by component."""
     parts = {name: _sum(getattr(delta.components, name) for delta in deltas) for name in COMPONENTS}
-    return _sum(delta.used_bytes for delta in deltas), Components(**parts)
+    used = _once_per_card((delta.card, delta.used_bytes) for delta in deltas)
+    cards = [delta.card for delta in deltas if delta.card is not None]
+    if used is not None and len(set(cards)) < len(cards):
+        # On each of several ranks on one device, what the others own stands under non_torch.
+        parts["non_torch_bytes"] = used - sum(parts[name] or 0 for name in COMPONENTS if name != "non_torch_bytes")
+    return used, Components(**parts)
 
 
 def encoder_totals(ranks: Sequence[RankReading]) -> EncoderCacheTotals | None:
@@ -175,8 +196,22 @@ def growth(
 
 
 def used_total(ranks: Iterable[RankReading]) -> int | None:
-    """Used bytes summed over the ranks, ``None`` where none is known."""
-    return _sum(rank.used_bytes for rank in ranks)
+    """Used bytes of all devices, each counted once, whoever uses it; ``None`` where none is known."""
+    return _once_per_card((card(rank), rank.used_bytes) for rank in ranks)
+
+
+def device_total(ranks: Iterable[RankReading]) -> int | None:
+    """Memory of all devices, each counted once; ``None`` where none is known."""
+    return _once_per_card((card(rank), rank.total_bytes) for rank in ranks)
+
+
+def first_of_each_card(ranks: Sequence[RankReading]) -> tuple[int, ...]:
+    """The positions of the ranks that stand for their devices: the first of each with its used bytes known."""
+    first: dict[str, int] = {}
+    for position, rank in enumerate(ranks):
+        if rank.used_bytes is not None:
+            first.setdefault(card(rank), position)
+    return tuple(first.values())
 
 
 def host_used(ranks: Sequence[RankReading]) -> int | None:
@@ -220,6 +255,15 @@ def _minus(now: int | None, was: int | None) -> int | None:
 
 def _combine(op: Callable[[int | None, int | None], int | None], left: Components, right: Components) -> Components:
     return Components(**{name: op(getattr(left, name), getattr(right, name)) for name in COMPONENTS})
+
+
+def _once_per_card(sizes: Iterable[tuple[str | None, int | None]]) -> int | None:
+    """The sum of what the first rank of each device tells; one without a device counts for itself."""
+    first: dict[object, int] = {}
+    for name, size in sizes:
+        if size is not None:
+            first.setdefault(object() if name is None else name, size)
+    return _sum(first.values())
 
 
 def _sum(sizes: Iterable[int | None]) -> int | None:

@@ -15,7 +15,7 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.registry import Collector
 
 from app import __version__
-from app.attribution import COMPONENTS, host_ratio
+from app.attribution import COMPONENTS, device_total, host_ratio, used_total
 from app.policy import PolicyMode
 from app.readings import EngineState, PolicyStatus, RankReading, RemedyResult, Report, RulePhase, Trigger
 from app.table import device_title, rank_title
@@ -39,6 +39,16 @@ _RANK_GAUGES: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...]
     ("torch_allocated_bytes", "Live tensors in PyTorch's allocator.", lambda r: r.torch.allocated_bytes),
     ("torch_reserved_bytes", "What PyTorch's allocator took from the device.", lambda r: r.torch.reserved_bytes),
     ("torch_peak_allocated_bytes", "Highest allocated bytes so far.", lambda r: r.torch.peak_allocated_bytes),
+    (
+        "device_releasable_bytes",
+        "Memory that a release of PyTorch's unused blocks would give back to the device now.",
+        lambda r: r.releasable_bytes,
+    ),
+    (
+        "host_memory_pinned_bytes",
+        "Host memory that PyTorch keeps locked in place for copies, in use or not.",
+        lambda r: r.host_memory.pinned_bytes,
+    ),
     ("host_memory_rss_bytes", "Resident set size of the worker's process.", lambda r: r.host_memory.rss_bytes),
     ("host_memory_used_ratio", "Host memory in use over the cgroup's limit or the node's total.", host_ratio),
     (
@@ -209,6 +219,7 @@ class _LastReport(Collector):
         yield from _policy_families(self._policy())
         if not report.stale:
             yield from _rank_families(report.ranks)
+            yield from _device_families(report.ranks)
             yield from _growth_families(report)
 
 
@@ -296,6 +307,20 @@ def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
             entries.add_metric((*label, "device"), rank.encoder_cache.entries - rank.encoder_cache.host_entries)
             entries.add_metric((*label, "host"), rank.encoder_cache.host_entries)
     yield from (parts, cache_bytes, entries)
+
+
+def _device_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
+    labels = (*_RANK_LABELS, "uuid", "product")
+    info = _gauge("device_info", "Always 1; the device's identity and product name are labels.", labels)
+    for rank in ranks:
+        info.add_metric((*_labels(rank), rank.device.uuid or "", rank.device.name or ""), 1.0)
+    yield info
+    for name, text, value in (
+        ("total", "Memory of all devices, each counted once.", device_total(ranks)),
+        ("used", "Memory in use on all devices, each counted once, however many ranks it has.", used_total(ranks)),
+    ):
+        if value is not None:
+            yield GaugeMetricFamily(f"highwater_devices_memory_{name}_bytes", text, value=value)
 
 
 def _growth_families(report: Report) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from app.attribution import COMPONENTS, used_total
+from app.attribution import COMPONENTS, first_of_each_card, used_total
 from app.readings import Event, EventKind, RankReading, RemedyResult, Report, Trigger
 from app.table import mib
 
@@ -66,6 +66,7 @@ class Mark:
 class _Sample:
     at: float
     identities: tuple[tuple[int | None, int | None, int | None], ...]
+    counted: tuple[int, ...]  # positions of the ranks whose used bytes are summed: one of each device
     values: array[float]
     engine: array[float]
 
@@ -127,14 +128,14 @@ class History:
         return step, [_unpack(sample) for sample in chosen.values()]
 
     def recent_used(self, seconds: float) -> list[tuple[float, float]]:
-        """``(at, used bytes summed over ranks)`` of the last seconds, oldest first; of these workers only."""
+        """``(at, used bytes of all devices)`` of the last seconds, oldest first; of these workers only."""
         points: list[tuple[float, float]] = []
         width = len(RANK_FIELDS)
         for sample in reversed(self._samples):
             last = self._samples[-1]
             if sample.at < last.at - seconds or sample.identities != last.identities:
                 break
-            used = [value for value in sample.values[::width] if not math.isnan(value)]
+            used = [sample.values[position * width] for position in sample.counted]
             if used:
                 points.append((sample.at, sum(used)))
         points.reverse()
@@ -231,6 +232,7 @@ def _pack(report: Report) -> _Sample:
     return _Sample(
         at=report.taken_at or 0.0,
         identities=tuple((rank.dp_rank, rank.rank, rank.pid) for rank in report.ranks),
+        counted=first_of_each_card(report.ranks),
         values=values,
         engine=array("d", (_number(getattr(report.engine, name)) for name in ENGINE_FIELDS)),
     )

@@ -36,12 +36,16 @@ class Device:
     Attributes:
         type: ``npu``, ``cuda``, ``xpu`` or ``cpu``; ``None`` where the worker does not name its device.
         index: The device's index as the worker's process numbers it; ``None`` on CPU.
+        physical_index: As the machine numbers it; ``None`` where that is not known.
         name: The vendor's product name.
+        uuid: The vendor's own identity of it; ``None`` where it is not known.
     """
 
     type: str | None = None
     index: int | None = None
+    physical_index: int | None = None
     name: str | None = None
+    uuid: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +99,17 @@ class WorkerBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """Host memory as the worker's process sees it."""
+    """Host memory as the worker's process sees it.
+
+    ``pinned_bytes`` of it are locked in place for copies to and from the device; ``None`` where that is not known.
+    """
 
     rss_bytes: int | None = None
     cgroup_used_bytes: int | None = None
     cgroup_limit_bytes: int | None = None
     node_total_bytes: int | None = None
     node_available_bytes: int | None = None
+    pinned_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +137,7 @@ class WorkerMemory:
     free_bytes: int | None = None
     used_bytes: int | None = None
     torch: TorchMemory = TorchMemory()
+    releasable_bytes: int | None = None
     weights_bytes: int | None = None
     kv_cache_bytes: int | None = None
     encoder_cache: EncoderCache | None = None
@@ -148,8 +157,10 @@ class Components:
         weights_bytes: The model's parameters and buffers.
         kv_cache_bytes: The preallocated KV pool.
         encoder_cache_bytes: Encoder outputs kept on the device.
-        activations_bytes: Allocated by PyTorch and none of the above.
-        torch_cached_bytes: Reserved by PyTorch's allocator and not allocated: what ``release`` can give back.
+        other_tensors_bytes: Allocated by PyTorch and none of the above: buffers, workspaces and graphs' inputs at
+            rest, and activations while a step runs.
+        torch_cached_bytes: Reserved by PyTorch's allocator and not allocated: fragments, captured graphs' pools, and
+            what ``release`` can give back (``RankReading.releasable_bytes``).
         non_torch_bytes: The rest: contexts, collectives, graphs, workspaces, other processes; on CPU the
             interpreter, its libraries and the heap.
     """
@@ -157,7 +168,7 @@ class Components:
     weights_bytes: int | None = None
     kv_cache_bytes: int | None = None
     encoder_cache_bytes: int | None = None
-    activations_bytes: int | None = None
+    other_tensors_bytes: int | None = None
     torch_cached_bytes: int | None = None
     non_torch_bytes: int | None = None
 
@@ -179,7 +190,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReading:
-    """One worker's memory, accounted for."""
+    """One worker's memory, accounted for.
+
+    ``releasable_bytes`` is what ``release`` would give back to the device now; ``None`` where that is not known.
+    """
 
     rank: int | None
     local_rank: int | None
@@ -196,6 +210,7 @@ class RankReading:
     used_ratio: float | None
     torch: TorchMemory
     components: Components
+    releasable_bytes: int | None = None
     encoder_cache: EncoderCache | None
     budget: Budget
     host_memory: HostMemory
@@ -449,10 +464,14 @@ UNNEEDED = Target()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDelta:
-    """The difference between two readings of one rank; who makes it says which way round."""
+    """The difference between two readings of one rank; who makes it says which way round.
+
+    ``card`` is the same for ranks on one device: used bytes are the whole device's on each of them.
+    """
 
     rank: int | None
     dp_rank: int | None
+    card: str | None = None
     used_bytes: int | None
     components: Components
 

@@ -79,6 +79,7 @@ def _ranks_table(ranks: Sequence[RankReading]) -> str:
         [f"- {component_title(name)}", *(mib(getattr(rank.components, name)) for rank in ranks)] for name in COMPONENTS
     ]
     rows += [
+        ["releasable", *(mib(rank.releasable_bytes) for rank in ranks)],
         ["free", *(mib(rank.free_bytes) for rank in ranks)],
         ["used ratio", *(UNKNOWN if rank.used_ratio is None else f"{rank.used_ratio:.3f}" for rank in ranks)],
     ]

@@ -164,7 +164,7 @@ class Sidecar:
             rank=rank,
             host=self._host,
             taken_at=time.time(),
-            device=Device(type="npu", index=rank, name="Ascend910B3"),
+            device=Device(type="npu", index=rank, physical_index=rank, name="Ascend910B3", uuid=f"{self._host}-{rank}"),
             total_bytes=64 * GIB,
             free_bytes=64 * GIB - used,
             used_bytes=used,
@@ -176,6 +176,7 @@ class Sidecar:
                 alloc_retries=0,
                 ooms=0,
             ),
+            releasable_bytes=max(reserved - allocated - 128 * MIB, 0),
             weights_bytes=18 * GIB,
             kv_cache_bytes=31 * GIB,
             encoder_cache=EncoderCache(
@@ -186,7 +187,9 @@ class Sidecar:
                 oldest_age_seconds=self._chance.uniform(0, 600),
             ),
             budget=WorkerBudget(gpu_memory_utilization=0.9, requested_bytes=57 * GIB),
-            host_memory=HostMemory(rss_bytes=4 * GIB, cgroup_used_bytes=80 * GIB, cgroup_limit_bytes=512 * GIB),
+            host_memory=HostMemory(
+                rss_bytes=4 * GIB, cgroup_used_bytes=80 * GIB, cgroup_limit_bytes=512 * GIB, pinned_bytes=GIB
+            ),
         )
 
     def _policy(self) -> PolicyStatus:

@@ -40,8 +40,9 @@ def read_cgroup(root: Path) -> CgroupMemory:
     limited: list[tuple[int, CgroupMemory]] = []
     for level in files.levels:
         limit = _number(level / files.limit)
-        used = _used(level, files)
+        # The limit first: to write memory.stat the kernel adds up the counters of all processors and all groups below.
         if limit is not None and limit < _UNLIMITED:
+            used = _used(level, files)
             limited.append((limit - (used or 0), CgroupMemory(used, limit)))
     if limited:
         return min(limited)[1]

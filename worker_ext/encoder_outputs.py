@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worker_ext.attributes import look_up, whole
 from worker_ext.errors import UnreadableError
+from worker_ext.identity import pp_rank
 from worker_ext.spilling_dict import Spilled, SpillingDict
 from worker_ext.storages import Storage, is_tensor, storage_of, tensors_in, view_bytes
 
@@ -95,7 +96,7 @@ def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | N
     if isinstance(outputs, SpillingDict):
         entries = [
             entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
-            for (key, _), entry in zip(items, entries, strict=True)
+            for (key, _), entry in zip(items, entries)
         ]
     return EncoderOutputs(kind, entries, device_type)
 
@@ -147,13 +148,30 @@ def find_encoder_cache(worker: object) -> tuple[str, dict[Any, Any]] | None:
     if cache is None:
         return None
     if isinstance(cache, dict):
-        # V1 has the dict for every model (vllm/v1/worker/gpu_model_runner.py, `__init__`).
+        # V1 has the dict for every model (vllm 0.12.0 v1/worker/gpu_model_runner.py:367, vllm 0.32.0
+        # v1/worker/gpu_model_runner.py:579, `__init__`).
         unused = look_up(runner, "supports_mm_inputs") is False and not dict.__len__(cache)
         return None if unused else ("dict", cache)
     outputs = look_up(cache, "encoder_outputs")  # no truth test of `cache`: an empty EncoderCache is falsy
     if isinstance(outputs, dict):
         return "encoder_outputs", outputs
     raise UnreadableError(f"model_runner.encoder_cache is a {type(cache).__name__}, neither a dict nor around one")
+
+
+def odd_absence(worker: object) -> str | None:
+    """Return why it is odd that `find_encoder_cache` found none, None where a worker like this one has none.
+
+    It is the only sign of an engine that keeps its encoder outputs in a place that we do not know.
+    """
+    runner = look_up(worker, "model_runner")
+    if runner is None or look_up(worker, "vllm_config", "model_config", "is_multimodal_model") is not True:
+        return None
+    # Also of a multimodal model: one that was told to take text alone, and the later stages of a pipeline
+    # (vllm 0.32.0 v1/worker/gpu/model_runner.py:269).
+    is_first_stage = look_up(runner, "is_first_pp_rank") is not False and not pp_rank(worker)
+    if look_up(runner, "supports_mm_inputs") is False or not is_first_stage:
+        return None
+    return "the model is multimodal, but no encoder cache was found where vLLM 0.11 to 0.33 keeps it"
 
 
 def capacity_embeds(worker: object) -> int | None:
@@ -203,7 +221,7 @@ def _features_with_progress(worker: object) -> Iterator[tuple[object, int | None
 
 def _computed_in_v2(worker: object, request_id: str) -> int | None:
     # Kept in host memory beside a copy on the device, which we must not wait for. Not num_computed_tokens_np: that one
-    # runs ahead of the device (vllm/v1/worker/gpu/states.py).
+    # runs ahead of the device (vllm 0.32.0 v1/worker/gpu/states.py:65).
     states = look_up(worker, "model_runner", "req_states")
     index = (look_up(states, "req_id_to_index") or {}).get(request_id)
     computed = look_up(states, "num_computed_prefill_tokens")

@@ -1,9 +1,9 @@
 """The class that vLLM mixes into its workers, and nothing else.
 
 vLLM resolves it before the device exists, and appends it to the bases of a live worker class once it has asserted that
-the worker has none of its attributes (vllm/v1/worker/worker_base.py, `init_worker`). Hence one public name, no
-`__init__` (it would never run), no `__slots__`, no metaclass; whatever must be kept stays in `_highwater_state`, set on
-the worker when first needed.
+the worker has none of its attributes (vllm 0.12.0 v1/worker/worker_base.py:272, vllm 0.32.0
+v1/worker/worker_base.py:306, `init_worker`). Hence one public name, no `__init__` (it would never run), no `__slots__`,
+no metaclass; whatever must be kept stays in `_highwater_state`, set on the worker when first needed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class MemoryExtension:
 
         Returns:
             One JSON object in ASCII, always. An exception, a wrong type or a missing argument would do more than fail
-            this call: the replies of all ranks stay one behind for ever (vllm/v1/executor/multiproc_executor.py,
-            `collective_rpc`: it raises at the first failure and leaves the other ranks' replies queued).
+            this call: the replies of all ranks stay one behind for ever. `collective_rpc` raises at the first failure
+            and leaves the other ranks' replies queued (vllm 0.12.0 v1/executor/multiproc_executor.py:343, vllm 0.32.0
+            v1/executor/multiproc_executor.py:443).
         """
         try:
             return answer(self, op, payload, excess, unknown)

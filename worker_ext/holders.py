@@ -13,8 +13,8 @@ def other_holders(owner: object, name: str) -> list[str]:
 
     References are counted first, which takes no time and misses none. Only where there are too many does the garbage
     collector look for them: it walks every object, and sees neither what is held in C nor what the engine has frozen
-    (`gc.freeze()` after warming up: vllm/v1/worker/gpu_worker.py, `compile_or_warm_up_model`). A frame is no holder:
-    it belongs to a call that ends.
+    (`gc.freeze()` after warming up: vllm 0.32.0 v1/worker/gpu_worker.py:1082, `compile_or_warm_up_model`). A frame is
+    no holder: it belongs to a call that ends.
     """
     # The same expression on an object that is surely held once says how many references the expression makes itself.
     if _references(owner, name) <= _references(SimpleNamespace(held={}), "held"):

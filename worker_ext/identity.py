@@ -24,7 +24,7 @@ def identity(worker: object) -> dict[str, Any]:
         "local_rank": _or_none(lambda: whole(look_up(worker, "local_rank"))),
         "dp_rank": _or_none(lambda: _dp_rank(worker)),
         "tp_rank": _or_none(lambda: _tp_rank(worker)),
-        "pp_rank": _or_none(lambda: _pp_rank(worker)),
+        "pp_rank": _or_none(lambda: pp_rank(worker)),
         "host": _or_none(socket.gethostname),
         "pid": os.getpid(),
     }
@@ -33,21 +33,22 @@ def identity(worker: object) -> dict[str, Any]:
 def _dp_rank(worker: object) -> int | None:
     parallel = _parallel_config(worker)
     # For models without experts newer engines reset data_parallel_rank to 0 in every replica, and only the index still
-    # tells them apart (vllm/v1/engine/core.py, `run_engine_core`). Older engines have the rank alone.
+    # tells them apart (vllm 0.32.0 v1/engine/core.py:1481, `run_engine_core`). Older engines have the rank alone.
     index = whole(look_up(parallel, "data_parallel_index"))
     return whole(look_up(parallel, "data_parallel_rank")) if index is None else index
 
 
 # The ranks of a world lie as (external DP x DP x) PP x PCP x TP, the last varying fastest
-# (vllm/distributed/parallel_state.py, `initialize_model_parallel`). A worker's `rank` counts within its own replica,
-# and across replicas only under an external launcher; the remainders below are right for both.
+# (vllm 0.32.0 distributed/parallel_state.py:2126, `initialize_model_parallel`). A worker's `rank` counts within its own
+# replica, and across replicas only under an external launcher; the remainders below are right for both.
 def _tp_rank(worker: object) -> int | None:
     rank = whole(look_up(worker, "rank"))
     tensor = _size(worker, "tensor_parallel_size")
     return None if rank is None or tensor is None else rank % tensor
 
 
-def _pp_rank(worker: object) -> int | None:
+def pp_rank(worker: object) -> int | None:
+    """Return the worker's stage of the pipeline, None where the engine does not tell."""
     rank = whole(look_up(worker, "rank"))
     tensor = _size(worker, "tensor_parallel_size")
     pipeline = _size(worker, "pipeline_parallel_size")

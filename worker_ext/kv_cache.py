@@ -29,7 +29,8 @@ def kv_cache_storages(worker: object, device_type: str) -> list[Storage]:
 
 def _tensors(caches: object, layers: object) -> Iterator[Tensor]:
     # The list alone is not enough: older engines put only the first layer of each index into it
-    # (vllm 0.12, v1/worker/utils.py, `bind_kv_cache`). The layers alone are not either: not every one is registered.
+    # (vllm 0.12.0 v1/worker/utils.py:324, `bind_kv_cache`). The layers alone are not either: not every one is
+    # registered.
     yield from tensors_in(caches)
     for layer in list(layers.values()) if isinstance(layers, dict) else ():
         yield from tensors_in(look_up(layer, "kv_cache"))

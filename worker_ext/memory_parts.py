@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worker_ext.attributes import fraction, look_up, whole
 from worker_ext.devices.figures import AllocatorFigures, Space
+from worker_ext.errors import RefusedError
 from worker_ext.kv_cache import kv_cache_storages
 
 if TYPE_CHECKING:
@@ -37,6 +38,30 @@ def read_space(device: Device | None, host: HostMemory, notes: Notes) -> Space:
     if space.total_bytes is not None and space.free_bytes is None:
         notes.add("free_bytes", f"torch.{device.type} does not tell what is free")
     return space
+
+
+def suspending_backend(worker: object) -> str | None:
+    """Return what has taken the engine off its device, None where nothing has.
+
+    vLLM's own sleep mode unmaps memory and leaves the device usable. Another backend may checkpoint the whole process's
+    state on the device: a call to the driver then waits until the engine resumes, on the very thread that resumes it
+    (vllm 0.27.0 device_allocator/sleep_mode_backend.py:109, vllm 0.32.0 device_allocator/sleep_mode_backend.py:116).
+    """
+    backend = look_up(worker, "_sleep_mode_backend")
+    suspended = look_up(backend, "_state") not in (None, "RUNNING")
+    name = type(backend).__name__
+    return name if suspended and name != "CuMemBackend" else None
+
+
+def refuse_suspended(worker: object) -> None:
+    """Check that the device may be asked.
+
+    Raises:
+        RefusedError: A call to its driver might never return.
+    """
+    name = suspending_backend(worker)
+    if name is not None:
+        raise RefusedError(f"the engine is suspended by {name}: its device is not to be asked until it resumes")
 
 
 def read_allocator(device: Device | None, notes: Notes) -> AllocatorFigures:
@@ -81,7 +106,7 @@ def read_budget(worker: object, notes: Notes) -> dict[str, Any]:
 
 def _requested_bytes(worker: object, cache_config: object) -> int | None:
     # With the KV cache's size given, the utilization asks for nothing: vLLM computes the number and leaves it unused
-    # (vllm/v1/worker/gpu_worker.py and cpu_worker.py, `determine_available_memory`).
+    # (vllm 0.32.0 v1/worker/gpu_worker.py:649, vllm 0.32.0 v1/worker/cpu_worker.py:213, `determine_available_memory`).
     if look_up(cache_config, "kv_cache_memory_bytes") is not None:
         return None
     names = ("requested_memory", "requested_cpu_memory")
@@ -89,6 +114,7 @@ def _requested_bytes(worker: object, cache_config: object) -> int | None:
 
 
 def _init_free_bytes(worker: object) -> int | None:
-    # vllm-ascend up to 0.13 kept the free bytes alone (vllm_ascend/worker/worker_v1.py, `_init_device`).
+    # vllm-ascend up to 0.13 kept the free bytes alone (vllm_ascend 0.12.0rc1 worker/worker_v1.py:216, vllm_ascend
+    # 0.13.0 worker/worker.py:240, `_init_device`).
     paths = (("init_snapshot", "free_memory"), ("init_npu_memory",))
     return next((value for path in paths if (value := whole(look_up(worker, *path))) is not None), None)

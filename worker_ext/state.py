@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from worker_ext.allocator_reserve import AllocatorReserve
 from worker_ext.residency import Residency
 from worker_ext.sightings import Sightings
 from worker_ext.spilling_dict import Ledger
@@ -25,6 +26,8 @@ class WorkerState:
     """What was moved between device and host; it outlives a cache that the engine makes anew."""
     weights: tuple[tuple[int, ...], int] | None = None
     """The models' identities, and the bytes that they were found to take."""
+    allocator_reserve: AllocatorReserve = field(default_factory=AllocatorReserve)
+    """What is known of how much the allocator can give back."""
     recorder: Recorder | None = None
     """The flight recorder that was started last, whether it still runs or not."""
 

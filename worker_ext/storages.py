@@ -7,10 +7,11 @@ behind it is unmapped.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from typing import TypeGuard  # novermin: from Python 3.10 on, but only annotations use it
 
 _NESTING = 8
 
@@ -49,7 +50,7 @@ def tensors_in(value: object, nesting: int = _NESTING) -> Iterator[Tensor]:
     """Yield the tensors in a value: itself, or in its dicts, lists and tuples; everything else is passed over.
 
     The KV cache of one layer is a tensor, a tuple (vllm-ascend) or a list (Mamba); profiling puts dicts into the
-    encoder cache (vllm 0.12, v1/worker/gpu_model_runner.py, `profile_run`).
+    encoder cache (vllm 0.12.0 v1/worker/gpu_model_runner.py:4354, `profile_run`).
     """
     if is_tensor(value):
         yield value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol
 
 from worker_ext.attributes import look_up, whole
 from worker_ext.errors import UnreadableError
@@ -10,6 +10,7 @@ from worker_ext.storages import is_tensor, unique_storages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import TypeGuard  # novermin: from Python 3.10 on, but only annotations use it
 
     from worker_ext.state import WorkerState
     from worker_ext.storages import Tensor
@@ -35,10 +36,10 @@ def weights_bytes(worker: object, device_type: str, state: WorkerState) -> int:
         UnreadableError: There is no model to be found.
     """
     runner = look_up(worker, "model_runner")
-    # Measured by the engine while it loaded (vllm/v1/worker/gpu_model_runner.py, `load_model`), with what no parameter
-    # shows. Not on CPU, where V1 has no such number and V2's is a difference of the process's peak resident size.
-    measured = whole(look_up(runner, "model_memory_usage"))
-    if device_type != "cpu" and measured is not None and measured > 0:
+    # Measured by the engine while it loaded (vllm 0.12.0 v1/worker/gpu_model_runner.py:3548, vllm 0.32.0
+    # v1/worker/gpu_model_runner.py:5137, `load_model`), with what no parameter shows.
+    measured = _measured(runner, device_type)
+    if measured is not None:
         return measured
     models = _models(runner)
     if not models:
@@ -48,6 +49,25 @@ def weights_bytes(worker: object, device_type: str, state: WorkerState) -> int:
     if state.weights is None or state.weights[0] != identities:
         state.weights = (identities, _counted(models, device_type))
     return state.weights[1]
+
+
+def counting_caveat(worker: object, device_type: str) -> str | None:
+    """Return what counted weights leave out, None where they are measured, or nothing is known to be left out."""
+    runner = look_up(worker, "model_runner")
+    if device_type == "cpu" or runner is None or _measured(runner, device_type) is not None:
+        return None
+    # Such as the matrices that attention with a compressed KV cache derives from its weights, plain attributes of its
+    # implementation (vllm_ascend 0.13.0 attention/mla_v1.py:807).
+    return (
+        "the engine keeps no measurement of its loading: parameters and buffers were counted, and tensors that layers "
+        "derive from them are with the other tensors"
+    )
+
+
+def _measured(runner: object, device_type: str) -> int | None:
+    # Not on CPU, where V1 has no such number and V2's is a difference of the process's peak resident size.
+    measured = whole(look_up(runner, "model_memory_usage"))
+    return measured if device_type != "cpu" and measured is not None and measured > 0 else None
 
 
 def _models(runner: object) -> list[Module]:
@@ -75,8 +95,8 @@ def _counted(models: list[Module], device_type: str) -> int:
 def _packed(model: Module) -> Iterator[Tensor | int]:
     """Yield what the CPU backend packed linear weights into: a tensor, or the bytes behind a oneDNN handle.
 
-    It keeps the packed copy in the closure of the layer's `cpu_linear` and drops the parameter
-    (vllm/model_executor/layers/utils.py, `dispatch_cpu_unquantized_gemm`): without it nearly all weights would be
+    It keeps the packed copy in the closure of the layer's `cpu_linear` and drops the parameter (vllm 0.32.0
+    model_executor/layers/utils.py:588, `dispatch_cpu_unquantized_gemm`): without it nearly all weights would be
     missing. A handle tells its matrix's shape only; oneDNN pads a little more than that.
     """
     for module in model.modules():

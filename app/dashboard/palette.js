@@ -22,9 +22,9 @@ export const COMPONENTS = [
     meaning: "contexts, collectives, graphs, workspaces, other processes; on CPU the interpreter and the heap",
   },
   {
-    field: "activations_bytes",
-    name: "activations",
-    variable: "--c-activations",
+    field: "other_tensors_bytes",
+    name: "other tensors",
+    variable: "--c-other-tensors",
     meaning: "allocated by PyTorch and none of the others",
   },
   {
@@ -37,7 +37,7 @@ export const COMPONENTS = [
     field: "torch_cached_bytes",
     name: "torch cached",
     variable: "--c-cached",
-    meaning: "reserved by PyTorch's allocator and not allocated: what release can give back",
+    meaning: "reserved by PyTorch's allocator and not allocated; release can give back a part of it",
   },
 ];
 

@@ -312,7 +312,7 @@ const LINES = [
     unit: gibTick,
     sub: ({ ranks }) =>
       ranks.some((rank) => known(reservedNotAllocated(rank)))
-        ? "what release can give back"
+        ? "fragments, captured graphs, and what release can give back"
         : "PyTorch keeps no statistics here",
   },
   {

@@ -16,6 +16,7 @@ const COLUMNS = [
   ...COMPONENTS.map(({ name, field, variable }) => ({ name, field, variable, read: (rank) => rank.components[field] })),
   { name: "free", field: "free_bytes", read: (rank) => rank.free_bytes },
   { name: "total", field: "total_bytes", read: (rank) => rank.total_bytes },
+  { name: "releasable", field: "releasable_bytes", read: (rank) => rank.releasable_bytes },
   { name: "reserved − allocated", field: "reserved_not_allocated", read: reservedNotAllocated },
   { name: "peak allocated", field: "peak_allocated_bytes", read: (rank) => rank.torch.peak_allocated_bytes },
   { name: "host RSS", field: "rss_bytes", read: (rank) => rank.host_memory.rss_bytes },

@@ -11,7 +11,7 @@ const RANK_FIELDS = [
   "weights_bytes",
   "kv_cache_bytes",
   "encoder_cache_bytes",
-  "activations_bytes",
+  "other_tensors_bytes",
   "torch_cached_bytes",
   "non_torch_bytes",
   "torch_allocated_bytes",

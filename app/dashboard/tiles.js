@@ -222,16 +222,21 @@ export class Tiles {
   #reserved(ranks) {
     const values = ranks.map(reservedNotAllocated);
     const holder = most(ranks, reservedNotAllocated);
+    const releasable = total(ranks.map((rank) => rank.releasable_bytes));
     this.reserved.showBytes(holder ? reservedNotAllocated(holder) : null, {
       sub: holder
         ? ranks.length > 1
           ? `most: ${rankName(holder, ranks)} · all: ${gib(total(values))}`
-          : "what release can give back"
+          : "kept by PyTorch's allocator and not in use"
         : "PyTorch tells nothing here",
-      extra:
+      extra: [
+        known(releasable) ? `release can give back ${gib(releasable)}` : null,
         holder && (holder.torch.alloc_retries || holder.torch.ooms)
           ? `${count(holder.torch.alloc_retries)} retries, ${count(holder.torch.ooms)} out of memory`
-          : "",
+          : null,
+      ]
+        .filter(Boolean)
+        .join(" · "),
       level: holder?.torch.ooms ? "warn" : null,
     });
   }

@@ -222,8 +222,8 @@ def growth(e: Experiment) -> Finding | None:
 
 _REACH: Final[Mapping[str, str]] = {
     "encoder_cache_bytes": ", which reset_mm_cache does not touch; trim or reset the encoder cache",
-    "activations_bytes": ", live tensors of PyTorch, which no remedy takes away",
-    "torch_cached_bytes": ", which reset_mm_cache does not touch; release gives it back",
+    "other_tensors_bytes": ", live tensors of PyTorch, which no remedy takes away",
+    "torch_cached_bytes": ", which reset_mm_cache does not touch; release gives back what of it is releasable",
     "non_torch_bytes": ", which is not PyTorch's; release gives back what of it is the allocator's or a workspace's",
 }
 

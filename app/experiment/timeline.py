@@ -17,7 +17,7 @@ STACK: Final = (
     "weights_bytes",
     "kv_cache_bytes",
     "non_torch_bytes",
-    "activations_bytes",
+    "other_tensors_bytes",
     "encoder_cache_bytes",
     "torch_cached_bytes",
 )

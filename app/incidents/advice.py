@@ -76,8 +76,9 @@ OTHER_PROCESSES: Final = Advice(
 RELEASE: Final = Advice(
     setting='POST /memory/reclaim {"remedies": ["release"]}',
     change=(
-        "Gives back to the device what PyTorch's allocator has reserved and no tensor uses; workspaces of the NPU "
-        "too. It cannot give back what is referenced, such as cached encoder outputs: trim or reset them first."
+        "Gives back to the device what PyTorch's allocator has reserved and no tensor uses (releasable_bytes in "
+        "/memory; fragments and captured graphs' memory stay), and workspaces of the NPU. It cannot give back what is "
+        "referenced, such as cached encoder outputs: trim or reset them first."
     ),
     cost="The engine stands still meanwhile, about half a second, most of it Python's garbage collection.",
 )
@@ -209,9 +210,9 @@ COMPONENT_MEANING: Final[Mapping[str, str]] = {
         "vLLM evicts encoder outputs only when it needs the room, so the cache climbs to its budget and stays there. "
         "That looks like a leak and is none; but it must fit."
     ),
-    "activations_bytes": (
-        "Live tensors of PyTorch that are neither weights, KV pool nor encoder outputs: what requests are worked on "
-        "with. Large images and large batches need the most."
+    "other_tensors_bytes": (
+        "Live tensors of PyTorch that are neither weights, KV pool nor encoder outputs: at rest buffers, workspaces "
+        "and graphs' inputs; in a step also activations, of which large images and large batches need the most."
     ),
     "torch_cached_bytes": (
         "PyTorch's allocator keeps what tensors leave behind. Others on the device (workspaces, collectives, graphs) "
@@ -234,7 +235,7 @@ def for_component(name: str, device_type: str | None) -> tuple[Advice, ...]:
     """
     if name == "encoder_cache_bytes":
         return (RESET_ENCODER_CACHE, TRIM_ENCODER_CACHE, MAX_NUM_BATCHED_TOKENS, POLICY_EARLIER)
-    if name == "activations_bytes":
+    if name == "other_tensors_bytes":
         return (LIMIT_MM_PER_PROMPT, MAX_NUM_BATCHED_TOKENS, GPU_MEMORY_UTILIZATION)
     if name == "torch_cached_bytes":
         return (RELEASE, *against_fragmentation(device_type))

@@ -88,6 +88,11 @@ class Latest:
             return None
         return max(self.torch.reserved_bytes - self.torch.allocated_bytes, 0)
 
+    @property
+    def releasable_bytes(self) -> int | None:
+        """What a release would have given back of them."""
+        return self.evidence.reading.releasable_bytes if self.evidence.reading is not None else None
+
     def age_seconds(self, at: float) -> float | None:
         """How long before that moment."""
         return max(at - self.at, 0.0) if self.at is not None else None

@@ -38,7 +38,7 @@ PARTS: tuple[tuple[str, str, str], ...] = (
     ("weights_bytes", "W", "blue"),
     ("kv_cache_bytes", "K", "cyan"),
     ("encoder_cache_bytes", "E", "magenta"),
-    ("activations_bytes", "A", "green"),
+    ("other_tensors_bytes", "O", "green"),
     ("torch_cached_bytes", "C", "yellow"),
     ("non_torch_bytes", "N", "bright_black"),
 )

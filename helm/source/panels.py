@@ -26,7 +26,7 @@ COMPONENT_COLORS = {
     "weights": "#5794f2",
     "kv_cache": "#8ab8ff",
     "encoder_cache": "#ff9830",
-    "activations": "#b877d9",
+    "other_tensors": "#b877d9",
     "torch_cached": "#fade2a",
     "non_torch": "#8e8e8e",
 }

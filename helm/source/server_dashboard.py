@@ -160,6 +160,24 @@ def where() -> list[Builder]:
             [Query(f"highwater_device_memory_free_bytes{{{RANKS}}}", "rank {{rank}} {{device}}")],
             unit=BYTES,
         ),
+        series_panel(
+            "All devices",
+            "Each counted once, also where ranks share one.",
+            [
+                Query(f"highwater_devices_memory_used_bytes{{{SERVER}}}", "used"),
+                Query(f"highwater_devices_memory_total_bytes{{{SERVER}}}", "total", line=RED),
+            ],
+            unit=BYTES,
+        ),
+        stat_panel(
+            "Devices",
+            "What they are, with the identity by which the vendor's exporter knows them.",
+            Query(f"max by (product, uuid) (highwater_device_info{{{RANKS}}})", "{{product}} {{uuid}}"),
+            unit="none",
+            names=True,
+            empty="unknown",
+            width=12,
+        ),
     ]
 
 
@@ -355,13 +373,14 @@ def allocator_and_host() -> list[Builder]:
     return [
         series_panel(
             "Reserved minus allocated",
-            "What PyTorch's allocator keeps and nobody uses: `release` gives it back. Much of it beside failures is "
-            "fragmentation.",
+            "What PyTorch's allocator keeps and no tensor uses, and what of it `release` would give back. The rest is "
+            "fragments and captured graphs' memory; much of it beside failures is fragmentation.",
             [
                 Query(
                     f"highwater_torch_reserved_bytes{{{RANKS}}} - highwater_torch_allocated_bytes{{{RANKS}}}",
                     "rank {{rank}}",
-                )
+                ),
+                Query(f"highwater_device_releasable_bytes{{{RANKS}}}", "releasable on rank {{rank}}"),
             ],
             unit=BYTES,
             width=8,
@@ -405,8 +424,11 @@ def allocator_and_host() -> list[Builder]:
         ),
         series_panel(
             "Worker RSS",
-            "Of each worker's process.",
-            [Query(f"highwater_host_memory_rss_bytes{{{RANKS}}}", "rank {{rank}}")],
+            "Of each worker's process, and what of it PyTorch keeps locked in place for copies.",
+            [
+                Query(f"highwater_host_memory_rss_bytes{{{RANKS}}}", "rank {{rank}}"),
+                Query(f"highwater_host_memory_pinned_bytes{{{RANKS}}}", "pinned by rank {{rank}}"),
+            ],
             unit=BYTES,
             width=8,
         ),

@@ -132,7 +132,7 @@ def many_ranks(fake: FakeEngine) -> Callable[[float], object]:
         fake.running, fake.waiting = round(20 + 8 * math.sin(second / 61)), round(3 + 3 * math.sin(second / 23))
         fake.kv_usage = 0.5 + 0.3 * math.sin(second / 200)
         for worker in fake.workers:
-            worker.activations = round((200 + 90 * math.sin(second / 5 + worker.rank)) * MIB)
+            worker.other_tensors = round((200 + 90 * math.sin(second / 5 + worker.rank)) * MIB)
             images = int(second / 150) + worker.rank % 2
             worker.entries = {f"{number:064x}": IMAGE_BYTES for number in range(images)}
             worker.cached = CACHED - worker.rank * 20 * MIB

@@ -88,7 +88,7 @@ async def test_what_is_not_known_is_a_dash_and_no_line(visit):
 
     async with beside(tells_less, engine={"tensor_parallel": 1}) as here:
         page = await visit(here.port)
-        for field in ("weights_bytes", "torch_cached_bytes", "activations_bytes"):
+        for field in ("weights_bytes", "torch_cached_bytes", "other_tensors_bytes"):
             assert await cell(page, 0, field) == "unknown"
             assert await page.inner_text(f'[data-cell="0:0 {field}"]') == UNKNOWN
         assert await page.inner_text("[data-tile=reserved] .tile-number") == UNKNOWN

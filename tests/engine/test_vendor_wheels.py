@@ -7,28 +7,19 @@ once (25 MB on average) and kept beside the demonstration engine.
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
-import zipfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
-from app.demo.environment import cache_dir
+from tests.engine.published import wheel_of
 from worker_ext import MemoryExtension
 from worker_ext.devices.accelerator import _KEYS
 from worker_ext.operations.hello import _RUNNER_MODULES
 from worker_ext.state import ATTRIBUTE
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 OURS = {name for name in dir(MemoryExtension) if not name.startswith("__")} | {ATTRIBUTE}
 RUNNER_V1 = "vllm_ascend/worker/model_runner_v1.py"
 RUNNER_V2 = "vllm_ascend/worker/v2/model_runner.py"
-PLATFORMS = ("manylinux_2_24_x86_64", "manylinux_2_28_x86_64", "manylinux_2_34_x86_64")
 
 
 @dataclass(frozen=True)
@@ -61,38 +52,10 @@ ASCEND = (
 TORCH_NPU = ("2.7.1", "2.8.0", "2.9.0", "2.10.0.post4")
 
 
-@dataclass(frozen=True)
-class Wheel:
-    """A wheel's source, unread by any import."""
-
-    path: Path
-
-    def tree(self, member: str) -> ast.Module:
-        with zipfile.ZipFile(self.path) as archive:
-            return ast.parse(archive.read(member))
-
-    def trees(self, prefix: str) -> Iterator[tuple[str, ast.Module]]:
-        with zipfile.ZipFile(self.path) as archive:
-            for member in archive.namelist():
-                if member.startswith(prefix) and member.endswith(".py"):
-                    yield member, ast.parse(archive.read(member))
-
-
 @pytest.fixture(scope="session")
-def wheel() -> Callable[[str, str], Wheel]:
+def wheel():
     """`wheel("torch_npu", "2.8.0")`, fetched with pip on first use."""
-    folder = cache_dir() / "wheels"
-
-    def fetch(name: str, version: str) -> Wheel:
-        pattern = f"{name}-{version}-*.whl"
-        if not list(folder.glob(pattern)):
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            command += ["--only-binary=:all:", "--implementation=cp", "--python-version=3.11", "--abi=cp311"]
-            command += [f"--platform={platform}" for platform in PLATFORMS]
-            subprocess.run([*command, f"--dest={folder}", f"{name}=={version}"], check=True, timeout=280)
-        return Wheel(next(folder.glob(pattern)))
-
-    return fetch
+    return wheel_of
 
 
 def class_named(tree: ast.Module, name: str) -> ast.ClassDef:
@@ -164,8 +127,7 @@ def test_an_ascend_runner_is_read_like_vllms(expected, wheel):
 def test_ascends_second_runner_is_vllms_second(expected, wheel):
     """By the modules of its classes `hello` tells V2 from V1."""
     source = wheel("vllm_ascend", expected.version)
-    with zipfile.ZipFile(source.path) as archive:
-        assert (RUNNER_V2 in archive.namelist()) is expected.has_v2
+    assert source.has(RUNNER_V2) is expected.has_v2
     if expected.has_v2:
         tree = source.tree(RUNNER_V2)
         base = origin_of_base(tree, class_named(tree, "NPUModelRunner"), "GPUModelRunner")

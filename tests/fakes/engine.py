@@ -48,9 +48,9 @@ USED_READY = 57_766 * MIB
 USED_AFTER = 61_548 * MIB
 WEIGHTS = 31_459_200_000
 KV_POOL = 21_540_531_712
-ACTIVATIONS = 256 * MIB
+OTHER_TENSORS = 256 * MIB
 NON_TORCH = 1_178 * MIB
-CACHED = USED_READY - WEIGHTS - KV_POOL - ACTIVATIONS - NON_TORCH
+CACHED = USED_READY - WEIGHTS - KV_POOL - OTHER_TENSORS - NON_TORCH
 IMAGES = 31  # of 122 MiB: 3,782 MiB, the growth of the benchmark
 IMAGE_BYTES = 122 * MIB
 NODE = 512 * 1024 * MIB
@@ -84,11 +84,12 @@ class FakeWorker:
     ooms: int = 0
     weights: int = WEIGHTS
     kv_cache: int = KV_POOL
-    activations: int = ACTIVATIONS
+    other_tensors: int = OTHER_TENSORS
     cached: int = CACHED
     non_torch: int = NON_TORCH
     total: int = TOTAL
     rss: int = 6 * 1024 * MIB
+    pinned: int = 512 * MIB
     host_used: int = 128 * 1024 * MIB
     host_limit: int = NODE
     entries: dict[str, int] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class FakeWorker:
 
     @property
     def allocated(self) -> int:
-        return self.weights + self.kv_cache + self.activations + sum(self.entries.values())
+        return self.weights + self.kv_cache + self.other_tensors + sum(self.entries.values())
 
     @property
     def used(self) -> int:
@@ -114,7 +115,13 @@ class FakeWorker:
         self.seen_at.clear()
 
     def device(self) -> dict[str, Any]:
-        return {"type": "npu", "index": self.rank, "name": "Ascend910B3"}
+        return {
+            "type": "npu",
+            "index": self.rank,
+            "physical_index": 8 * self.dp_rank + self.rank,
+            "name": "Ascend910B3",
+            "uuid": f"npu-{self.dp_rank}-{self.rank}",
+        }
 
     def record(self, now: float) -> None:
         """Its recorder's next sample."""
@@ -132,11 +139,12 @@ class FakeWorker:
             "torch": {
                 "allocated_bytes": self.allocated,
                 "reserved_bytes": self.allocated + self.cached,
-                "peak_allocated_bytes": self.allocated + ACTIVATIONS,
+                "peak_allocated_bytes": self.allocated + OTHER_TENSORS,
                 "inactive_split_bytes": 0,
                 "alloc_retries": 0,
                 "ooms": self.ooms,
             },
+            "releasable_bytes": self.cached,
             "weights_bytes": self.weights,
             "kv_cache_bytes": self.kv_cache,
             "kv_cache_reserved_bytes": self.kv_cache,
@@ -152,6 +160,7 @@ class FakeWorker:
                 "cgroup_limit_bytes": self.host_limit,
                 "node_total_bytes": NODE,
                 "node_available_bytes": NODE - self.host_used,
+                "pinned_bytes": self.pinned,
             },
             "notes": [],
             "elapsed_ms": 1.5,
@@ -246,6 +255,7 @@ class FakeWorker:
             "before": before,
             "after": after,
             "freed_bytes": after["free_bytes"] - before["free_bytes"],
+            "freed_pinned_bytes": 0,
             "gc_collected": 0,
             "mechanism": "empty_cache",
             "notes": [],
@@ -258,6 +268,7 @@ class FakeWorker:
             "reserved_bytes": self.allocated + self.cached,
             "allocated_bytes": self.allocated,
             "rss_bytes": self.rss,
+            "pinned_bytes": self.pinned,
         }
 
     def hello(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def reading(rank: int | None = 0, *, used: int | None = 40_000 * MIB, **changes:
             weights_bytes=20_000 * MIB,
             kv_cache_bytes=17_900 * MIB,
             encoder_cache_bytes=100 * MIB,
-            activations_bytes=0,
+            other_tensors_bytes=0,
             torch_cached_bytes=400 * MIB,
             non_torch_bytes=1_600 * MIB,
         ),

@@ -192,7 +192,10 @@ async def test_the_report_in_json(running):
     assert (report["schema"], report["stale"], report["ranks_expected"]) == (1, False, 2)
     rank = report["ranks"][0]
     assert (rank["used_bytes"], sum(rank["components"].values())) == (USED_AFTER, USED_AFTER)
-    assert rank["device"] == {"type": "npu", "index": 0, "name": "Ascend910B3"}
+    device = {"type": "npu", "index": 0, "physical_index": 0, "name": "Ascend910B3", "uuid": "npu-0-0"}
+    assert rank["device"] == device
+    assert (rank["releasable_bytes"], rank["components"]["torch_cached_bytes"]) == (CACHED, CACHED)
+    assert rank["host_memory"]["pinned_bytes"] == running.fake.workers[0].pinned
     assert report["engine"]["capabilities"]["pause"] == "mode"
     assert report["growth"]["since_ready_bytes"] == ENCODER_BYTES
     assert (report["policy"]["state"], report["encoder_cache"]["entries"]) == ("below", IMAGES)

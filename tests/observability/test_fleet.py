@@ -53,8 +53,10 @@ def test_the_page_counts_a_pods_series():
     """A scrape of one with eight ranks and one with none: what a rank adds, and what there is besides."""
     whole, bare = (series(Sidecar(0, ranks).page(engine=False)[0].decode()) for ranks in (8, 0))
     of_rank = sum('rank="0"' in line for line in whole)
-    assert len(whole) == len(bare) + 8 * of_rank
-    assert f"| {len(bare)}, and {of_rank} for each rank: {len(whole)} with eight |" in PAGE
+    of_devices = sum(line.startswith("highwater_devices_") for line in whole)
+    assert len(whole) == len(bare) + of_devices + 8 * of_rank
+    told = f"| {len(bare)}, {of_devices} for all devices and {of_rank} for each rank: {len(whole)} with eight |"
+    assert told in PAGE
     assert f"when each counter began | {sum('_created' in line for line in whole)} |" in PAGE
     engine = len(series(Sidecar(0, 8).page(engine=True)[0].decode())) - len(whole)
     assert engine == ENGINE_SERIES + PROCESS_SERIES
@@ -175,7 +177,7 @@ def test_a_real_prometheus_scrapes_a_fleet_and_evaluates_all_rules(tmp_path):
     tool("prometheus")
     seen = fleet.watch(tmp_path, fleet.SHORT)
     assert (seen.up, seen.failures) == (fleet.SHORT.servers, 0)
-    assert seen.samples == seen.ours + ENGINE_SERIES + PROCESS_SERIES == 1012
+    assert seen.samples == seen.ours + ENGINE_SERIES + PROCESS_SERIES == 1038
     assert 11 <= seen.recorded[0] <= 12
     assert 40 <= seen.recorded[1] <= 55
     assert all(seen.evaluations.values())
@@ -183,4 +185,4 @@ def test_a_real_prometheus_scrapes_a_fleet_and_evaluates_all_rules(tmp_path):
     assert seen.dashboard["Used share, worst rank of each server A"][1] == fleet.SHORT.servers
     report = fleet.report(seen, fleet.SHORT)
     assert report.columns[1] == "10 servers, measured"
-    assert dict(row[:2] for row in report.rows)["series of each rank"] == "27"
+    assert dict(row[:2] for row in report.rows)["series of each rank"] == "30"

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from app.attribution import (
     COMPONENTS,
     account,
+    card,
     compare,
+    device_total,
     encoder_totals,
     freed,
     growth,
@@ -19,6 +21,7 @@ from app.attribution import (
     host_used,
     rank_key,
     total,
+    used_total,
 )
 from app.readings import (
     Components,
@@ -31,12 +34,12 @@ from app.readings import (
     WorkerMemory,
 )
 from tests.fakes.engine import (
-    ACTIVATIONS,
     CACHED,
     IMAGE_BYTES,
     IMAGES,
     KV_POOL,
     NON_TORCH,
+    OTHER_TENSORS,
     USED_AFTER,
     USED_READY,
     WEIGHTS,
@@ -95,7 +98,7 @@ def test_the_story_is_accounted_for_when_up():
         "weights_bytes": WEIGHTS,
         "kv_cache_bytes": KV_POOL,
         "encoder_cache_bytes": 0,
-        "activations_bytes": ACTIVATIONS,
+        "other_tensors_bytes": OTHER_TENSORS,
         "torch_cached_bytes": CACHED,
         "non_torch_bytes": NON_TORCH,
     }
@@ -119,12 +122,12 @@ def test_a_part_that_does_not_fit_is_cut_and_noted():
 
 @pytest.mark.parametrize("name", ["weights_bytes", "kv_cache_bytes"])
 def test_an_unknown_part_is_null_and_said_so(name):
-    """Absent knowledge is None, never 0; activations cannot be told from it."""
+    """Absent knowledge is None, never 0; other tensors cannot be told from it."""
     known = {"weights_bytes": 20, "kv_cache_bytes": 30} | {name: None}
     torch = TorchMemory(allocated_bytes=60, reserved_bytes=80)
     reading = account(worker(used_bytes=100, torch=torch, **known))
     assert getattr(reading.components, name) is None
-    assert reading.components.activations_bytes is None
+    assert reading.components.other_tensors_bytes is None
     assert reading.components.torch_cached_bytes == 20
     assert [note.name for note in reading.notes] == [name]
 
@@ -138,9 +141,9 @@ def test_without_used_bytes_nothing_is_summed():
 
 
 def test_on_cpu_the_parts_sum_to_the_rss():
-    """No allocator statistics there: activations and reserve are None, the heap stands under non_torch."""
+    """No allocator statistics there: other tensors and reserve are None, the heap stands under non_torch."""
     reading = account(cpu(encoder_cache=EncoderCache(entries=2, device_bytes=GIB // 8)))
-    assert reading.components.activations_bytes is None
+    assert reading.components.other_tensors_bytes is None
     assert reading.components.torch_cached_bytes is None
     assert reading.components.non_torch_bytes == 2 * GIB - GIB // 4 - GIB // 2 - GIB // 8
     assert reading.used_ratio == 2 / 24
@@ -167,6 +170,60 @@ def test_only_ranks_seen_at_both_ends_are_compared():
     assert compare(ranks, other_engine) == ()
     assert rank_key(other_engine[1]) == (1, 1)
     assert total(()) == (None, Components())
+
+
+def on_one_card(ranks):
+    return tuple(replace(rank, device=replace(rank.device, uuid="GPU-a")) for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_one"),
+    [
+        ({"uuid": "GPU-a", "index": 0}, {"uuid": "GPU-a", "index": 1}, True),
+        ({"uuid": "GPU-a", "index": 0}, {"uuid": "GPU-b", "index": 0}, False),
+        ({"index": 0, "physical_index": 4}, {"index": 1, "physical_index": 4}, True),
+        ({"index": 0, "physical_index": 4}, {"index": 0, "physical_index": 5}, False),
+        ({"index": 0}, {"index": 0}, False),
+    ],
+)
+def test_a_card_is_known_by_its_identity_or_its_number_on_the_machine(first, second, is_one):
+    """Not by the index that a process gives it: two engines each see their own device as 0."""
+    ranks = [
+        account(worker(rank=rank, device=Device(type="cuda", **device), used_bytes=10))
+        for rank, device in enumerate((first, second))
+    ]
+    assert (card(ranks[0]) == card(ranks[1])) is is_one
+    assert used_total(ranks) == (10 if is_one else 20)
+    assert device_total([replace(rank, total_bytes=50) for rank in ranks]) == (50 if is_one else 100)
+    elsewhere = replace(ranks[1], host="node-b")
+    assert card(ranks[0]) != card(elsewhere)
+
+
+def test_workers_on_a_cpu_never_share_a_device():
+    """What each uses is its own process's memory."""
+    assert used_total([replace(account(cpu()), rank=rank) for rank in (0, 1)]) == 4 * GIB
+
+
+def test_a_shared_cards_growth_and_gain_count_once():
+    """Each of two ranks shows the whole card; together they still hold no more than the card."""
+    before, after = on_one_card(story()), on_one_card(story(images=True))
+    before = tuple(replace(rank, used_bytes=20 * GIB) for rank in before)
+    # Rank 0's outputs are its own, and stand under rank 1's non_torch; rank 1's likewise.
+    grown_bytes = 2 * IMAGES * IMAGE_BYTES
+    after = tuple(
+        replace(
+            rank,
+            used_bytes=20 * GIB + grown_bytes,
+            components=replace(rank.components, non_torch_bytes=rank.components.non_torch_bytes + IMAGES * IMAGE_BYTES),
+        )
+        for rank in after
+    )
+    used, parts = total(compare(before, after))
+    assert used == grown_bytes
+    assert (parts.encoder_cache_bytes, parts.non_torch_bytes) == (grown_bytes, 0)
+    assert sum(getattr(parts, name) or 0 for name in COMPONENTS) == used
+    assert growth(before, after, []).since_ready_bytes == grown_bytes
+    assert [delta.used_bytes for delta in compare(before, after)] == [grown_bytes, grown_bytes]
 
 
 def test_a_component_unknown_at_either_end_has_no_difference():

@@ -33,6 +33,7 @@ GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 
 # As docs and ARCHITECTURE.md promise them, without the prefix.
 _NAMES = (
+    "device_info devices_memory_total_bytes devices_memory_used_bytes device_releasable_bytes host_memory_pinned_bytes "
     "device_memory_total_bytes device_memory_free_bytes device_memory_used_bytes device_memory_used_ratio "
     "memory_component_bytes torch_allocated_bytes torch_reserved_bytes torch_peak_allocated_bytes "
     "torch_alloc_retries_total torch_ooms_total encoder_cache_bytes encoder_cache_entries "
@@ -49,7 +50,7 @@ _NAMES = (
     "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total"
 )
 PROMISED = tuple(_NAMES.split())
-PER_RANK = {name for name in PROMISED if re.match(r"device_|memory_|torch_|encoder_|host_|growth_", name)}
+PER_RANK = {name for name in PROMISED if re.match(r"devices?_|memory_|torch_|encoder_|host_|growth_", name)}
 
 
 def story() -> tuple[Report, RemedyResult]:
@@ -174,7 +175,7 @@ def test_the_page_is_the_golden_one():
 def test_every_promised_family_is_there_and_no_other():
     """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
-    assert len(PROMISED) == 61
+    assert len(PROMISED) == 66
 
 
 def test_promtool_has_nothing_to_say():
@@ -353,3 +354,14 @@ def test_the_engines_own_families_follow_ours():
     names = [family.name for family in text_string_to_metric_families(body.decode())]
     assert names[-1] == "vllm:x"
     assert len(names) == len(set(names))
+
+
+def test_a_device_with_two_ranks_counts_once_in_the_sums():
+    """Each rank shows the whole device; the info metric tells by the device's identity that it is the same."""
+    report, _ = story()
+    shared = tuple(replace(rank, device=replace(rank.device, uuid="npu-a")) for rank in report.ranks)
+    text = classic(exporter_of(replace(report, ranks=shared)))
+    whole = samples(text, "device_memory_used_bytes", "rank")
+    assert samples(text, "devices_memory_used_bytes") == {(): whole["0",]}
+    assert samples(text, "devices_memory_total_bytes") == {(): float(report.ranks[0].total_bytes)}
+    assert samples(text, "device_info", "rank", "uuid") == {("0", "npu-a"): 1.0, ("1", "npu-a"): 1.0}

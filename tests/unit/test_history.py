@@ -106,6 +106,13 @@ def test_recent_use_is_summed_over_the_ranks(history, fake, clock):
     assert history.recent_used(2.0) == [(1001.0, 2 * USED_READY), (1002.0, 2 * USED_READY), (1003.0, 2 * USED_READY)]
 
 
+def test_recent_use_of_a_shared_device_is_counted_once(history, fake):
+    """Two ranks on it show the same bytes, and its growth is not twice as fast."""
+    ranks = tuple(replace(rank, device=replace(rank.device, uuid="GPU-a")) for rank in fake.readings())
+    history.add(replace(report(fake), ranks=ranks))
+    assert [used for _, used in history.recent_used(60.0)] == [USED_READY]
+
+
 def test_recent_use_ends_at_a_restart(history, fake, clock):
     """Another process at the same address: its growth is its own."""
     add(history, fake, clock, 2)

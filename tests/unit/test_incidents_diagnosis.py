@@ -424,3 +424,34 @@ def test_every_piece_of_advice_says_what_it_costs():
     on_cpu = reading(used=FULL, device=replace(reading().device, type="cpu"))
     given |= {each for finding in diagnose(evidence("died", rank(on_cpu))) for each in finding.advice}
     assert {name for name, each in every.items() if each not in given} == set()
+
+
+def reserve(releasable, split=0):
+    """A full device, of which the allocator keeps 5,000 MiB that no tensor uses."""
+    held = torch(allocated_bytes=54_000 * MIB, reserved_bytes=59_000 * MIB, inactive_split_bytes=split * MIB)
+    return evidence("died", rank(reading(used=FULL, torch=held, releasable_bytes=releasable)))
+
+
+def unused(known):
+    return next((one for one in diagnose(known) if one.name == "unused_reserve"), None)
+
+
+def test_what_captured_graphs_hold_is_not_held_in_vain():
+    """No tensor uses it between their runs, and no release gives it back: nothing is wrong, and nothing is advised."""
+    assert unused(reserve(200 * MIB)) is None
+
+
+def test_a_release_is_advised_where_it_would_have_given_much():
+    """By the worker's own figure."""
+    found = unused(reserve(3_000 * MIB, split=100))
+    assert found.weight == "likely"
+    assert "A release would have given 3,000.0 MiB back to the device." in found.text
+    assert found.figures["releasable_bytes"] == 3_000 * MIB
+    assert advice.RELEASE in found.advice
+
+
+def test_no_release_is_advised_against_fragments():
+    """They lie beside live tensors: only other settings of the allocator help."""
+    found = unused(reserve(100 * MIB, split=2_500))
+    assert (found.weight, advice.RELEASE in found.advice) == ("clue", False)
+    assert found.advice

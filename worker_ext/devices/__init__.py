@@ -5,6 +5,7 @@ To add one: a file with a class that has what `DeviceFamily` asks for, and a lin
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,8 @@ from worker_ext.devices.xpu import Xpu
 from worker_ext.errors import UnreadableError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from worker_ext.devices.figures import AllocatorFigures, Space
     from worker_ext.host import HostMemory
     from worker_ext.notes import Notes
@@ -37,6 +40,9 @@ class DeviceFamily(Protocol):
     def name(self, index: int | None) -> str | None:
         """Return the device's name, such as `Ascend910B3`."""
 
+    def uuid(self, index: int | None) -> str | None:
+        """Return what tells this device from every other, as the vendor's own tools show it; None where not told."""
+
     def space(self, index: int | None, host: HostMemory) -> Space:
         """Return the device's memory as its driver sees it, everybody's use included."""
 
@@ -45,6 +51,22 @@ class DeviceFamily(Protocol):
 
     def give_back(self, index: int | None) -> str:
         """Return unused memory of the allocator to the device; returns what was used for that, or `unsupported`."""
+
+    def block_count(self, index: int | None) -> int | None:
+        """Return how many blocks torch's allocator keeps, at most; None where there is none or it does not tell."""
+
+    def segments(self, index: int | None) -> list[Mapping[str, Any]]:
+        """Return every segment of torch's allocator, without the history of allocations.
+
+        Raises:
+            UnreadableError: There is no such thing here.
+        """
+
+    def pinned_bytes(self) -> int | None:
+        """Return the host memory that torch keeps locked in place for this process; None where it does not tell."""
+
+    def give_back_pinned(self) -> bool:
+        """Return unused memory of that kind to the system; False where this torch has no way to."""
 
     def synchronize(self, index: int | None) -> None:
         """Wait until everything that was put on the device's streams is done."""
@@ -63,6 +85,11 @@ FAMILIES: tuple[DeviceFamily, ...] = (
     Xpu(),
     Cpu(),
 )
+
+
+# The variable that each driver, and vLLM for its workers, chooses devices by
+# (vllm 0.32.0 platforms/interface.py:311, vllm_ascend 0.18.0 platform.py:100).
+_VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 
 
 @dataclass(frozen=True)
@@ -88,11 +115,43 @@ def device_of(worker: object) -> Device:
 
 
 def describe_device(worker: object, notes: Notes) -> tuple[Device | None, dict[str, Any]]:
-    """Return the worker's device, and its `type`, `index` and `name` for an answer; unknown is null and noted."""
+    """Return the worker's device, and what an answer says of it; what is not known is null.
+
+    Two workers may share one device. `uuid` tells that; where there is none, `physical_index` does on one machine.
+    """
     label = notes.attempt("device", lambda: _label(worker))
     device = notes.attempt("device", lambda: _device(*label)) if label else None
-    name = notes.attempt("device.name", lambda: device.family.name(device.index)) if device else None
-    return device, {"type": label[0] if label else None, "index": label[1] if label else None, "name": name}
+    kind, index = label or (None, None)
+    return device, {
+        "type": kind,
+        "index": index,
+        "physical_index": _physical_index(kind, index),
+        "name": notes.attempt("device.name", lambda: device.family.name(device.index)) if device else None,
+        "uuid": notes.attempt("device.uuid", lambda: _uuid(device)) if device else None,
+    }
+
+
+def _physical_index(kind: str | None, index: int | None) -> int | None:
+    """Return the device's number as the machine counts, None where it goes by another name there."""
+    named = _named(kind, index)
+    if named is None:
+        return index
+    return int(named) if named.isdigit() else None
+
+
+def _uuid(device: Device) -> str | None:
+    named = _named(device.type, device.index)
+    # A slice of a GPU is a device of its own, but may tell the whole GPU's identity as its own.
+    return named if named is not None and named.startswith("MIG-") else device.family.uuid(device.index)
+
+
+def _named(kind: str | None, index: int | None) -> str | None:
+    """Return what the process's environment calls the device, None where it does not choose among devices."""
+    visible = os.environ.get(_VISIBLE.get(kind or "", ""))
+    if not visible or index is None:
+        return None
+    names = [name.strip() for name in visible.split(",")]
+    return names[index] if index < len(names) else ""
 
 
 def _device(kind: str | None, index: int | None) -> Device:
@@ -109,7 +168,7 @@ def _device(kind: str | None, index: int | None) -> Device:
 def _label(worker: object) -> tuple[str | None, int | None]:
     """Return type and index of the worker's device as it states them itself; nothing is asked of the device."""
     # CPUWorker before vllm 0.23 and NPUWorker of vllm-ascend 0.11 hand the device to their runner and keep none
-    # (v1/worker/cpu_worker.py and vllm_ascend/worker/worker_v1.py, `init_device`).
+    # (vllm 0.12.0 v1/worker/cpu_worker.py:114, vllm_ascend 0.11.0 worker/worker_v1.py:216, `init_device`).
     paths = (("device",), ("model_runner", "device"))
     device = next((found for path in paths if (found := look_up(worker, *path)) is not None), None)
     if device is None:

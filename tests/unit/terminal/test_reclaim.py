@@ -11,7 +11,7 @@ GIB = 2**30
 
 
 def rank(used: int, cache: int, **key) -> dict:
-    parts = {"encoder_cache_bytes": cache, "activations_bytes": None}
+    parts = {"encoder_cache_bytes": cache, "other_tensors_bytes": None}
     return {"rank": 0, "dp_rank": 0, "used_bytes": used, "components": parts} | key
 
 
@@ -59,7 +59,7 @@ def test_what_was_freed_is_told_by_rank_and_component():
     assert "reset_encoder_cache       done     pause  3.00 GiB       0.34  0.20 s" in shown
     assert shown.splitlines()[-3].split() == ["encoder", "cache", "3.00", "GiB"]
     assert shown.splitlines()[-1].split() == ["used", "now", "6.00", "GiB"]
-    assert "activations" not in shown
+    assert "other tensors" not in shown
 
 
 def test_ranks_of_several_engines_are_told_apart():

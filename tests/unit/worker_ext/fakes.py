@@ -17,6 +17,9 @@ STATS = {
     "reserved_bytes.all.current": 900,
     "allocated_bytes.all.peak": 700,
     "inactive_split_bytes.all.current": 40,
+    "active.all.current": 7,
+    "inactive_split.all.current": 2,
+    "segment.all.current": 4,
     "num_alloc_retries": 3,
     "num_ooms": 1,
 }
@@ -87,6 +90,9 @@ class FakeDeviceModule(ModuleType):
         self.copy_errors: list[Exception | None] = []
         """What the next copies raise, one each; None lets one pass."""
         self.snapshot: object = {"segments": [], "device_traces": []}
+        self.segments: list[dict[str, object]] = []
+        self.looks = 0
+        self.properties: dict[str, object] = {"total_memory": 5_000, "uuid": f"{kind}-0001"}
         self.memory = SimpleNamespace(_snapshot=self._take_snapshot)
 
     def _called(self, name: str, index: object) -> None:
@@ -107,13 +113,17 @@ class FakeDeviceModule(ModuleType):
 
     def get_device_properties(self, index: object = None) -> SimpleNamespace:
         self._called("get_device_properties", index)
-        return SimpleNamespace(total_memory=5_000)
+        return SimpleNamespace(**self.properties)
 
     def set_device(self, index: object = None) -> None:
         self._called("set_device", index)
 
     def synchronize(self, index: object = None) -> None:
         self._called("synchronize", index)
+
+    def memory_snapshot(self) -> object:
+        self.looks += 1
+        return self.segments
 
     def _take_snapshot(self, device: object = None) -> object:
         self._called("_snapshot", device)
@@ -136,6 +146,7 @@ class FakeTorch(ModuleType):
         self.device_module = FakeDeviceModule(kind)
         setattr(self, kind, self.device_module)
         self.inference_mode = nullcontext
+        self._C = SimpleNamespace(**{f"_{kind}_isHistoryEnabled": lambda: False})
 
     def empty_like(self, tensor: FakeTensor, device: Any, pin_memory: bool = False) -> FakeTensor:
         if pin_memory and self.device_module.pin_error:

@@ -28,7 +28,8 @@ def test_it_introduces_worker_and_extension(torch_device, monkeypatch):
         "encoder_cache", "hello", "memory", "recorder_start", "recorder_stop", "release", "restore", "snapshot",
         "trim",
     ]  # fmt: skip
-    assert answer["device"] == {"type": "npu", "index": 1, "name": "Fake 9000"}
+    device = {"type": "npu", "index": 1, "physical_index": 1, "name": "Fake 9000", "uuid": "npu-0001"}
+    assert answer["device"] == device
     assert answer["worker_class"].endswith("FakeWorker")
     assert answer["runner_class"] == "types.SimpleNamespace"
     assert (answer["vllm_version"], answer["torch_version"]) == ("0.13.0", "2.9.0+fake")

@@ -63,6 +63,23 @@ def test_the_tightest_of_all_groups_above_counts(machine):
     assert (host.cgroup_used_bytes, host.cgroup_limit_bytes, host.free_bytes) == (19 * MIB, 20 * MIB, MIB)
 
 
+def test_only_groups_with_a_limit_are_asked_what_they_drop_first(machine, monkeypatch):
+    """The kernel adds up the counters of every group below to answer that, and the engine waits."""
+    asked = []
+
+    def read_lines(path):
+        asked.append(path)
+        return path.read_text().splitlines() if path.is_file() else []
+
+    top = "sys/fs/cgroup"
+    files = {"proc/self/cgroup": "0::/pod/box\n"} | group(f"{top}/pod/box", "max", 5 * MIB)
+    root = machine(files | group(f"{top}/pod", 20 * MIB, 19 * MIB) | group(top, "max", 30 * MIB))
+    monkeypatch.setattr("worker_ext.cgroup._lines", read_lines)
+    host, _ = read(root)
+    assert host.cgroup_limit_bytes == 20 * MIB
+    assert [path for path in asked if path.name == "memory.stat"] == [root / top / "pod/memory.stat"]
+
+
 def test_without_a_limit_the_machine_is_the_limit(machine):
     """No limit is an absence, not a failure."""
     host, notes = read(machine(group("sys/fs/cgroup", "max", 5 * MIB)))

@@ -18,7 +18,8 @@ def test_an_accelerators_memory_is_told_in_full(kind, torch_device):
     """Driver, allocator, parts, budget: all from one call, and nothing missing."""
     torch_device(kind)
     answer = ask(fake_worker(kind), "memory")
-    assert answer["device"] == {"type": kind, "index": 1, "name": "Fake 9000"}
+    uuid = "GPU-cuda-0001" if kind == "cuda" else f"{kind}-0001"
+    assert answer["device"] == {"type": kind, "index": 1, "physical_index": 1, "name": "Fake 9000", "uuid": uuid}
     assert (answer["total_bytes"], answer["free_bytes"], answer["used_bytes"]) == (5_000, 1_000, 4_000)
     assert answer["torch"] == {
         "allocated_bytes": 600,
@@ -28,6 +29,8 @@ def test_an_accelerators_memory_is_told_in_full(kind, torch_device):
         "alloc_retries": 3,
         "ooms": 1,
     }
+    assert answer["releasable_bytes"] == 900 - 600 - 40
+    assert answer["host_memory"]["pinned_bytes"] is None
     assert (answer["weights_bytes"], answer["kv_cache_bytes"], answer["kv_cache_reserved_bytes"]) == (
         12_345,
         1_600,
@@ -56,7 +59,14 @@ def test_a_negative_figure_is_shown_as_zero_and_named(torch_device):
 
 @pytest.mark.parametrize(
     ("function", "nulls"),
-    [("mem_get_info", "total_bytes"), ("memory_stats", "torch"), ("get_device_name", "device.name")],
+    [
+        ("mem_get_info", ["total_bytes"]),
+        ("memory_stats", ["torch", "releasable_bytes"]),
+        ("memory_snapshot", ["releasable_bytes"]),
+        ("get_device_name", ["device.name"]),
+        ("get_device_properties", ["device.uuid"]),
+        ("host_memory_stats", ["host_memory.pinned_bytes"]),
+    ],
 )
 def test_a_function_that_raises_costs_only_its_own_values(function, nulls, torch_device, monkeypatch):
     """The rest of the answer stands."""
@@ -64,16 +74,16 @@ def test_a_function_that_raises_costs_only_its_own_values(function, nulls, torch
     def fail(*_: object) -> object:
         raise RuntimeError("driver says no")
 
-    monkeypatch.setattr(type(torch_device("npu")), function, fail)
+    monkeypatch.setattr(type(torch_device("npu")), function, fail, raising=False)
     answer = ask(fake_worker(), "memory")
-    assert answer["notes"] == [{"name": nulls, "reason": "RuntimeError: driver says no"}]
+    assert answer["notes"] == [{"name": name, "reason": "RuntimeError: driver says no"} for name in nulls]
     assert answer["weights_bytes"] == 12_345
 
 
 def test_an_unknown_device_leaves_the_host_readable():
     """A new platform is not a dead end."""
     answer = ask(fake_worker("hpu"), "memory")
-    assert answer["device"] == {"type": "hpu", "index": 1, "name": None}
+    assert answer["device"] == {"type": "hpu", "index": 1, "physical_index": 1, "name": None, "uuid": None}
     assert answer["total_bytes"] is None
     assert answer["host_memory"]["rss_bytes"] > 0
     assert {"device", "total_bytes", "torch", "weights_bytes", "kv_cache_bytes"} <= noted(answer)
@@ -85,6 +95,32 @@ def test_a_text_model_has_no_encoder_cache(torch_device):
     for runner in (fake_runner(supports_mm_inputs=False), fake_runner(encoder_cache=None)):
         answer = ask(fake_worker(model_runner=runner), "memory")
         assert (answer["encoder_cache"], answer["notes"]) == (None, [])
+
+
+def multimodal(**attributes):
+    worker = fake_worker(model_runner=fake_runner(encoder_cache=None, **attributes))
+    worker.vllm_config.model_config = SimpleNamespace(is_multimodal_model=True)
+    worker.rank = 0
+    return worker
+
+
+@pytest.mark.parametrize(("op", "name"), [("memory", "encoder_cache"), ("hello", "encoder_cache_kind")])
+def test_a_multimodal_model_without_an_encoder_cache_is_odd(op, name, torch_device):
+    """An engine may have moved it elsewhere, which nothing else would tell."""
+    torch_device("npu")
+    (note,) = [note for note in ask(multimodal(), op)["notes"] if note["name"] == name]
+    assert note["reason"].startswith("the model is multimodal, but no encoder cache was found")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "rank"), [({"supports_mm_inputs": False}, 0), ({"is_first_pp_rank": False}, 0), ({}, 2)]
+)
+def test_a_multimodal_model_need_not_have_an_encoder_cache(attributes, rank, torch_device):
+    """One that takes text alone, and the second stage of a pipeline, have none."""
+    torch_device("npu")
+    worker = multimodal(**attributes)
+    worker.rank = rank
+    assert ask(worker, "memory")["notes"] == []
 
 
 def test_an_empty_encoder_cache_is_there(torch_device):
@@ -152,7 +188,10 @@ def test_weights_without_a_measurement_are_counted(torch_device):
     torch_device("npu")
     model, draft = FakeModel(3), FakeModel(2)
     runner = fake_runner(model_memory_usage=0, get_model=lambda: model, drafter=SimpleNamespace(model=draft))
-    assert ask(fake_worker(model_runner=runner), "memory")["weights_bytes"] == 320 + 220
+    answer = ask(fake_worker(model_runner=runner), "memory")
+    assert answer["weights_bytes"] == 320 + 220
+    assert noted(answer) == {"weights_bytes"}
+    assert "parameters and buffers were counted" in answer["notes"][0]["reason"]
 
 
 def test_weights_are_counted_once(torch_device, monkeypatch):

@@ -81,7 +81,7 @@ def test_the_files_head_says_who_writes_it(worker, start, tmp_path):
         "pp_rank": 1,
         "host": os.uname().nodename,
         "pid": os.getpid(),
-        "device": {"type": "npu", "index": 1, "name": "Fake 9000"},
+        "device": {"type": "npu", "index": 1, "physical_index": 1, "name": "Fake 9000", "uuid": "npu-0001"},
         "budget": {"gpu_memory_utilization": 0.9, "requested_bytes": 4_500, "init_free_bytes": 4_800},
         "rate": 2.5,
         "seconds": 120.0,

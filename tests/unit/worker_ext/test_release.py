@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import sys
 import threading
 
 import pytest
@@ -87,3 +88,41 @@ def test_a_cpu_worker_gains_what_its_process_lost():
     answer = ask(fake_worker("cpu", None), "release")
     assert answer["freed_bytes"] == answer["before"]["rss_bytes"] - answer["after"]["rss_bytes"]
     assert answer["before"]["reserved_bytes"] is None
+
+
+@pytest.mark.parametrize("kind", ["npu", "cuda"])
+def test_pinned_host_memory_goes_back_too(kind, torch_device):
+    """torch would keep for ever what a restore has left behind."""
+    module = torch_device(kind)
+    stats = {"allocated_bytes.current": 900, "active_bytes.current": 500}
+    module.host_memory_stats = lambda: stats
+    empty = lambda: stats.update({"allocated_bytes.current": 512})  # noqa: E731 - one statement
+    if kind == "cuda":
+        sys.modules["torch"]._C._host_emptyCache = empty
+    else:
+        module.host_empty_cache = empty
+    assert ask(fake_worker(kind), "memory")["host_memory"]["pinned_bytes"] == 900
+    answer = ask(fake_worker(kind), "release")
+    assert (answer["before"]["pinned_bytes"], answer["after"]["pinned_bytes"]) == (900, 512)
+    assert answer["freed_pinned_bytes"] == 388
+    assert answer["notes"] == []
+
+
+@pytest.mark.parametrize("kind", ["npu", "cuda", "xpu"])
+def test_a_torch_that_cannot_give_pinned_memory_back_is_no_error(kind, torch_device):
+    """Older ones neither tell nor give."""
+    torch_device(kind)
+    answer = ask(fake_worker(kind), "release")
+    assert (answer["freed_pinned_bytes"], answer["mechanism"], answer["notes"]) == (None, "empty_cache", [])
+
+
+def test_pinned_memory_that_does_not_go_back_is_noted(torch_device):
+    """The device's own memory is given back all the same."""
+
+    def fail() -> None:
+        raise RuntimeError("driver says no")
+
+    torch_device("npu").host_empty_cache = fail
+    answer = ask(fake_worker(), "release")
+    assert answer["freed_bytes"] == 250
+    assert answer["notes"] == [{"name": "freed_pinned_bytes", "reason": "RuntimeError: driver says no"}]
