@@ -41,12 +41,12 @@ async def test_nothing_needed_is_no_moment_at_all():
 async def test_the_gate_waits_for_requests_under_way():
     """They end by themselves; then the engine's own counts are asked."""
     core, moments = await core_with()
-    await core.gate.enter()
+    inside = await core.gate.enter()
     core.fake.running = 1
 
     async def end() -> None:
         core.fake.running = 0
-        core.gate.leave()
+        core.gate.leave(inside)
 
     task = asyncio.create_task(end())
     async with when(core, moments) as made:
@@ -105,10 +105,10 @@ async def test_what_was_seen_to_bypass_the_gate_is_remembered():
 async def test_the_engines_counts_may_lag_behind_ours():
     """A request of ours that has just ended is not somebody else's."""
     core, moments = await core_with()
-    await core.gate.enter()
+    inside = await core.gate.enter()
     core.fake.running = 1
     await core.tick(60)
-    core.gate.leave()
+    core.gate.leave(inside)
     await core.tick(SETTLE_SECONDS / 2)
     core.fake.running = 0
     async with when(core, moments) as made:
