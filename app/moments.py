@@ -177,8 +177,8 @@ class Moments:
         kind, seconds = oldest
         return (
             f"a {kind} has been under way for {seconds:.0f} s, longer than requests are given to finish "
-            f"(gate.drain_seconds, {self._drain_seconds:g} s); no request was held. Try again when it has ended, or set "
-            "gate.drain_seconds to more than it takes"
+            f"(gate.drain_seconds, {self._drain_seconds:g} s); no request was held. Try again when it has ended, or "
+            "set gate.drain_seconds to more than it takes"
         )
 
     def _in_vain(self, message: str, began: float) -> NoMoment:

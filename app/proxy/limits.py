@@ -18,11 +18,18 @@ class ProxyLimits:
     first_byte_seconds: float | None = 600.0
     """From the request's last byte to the answer's head: prefill behind a queue takes minutes. None waits for ever."""
     idle_seconds: float = 600.0
-    """Between two pieces of an answer or of an upload, whoever keeps the other waiting."""
+    """Between two pieces of an answer, of an upload or in a tunnel, whoever keeps the other waiting."""
+    body_bytes_per_second: int = 512
+    """Waiting for an upload may take idle_seconds in all, and a second more for so many bytes of it that came: a byte
+    now and then buys no time. No link that carries images is slower."""
     keepalive_seconds: float = 4.0
     """Idle engine connections are dropped before uvicorn, the engine's server, drops them after 5 s."""
     client_keepalive_seconds: float = 75.0
-    """An idle client's connection is closed; also one whose request head takes so long."""
+    """An idle client's connection is closed; also one whose request head takes so long from its first byte."""
+    held_bytes_per_second: int = 8 * 1024
+    """A complete answer that waits for its client has client_keepalive_seconds, and a second more for so many bytes: it
+    is memory that nobody else gets meanwhile. Answers that still come from the engine are not held, and may be read as
+    slowly as the client likes."""
     linger_seconds: float = 5.0
     """After an error that ends a connection, for the client to read it: closing on unread bytes would destroy it."""
 

@@ -16,7 +16,7 @@ import httptools
 from app.proxy.failures import BROKEN_OFF, CONNECT, CONNECT_TIMEOUT, DISCONNECTED, MALFORMED, Failure
 from app.proxy.heads import AnswerHead
 from app.proxy.roles import Asker
-from app.proxy.transports import FULL_READ_BYTES, Reading, Turn, Writing
+from app.proxy.transports import FULL_READ_BYTES, Reading, Turn, Writing, keep_alive
 
 INFORMATIONAL = range(100, 200)
 SWITCHING_PROTOCOLS = 101
@@ -95,6 +95,7 @@ class EngineConnection:
         self.transport = cast("asyncio.Transport", transport)
         self.reading = Reading(self.transport)
         self.writing = Writing(self.transport, self._pool.turn)
+        keep_alive(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Closed, by whomever."""
