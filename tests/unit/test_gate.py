@@ -123,6 +123,46 @@ async def test_whoever_gives_up_in_the_moment_of_opening_is_not_counted():
     await gate.drained()
 
 
+async def test_whoever_gave_up_costs_nothing_any_more():
+    """However many came and left while it is closed: their number is what each new one would have to look through."""
+    gate = Gate()
+    with gate.closed(10):
+        for _ in range(100):
+            waiting = asyncio.create_task(gate.enter())
+            await settle()
+            waiting.cancel()
+            await asyncio.wait({waiting})
+        stays = asyncio.create_task(gate.enter())
+        await settle()
+        assert (gate.held, len(gate._waiting)) == (1, 1)
+    await stays
+
+
+async def test_the_oldest_under_way_is_known_with_its_age():
+    """Whoever came before and left is not it."""
+    now = [100.0]
+    gate = Gate(clock=lambda: now[0])
+    assert gate.oldest() is None
+    first = await gate.enter()
+    now[0] = 101.0
+    second = gate.try_enter()
+    second.kind = "tunnel"
+    now[0] = 105.0
+    assert gate.oldest() == ("request", 5.0)
+    gate.leave(first)
+    assert gate.oldest() == ("tunnel", 4.0)
+
+
+async def test_what_the_engine_has_already_counts_though_the_gate_is_closed():
+    """It would be no gate otherwise."""
+    gate = Gate()
+    with gate.closed(10):
+        admission = gate.admit()
+        assert (gate.in_flight, gate.held) == (1, 0)
+        gate.leave(admission)
+        await gate.drained()
+
+
 class Paces:
     """Time, and the gate's next step in it, that pass only when told to."""
 
