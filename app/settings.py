@@ -37,7 +37,9 @@ class ProxySettings(BaseModel):
     )
     connect_seconds: float = Field(5.0, gt=0, allow_inf_nan=False, description="to connect to the engine")
     first_byte_seconds: float = Field(600.0, gt=0, allow_inf_nan=False, description="to the head of the answer")
-    idle_seconds: float = Field(600.0, gt=0, allow_inf_nan=False, description="between two pieces of an answer")
+    idle_seconds: float = Field(
+        600.0, gt=0, allow_inf_nan=False, description="between two pieces of an answer, of an upload, or in a WebSocket"
+    )
 
     @field_validator("extra_paths")
     @classmethod
@@ -56,7 +58,8 @@ class GateSettings(BaseModel):
         gt=0,
         le=600,
         allow_inf_nan=False,
-        description="how long a safe reset waits for requests under way to finish, new ones held; then it is refused",
+        description="how long a safe reset waits for requests under way to finish, new ones held; then it is refused, "
+        "and at once where one has taken longer already",
     )
     hold_seconds: float = Field(
         30.0, gt=0, le=600, allow_inf_nan=False, description="a request held longer is answered with 503"

@@ -423,8 +423,8 @@ class Exchange(Conversation, Asker):
         """Look whether a body comes as fast as any must: pieces renew how long it may stand still, but not this."""
         self._body_ticks += 1
         limits = self._proxy.limits
-        earned = self._body_bytes / (limits.body_bytes_per_second * limits.tick_seconds)
-        if self._body_ticks > self._proxy.idle_ticks + earned:
+        allowed = limits.slow_body_seconds + self._body_bytes / limits.body_bytes_per_second
+        if self._body_ticks * limits.tick_seconds > allowed:
             self.fail(CLIENT_SLOW)
 
     def _end_idle_tunnel(self) -> None:

@@ -19,9 +19,11 @@ class ProxyLimits:
     """From the request's last byte to the answer's head: prefill behind a queue takes minutes. None waits for ever."""
     idle_seconds: float = 600.0
     """Between two pieces of an answer, of an upload or in a tunnel, whoever keeps the other waiting."""
+    slow_body_seconds: float = 300.0
+    """Waiting for pieces of an upload may take so long in all, and a second more for each body_bytes_per_second that
+    came: a byte now and then buys no time."""
     body_bytes_per_second: int = 512
-    """Waiting for an upload may take idle_seconds in all, and a second more for so many bytes of it that came: a byte
-    now and then buys no time. No link that carries images is slower."""
+    """No link that carries images, and no live audio, is slower."""
     keepalive_seconds: float = 4.0
     """Idle engine connections are dropped before uvicorn, the engine's server, drops them after 5 s."""
     client_keepalive_seconds: float = 75.0
