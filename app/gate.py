@@ -1,7 +1,8 @@
 """Admission to the engine: lets requests through and counts them, holds new ones for a while, sheds what is too much.
 
 Knows nothing of HTTP. A request that was let through is never cut; one that is held goes on in the order in which it
-came, or is shed when it has waited too long or too many wait already.
+came, or is shed when it has waited too long or too many wait already. What counts is what the engine can have: whoever
+sends a request on piece by piece enters before the piece that makes it whole.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -31,6 +32,19 @@ class Shed(Exception):
         super().__init__(message)
         self.reason = reason
         self.retry_after = retry_after
+
+
+class Admission:
+    """One request that was let through; it counts until it leaves.
+
+    Attributes:
+        kind: What a refusal calls it.
+        since: When it was let through, by the gate's clock.
+    """
+
+    def __init__(self, since: float) -> None:
+        self.kind = "request"
+        self.since = since
 
 
 class Timer(Protocol):
@@ -58,7 +72,6 @@ class Gate:
         clock: Callable[[], float] = time.monotonic,
         later: Callable[[float, Callable[[], None]], Timer] | None = None,
     ) -> None:
-        self.in_flight = 0
         self.idle_since = clock()
         self._hold_seconds = hold_seconds
         self._max_held = max_held
@@ -67,55 +80,79 @@ class Gate:
         self._next: Timer | None = None
         self._paced_until: float | None = None
         self._closed_until: float | None = None
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._inside: set[Admission] = set()
+        # In the order in which they came; a key that leaves is found without a search.
+        self._waiting: OrderedDict[asyncio.Future[Admission], None] = OrderedDict()
         self._drained = asyncio.Event()
         self._drained.set()
 
     @property
+    def in_flight(self) -> int:
+        """Requests that were let through and have not left."""
+        return len(self._inside)
+
+    @property
     def held(self) -> int:
         """Requests that wait."""
-        return sum(not waiter.done() for waiter in self._waiting)
+        return len(self._waiting)
 
     @property
     def is_open(self) -> bool:
         """Whether new requests pass, at once or paced."""
         return self._closed_until is None
 
-    def try_enter(self) -> bool:
-        """Let one request through if that can be done now; ``leave`` must follow if it was."""
-        if self._closed_until is not None or self._paced_until is not None:
-            return False
-        self._count()
-        return True
+    @property
+    def passes_at_once(self) -> bool:
+        """Whether ``try_enter`` would let a request through."""
+        return self._closed_until is None and self._paced_until is None
 
-    async def enter(self) -> None:
+    def oldest(self) -> tuple[str, float] | None:
+        """Kind and age in seconds of the request that has been under way for longest; ``None`` without any."""
+        if not self._inside:
+            return None
+        first = min(self._inside, key=lambda admission: admission.since)
+        return first.kind, self._clock() - first.since
+
+    def try_enter(self) -> Admission | None:
+        """Let one request through if that can be done now; ``leave`` must follow if it was."""
+        return self.admit() if self.passes_at_once else None
+
+    def admit(self) -> Admission:
+        """Count a request that the engine has already, whether the gate is open or not; ``leave`` must follow."""
+        admission = Admission(self._clock())
+        self._inside.add(admission)
+        self._drained.clear()
+        return admission
+
+    async def enter(self) -> Admission:
         """Let one request through, now or when the gate opens; ``leave`` must follow.
 
         Raises:
             Shed: It waited too long, or too many wait.
         """
-        if self.try_enter():
-            return
+        if (admission := self.try_enter()) is not None:
+            return admission
         if self.held >= self._max_held:
             raise self._shed("gate_full", f"{self._max_held} requests wait already for a cache reset to end")
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
+        waiter: asyncio.Future[Admission] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = None
         try:
             async with asyncio.timeout(self._hold_seconds):
-                await waiter
+                return await waiter
         except BaseException as exc:
             if waiter.done() and not waiter.cancelled():
-                self.leave()  # let through, and gone in the same moment
+                self.leave(waiter.result())  # let through, and gone in the same moment
             waiter.cancel()
+            self._waiting.pop(waiter, None)
             if isinstance(exc, TimeoutError):
                 waited = f"held for {self._hold_seconds:g} s for a cache reset that has not ended"
                 raise self._shed("held_too_long", waited) from exc
             raise
 
-    def leave(self) -> None:
+    def leave(self, admission: Admission) -> None:
         """One request that was let through is over."""
-        self.in_flight -= 1
-        if not self.in_flight:
+        self._inside.remove(admission)
+        if not self._inside:
             self.idle_since = self._clock()
             self._drained.set()
 
@@ -157,19 +194,14 @@ class Gate:
 
     def _let_through(self, count: int) -> None:
         while self._waiting and count:
-            waiter = self._waiting.popleft()
+            waiter, _ = self._waiting.popitem(last=False)
             if not waiter.done():
-                self._count()  # here and not when it wakes: the gate may close again in between
-                waiter.set_result(None)
+                waiter.set_result(self.admit())  # now and not when it wakes: the gate may close again in between
                 count -= 1
 
     async def drained(self) -> None:
         """Wait until no request is under way."""
         await self._drained.wait()
-
-    def _count(self) -> None:
-        self.in_flight += 1
-        self._drained.clear()
 
     def _shed(self, reason: str, message: str) -> Shed:
         left = (self._closed_until or 0.0) - self._clock()

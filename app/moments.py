@@ -6,7 +6,8 @@
     pause   the engine lets its requests finish and makes new ones wait; resumed afterwards (``pause``)
     gate    new requests are held here, those under way finish, the engine's own counts agree; opened afterwards
 
-A moment that cannot be made in time is refused: requests are not cut short, and what was held goes on.
+A moment that cannot be made in time is refused: requests are not cut short, and what was held goes on. Nothing is held
+at all where something under way has already taken longer than requests are given to finish.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class Moments:
     def plan(self, need: Need, capabilities: Capabilities) -> str:
         """What would be done, for a dry run."""
         kind = choose_moment(need, capabilities, may_pause=self._pause.possible)
+        if kind == "gate" and (reason := self._takes_too_long()) is not None:
+            return f"would be refused now: {reason}"
         return {
             "any": "needs no special moment",
             "pause": f"would pause the engine for at most {self._drain_seconds:g} s until its requests are done",
@@ -145,6 +148,8 @@ class Moments:
                 f"{ago:.0f} s ago the engine had requests that are none of this sidecar's (or whose clients had left); "
                 "they cannot be held here. Send all traffic through the sidecar"
             )
+        if (reason := self._takes_too_long()) is not None:
+            raise NoMoment(reason)
         began, made = self._clock(), Made("gate")
         # Paced, as what an idle path was needed for may have emptied the processor caches: vLLM then fails a request
         # that overtakes another one with the same image, as requests do that come together.
@@ -163,6 +168,18 @@ class Moments:
                 yield made
             finally:
                 made.held_seconds = self._clock() - began
+
+    def _takes_too_long(self) -> str | None:
+        """Why requests would be held in vain, if that can be known before."""
+        oldest = self._gate.oldest()
+        if oldest is None or oldest[1] <= self._drain_seconds:
+            return None
+        kind, seconds = oldest
+        return (
+            f"a {kind} has been under way for {seconds:.0f} s, longer than requests are given to finish "
+            f"(gate.drain_seconds, {self._drain_seconds:g} s); no request was held. Try again when it has ended, or "
+            "set gate.drain_seconds to more than it takes"
+        )
 
     def _in_vain(self, message: str, began: float) -> NoMoment:
         refusal = NoMoment(message)

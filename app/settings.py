@@ -50,7 +50,10 @@ class ProxySettings(BaseModel):
         description="to the head of the answer, which one that is not streamed sends when it is whole; 0: no limit",
     )
     idle_seconds: float = Field(
-        600.0, ge=0, allow_inf_nan=False, description="between two pieces of an answer or of an upload; 0: no limit"
+        600.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="between two pieces of an answer, of an upload, or in a WebSocket; 0: no limit",
     )
     keepalive_seconds: float = Field(
         4.0,
@@ -102,7 +105,8 @@ class GateSettings(BaseModel):
         gt=0,
         le=600,
         allow_inf_nan=False,
-        description="how long a safe reset waits for requests under way to finish, new ones held; then it is refused",
+        description="how long a safe reset waits for requests under way to finish, new ones held; then it is refused, "
+        "and at once where one has taken longer already",
     )
     hold_seconds: float = Field(
         30.0, gt=0, le=600, allow_inf_nan=False, description="a request held longer is answered with 503"

@@ -17,6 +17,10 @@ from app.proxy.heads import NOT_HTTP, Header
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
 
 
+# Taken at once; a body may have a line for every three bytes.
+LINES_AT_ONCE = 128
+
+
 class BadChunks(Exception):
     """The body cannot be read on.
 
@@ -63,7 +67,11 @@ class Chunks:
         self.trailers: tuple[Header, ...] = ()
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """The body in a piece of data, and what follows it in there, which is another request.
+        """Take chunks out of a piece of data, as many as may be taken at once.
+
+        Returns:
+            What they hold of the body; and the rest of the data, which is for the next call, or another request where
+            the body is complete.
 
         Raises:
             BadChunks: These are none.
@@ -71,8 +79,8 @@ class Chunks:
         if self._start:
             data, self._start = self._start + data, b""
         pieces: list[bytes] = []
-        at = 0
-        while not self.is_complete:
+        at = lines = 0
+        while not self.is_complete and lines < LINES_AT_ONCE:
             if self._left:
                 piece = data[at : at + self._left]
                 pieces.append(piece)
@@ -90,6 +98,7 @@ class Chunks:
                 break
             self._take_line(data[at:end])
             at = end + 2
+            lines += 1
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), data[at:]
 
     def _take_line(self, line: bytes) -> None:

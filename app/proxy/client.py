@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -20,37 +19,40 @@ from app.proxy.heads import NOT_HTTP, Destination, Header, RequestHead, has_bare
 from app.proxy.own import OwnConversation
 from app.proxy.proxy import Proxy
 from app.proxy.roles import Client, Conversation
-from app.proxy.transports import FULL_READ_BYTES, Reading, Writing
+from app.proxy.transports import FULL_READ_BYTES, Reading, Writing, has_hung_up, keep_alive
 
 log = logging.getLogger("app.proxy")
 
 _CR = ord("\r")
-# Of requests behind one that is being answered; then no more are read.
+# Of requests whose turn has not come; then no more are read. Not before: only who reads sees the client leave.
 _WAITING_BYTES_MOST = 64 * 1024
 # Above proxy.max_connections, for those who ask the sidecar itself: probes, scrapes, operators. One answer each.
 SURPLUS_CONNECTIONS = 32
+# Heads, or pieces of a body, that one connection may have taken in a turn of the loop: a read may hold thousands of
+# either, and the other connections wait meanwhile.
+STEPS_PER_TURN = 16
 
 Judge = Callable[[bytes, bytes, bool], Destination]
 """Where a request goes, by its method, its raw path, and whether it asks for a WebSocket."""
 
 
 class _Incoming:
-    """A request that is being received; what has come of it stays here until its turn has come."""
+    """A request that is being received, or answered."""
 
     talk: Conversation | None = None  # none any more: what comes of its body is nobody's
-    flaw: Failure | None = None
-    is_waiting = False
     is_complete = False
     body_bytes = 0
-    trailers: tuple[Header, ...] = ()
 
     def __init__(self, head: RequestHead) -> None:
         self.head = head
-        self.pieces: list[bytes] = []
 
 
 class ClientConnection(Client):
     """What uvicorn runs on each connection.
+
+    One request is answered at a time, and none is begun while answers wait for the client to take them: what comes
+    meanwhile stays unread, here as far as it has come, then with the client. So a connection costs one answer more than
+    its client takes, and not as many as it has asked for.
 
     An ``asyncio.Protocol`` in all but name: a compiled class cannot have that base.
 
@@ -76,19 +78,23 @@ class ClientConnection(Client):
         self._judge = judge
         self._uvicorn = (config, server_state, app_state)
         self._connections: set[Any] = server_state.connections
-        self._start = b""  # of a head that is not complete
+        self._rest = b""  # of what came: a head that is not complete, or requests whose turn has not come
+        self._is_scheduled = False  # to go on with the rest
+        self._is_within_head = False  # some of the next request's head has come
         self._receiving: _Incoming | None = None
         self._plain_bytes = 0  # still to come of a counted body
         self._chunks: Chunks | None = None  # still coming
         self._current: _Incoming | None = None  # the one in conversation
-        self._queue: deque[_Incoming] = deque()
-        self._waiting_bytes = 0  # of those in the queue
+        self._is_full = False  # the client takes no more for now
+        self._is_old = False  # has seen a tick
         self._is_deaf = False  # what comes is nobody's
         self._is_last = False
         self._is_surplus = False  # more are connected than may ask the engine
         self._is_lingering = False
         self._quiet = 0  # ticks since the last answer, or since a head began
         self._unsent = 0  # bytes at the last tick, of answers that are over
+        self._unsent_ticks = 0.0  # that they have waited
+        self._unsent_patience = 0.0  # ticks that they may
         self._deaf_ticks = 0  # in which it took none of them
 
     # --- what the transport says ---
@@ -114,7 +120,7 @@ class ClientConnection(Client):
         self._connections.discard(self)
         self._proxy.clients.discard(self)
         self._is_deaf = True
-        self._queue.clear()
+        self._rest = b""
         talk = self._forget_current()
         self._receiving = None
         if talk is not None:
@@ -125,94 +131,149 @@ class ClientConnection(Client):
 
     def pause_writing(self) -> None:
         """It takes no more for now."""
+        self._is_full = True
         if self._current is not None and self._current.talk is not None:
             self._current.talk.client_full()
 
     def resume_writing(self) -> None:
         """It does again."""
+        self._is_full = False
         if self._current is not None and self._current.talk is not None:
             self._current.talk.client_ready()
+        self._go_on_soon()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of requests."""
         if len(data) >= FULL_READ_BYTES:
             self.reading.give_way()
-        while data and not self._is_deaf:
-            data = self._take(data)
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        if self._is_scheduled:
+            self._keep(data)
+        else:
+            self._take_all(data)
 
-    def _take(self, data: bytes) -> bytes:
-        """Take what can be taken at once, and return the rest."""
+    def _take_all(self, data: bytes) -> None:
+        """Take what can be taken in this turn, and keep the rest."""
+        at = steps = 0
+        while at < len(data) and not self._is_deaf:
+            if steps == STEPS_PER_TURN:
+                self._is_scheduled = True
+                asyncio.get_running_loop().call_soon(self._go_on)
+                break
+            before = at
+            at = self._take(data, at)
+            if at == before:
+                break
+            steps += 1
+        self._keep(data[at:] if at else data)
+
+    def _keep(self, rest: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._rest = rest
+        # A head that is not complete must be read on, however long it may be.
+        if len(rest) > _WAITING_BYTES_MOST and not self._has_turn:
+            self.reading.hold("queue")
+        else:
+            self.reading.let_go("queue")
+
+    @property
+    def _has_turn(self) -> bool:
+        """Whether the next request may be taken now."""
+        return self._current is None and not (self._is_full or self._is_scheduled)
+
+    def _go_on_soon(self) -> None:
+        # Not from within the engine's callback: many quick answers would become a stack.
+        if self._rest and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Take what came and could not be taken then."""
+        self._is_scheduled = False
+        data, self._rest = self._rest, b""
+        self._take_all(data)
+        if self._is_last and self._has_turn and not self._is_deaf:
+            self.writing.close()
+
+    def _take(self, data: bytes, at: int) -> int:
+        """Take something of the data behind a place in it, if that can be done.
+
+        Returns:
+            The place behind what was taken; the same where the next request must wait, for its bytes or for its turn.
+        """
         incoming = self._receiving
         if incoming is None:
-            return self._take_head(data)
+            return self._take_head(data, at) if self._current is None and not self._is_full else at
         if self._chunks is not None:
-            return self._take_chunks(incoming, self._chunks, data)
+            return self._take_chunks(incoming, self._chunks, data, at)
         if incoming.head.websocket:
-            self._body(incoming, data)
-            return b""
-        rest = data[self._plain_bytes :]
-        piece = data[: self._plain_bytes] if rest else data
+            self._body(incoming, data[at:] if at else data)
+            return len(data)
+        end = min(at + self._plain_bytes, len(data))
+        piece = data[at:end] if end - at < len(data) else data
         self._plain_bytes -= len(piece)
         self._body(incoming, piece)
         if not self._plain_bytes:
             self._complete(incoming)
-        return rest
+        return end
 
-    def _take_head(self, data: bytes) -> bytes:
-        if self._start:
-            data, self._start = self._start + data, b""
-        if data[0] == _CR:
-            data = data.removeprefix(b"\r\n")  # of old clients, behind a body (RFC 9112 2.2)
-        end = data.find(b"\r\n\r\n") + 4
+    def _take_head(self, data: bytes, at: int) -> int:
+        if data[at] == _CR and data.startswith(b"\r\n", at):  # of old clients, behind a body (RFC 9112 2.2)
+            self._begin_head()
+            return at + 2
+        end = data.find(b"\r\n\r\n", at) + 4
         limits = self._proxy.limits
-        if end < 4 or end > limits.max_header_bytes:  # noqa: PLR2004 - not found
-            self._take_start(data)
-            return b""
-        head = read_request(data[:end])
+        if end < 4 or end - at > limits.max_header_bytes:  # noqa: PLR2004 - not found
+            self._begin_head()
+            self._look_at_start(data[at:] if at else data)
+            return at
+        self._is_within_head = False
+        head = read_request(data[at:end])
         if isinstance(head, Failure):
             self._refuse(head)
-            return b""
+            return end
         if head.declared_bytes > limits.max_body_bytes:
             self._refuse(self._proxy.body_too_large, head)
-            return b""
+            return end
         self._receiving = incoming = _Incoming(head)
         incoming.is_complete = not (head.chunked or head.declared_bytes or head.websocket)
-        if self._current is not None or self._queue:
-            self._wait_for_turn(incoming)
-        else:
-            self._converse(incoming)
+        self._converse(incoming)
         if head.chunked:
             self._chunks = Chunks(self._proxy.head_too_large, self._proxy.limits.max_header_bytes)
         elif head.declared_bytes:
             self._plain_bytes = head.declared_bytes
         elif not head.websocket:
             self._complete(incoming)
-        return data[end:]
+        return end
 
-    def _take_start(self, data: bytes) -> None:
-        if not self._start:
+    def _begin_head(self) -> None:
+        """Start the one time that a head has, which none of its bytes renews."""
+        if not self._is_within_head:
+            self._is_within_head = True
             self._quiet = 0
+
+    def _look_at_start(self, data: bytes) -> None:
+        """Refuse what will not become a head."""
         if len(data) > self._proxy.limits.max_header_bytes:
             self._refuse(self._proxy.head_too_large)
         elif (not data[:1].isalpha() and data not in (b"", b"\r")) or has_bare_line_feed(data):
             # No method, or line ends that end nothing: a client that speaks TLS, perhaps, and waits.
             self._refuse(NOT_HTTP)
-        else:
-            self._start = data
 
-    def _take_chunks(self, incoming: _Incoming, chunks: Chunks, data: bytes) -> bytes:
+    def _take_chunks(self, incoming: _Incoming, chunks: Chunks, data: bytes, at: int) -> int:
         try:
-            body, rest = chunks.take(data)
+            body, rest = chunks.take(data[at:] if at else data)
         except BadChunks as bad:
             self._refuse(bad.failure)
-            return b""
+            return len(data)
         if body:
             self._body(incoming, body)
         if chunks.is_complete and not self._is_deaf:
             self._chunks = None
-            incoming.trailers = chunks.trailers
-            self._complete(incoming)
-        return rest
+            self._complete(incoming, chunks.trailers)
+        return len(data) - len(rest)
 
     def _body(self, incoming: _Incoming, piece: bytes) -> None:
         incoming.body_bytes += len(piece)
@@ -220,34 +281,17 @@ class ClientConnection(Client):
             self._refuse(self._proxy.body_too_large)
         elif incoming.talk is not None:
             incoming.talk.body(piece)
-        elif incoming.is_waiting:
-            incoming.pieces.append(piece)
-            self._count_waiting(len(piece))
 
-    def _complete(self, incoming: _Incoming) -> None:
+    def _complete(self, incoming: _Incoming, trailers: tuple[Header, ...] = ()) -> None:
         self._receiving = None
         incoming.is_complete = True
         if incoming.talk is not None:
-            incoming.talk.body_ends(incoming.trailers)
+            incoming.talk.body_ends(trailers)
 
     # --- conversations ---
 
-    def _wait_for_turn(self, incoming: _Incoming) -> None:
-        incoming.is_waiting = True
-        self._queue.append(incoming)
-        self._count_waiting(len(incoming.head.raw))
-
-    def _count_waiting(self, size: int) -> None:
-        # Not before they are many: only who reads sees the client leave.
-        self._waiting_bytes += size
-        if self._waiting_bytes > _WAITING_BYTES_MOST:
-            self.reading.hold("queue")
-
     def _converse(self, incoming: _Incoming) -> None:
-        was_waiting, incoming.is_waiting = incoming.is_waiting, False
-        if incoming.flaw is not None:
-            self._give_up(incoming.head, incoming.flaw)
-            return
+        self._unsent_ticks = 0.0
         head = incoming.head
         where = self._judge(head.method, head.path, head.websocket)
         if self._is_surplus:
@@ -259,6 +303,7 @@ class ClientConnection(Client):
             # request.
             close = self._is_last or self._is_surplus or head.websocket or not head.keep_alive or head.expects_continue
             self._write_error(where.refusal, head, close=close)
+            self._quiet = 0
             if close:
                 self._end_after(incoming)
             return
@@ -276,18 +321,6 @@ class ClientConnection(Client):
         talk.start()
         if self._is_surplus:
             talk.shutdown()
-        if was_waiting:
-            self._catch_up(incoming)
-
-    @staticmethod
-    def _catch_up(incoming: _Incoming) -> None:
-        """Hand over what came while it waited."""
-        pieces, incoming.pieces = incoming.pieces, []
-        for piece in pieces:
-            if incoming.talk is not None:
-                incoming.talk.body(piece)
-        if incoming.is_complete and incoming.talk is not None:
-            incoming.talk.body_ends(incoming.trailers)
 
     def answered(self, *, close: bool) -> None:
         """The conversation is over and its answer written."""
@@ -296,16 +329,8 @@ class ClientConnection(Client):
         self._quiet = 0
         if incoming is not None and (close or self._is_last or self._is_surplus or incoming.head.websocket):
             self._end_after(incoming)
-        elif self._queue:
-            # Not from within the engine's callback: a queue of quick answers would become a stack.
-            asyncio.get_running_loop().call_soon(self._next)
-
-    def _next(self) -> None:
-        while self._queue and self._current is None and not self._is_lingering:
-            self._converse(self._queue.popleft())
-        if not self._queue:
-            self._waiting_bytes = 0
-            self.reading.let_go("queue")
+        else:
+            self._go_on_soon()
 
     def _forget_current(self) -> Conversation | None:
         incoming, self._current = self._current, None
@@ -328,7 +353,7 @@ class ClientConnection(Client):
         self._is_last = True
         if self._current is not None and self._current.talk is not None:
             self._current.talk.shutdown()
-        elif not self._queue:
+        elif self._has_turn or not self._rest:  # else requests may wait, and one of them is still answered
             self.writing.close()
 
     # --- refusals and ends ---
@@ -338,22 +363,12 @@ class ClientConnection(Client):
         self._is_deaf = True
         incoming, self._receiving = self._receiving, None
         if incoming is None:
-            incoming = _Incoming(head or RequestHead(b""))
-            incoming.flaw = failure
-            if self._current is None and not self._queue:
-                self._give_up(incoming.head, failure)
-            else:  # what came before it is answered first
-                self._wait_for_turn(incoming)
+            self._write_error(failure, head or RequestHead(b""), close=True)
+            self._linger()
         elif incoming.talk is not None:
             incoming.talk.fail(failure)
-        elif incoming.is_waiting:
-            incoming.flaw = failure
         else:  # it has its answer
             self._linger()
-
-    def _give_up(self, head: RequestHead, failure: Failure) -> None:
-        self._write_error(failure, head, close=True)
-        self._linger()
 
     def _write_error(self, failure: Failure, head: RequestHead, *, close: bool) -> None:
         answer = error_answer(failure, head.request_id(), close=close, without_body=head.method == b"HEAD")
@@ -371,13 +386,16 @@ class ClientConnection(Client):
         """Close when the client has done so, or soon: to close on unread bytes would destroy the answer on its way."""
         self._is_deaf = self._is_lingering = True
         self._quiet = 0
-        self._queue.clear()
+        self._rest = b""
         self.reading.let_go_all()
         self.writing.finish()
 
     def tick(self) -> None:
         """A while has passed."""
         self._quiet += 1
+        if not self._is_old:  # a connection that is over at once is spared these calls
+            self._is_old = True
+            keep_alive(self.transport)
         if self._is_lingering:
             if self._quiet > self._proxy.linger_ticks:
                 self.writing.abort()
@@ -387,19 +405,38 @@ class ClientConnection(Client):
                 self.writing.close()
         elif isinstance(self._current.talk, OwnConversation):  # an exchange is the proxy's to tell
             self._current.talk.tick()
+        self._look_for_client()
+
+    def _look_for_client(self) -> None:
+        """Notice that a client has left which is not read just now, so that it cannot say so.
+
+        Of a tunnel it would be too early: what the client said last is the engine's.
+        """
+        is_tunnel = self._receiving is not None and self._receiving.head.websocket
+        if self.reading.is_held and not is_tunnel and has_hung_up(self.transport):
+            self.writing.abort()
 
     def _patience(self) -> float:
         """How many ticks the next request may take to come."""
         if self._is_surplus:  # somebody else may need its place, for a probe
             return self._proxy.linger_ticks
-        return self._proxy.client_ticks if self._start else self._proxy.client_idle_ticks
+        return self._proxy.client_ticks if self._is_within_head else self._proxy.client_idle_ticks
 
     def _look_at_what_is_unsent(self) -> None:
-        """An answer of our own is written whole: who takes nothing of it is let go, and the memory with it."""
+        """An answer of our own is written whole: who does not take it is let go, and the memory with it."""
         unsent = self.transport.get_write_buffer_size()
-        self._deaf_ticks = self._deaf_ticks + 1 if unsent and unsent == self._unsent else 0
+        if not unsent:
+            self._unsent = self._deaf_ticks = 0
+            self._unsent_ticks = 0.0
+            return
+        limits, ticks = self._proxy.limits, self._proxy.client_ticks
+        if not self._unsent_ticks:
+            self._unsent_patience = ticks + unsent / (limits.held_bytes_per_second * limits.tick_seconds)
+        self._unsent_ticks += 1
+        self._deaf_ticks = self._deaf_ticks + 1 if unsent == self._unsent else 0
         self._unsent = unsent
-        if self._deaf_ticks > self._proxy.client_ticks:
+        self._quiet = 0  # it is not idle
+        if self._deaf_ticks > ticks or self._unsent_ticks > self._unsent_patience:
             self.writing.abort()
 
 

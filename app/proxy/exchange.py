@@ -7,11 +7,12 @@ import math
 import time
 from enum import Enum
 
-from app.gate import Shed
+from app.gate import Admission, Shed
 from app.proxy.failures import (
     ANSWER_STALLED,
     CLIENT_DEAF,
     CLIENT_LEFT,
+    CLIENT_SLOW,
     CLIENT_STALLED,
     DISCONNECTED,
     NO_ANSWER,
@@ -46,6 +47,12 @@ class State(Enum):
 class Exchange(Conversation, Asker):
     """One request, from its head to the end of its answer.
 
+    The gate counts it from the piece that makes it whole: without that the engine can do nothing with it. uvicorn calls
+    the application at the head, but FastAPI reads all of a body before it calls a handler that has one. A handler
+    without (`/ping`, `/v1/responses/{id}/cancel`) may run at the head and starts nothing in the model; whatever answers
+    early is counted from its answer on. So a body goes on as it comes, and only its last piece waits while the gate is
+    closed; a head that comes while it is closed waits with all that follows.
+
     Args:
         proxy: the gate, the pool, the limits, and what is counted and logged.
         client: gets the answer.
@@ -57,7 +64,10 @@ class Exchange(Conversation, Asker):
     _state = State.HELD
     _engine: EngineConnection | None = None
     _answer: AnswerHead | None = None
-    _is_counted_at_gate = False
+    _is_gated = False
+    _admission: Admission | None = None  # while the gate counts it
+    _last: bytes | None = None  # what makes the request whole, before the gate has let it through
+    _body_ticks = 0  # in which it was waited for more
     _task: asyncio.Task[None] | None = None
     _code: int | None = None  # that the client has seen
     _first_byte_seconds: float | None = None
@@ -96,21 +106,34 @@ class Exchange(Conversation, Asker):
         self._proxy.exchanges.add(self)
         self._proxy.observer.request_started()
         if self._head.method not in READING or self.wants_tunnel:
-            if not self._proxy.gate.try_enter():
+            self._is_gated = True
+            gate = self._proxy.gate
+            if self._has_asked:
+                self._admission = gate.try_enter()
+                passes = self._admission is not None
+            else:
+                passes = gate.passes_at_once
+            if not passes:
                 self._task = self._proxy.spawn(self._wait_at_gate())
                 return
-            self._is_counted_at_gate = True
         self._connect()
 
     async def _wait_at_gate(self) -> None:
+        gate = self._proxy.gate
         self._held_since = time.perf_counter()
         try:
-            await self._proxy.gate.enter()
+            admission = await gate.enter()
         except Shed as shed:
             self.fail(Failure(503, shed.reason, str(shed), shed.retry_after))
             return
-        self._is_counted_at_gate = True
         self._end_hold(time.perf_counter())
+        if self._state is not State.HELD:
+            self._admit(admission)
+            return
+        if self._has_asked:
+            self._admission = admission
+        else:  # its turn has come, but it does not count yet
+            gate.leave(admission)
         self._connect()
 
     def _end_hold(self, now: float) -> None:
@@ -147,6 +170,8 @@ class Exchange(Conversation, Asker):
         engine.writing.write(self._head.for_engine(self._proxy.host_line, self._client.forwarding))
         if self._waiting and not self.wants_tunnel:
             self._send_waiting(engine)
+        if self._last is not None:
+            self._send_last(self._last)
 
     def _send_waiting(self, engine: EngineConnection) -> None:
         for piece in self._waiting:
@@ -162,7 +187,43 @@ class Exchange(Conversation, Asker):
         self._request_bytes += len(piece)
         if self._head.chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        elif self._request_bytes == self._head.declared_bytes:
+            self._send_last(piece)
+            return
         self._send(piece)
+
+    def _send_last(self, piece: bytes) -> None:
+        """Send what makes the request whole as soon as the gate counts it."""
+        if not self._is_gated or self._admission is not None or self._state is State.HELD:
+            self._last = None
+            self._send(piece)
+            return
+        self._last = piece
+        if self._state is State.CONNECTING:
+            return
+        admission = self._proxy.gate.try_enter()
+        if admission is not None:
+            self._admit(admission)
+        else:
+            if self._state is State.ASKING:
+                self._patience = math.inf  # it is the gate that keeps them waiting, for gate.hold_seconds
+            self._task = self._proxy.spawn(self._wait_at_gate())
+
+    def _admit(self, admission: Admission) -> None:
+        if self._admission is None:
+            self._admission = admission
+        else:  # an early answer was faster
+            self._proxy.gate.leave(admission)
+        last, self._last = self._last, None
+        if last is not None:
+            self._send(last)
+        if self._state is State.ASKING:
+            self._patience = self._proxy.first_byte_ticks
+
+    def _leave_gate(self) -> None:
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            self._proxy.gate.leave(admission)
 
     def _send(self, piece: bytes) -> None:
         self._quiet = 0
@@ -179,9 +240,9 @@ class Exchange(Conversation, Asker):
         """The request is complete."""
         if self._head.chunked:
             kept = (b"%b: %b\r\n" % header for header in trailers if header[0].lower() not in NEVER_A_TRAILER)
-            self._send(b"0\r\n%b\r\n" % b"".join(kept))
+            self._send_last(b"0\r\n%b\r\n" % b"".join(kept))
         self._has_asked = True
-        if self._state is State.ASKING:
+        if self._state is State.ASKING and self._last is None:
             self._quiet = 0
             self._patience = self._proxy.first_byte_ticks
 
@@ -207,6 +268,11 @@ class Exchange(Conversation, Asker):
     def answer_begins(self, head: AnswerHead, data: bytes) -> None:
         """Its head, and what came of its body with it."""
         self._state = State.ANSWERING
+        if not (head.chunked or head.until_close):
+            # Who says the length has made all of it: however slowly the client takes it, the engine is done.
+            self._leave_gate()
+        elif self._is_gated and self._admission is None:
+            self._admission = self._proxy.gate.admit()
         self._answer = head
         self._code = head.status
         # A client that waits to be asked for its body, and is not: what it sends next cannot be told from its body.
@@ -235,7 +301,7 @@ class Exchange(Conversation, Asker):
             self._first_byte_seconds = time.perf_counter() - self._started
         engine, self._engine = self._engine, None
         if engine is not None:
-            if reusable and self._has_asked:
+            if reusable and self._has_asked and self._last is None:
                 engine.release()
             else:
                 engine.cut()
@@ -247,9 +313,12 @@ class Exchange(Conversation, Asker):
         self._state = State.TUNNEL
         self._answer = head
         self._code = head.status
-        self._patience = math.inf
+        self._quiet = 0
+        self._patience = self._proxy.idle_ticks
         self._proxy.tunnels += 1
         self._first_byte_seconds = time.perf_counter() - self._started
+        if self._admission is not None:
+            self._admission.kind = "tunnel (WebSocket)"
         data = head.for_tunnel(self._head.request_id())
         self._response_bytes += len(data)
         self._write(data)
@@ -357,8 +426,7 @@ class Exchange(Conversation, Asker):
         if self._task is not None and not self._task.done() and self._task is not asyncio.current_task():
             self._task.cancel()
         self._task = None
-        if self._is_counted_at_gate:
-            proxy.gate.leave()
+        self._leave_gate()
         if self._engine_is_full or self._waiting_bytes:
             self._client.reading.let_go("engine")
             self._client.reading.let_go("waiting")
@@ -403,7 +471,27 @@ class Exchange(Conversation, Asker):
         """A while has passed."""
         self._quiet += 1
         if self._quiet > self._patience:
-            self.fail(self._who_kept_us_waiting())
+            if self._state is State.TUNNEL:
+                self._end_idle_tunnel()
+            else:
+                self.fail(self._who_kept_us_waiting())
+        elif self._engine is not None and not (self._has_asked or self._engine_is_full):
+            self._wait_for_body()
+
+    def _wait_for_body(self) -> None:
+        """Look whether a body comes as fast as any must: pieces renew how long it may stand still, but not this."""
+        self._body_ticks += 1
+        limits = self._proxy.limits
+        allowed = limits.slow_body_seconds + self._request_bytes / limits.body_bytes_per_second
+        if self._body_ticks * limits.tick_seconds > allowed:
+            self.fail(CLIENT_SLOW)
+
+    def _end_idle_tunnel(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.cut()
+        self._end()
+        self._client.cut(reset=False)
 
     def _who_kept_us_waiting(self) -> Failure:
         if self._state is State.ANSWERING:

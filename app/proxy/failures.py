@@ -61,6 +61,7 @@ UPLOAD_STALLED = Failure(
 )
 ANSWER_STALLED = Failure(504, "idle_timeout", "the engine's answer stood still (proxy.idle_seconds)")
 CLIENT_STALLED = Failure(408, "client_stalled", "the request body stood still (proxy.idle_seconds)")
+CLIENT_SLOW = Failure(408, "client_stalled", "the request body came too slowly (under 512 bytes/s)")
 BODY_LATE = Failure(408, "client_stalled", "the request body took too long")
 CLIENT_DEAF = Failure(499, "client_left", "the client stopped taking its answer (proxy.idle_seconds)")
 STOPPING = Failure(503, "shutting_down", "the sidecar is stopping", retry_after=1)

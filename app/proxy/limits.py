@@ -21,13 +21,24 @@ class ProxyLimits:
     first_byte_seconds: float | None = 600.0
     """From the request's last byte to the answer's head: prefill behind a queue takes minutes. None waits for ever."""
     idle_seconds: float | None = 600.0
-    """Between two pieces of an answer or of an upload, whoever keeps the other waiting. None waits for ever."""
+    """Between two pieces of an answer, of an upload or in a tunnel, whoever keeps the other waiting. None waits for
+    ever."""
+    slow_body_seconds: float = 300.0
+    """Waiting for pieces of an upload may take so long in all, and a second more for each body_bytes_per_second that
+    came: a byte now and then buys no time."""
+    body_bytes_per_second: int = 512
+    """No link that carries images, and no live audio, is slower."""
     keepalive_seconds: float = 4.0
     """Idle engine connections are dropped before uvicorn, the engine's server, drops them after 5 s."""
     client_keepalive_seconds: float = 620.0
     """A client's connection on which nothing happens is closed."""
     client_wait_seconds: float = 75.0
-    """For a request's head, for the whole body of one for our own paths, and for an answer of ours to be taken."""
+    """For a request's head from its first byte, for the whole body of one for our own paths, and for an answer of ours
+    to be taken."""
+    held_bytes_per_second: int = 8 * 1024
+    """A complete answer that waits for its client has client_wait_seconds, and a second more for so many bytes: it is
+    memory that nobody else gets meanwhile. Answers that still come from the engine are not held, and may be read as
+    slowly as the client likes."""
     max_connections: int | None = None
     """Clients connected at once that may ask the engine; None: any number."""
     linger_seconds: float = 5.0

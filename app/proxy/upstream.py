@@ -25,7 +25,7 @@ from app.proxy.failures import (
 )
 from app.proxy.heads import AnswerHead, EngineOrigin
 from app.proxy.roles import Asker
-from app.proxy.transports import FULL_READ_BYTES, Reading, Turn, Writing, has_hung_up
+from app.proxy.transports import FULL_READ_BYTES, Reading, Turn, Writing, has_hung_up, keep_alive
 
 INFORMATIONAL = range(100, 200)
 SWITCHING_PROTOCOLS = 101
@@ -108,6 +108,7 @@ class EngineConnection:
         self.reading = Reading(self.transport)
         self.writing = Writing(self.transport, self._pool.turn)
         self._pool.open += 1
+        keep_alive(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Closed, by whomever."""

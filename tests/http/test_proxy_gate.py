@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
+import httpx
 import pytest
 
 from app.gate import Gate
+from app.main import create_app
+from app.settings import GateSettings, PolicySettings, Settings
+from tests.fakes.engine import FakeEngine
+from tests.http.conftest import Wire, serving
+from tests.http.test_control_plane import Running, alive, both_on_ports
 
 
 async def until(condition) -> None:
@@ -100,6 +107,128 @@ async def test_a_client_that_left_while_held_never_reaches_the_engine(front, ups
     assert front.observed.departures == 1
 
 
+FRAMINGS = {
+    "counted": (b"content-length: 6", [b"abc", b"de", b"f"]),
+    "chunked": (b"transfer-encoding: chunked", [b"3\r\nabc\r\n", b"3\r\ndef\r\n", b"0\r\n\r\n"]),
+}
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+async def test_a_request_that_has_not_come_whole_does_not_count(front, upstream, framing):
+    """The engine has what came of it, and can do nothing with that; its last piece waits while the gate is closed."""
+    line, pieces = FRAMINGS[framing]
+    got = bytearray()
+
+    @upstream.on("/v1/completions")
+    async def listen(call):
+        async for piece in call.pieces():
+            got.extend(piece)
+        await call.answer(bytes(got))
+
+    wire = await front.connect()
+    await wire.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n%b\r\n\r\n%b" % (line, pieces[0]))
+    await until(lambda: got == b"abc")
+    assert front.gate.in_flight == 0
+    with front.gate.closed(10):
+        await asyncio.wait_for(front.gate.drained(), 1)
+        await wire.send(pieces[1])
+        await until(lambda: got.startswith(b"abcde"))  # it is streamed on all the same
+        await wire.send(pieces[2])
+        await until(lambda: front.gate.held == 1)
+        assert (front.gate.in_flight, front.observed.ended) == (0, [])
+        assert (got == b"abcde") or framing == "chunked"
+    answer = await wire.answer()
+    assert (answer.status, answer.body) == (200, b"abcdef")
+    await until(lambda: front.gate.in_flight == 0)
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+async def test_a_last_piece_that_is_held_too_long_never_reaches_the_engine(start_proxy, upstream, framing):
+    """503 for the client; the engine sees a body that breaks off, and does nothing."""
+    line, pieces = FRAMINGS[framing]
+    begun, broken = asyncio.Event(), asyncio.Event()
+
+    @upstream.on("/v1/completions")
+    async def listen(call):
+        begun.set()
+        try:
+            await call.read()
+        finally:
+            broken.set()
+        if len(call.body) == 6:
+            pytest.fail("the request was whole")
+
+    async with start_proxy(gate=Gate(hold_seconds=0.01)) as front:
+        wire = await front.connect()
+        await wire.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n%b\r\n\r\n%b" % (line, pieces[0]))
+        await asyncio.wait_for(begun.wait(), 10)
+        with front.gate.closed(10):
+            await wire.send(pieces[1] + pieces[2])
+            answer = await wire.answer()
+            await asyncio.wait_for(broken.wait(), 10)
+        assert (answer.status, front.observed.shed) == (503, ["held_too_long"])
+        assert (front.gate.in_flight, front.gate.held) == (0, 0)
+        await wire.request("GET", "/health")
+        assert (await wire.answer()).status == 200
+
+
+async def test_a_request_that_is_held_before_it_is_whole_goes_on_and_does_not_count_yet(front, upstream):
+    """It has waited for its turn; it counts when its body has come."""
+    wire = await front.connect()
+    with front.gate.closed(10):
+        await wire.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{")
+        await until(lambda: front.gate.held == 1)
+    await until(lambda: upstream.calls)
+    assert (front.gate.in_flight, front.gate.held) == (0, 0)
+    await wire.send(b"}")
+    assert (await wire.answer()).body == b"{}"
+
+
+async def test_an_early_answer_counts_though_its_request_is_not_whole(front, upstream):
+    """The engine evidently has it."""
+    go = asyncio.Event()
+
+    @upstream.on("/v1/completions")
+    async def stream(call):
+        await call.begin()
+        await call.chunk(b"1")
+        await go.wait()
+        await call.end()
+        call.close()
+
+    wire = await front.connect()
+    await wire.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{")
+    await wire.head()
+    assert front.gate.in_flight == 1
+    with front.gate.closed(10):
+        await wire.send(b"}")
+        go.set()
+        assert [await wire.chunk(), await wire.chunk()] == [b"1", b""]
+        await asyncio.wait_for(front.gate.drained(), 10)
+    await until(lambda: not front.proxy.exchanges)
+    assert (front.gate.in_flight, front.gate.held) == (0, 0)
+
+
+async def test_an_answer_with_a_length_has_left_the_engine(front, upstream):
+    """Whoever takes it slowly keeps nobody waiting."""
+    go = asyncio.Event()
+
+    @upstream.on("/v1/completions")
+    async def answer(call):
+        await call.read()
+        await call.head(200, ("content-length", "2"))
+        await call.write(b"{")
+        await go.wait()
+        await call.write(b"}")
+
+    wire = await front.connect()
+    await wire.request("POST", "/v1/completions", body=b"{}")
+    await wire.head()
+    assert front.gate.in_flight == 0
+    go.set()
+    assert await wire.reader.readexactly(2) == b"{}"
+
+
 async def test_a_websocket_is_held_like_a_request(front, upstream):
     """Its handshake waits."""
     wire = await front.connect()
@@ -110,3 +239,56 @@ async def test_a_websocket_is_held_like_a_request(front, upstream):
         await until(lambda: front.gate.held == 1)
         assert upstream.calls == []
     await until(lambda: upstream.calls)
+
+
+# --- with what closes it ---
+
+
+@contextlib.asynccontextmanager
+async def sidecar_beside(upstream, **options):
+    """A sidecar whose clients reach one engine and whose own questions another, in process."""
+    fake = FakeEngine()
+    settings = Settings(engine_url=upstream.url, poll_seconds=60.0, policy=PolicySettings(rules=()), **options)
+    app = create_app(settings, transport=fake.transport())
+    async with alive(app), serving(app) as port, httpx.AsyncClient(trust_env=False) as client:
+        client.base_url = f"http://127.0.0.1:{port}"
+        await app.services.poller.poll()
+        yield Running(fake, app, client, port)
+
+
+def proxy_of(sidecar):
+    return sidecar.app.protocol.args[0]
+
+
+async def test_one_half_sent_request_keeps_no_reset_from_its_moment():
+    """Nobody else waits for it: it is not under way in the engine."""
+    async with both_on_ports() as sidecar:
+        half = Wire(*await asyncio.open_connection("127.0.0.1", sidecar.port))
+        await half.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n{")
+        await until(lambda: proxy_of(sidecar).exchanges)
+        answer = await asyncio.wait_for(sidecar.client.post("/reset_mm_cache?mode=safe"), 8)
+        assert (answer.status_code, answer.json()["moment"]) == (200, "gate")
+        await half.leave()
+
+
+async def test_a_tunnel_that_lasts_has_a_reset_refused_at_once(upstream):
+    """Requests would be held in vain: none is, and the refusal says what stands in the way."""
+
+    @upstream.on("/v1/realtime")
+    async def switch(call):
+        await call.write(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        await call.wait_until_gone()
+
+    async with sidecar_beside(upstream, gate=GateSettings(drain_seconds=0.05)) as sidecar:
+        gate = proxy_of(sidecar).gate
+        tunnel = Wire(*await asyncio.open_connection("127.0.0.1", sidecar.port))
+        upgrade = (("connection", "upgrade"), ("upgrade", "websocket"))
+        await tunnel.request("GET", "/v1/realtime", *upgrade)
+        assert (await tunnel.head()).status == 101
+        await until(lambda: gate.oldest()[1] > 0.05)
+        answer = await sidecar.client.post("/reset_mm_cache?mode=safe")
+        assert answer.status_code == 409
+        message = answer.json()["error"]["message"]
+        assert "a tunnel (WebSocket) has been under way for" in message
+        assert "no request was held" in message
+        await tunnel.leave()

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.gate import PACE_SECONDS, STEP_SECONDS, Gate, Shed
+from app.gate import PACE_SECONDS, STEP_SECONDS, Admission, Gate, Shed
 
 
 async def settle() -> None:
@@ -22,11 +22,10 @@ async def test_an_open_gate_only_counts():
     """In, out, and the moment of the last one's end."""
     now = [100.0]
     gate = Gate(clock=lambda: now[0])
-    await gate.enter()
-    await gate.enter()
-    gate.leave()
+    first, second = await gate.enter(), await gate.enter()
+    gate.leave(first)
     now[0] = 105.0
-    gate.leave()
+    gate.leave(second)
     assert (gate.in_flight, gate.held, gate.is_open, gate.idle_since) == (0, 0, True, 105.0)
 
 
@@ -42,12 +41,12 @@ async def test_who_does_not_want_to_wait_is_told():
 async def test_a_closed_gate_holds_and_then_lets_through():
     """Those inside go on; those outside wait, and all pass when it opens."""
     gate = Gate()
-    await gate.enter()
+    inside = await gate.enter()
     with gate.closed(10):
         waiting = [asyncio.create_task(gate.enter()) for _ in range(3)]
         await settle()
         assert (gate.in_flight, gate.held) == (1, 3)
-        gate.leave()
+        gate.leave(inside)
         await gate.drained()
         assert not any(task.done() for task in waiting)
     await asyncio.gather(*waiting)
@@ -66,7 +65,7 @@ async def test_those_let_through_count_before_they_run():
         await settle()
         assert waiting.done()
         assert not drained.done()
-        gate.leave()
+        gate.leave(waiting.result())
         await drained
 
 
@@ -122,6 +121,46 @@ async def test_whoever_gives_up_in_the_moment_of_opening_is_not_counted():
     await asyncio.wait({waiting})
     assert (waiting.cancelled(), gate.in_flight) == (True, 0)
     await gate.drained()
+
+
+async def test_whoever_gave_up_costs_nothing_any_more():
+    """However many came and left while it is closed: their number is what each new one would have to look through."""
+    gate = Gate()
+    with gate.closed(10):
+        for _ in range(100):
+            waiting = asyncio.create_task(gate.enter())
+            await settle()
+            waiting.cancel()
+            await asyncio.wait({waiting})
+        stays = asyncio.create_task(gate.enter())
+        await settle()
+        assert (gate.held, len(gate._waiting)) == (1, 1)
+    await stays
+
+
+async def test_the_oldest_under_way_is_known_with_its_age():
+    """Whoever came before and left is not it."""
+    now = [100.0]
+    gate = Gate(clock=lambda: now[0])
+    assert gate.oldest() is None
+    first = await gate.enter()
+    now[0] = 101.0
+    second = gate.try_enter()
+    second.kind = "tunnel"
+    now[0] = 105.0
+    assert gate.oldest() == ("request", 5.0)
+    gate.leave(first)
+    assert gate.oldest() == ("tunnel", 4.0)
+
+
+async def test_what_the_engine_has_already_counts_though_the_gate_is_closed():
+    """It would be no gate otherwise."""
+    gate = Gate()
+    with gate.closed(10):
+        admission = gate.admit()
+        assert (gate.in_flight, gate.held) == (1, 0)
+        gate.leave(admission)
+        await gate.drained()
 
 
 class Paces:
@@ -209,7 +248,7 @@ class Crowd(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.gate = Gate(max_held=4)
         self.closing = None
-        self.inside = 0
+        self.inside: list[Admission] = []
         self.held: list[asyncio.Task[None]] = []
 
     def run(self, coroutine) -> None:
@@ -221,7 +260,7 @@ class Crowd(RuleBasedStateMachine):
             task = asyncio.create_task(self.gate.enter())
             await settle()
             if task.done() and task.exception() is None:
-                self.inside += 1
+                self.inside.append(task.result())
             elif not task.done():
                 self.held.append(task)
 
@@ -230,8 +269,7 @@ class Crowd(RuleBasedStateMachine):
     @precondition(lambda self: self.inside)
     @rule()
     def go(self) -> None:
-        self.gate.leave()
-        self.inside -= 1
+        self.gate.leave(self.inside.pop())
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -256,12 +294,12 @@ class Crowd(RuleBasedStateMachine):
 
         self.run(reopen())
         self.closing = None
-        self.inside += len(self.held)
+        self.inside += [task.result() for task in self.held]
         self.held.clear()
 
     @invariant()
     def everybody_is_counted_once(self) -> None:
-        assert (self.gate.in_flight, self.gate.held) == (self.inside, len(self.held))
+        assert (self.gate.in_flight, self.gate.held) == (len(self.inside), len(self.held))
 
     def teardown(self) -> None:
         for task in self.held:

@@ -41,12 +41,12 @@ async def test_nothing_needed_is_no_moment_at_all():
 async def test_the_gate_waits_for_requests_under_way():
     """They end by themselves; then the engine's own counts are asked."""
     core, moments = await core_with()
-    await core.gate.enter()
+    inside = await core.gate.enter()
     core.fake.running = 1
 
     async def end() -> None:
         core.fake.running = 0
-        core.gate.leave()
+        core.gate.leave(inside)
 
     task = asyncio.create_task(end())
     async with when(core, moments) as made:
@@ -64,6 +64,23 @@ async def test_requests_that_do_not_end_are_left_alone():
         async with when(core, moments):
             pytest.fail("there is no moment")
     assert (core.gate.is_open, core.gate.in_flight) == (True, 1)
+
+
+@pytest.mark.parametrize("kind", ["request", "tunnel (WebSocket)"])
+async def test_nobody_is_held_for_what_will_not_end_in_time(monkeypatch, kind):
+    """It has taken longer than requests are given already: refused at once, with what it is and what helps."""
+    core, moments = await core_with()
+    (await core.gate.enter()).kind = kind
+    core.fake.running = 1
+    await core.tick(42)
+    monkeypatch.setattr(core.gate, "closed", lambda *_, **__: pytest.fail("requests were held"))
+    with pytest.raises(NoMoment) as caught:
+        async with when(core, moments):
+            pytest.fail("there is no moment")
+    assert str(caught.value).startswith(f"a {kind} has been under way for 42 s, longer than requests are given")
+    assert "gate.drain_seconds" in str(caught.value)
+    assert caught.value.held_seconds is None
+    assert "would be refused now: a " in moments.plan("idle path", core.poller.capabilities)
 
 
 async def test_a_hold_in_vain_is_told_with_its_length():
@@ -105,10 +122,10 @@ async def test_what_was_seen_to_bypass_the_gate_is_remembered():
 async def test_the_engines_counts_may_lag_behind_ours():
     """A request of ours that has just ended is not somebody else's."""
     core, moments = await core_with()
-    await core.gate.enter()
+    inside = await core.gate.enter()
     core.fake.running = 1
     await core.tick(60)
-    core.gate.leave()
+    core.gate.leave(inside)
     await core.tick(SETTLE_SECONDS / 2)
     core.fake.running = 0
     async with when(core, moments) as made:
