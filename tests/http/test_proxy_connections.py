@@ -168,7 +168,7 @@ async def test_a_lack_of_descriptors_is_not_the_engines(front, upstream, number)
     answer = await front.post("/v1/x", JSON)
     assert (answer.status, answer.header("retry-after")) == (503, ["1"])
     assert b"ulimit -n" in answer.body
-    assert (front.observed.shed, front.observed.errors, upstream.calls) == (["file_descriptors"], [], [])
+    assert (front.observed.refused, front.observed.errors, upstream.calls) == (["file_descriptors"], [], [])
 
 
 # --- how long ---

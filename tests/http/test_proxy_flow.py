@@ -306,7 +306,7 @@ async def test_a_slow_body_that_moves_is_waited_for(front, upstream):
     for number in range(20):
         await wire.send(bytes(1000))
         await until(
-            lambda least=number * 1000: sum(e._body_bytes for e in front.proxy.exchanges) > least or least == 19000
+            lambda least=number * 1000: sum(e._request_bytes for e in front.proxy.exchanges) > least or least == 19000
         )
         await pass_ticks(front, 1)
     assert len((await wire.answer()).body) == 20000

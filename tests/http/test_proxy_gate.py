@@ -166,7 +166,7 @@ async def test_a_last_piece_that_is_held_too_long_never_reaches_the_engine(start
             await wire.send(pieces[1] + pieces[2])
             answer = await wire.answer()
             await asyncio.wait_for(broken.wait(), 10)
-        assert (answer.status, front.observed.shed) == (503, ["held_too_long"])
+        assert (answer.status, front.observed.refused) == (503, ["held_too_long"])
         assert (front.gate.in_flight, front.gate.held) == (0, 0)
         await wire.request("GET", "/health")
         assert (await wire.answer()).status == 200
