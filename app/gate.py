@@ -42,6 +42,8 @@ class Admission:
         since: When it was let through, by the gate's clock.
     """
 
+    __slots__ = ("kind", "since")
+
     def __init__(self, since: float) -> None:
         self.kind = "request"
         self.since = since
@@ -115,7 +117,9 @@ class Gate:
 
     def try_enter(self) -> Admission | None:
         """Let one request through if that can be done now; ``leave`` must follow if it was."""
-        return self.admit() if self.passes_at_once else None
+        if self._closed_until is not None or self._paced_until is not None:
+            return None
+        return self.admit()
 
     def admit(self) -> Admission:
         """Count a request that the engine has already, whether the gate is open or not; ``leave`` must follow."""

@@ -166,7 +166,10 @@ class ClientConnection(Client):
             if at == before:
                 break
             steps += 1
-        self._keep(data[at:] if at else data)
+        if at < len(data):
+            self._keep(data[at:] if at else data)
+        else:
+            self.reading.let_go("queue")
 
     def _keep(self, rest: bytes) -> None:
         if self._is_deaf:

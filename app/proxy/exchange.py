@@ -194,20 +194,19 @@ class Exchange(Conversation, Asker):
 
     def _send_last(self, piece: bytes) -> None:
         """Send what makes the request whole as soon as the gate counts it."""
-        if not self._is_gated or self._admission is not None or self._state is State.HELD:
-            self._last = None
-            self._send(piece)
-            return
-        self._last = piece
-        if self._state is State.CONNECTING:
-            return
-        admission = self._proxy.gate.try_enter()
-        if admission is not None:
-            self._admit(admission)
-        else:
-            if self._state is State.ASKING:
-                self._patience = math.inf  # it is the gate that keeps them waiting, for gate.hold_seconds
-            self._task = self._proxy.spawn(self._wait_at_gate())
+        if self._is_gated and self._admission is None and self._state is not State.HELD:
+            if self._state is State.CONNECTING:
+                self._last = piece
+                return
+            self._admission = self._proxy.gate.try_enter()
+            if self._admission is None:
+                self._last = piece
+                if self._state is State.ASKING:
+                    self._patience = math.inf  # it is the gate that keeps them waiting, for gate.hold_seconds
+                self._task = self._proxy.spawn(self._wait_at_gate())
+                return
+        self._last = None
+        self._send(piece)
 
     def _admit(self, admission: Admission) -> None:
         if self._admission is None:
