@@ -37,10 +37,11 @@ OPEN_PATHS = frozenset(
     }
 )
 
-READ_ONLY_PATHS = frozenset({"/server_info", "/is_sleeping", "/is_paused"})
+READ_ONLY_PATHS = frozenset({"/is_sleeping", "/is_paused"})
 
-# Endpoints of vLLM 0.11 to 0.33 that steer the engine, load its weights, or run inference outside every guarded prefix
-# (/invocations). An operator may open one by its exact name; a prefix never opens them.
+# Endpoints of vLLM 0.11 to 0.33 that steer the engine, load its weights, show its configuration with the tokens in it
+# (/server_info, which the sidecar serves itself), or run inference outside every guarded prefix (/invocations). An
+# operator may open one by its exact name; a prefix never opens them.
 CONTROL_PATHS = frozenset(
     {
         "/abort_requests",
@@ -58,6 +59,7 @@ CONTROL_PATHS = frozenset(
         "/reset_prefix_cache",
         "/resume",
         "/scale_elastic_ep",
+        "/server_info",
         "/sleep",
         "/start_profile",
         "/start_weight_update",

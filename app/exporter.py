@@ -134,6 +134,9 @@ class Exporter:
         self._shed = counter(
             "proxy_requests_shed_total", "Requests answered with 503 while new ones were held for a reset.", "reason"
         )
+        self._denied = counter("control_denied_total", "Control calls that were not let in.", "reason")
+        for reason in ("no_token", "wrong_token", "closed"):
+            self._denied.labels(reason)
         build = Gauge("highwater_build_info", "Always 1; the version is a label.", ("version",), registry=registry)
         build.labels(__version__).set(1)
 
@@ -181,6 +184,10 @@ class Exporter:
     def request_shed(self, reason: str) -> None:
         """A request was not let through while new ones were held."""
         self._shed.labels(reason).inc()
+
+    def control_denied(self, reason: str) -> None:
+        """A control call was not let in."""
+        self._denied.labels(reason).inc()
 
     # --- what is shown ---
 

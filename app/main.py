@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import __version__
+from app.admin_token import AdminToken, default_token_file
 from app.allowlist import AllowList
 from app.black_box import BlackBox
 from app.engine import Engine
@@ -45,7 +47,7 @@ from app.proxy.proxy import Proxy
 from app.relief import Relief
 from app.remedies import all_remedies
 from app.resume_guard import arm
-from app.routes.access import Access
+from app.routes.access import Access, ControlGuard
 from app.routes.body_limit import BodyLimit
 from app.routes.control import control_router
 from app.routes.dashboard import dashboard_router
@@ -217,18 +219,20 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         step_seconds_most=settings.step_seconds_most,
     )
     poller.listeners += [moments.notice, governor.notice, box.notice]
-    limits = ProxyLimits(
-        max_body_bytes=settings.proxy.max_body_bytes,
-        connect_seconds=settings.proxy.connect_seconds,
-        first_byte_seconds=settings.proxy.first_byte_seconds,
-        idle_seconds=settings.proxy.idle_seconds,
-        max_header_bytes=settings.proxy.max_header_bytes,
+    token, access = _access(settings)
+    proxy = Proxy(
+        settings.engine_url,
+        observer=exporter,
+        limits=_limits(settings),
+        gate=gate,
+        tls=engine_tls,
+        withhold=access.without_token,
     )
-    proxy = Proxy(settings.engine_url, observer=exporter, limits=limits, gate=gate, tls=engine_tls)
     loops = Loops(poller.run, governor.run, box.run, TlsWatch(tls, engine_tls).run)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        token.start()
         await proxy.start()
         loops.start()
         recovery = asyncio.create_task(pause.recover())
@@ -244,8 +248,8 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
                 flight.close()
             await proxy.aclose()
             await engine.aclose()
+            token.close()
 
-    token = settings.admin_token.get_secret_value() if settings.admin_token is not None else None
     services = Services(
         poller=poller,
         governor=governor,
@@ -260,7 +264,8 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         report=lambda: replace(poller.current(), policy=governor.status()),
         alive=loops.alive,
         hangs=lambda: box.hangs,
-        control=Access(token),
+        server_info=partial(engine.get, "/server_info"),
+        control=access,
     )
     control, own_paths = _control_plane(services, lifespan)
     front = Front(own_paths, AllowList(settings.proxy.extra_paths))
@@ -269,9 +274,29 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         services,
         own_paths,
         history.close,
-        BodyLimit(control, CONTROL_BODY_BYTES),
+        ControlGuard(BodyLimit(control, CONTROL_BODY_BYTES), access, control.openapi(), exporter.control_denied),
         tls,
     )
+
+
+def _limits(settings: Settings) -> ProxyLimits:
+    return ProxyLimits(
+        max_body_bytes=settings.proxy.max_body_bytes,
+        connect_seconds=settings.proxy.connect_seconds,
+        first_byte_seconds=settings.proxy.first_byte_seconds,
+        idle_seconds=settings.proxy.idle_seconds,
+        max_header_bytes=settings.proxy.max_header_bytes,
+    )
+
+
+def _access(settings: Settings) -> tuple[AdminToken, Access]:
+    if settings.admin_token is not None:
+        token = AdminToken(settings.admin_token.get_secret_value(), None)
+    elif settings.admin_token_file is not None:
+        token = AdminToken(None, settings.admin_token_file)
+    else:
+        token = AdminToken(None, default_token_file(settings.port, os.environ), is_temporary=True)
+    return token, Access(token, port=settings.port, trust_loopback=settings.trust_loopback)
 
 
 def _incidents(settings: Settings) -> Incidents:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from app.gate import Gate
 from app.proxy.failures import STOPPING, Failure, body_too_large, head_too_large
+from app.proxy.heads import RequestHead
 from app.proxy.limits import ProxyLimits, ProxyObserver
 from app.proxy.transports import Turn
 from app.proxy.upstream import Pool
@@ -41,6 +42,7 @@ class Proxy:
         limits: sizes and times.
         gate: lets requests through that can reach the model, and holds them while a reset needs stillness.
         tls: for an engine on https; the system's authorities where ``None``.
+        withhold: takes out of each request's head what is not for the engine.
 
     Attributes:
         exchanges: under way.
@@ -55,6 +57,7 @@ class Proxy:
         limits: ProxyLimits | None = None,
         gate: Gate | None = None,
         tls: ssl.SSLContext | None = None,
+        withhold: Callable[[bytes], bytes] | None = None,
     ) -> None:
         parts = urlsplit(upstream)
         if parts.scheme not in ("http", "https", "unix") or not (parts.hostname or parts.path):
@@ -65,6 +68,7 @@ class Proxy:
         self.host_line = b"host: %b\r\n" % (parts.netloc or "localhost").encode()
         self.observer = observer
         self.gate = gate or Gate()
+        self._withhold = withhold
         self.limits = limits or ProxyLimits()
         self.body_too_large = body_too_large(self.limits.max_body_bytes)
         self.head_too_large = head_too_large(self.limits.max_header_bytes)
@@ -95,6 +99,11 @@ class Proxy:
         if self._turn is None:
             raise RuntimeError("the proxy has not been started")
         return self._turn
+
+    def head_for_engine(self, head: RequestHead) -> bytes:
+        """A request's head as the engine gets it."""
+        raw = head.for_engine(self.host_line)
+        return raw if self._withhold is None else self._withhold(raw)
 
     async def start(self) -> None:
         """Open the connection pool; nothing is sent yet."""
