@@ -71,7 +71,8 @@ class DemoSidecar:
         # Settings of the caller's own sidecar must not leak into this one.
         return environ_with(self._settings, without_prefix="HIGHWATER_")
 
-    def _authorization(self) -> dict[str, str]:
+    def authorization(self) -> dict[str, str]:
+        """The header that lets control calls in: with its admin token, as an operator on this machine finds it."""
         found = find_token(self.url, self._environ())
         return {} if found.value is None else {"Authorization": f"Bearer {found.value}"}
 
@@ -87,7 +88,7 @@ class DemoSidecar:
             DemoError: It did not answer, or answered with an error.
         """
         try:
-            response = self._client.request(method, path, json=body, headers=self._authorization())
+            response = self._client.request(method, path, json=body, headers=self.authorization())
         except httpx.HTTPError as exc:
             raise DemoError.with_log(f"{method} {path}: {exc}", self.log_path) from exc
         if response.is_error:
