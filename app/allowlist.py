@@ -39,11 +39,12 @@ OPEN_PATHS = frozenset(
     }
 )
 
-READ_ONLY_PATHS = frozenset({"/server_info", "/is_sleeping", "/is_paused"})
+READ_ONLY_PATHS = frozenset({"/is_sleeping", "/is_paused"})
 
-# Endpoints of vLLM 0.11 to 0.33 that steer the engine, load its weights, or run inference outside every guarded prefix
-# (/invocations). An operator may open one by its exact name; a prefix never opens them. The list decides only below the
-# prefixes above, should one of them be the engine's root path: everywhere else what is not listed is refused anyway.
+# Endpoints of vLLM 0.11 to 0.33 that steer the engine, load its weights, show its configuration with the tokens in it
+# (/server_info, which the sidecar serves itself), or run inference outside every guarded prefix (/invocations). An
+# operator may open one by its exact name; a prefix never opens them. The list decides only below the prefixes above,
+# should one of them be the engine's root path: everywhere else what is not listed is refused anyway.
 CONTROL_PATHS = frozenset(
     {
         "/abort_requests",
@@ -61,6 +62,7 @@ CONTROL_PATHS = frozenset(
         "/reset_prefix_cache",
         "/resume",
         "/scale_elastic_ep",
+        "/server_info",
         "/shutdown_weight_transfer_engine",
         "/sleep",
         "/start_draft_weight_update",

@@ -151,19 +151,20 @@ def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, sta
         with story.stage(environment, EngineOptions(tensor_parallel=tensor_parallel), port) as (engine, sidecar):
             story.tell(engine, sidecar, images=images, say=click.echo)
             if sys.stdout.isatty() if stay is None else stay:
-                _stay(sidecar.url, engine.url)
+                _stay(sidecar.url, sidecar.port, engine.url)
     except DemoError as exc:
         raise click.ClickException(str(exc)) from exc
 
 
-def _stay(sidecar_url: str, engine_url: str) -> None:
+def _stay(sidecar_url: str, port: int, engine_url: str) -> None:
     click.echo(
         f"\nStill up; Ctrl-C ends it. Open {sidecar_url}/dashboard, or try:\n"
         f"  highwater top --url {sidecar_url}\n"
         f"  curl '{sidecar_url}/memory?format=text'\n"
         f"  curl {sidecar_url}/memory/encoder-cache?limit=3\n"
         f"  curl {sidecar_url}/metrics\n"
-        f"  curl -X POST {sidecar_url}/memory/reclaim\n"
+        f"  highwater reclaim --url {sidecar_url}\n"
+        f'  curl -X POST -H "Authorization: Bearer $(highwater token --port {port})" {sidecar_url}/memory/reclaim\n'
         f"  curl -N -H 'Accept: text/event-stream' {sidecar_url}/memory/events\n"
         f"The engine itself is at {engine_url}"
     )

@@ -109,8 +109,7 @@ class Engine:
             EngineUnreachable: No connection.
             EngineUnresponsive: No answer in time.
         """
-        # /server_info's first call collects the machine's description: seconds (vLLM serve/dev/server_info).
-        response = await self._send("GET", path, params=query, timeout=60.0 if path == "/server_info" else None)
+        response = await self._send("GET", path, params=query, timeout=_patience(path))
         if response.status_code >= HTTP_ERROR:
             return None
         try:
@@ -138,6 +137,17 @@ class Engine:
         """Whether a GET on ``path`` finds a route."""
         response = await self._send("GET", path)
         return response.status_code < HTTP_ERROR
+
+    async def get(self, path: str, query: str = "") -> EngineAnswer:
+        """GET, the query string passed on as it is.
+
+        Raises:
+            EngineUnreachable: No connection.
+            EngineUnresponsive: No answer in time.
+        """
+        url = f"{path}?{query}" if query else path
+        response = await self._send("GET", url, timeout=_patience(path))
+        return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
 
     async def post(self, path: str, query: str = "") -> EngineAnswer:
         """POST without a body, the query string passed on as it is.
@@ -251,6 +261,11 @@ class Engine:
         if self._outstanding is not None and not self._outstanding.done():
             waited = time.monotonic() - self._outstanding_since
             raise EngineUnresponsive(f"worker call {self._outstanding_op} sent {waited:.0f} s ago has not come back")
+
+
+def _patience(path: str) -> float | None:
+    # /server_info's first call collects the machine's description: seconds (vLLM serve/dev/server_info).
+    return 60.0 if path == "/server_info" else None
 
 
 def _look_at(call: asyncio.Task[httpx.Response]) -> None:

@@ -146,6 +146,9 @@ class Exporter:
         text = "Proxied requests that wait for a reset to end."
         Gauge("highwater_proxy_requests_held", text, registry=registry).set_function(held)
         registry.register(_DroppedLines(dropped_lines))
+        self._denied = counter("control_denied_total", "Control calls that were not let in.", "reason")
+        for reason in ("no_token", "wrong_token", "closed"):
+            self._denied.labels(reason)
         build = Gauge("highwater_build_info", "Always 1; the version is a label.", ("version",), registry=registry)
         build.labels(__version__).set(1)
 
@@ -172,6 +175,10 @@ class Exporter:
             self._freed.labels(result.remedy, _short(component)).inc(
                 max(getattr(result.freed_components, component) or 0, 0)
             )
+
+    def control_denied(self, reason: str) -> None:
+        """A control call was not let in."""
+        self._denied.labels(reason).inc()
 
     # --- what is shown ---
 

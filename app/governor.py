@@ -34,7 +34,7 @@ from app.policy import (
     usable_from,
 )
 from app.poller import Poller
-from app.readings import ActionBudget, PolicyStatus, RemedyState, Report, RulePhase, RuleStatus
+from app.readings import ActionBudget, Caller, PolicyStatus, RemedyState, Report, RulePhase, RuleStatus
 from app.relief import Measured, Relief
 
 # The rule in the leftmost of these phases gives the policy its state.
@@ -220,7 +220,13 @@ class Governor:
         )
 
     def replace_policy(
-        self, rules: Sequence[Rule], mode: PolicyMode, what: str, *, max_actions_per_hour: int | None = None
+        self,
+        rules: Sequence[Rule],
+        mode: PolicyMode,
+        what: str,
+        *,
+        max_actions_per_hour: int | None = None,
+        caller: Caller | None = None,
     ) -> None:
         """Take a new, already validated policy. What is remembered of unchanged rules stays, and what was spent.
 
@@ -229,6 +235,7 @@ class Governor:
             mode: ``act`` or ``observe``.
             what: The event's words.
             max_actions_per_hour: ``None`` leaves it as it is.
+            caller: Who asked for it.
         """
         unchanged = {rule.name for rule in rules if rule in self.rules}
         kept = {name: memory for name, memory in self._memories.items() if name in unchanged}
@@ -236,7 +243,7 @@ class Governor:
         if max_actions_per_hour is not None:
             self.max_actions_per_hour = max_actions_per_hour
         self._memories, self._problems, self._told_budget_at = kept, {}, -math.inf
-        self._history.record("policy", what)
+        self._history.record("policy", what, caller=caller)
         self._news.set()
 
 

@@ -17,12 +17,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from app.attribution import COMPONENTS, first_of_each_card, used_total
-from app.readings import Event, EventKind, RankReading, RemedyResult, Report, Trigger
+from app.readings import Caller, Event, EventKind, RankReading, RemedyResult, Report, Trigger
 from app.table import mib
 
 MARKS_KEPT = 100
 EVENTS_KEPT = 1000
-WATCHERS_MOST = 64
+# Of those who read the events live without the admin token: in all, and from one address. Whoever has the token is
+# counted apart, so that an operator finds a place whatever strangers do.
+MAX_WATCHERS = 64
+MAX_WATCHERS_PER_PEER = 16
+MAX_OPERATORS_WATCHING = 64
 WATCHER_BACKLOG = 256
 READINGS_MOST = 1000
 
@@ -91,7 +95,7 @@ class History:
         self._samples: deque[_Sample] = deque(maxlen=samples)
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._marks: dict[str, Mark] = {}
-        self._watchers: set[asyncio.Queue[Told | None]] = set()
+        self._watchers: dict[asyncio.Queue[Told | None], str | None] = {}  # with the peer; None: has the token
         self._clock = clock
         self._next_id = 1
 
@@ -151,6 +155,7 @@ class History:
         trigger: Trigger | None = None,
         rule: str | None = None,
         result: RemedyResult | None = None,
+        caller: Caller | None = None,
     ) -> Event:
         """Keep an event, and tell the watchers."""
         event = Event(
@@ -161,6 +166,7 @@ class History:
             trigger=trigger,
             rule=rule,
             result=result,
+            caller=caller,
         )
         self._next_id += 1
         self._events.append(event)
@@ -174,7 +180,7 @@ class History:
 
     # --- marks ---
 
-    def mark(self, name: str, ranks: Sequence[RankReading]) -> Mark:
+    def mark(self, name: str, ranks: Sequence[RankReading], *, caller: Caller | None = None) -> Mark:
         """Name this moment. A name used before moves to now; the oldest of too many is forgotten."""
         self._marks.pop(name, None)
         mark = Mark(name, self._clock(), tuple(replace(rank, notes=()) for rank in ranks))
@@ -182,7 +188,8 @@ class History:
         while len(self._marks) > MARKS_KEPT:
             del self._marks[next(iter(self._marks))]
         used = used_total(ranks)
-        self.record("mark", f"mark {name!r}" + (f" at {mib(used)} MiB used" if used is not None else ""))
+        summary = f"mark {name!r}" + (f" at {mib(used)} MiB used" if used is not None else "")
+        self.record("mark", summary, caller=caller)
         return mark
 
     @property
@@ -192,19 +199,26 @@ class History:
 
     # --- watchers ---
 
-    def can_watch(self) -> bool:
-        """Whether there is room for one more watcher."""
-        return len(self._watchers) < WATCHERS_MOST
+    def can_watch(self, peer: str | None = None) -> bool:
+        """Whether there is room for one more watcher.
+
+        Args:
+            peer: Its address; ``None`` for one who has the admin token.
+        """
+        peers = list(self._watchers.values())
+        if peer is None:
+            return peers.count(None) < MAX_OPERATORS_WATCHING
+        return len(peers) - peers.count(None) < MAX_WATCHERS and peers.count(peer) < MAX_WATCHERS_PER_PEER
 
     @contextmanager
-    def watch(self) -> Iterator[asyncio.Queue[Told | None]]:
+    def watch(self, peer: str | None = None) -> Iterator[asyncio.Queue[Told | None]]:
         """A queue of what happens from now on. ``None`` ends it: the watcher was too slow, or the sidecar stops."""
         queue: asyncio.Queue[Told | None] = asyncio.Queue(WATCHER_BACKLOG)
-        self._watchers.add(queue)
+        self._watchers[queue] = peer
         try:
             yield queue
         finally:
-            self._watchers.discard(queue)
+            self._watchers.pop(queue, None)
 
     def close(self) -> None:
         """End every watcher."""
@@ -219,7 +233,7 @@ class History:
                 self._end(queue)
 
     def _end(self, queue: asyncio.Queue[Told | None]) -> None:
-        self._watchers.discard(queue)
+        self._watchers.pop(queue, None)
         if queue.full():
             queue.get_nowait()
         queue.put_nowait(None)

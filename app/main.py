@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import __version__
 from app.access_log import AccessLog
+from app.admin_token import AdminToken, default_token_file
 from app.allowlist import ROOT_PATH_SETTING, AllowList
 from app.black_box import BlackBox
 from app.descriptors import default_connections
@@ -44,11 +46,11 @@ from app.proxy.failures import Failure
 from app.proxy.heads import Destination, path_class
 from app.proxy.limits import ProxyLimits
 from app.proxy.proxy import Proxy
-from app.readings import Report
+from app.readings import EventKind, Report
 from app.relief import Relief
 from app.remedies import all_remedies
 from app.resume_guard import arm
-from app.routes.access import Access
+from app.routes.access import Access, ControlGuard
 from app.routes.body_limit import BodyLimit
 from app.routes.control import control_router
 from app.routes.dashboard import dashboard_router
@@ -232,12 +234,11 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
     history = History(min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST))
     state = StateFile(settings.state_file)
     policy = PolicyStore(state, settings.policy)
-    if state.problem is not None:
-        history.record("recovery", state.problem)
-        log.warning("%s", state.problem)
-    if policy.news is not None:
-        history.record("policy", policy.news)
-        log.warning("%s", policy.news)
+    startup: tuple[tuple[EventKind, str | None], ...] = (("recovery", state.problem), ("policy", policy.news))
+    for kind, told in startup:
+        if told is not None:
+            history.record(kind, told)
+            log.warning("%s", told)
     gate = Gate(hold_seconds=settings.gate.hold_seconds, max_held=settings.gate.max_held)
     # The parts that count are made before the parts that are counted: hence the late looks.
     exporter = Exporter(
@@ -281,30 +282,23 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         step_seconds_most=settings.step_seconds_most,
     )
     poller.listeners += [moments.notice, governor.notice, box.notice]
-    limits = ProxyLimits(
-        max_body_bytes=settings.proxy.max_body_bytes,
-        connect_seconds=settings.proxy.connect_seconds,
-        first_byte_seconds=settings.proxy.first_byte_seconds or None,
-        idle_seconds=settings.proxy.idle_seconds or None,
-        max_header_bytes=settings.proxy.max_header_bytes,
-        keepalive_seconds=settings.proxy.keepalive_seconds,
-        client_keepalive_seconds=settings.proxy.client_keepalive_seconds,
-        max_connections=settings.proxy.max_connections or default_connections(),
-    )
+    token, access = _access(settings)
     proxy = Proxy(
         settings.engine_url,
         observer=exporter.traffic,
-        limits=limits,
+        limits=_limits(settings),
         gate=gate,
         tls=engine_tls,
         access_log=None if settings.access_log is None else AccessLog(settings.access_log),
         forwarded=settings.proxy.forwarded,
         root_path=settings.engine_root_path,
+        withhold=access.without_token,
     )
     loops = Loops(poller.run, governor.run, box.run, TlsWatch(tls, engine_tls).run)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        token.start()
         await proxy.start()
         loops.start()
         recovery = asyncio.create_task(pause.recover())
@@ -320,8 +314,8 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
                 flight.close()
             await proxy.aclose()
             await engine.aclose()
+            token.close()
 
-    token = settings.admin_token.get_secret_value() if settings.admin_token is not None else None
     services = Services(
         poller=poller,
         governor=governor,
@@ -336,7 +330,8 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         report=lambda: replace(poller.current(), policy=governor.status()),
         alive=loops.alive,
         hangs=lambda: box.hangs,
-        control=Access(token),
+        server_info=partial(engine.get, "/server_info"),
+        control=access,
     )
     control, own_paths = _control_plane(services, lifespan)
     front = Front(own_paths, AllowList(settings.proxy.extra_paths, settings.engine_root_path))
@@ -346,10 +341,37 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         services,
         own_paths,
         history.close,
-        HeadAsGet(BodyLimit(control, CONTROL_BODY_BYTES)),
+        # A HEAD is judged as the GET that it becomes.
+        HeadAsGet(
+            ControlGuard(BodyLimit(control, CONTROL_BODY_BYTES), access, control.openapi(), exporter.control_denied)
+        ),
         tls,
         proxy.access_log,
     )
+
+
+def _limits(settings: Settings) -> ProxyLimits:
+    proxy = settings.proxy
+    return ProxyLimits(
+        max_body_bytes=proxy.max_body_bytes,
+        connect_seconds=proxy.connect_seconds,
+        first_byte_seconds=proxy.first_byte_seconds or None,
+        idle_seconds=proxy.idle_seconds or None,
+        max_header_bytes=proxy.max_header_bytes,
+        keepalive_seconds=proxy.keepalive_seconds,
+        client_keepalive_seconds=proxy.client_keepalive_seconds,
+        max_connections=proxy.max_connections or default_connections(),
+    )
+
+
+def _access(settings: Settings) -> tuple[AdminToken, Access]:
+    if settings.admin_token is not None:
+        token = AdminToken(settings.admin_token.get_secret_value(), None)
+    elif settings.admin_token_file is not None:
+        token = AdminToken(None, settings.admin_token_file)
+    else:
+        token = AdminToken(None, default_token_file(settings.port, os.environ), is_temporary=True)
+    return token, Access(token, port=settings.port, trust_loopback=settings.trust_loopback)
 
 
 def _incidents(settings: Settings) -> Incidents:

@@ -19,6 +19,8 @@ EventKind: TypeAlias = Literal[
 ]
 Trigger: TypeAlias = Literal["policy", "reclaim", "drop-in"]
 Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
+# What let a control call in: the admin token, or a loopback address where trust_loopback is set.
+Credential: TypeAlias = Literal["token", "loopback"]
 Mode: TypeAlias = Literal["safe", "now"]
 # How the moment for a remedy was made: any will do; the engine paused; new requests held and the rest let finish.
 Moment: TypeAlias = Literal["any", "pause", "gate"]
@@ -509,9 +511,25 @@ class RemedyResult:
     detail: tuple[Mapping[str, Any], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who made a control call.
+
+    Attributes:
+        address: The peer's, as the socket shows it: a reverse proxy's own, where the call came through one.
+        by: What let the call in.
+    """
+
+    address: str
+    by: Credential
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened, newest last in the ring."""
+    """Something that happened, newest last in the ring.
+
+    ``caller`` is who asked for it by a control call; ``None`` where the sidecar acted, or saw it, by itself.
+    """
 
     id: int
     at: float
@@ -520,3 +538,4 @@ class Event:
     trigger: Trigger | None = None
     rule: str | None = None
     result: RemedyResult | None = None
+    caller: Caller | None = None

@@ -20,7 +20,7 @@ from app.errors import EngineError, NotAvailable, Refused, UnknownName
 from app.history import History
 from app.moments import Moments, NoMoment
 from app.poller import Poller
-from app.readings import UNNEEDED, Mode, Outcome, RankReading, RemedyResult, Report, Target, Trigger
+from app.readings import UNNEEDED, Caller, Mode, Outcome, RankReading, RemedyResult, Report, Target, Trigger
 from app.remedies import PLAIN, Ask, Remedy, Run
 from app.remedies.remedy import no_extension, tell_workers
 from app.table import mib
@@ -67,6 +67,7 @@ class _Order:
     force: bool = False
     dry_run: bool = False
     release_after: bool = True
+    caller: Caller | None = None
 
 
 class Relief:
@@ -117,7 +118,9 @@ class Relief:
             return Measured(result, (), ())
         return await self._carry_out(order)
 
-    async def reclaim(self, wishes: Sequence[Wish], *, mode: Mode, dry_run: bool) -> list[Measured]:
+    async def reclaim(
+        self, wishes: Sequence[Wish], *, mode: Mode, dry_run: bool, caller: Caller | None = None
+    ) -> list[Measured]:
         """Run remedies in this order on an operator's behalf; none named: what frees the device's caches here.
 
         Raises:
@@ -130,7 +133,14 @@ class Relief:
                 raise UnknownName("remedies", wish.remedy, self.remedies)
         return [
             await self._carry_out(
-                _Order(self.remedies[wish.remedy], "reclaim", mode=mode, ask=Ask(target=wish.target), dry_run=dry_run)
+                _Order(
+                    self.remedies[wish.remedy],
+                    "reclaim",
+                    mode=mode,
+                    ask=Ask(target=wish.target),
+                    dry_run=dry_run,
+                    caller=caller,
+                )
             )
             for wish in wishes
         ]
@@ -140,7 +150,9 @@ class Relief:
         cache = "reset_encoder_cache" if self._poller.capabilities.reset_encoder_cache else "trim_encoder_cache"
         return (Wish("release"), Wish(cache))
 
-    async def drop_in(self, name: str, *, query: str, mode: Mode, force: bool) -> Measured:
+    async def drop_in(
+        self, name: str, *, query: str, mode: Mode, force: bool, caller: Caller | None = None
+    ) -> Measured:
         """Run one of vLLM's own resets, as a client asked for it.
 
         Raises:
@@ -149,14 +161,20 @@ class Relief:
         """
         # No release after it: a client that asks for vLLM's reset gets that and nothing more.
         order = _Order(
-            self.remedies[name], "drop-in", mode=mode, ask=Ask(query=query), force=force, release_after=False
+            self.remedies[name],
+            "drop-in",
+            mode=mode,
+            ask=Ask(query=query),
+            force=force,
+            release_after=False,
+            caller=caller,
         )
         measured = await self._carry_out(order)
         if measured.result.outcome == "refused":
             raise Refused(f"{name}: {measured.result.reason}")
         return measured
 
-    async def restore(self) -> list[Mapping[str, Any]]:
+    async def restore(self, *, caller: Caller | None = None) -> list[Mapping[str, Any]]:
         """Bring back what a trim moved to host memory; what each worker said of it, in rank order.
 
         Raises:
@@ -175,7 +193,9 @@ class Relief:
             raise Refused(f"restore: {run.reason}")
         spilled = report.encoder_cache.host_bytes if report.encoder_cache else 0
         self._history.record(
-            "reset", f"encoder outputs brought back to the device, {mib(spilled)} MiB left on the host"
+            "reset",
+            f"encoder outputs brought back to the device, {mib(spilled)} MiB left on the host",
+            caller=caller,
         )
         return list(run.detail)
 
@@ -274,8 +294,9 @@ class Relief:
             summary += f", {word} {mib(abs(result.freed_bytes))} MiB in {result.seconds:.2f} s"
         if result.reason:
             summary += f": {result.reason}"
-        self._history.record(kind, summary, trigger=order.trigger, rule=order.rule, result=result)
-        log.info("%s (%s)", summary, order.rule or order.trigger)
+        self._history.record(kind, summary, trigger=order.trigger, rule=order.rule, result=result, caller=order.caller)
+        by = f"{order.trigger} by {order.caller.address or 'an unknown peer'}" if order.caller else order.trigger
+        log.info("%s (%s)", summary, order.rule or by)
 
 
 def _refusal(order: _Order, capabilities: Capabilities, before: Report) -> str | None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, fi
 from pydantic.fields import FieldInfo
 
 from app.access_log import STANDARD_OUTPUT
+from app.admin_token import MIN_LENGTH, is_strong_enough
 from app.allowlist import AllowList, root_path_flaw
 from app.descriptors import room_at_most
 from app.policy_settings import PolicySettings
@@ -226,7 +227,17 @@ class Settings(BaseModel):
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8001, ge=1, le=65535, description="port to listen on")
-    admin_token: SecretStr | None = Field(None, description="control paths need it; none: loopback peers only")
+    admin_token: SecretStr | None = Field(
+        None, description="control calls must carry it; unset: the token in admin_token_file"
+    )
+    admin_token_file: Path | None = Field(
+        None,
+        description="holds the token, for its owner alone; made where it is missing, read again when it changes; "
+        "unset: highwater/PORT.token in $XDG_STATE_HOME (~/.local/state), made at start",
+    )
+    trust_loopback: bool = Field(
+        False, description="callers from a loopback address need no token; a reverse proxy on this machine is one"
+    )
     poll_seconds: float = Field(1.0, ge=0.1, le=3600, allow_inf_nan=False, description="time between polls")
     idle_poll_seconds: float = Field(
         5.0, ge=0.1, le=3600, allow_inf_nan=False, description="time between questions to an idle engine's workers"
@@ -364,9 +375,17 @@ class Settings(BaseModel):
     def _strong_enough(cls, value: SecretStr | None) -> SecretStr | None:
         if value is None:
             return None
-        text = value.get_secret_value()
-        if len(text) < 8 or not text.isascii() or not text.isprintable() or " " in text:  # noqa: PLR2004 - a floor
-            raise ValueError("must be at least 8 printable ASCII characters without spaces")
+        if not is_strong_enough(value.get_secret_value()):
+            raise ValueError(f"must be at least {MIN_LENGTH} printable ASCII characters without spaces")
+        return value
+
+    @field_validator("admin_token_file")
+    @classmethod
+    def _in_place_of_a_token(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and (not value.is_absolute() or value.is_dir()):
+            raise ValueError("must be the absolute path of a file")
+        if value is not None and info.data.get("admin_token") is not None:
+            raise ValueError("admin_token is set too; set one of the two")
         return value
 
     @field_validator("port", mode="before")

@@ -25,7 +25,7 @@ CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 20.0
 ANSWER_BYTES_MOST = 256 * 1024 * 1024
 _SHOWN_LENGTH = 400
-_UNAUTHORIZED, _FORBIDDEN = 401, 403
+_UNAUTHORIZED = 401
 _ANOTHER = "--url or HIGHWATER_URL names the sidecar, which listens on port 8001 unless told otherwise"
 
 
@@ -35,6 +35,7 @@ class SidecarClient:
     Args:
         url: Its base URL; ``http://`` is understood where there is no scheme.
         token: The admin token, sent with every call; ``None`` or empty: none.
+        token_source: Where it was found, or why none was; said where the sidecar does not take the call.
         timeout_seconds: For the whole of one answer; to connect it takes five at most.
 
     Raises:
@@ -43,16 +44,19 @@ class SidecarClient:
         SidecarRefused: Of every call: the sidecar answered with an error.
     """
 
-    def __init__(self, url: str, *, token: str | None = None, timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self, url: str, *, token: str | None = None, token_source: str = "", timeout_seconds: float = 30.0
+    ) -> None:
         self.url = _base(url)
         self._seconds = timeout_seconds
         self._has_token = bool(token)
+        self._token_source = token_source or "HIGHWATER_ADMIN_TOKEN"
         self._client = httpx.Client(
             # The system's authorities, and those that SSL_CERT_FILE names.
             verify=ssl.create_default_context(),
             trust_env=False,
             timeout=httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds)),
-            headers={b"Authorization": _authorization(token)} if token else None,
+            headers={b"Authorization": _authorization(token, self._token_source)} if token else None,
         )
 
     def __enter__(self) -> Self:
@@ -156,9 +160,9 @@ class SidecarClient:
 
     def _advice(self, status: int) -> str:
         if status == _UNAUTHORIZED and self._has_token:
-            return "; the token in HIGHWATER_ADMIN_TOKEN is not this sidecar's"
-        if status in (_UNAUTHORIZED, _FORBIDDEN) and not self._has_token:
-            return "; this command takes it from HIGHWATER_ADMIN_TOKEN, which is not set"
+            return f". The token from {self._token_source} is not this sidecar's."
+        if status == _UNAUTHORIZED:
+            return f". This command found no token: {self._token_source}."
         return ""
 
     @contextmanager
@@ -207,10 +211,10 @@ def _base(url: str) -> str:
     return full.partition("?")[0].partition("#")[0].rstrip("/")
 
 
-def _authorization(token: str) -> bytes:
+def _authorization(token: str, source: str) -> bytes:
     # Header values cannot carry them, and the library's own complaint would show the token.
     if not token.isprintable():
-        raise SidecarUnreachable("HIGHWATER_ADMIN_TOKEN holds a line break or another control character; take it out")
+        raise SidecarUnreachable(f"{source} holds a line break or another control character; take it out")
     return f"Bearer {token}".encode()
 
 

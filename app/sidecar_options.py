@@ -1,6 +1,7 @@
 """What the commands that speak to a sidecar have in common: where it is, the token, and how they end without it.
 
-The token comes from the environment and is no flag: a command line can be read by every user of a machine.
+The token comes from the environment or from the sidecar's own file, and is no flag: a command line can be read by every
+user of a machine.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from app.admin_token import FoundToken, find_token
 from app.errors import SidecarError, SidecarUnreachable
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 DEFAULT_URL: Final = "http://127.0.0.1:8001"
 URL_VARIABLE: Final = "HIGHWATER_URL"
-TOKEN_VARIABLE: Final = "HIGHWATER_ADMIN_TOKEN"  # noqa: S105 - the variable's name
 # Exit statuses; 2 is click's, for a command line that cannot be understood.
 FAILED, UNREACHABLE = 1, 3
 # For questions. What acts on the engine may have to wait for a safe moment.
@@ -34,7 +35,7 @@ url_option: Final = click.option(
     show_default=True,
     show_envvar=True,
     metavar="URL",
-    help="the sidecar; its admin token, where it has one, is taken from HIGHWATER_ADMIN_TOKEN",
+    help="the sidecar; its admin token is found as `highwater token` finds it",
 )
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="as JSON")
 
@@ -45,11 +46,6 @@ class NoSidecar(click.ClickException):
     exit_code = UNREACHABLE
 
 
-def token() -> str | None:
-    """The admin token of the environment."""
-    return os.environ.get(TOKEN_VARIABLE) or None
-
-
 @contextmanager
 def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bool = False) -> Iterator[SidecarClient]:
     """The sidecar at ``url``; what goes wrong ends the command with one line.
@@ -57,15 +53,16 @@ def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bo
     Args:
         url: Its base URL.
         timeout_seconds: For one answer; None: as long as a question may take.
-        with_token: Send the environment's admin token. Reading needs none, and what is not sent cannot be lost.
+        with_token: Send the admin token. Reading needs none, and what is not sent cannot be lost.
     """
     # Here and not at the top: `highwater --help` must not load an HTTP client.
     from app.sidecar_client import SidecarClient  # noqa: PLC0415
 
     seconds = ASK_SECONDS if timeout_seconds is None else timeout_seconds
+    found = find_token(url, os.environ) if with_token else FoundToken(None, "")
     with (
         ending_well(),
-        SidecarClient(url, token=token() if with_token else None, timeout_seconds=seconds) as sidecar,
+        SidecarClient(url, token=found.value, token_source=found.source, timeout_seconds=seconds) as sidecar,
     ):
         yield sidecar
 

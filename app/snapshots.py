@@ -27,6 +27,7 @@ from app.engine import Engine
 from app.errors import EngineError, EngineUnresponsive, NoRoom, NotAvailable, NotOffered, Refused, RequestError
 from app.history import History
 from app.poller import Poller
+from app.readings import Caller
 from app.remedies.remedy import no_extension
 from app.table import mib
 
@@ -154,7 +155,7 @@ class Snapshots:
 
     # --- taking ---
 
-    async def take(self, *, dry_run: bool) -> Taken:
+    async def take(self, *, dry_run: bool, caller: Caller | None = None) -> Taken:
         """Have every worker write a snapshot, or only tell how large it would be.
 
         Raises:
@@ -177,20 +178,20 @@ class Snapshots:
             if dry_run:
                 return Taken(None, measured)
             _check_room(measured)
-            return await self._take(payload)
+            return await self._take(payload, caller)
 
-    async def _take(self, payload: dict[str, Any]) -> Taken:
+    async def _take(self, payload: dict[str, Any], caller: Caller | None) -> Taken:
         snapshot = _name(self._clock())
         try:
             ranks = await self._ask(payload | {"name": snapshot})
         except RequestError as exc:
-            self._history.record("snapshot", f"memory snapshot {snapshot} failed: {exc}")
+            self._history.record("snapshot", f"memory snapshot {snapshot} failed: {exc}", caller=caller)
             raise
         await asyncio.to_thread(self._remove_older, snapshot)
         files, _ = await self.listed()
         size, seconds = sum(rank.bytes for rank in ranks), max(rank.elapsed_ms for rank in ranks) / 1000
         told = f"memory snapshot {snapshot}: {len(ranks)} ranks, {mib(size)} MiB; the engine stood still for"
-        self._history.record("snapshot", f"{told} {seconds:.2f} s")
+        self._history.record("snapshot", f"{told} {seconds:.2f} s", caller=caller)
         return Taken(snapshot, ranks, frozenset(file.name for file in files))
 
     def _check_engine(self) -> None:

@@ -12,18 +12,17 @@ for.
 from __future__ import annotations
 
 import copy
-import errno
 import json
 import os
 import stat
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from app.errors import NotKept
+from app.private_file import replace_private
 
 SCHEMA = 1
 FILE_BYTES_MOST = 1024 * 1024
@@ -112,7 +111,7 @@ class StateFile:
         if len(content) > FILE_BYTES_MOST:
             raise NotKept(path, f"it would have {len(content)} bytes, more than the {FILE_BYTES_MOST} that are allowed")
         try:
-            _replace(path, content)
+            replace_private(path, content)
         except OSError as exc:
             raise NotKept(path, _reason(exc)) from exc
 
@@ -159,35 +158,6 @@ def _set_aside(path: Path) -> Path:
     while (aside := path.with_name(f"{path.name}.corrupt-{stamp}")).exists():
         stamp += 1
     return path.rename(aside)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """The new content in one step, on the disk when this returns."""
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink()
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as exc:
-        if exc.errno != errno.EINVAL:  # a file system that does not know this for folders
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _reason(exc: Exception) -> str:

@@ -77,13 +77,14 @@ class _Relief:
     def __init__(self, stage: Stage, sidecar: DemoSidecar, lengths: _Lengths) -> None:
         self._stage = stage
         self._url = sidecar.url
+        self._headers = sidecar.authorization()
         self._model = stage.engine.served_model
         self._lengths = lengths
         self._found = ReliefFindings(slice_seconds=lengths.slice_seconds)
 
     async def measured(self) -> ReliefFindings:
         timeout = aiohttp.ClientTimeout(total=CALL_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout) as self._session:
+        async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as self._session:
             await self._trim_in_slices()
             await self._move_everything()
             await self._disturb_traffic()

@@ -53,30 +53,35 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
     with SimulatedEngine(stage.folder) as engine, sidecar_beside(engine.url, stage.folder) as sidecar:
         pid = process_id(sidecar)
         connection = http.client.HTTPConnection(urlsplit(sidecar.url).netloc, timeout=10)
+        token = sidecar.authorization()
         for path in PATHS:
-            _ask(connection, path, WARM_UP if PATHS[path].goal else 5)
+            _ask(connection, path, WARM_UP if PATHS[path].goal else 5, token)
         for _ in range(3 if short else 7):
             for path in PATHS:
-                rounds[path].append(_round(connection, path, pid))
+                rounds[path].append(_round(connection, path, pid, token))
         connection.close()
     return [_figure(path, rounds[path]) for path in PATHS]
 
 
-def _round(connection: http.client.HTTPConnection, path: str, pid: int) -> _Round:
+def _round(connection: http.client.HTTPConnection, path: str, pid: int, token: Mapping[str, str]) -> _Round:
     cpu = cpu_seconds(pid)
-    times, size = _ask(connection, path, PATHS[path].requests)
+    times, size = _ask(connection, path, PATHS[path].requests, token)
     cpu = (cpu_seconds(pid) - cpu) / len(times)
     return _Round(statistics.median(times) * 1e3, percentile(times, 99) * 1e3, cpu * 1e3, size)
 
 
-def _ask(connection: http.client.HTTPConnection, path: str, count: int) -> tuple[list[float], int]:
+def _ask(
+    connection: http.client.HTTPConnection, path: str, count: int, token: Mapping[str, str]
+) -> tuple[list[float], int]:
     """Seconds of each of `count` requests, and the size of the last answer."""
     times, size = [], 0
+    # Only for whoever has the token are the workers asked for the entries.
+    headers = {"Accept": PATHS[path].accept, **(token if PATHS[path].goal is None else {})}
     for _ in range(count):
         # Random gaps: scrapers meet the sidecar idle, and now and then in the middle of a poll.
         time.sleep(random.uniform(0, GAP_SECONDS))  # noqa: S311 - no secret
         began = time.perf_counter()
-        connection.request("GET", path, headers={"Accept": PATHS[path].accept})
+        connection.request("GET", path, headers=headers)
         response = connection.getresponse()
         size = len(response.read())
         times.append(time.perf_counter() - began)

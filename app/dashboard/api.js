@@ -39,19 +39,27 @@ export function get(path) {
 }
 
 /**
+ * A question that is answered in more detail to whoever has the token.
+ * @param {string} path @returns {Promise<any>}
+ */
+export function getAsOperator(path) {
+  return call("GET", path, undefined, true);
+}
+
+/**
  * A control call: with the token, where there is one.
  * @param {string} path @param {unknown} [body] @returns {Promise<any>}
  */
 export function post(path, body) {
-  return call("POST", path, body);
+  return call("POST", path, body, true);
 }
 
-/** @param {string} method @param {string} path @param {unknown} [body] */
-async function call(method, path, body) {
+/** @param {string} method @param {string} path @param {unknown} [body] @param {boolean} [asOperator] */
+async function call(method, path, body, asOperator = false) {
   /** @type {Record<string, string>} */
   const headers = { Accept: "application/json" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  if (method !== "GET" && token !== null) headers.Authorization = `Bearer ${header(token)}`;
+  if (asOperator) Object.assign(headers, authorization());
   let response;
   try {
     response = await fetch(address(path), {
@@ -66,6 +74,11 @@ async function call(method, path, body) {
     throw new Refusal(0, "the sidecar does not answer; is it running?");
   }
   return answered(response);
+}
+
+/** The token's header, where there is a token. @returns {Record<string, string>} */
+function authorization() {
+  return token === null ? {} : { Authorization: `Bearer ${header(token)}` };
 }
 
 /** A header holds bytes: a token of other characters travels as UTF-8. @param {string} value */
@@ -89,7 +102,8 @@ async function answered(response) {
  */
 export async function* serverEvents(path, signal, alive) {
   const response = await fetch(address(path), {
-    headers: { Accept: "text/event-stream" },
+    // There is always a place for whoever has the token.
+    headers: { Accept: "text/event-stream", ...authorization() },
     cache: "no-store",
     credentials: "same-origin",
     redirect: "error",

@@ -168,10 +168,7 @@ export class Controls {
   /** @param {Refusal} refusal */
   #refused({ status, message, body }) {
     if (status === FORBIDDEN) {
-      this.#say("Not from here", "bad", [
-        message,
-        "To use these buttons from this browser: start the sidecar with HIGHWATER_ADMIN_TOKEN set, reload this page, and enter the token when it asks. Or open it as http://localhost:PORT/dashboard on the machine itself, for instance through ssh -L.",
-      ]);
+      this.#say("The sidecar has no admin token", "bad", [message]);
     } else if (body?.results) this.#told(body, Boolean(body.dry_run));
     else if (body?.outcome) this.#told({ results: [body] }, false);
     else this.#say(status === 0 ? "It could not be asked" : "Refused", "bad", [message]);
@@ -234,7 +231,7 @@ export class Controls {
     this.again = again;
     setText(
       byId("token-problem"),
-      wrong ? "The sidecar does not accept this token. Its setting is admin_token (HIGHWATER_ADMIN_TOKEN)." : "",
+      wrong ? "The sidecar does not accept this token. Where it runs, highwater token prints the right one." : "",
     );
     byId("token-forget").hidden = !hasToken();
     if (problem) this.#say("This needs the admin token", "warn", [problem]);

@@ -2,7 +2,7 @@
  * The encoder cache: what it holds, where, for how long, and the largest entries.
  */
 
-import { get } from "./api.js";
+import { getAsOperator } from "./api.js";
 import { el, fill, scroll, setText, table } from "./dom.js";
 import { clock, count, duration, exact, gib, gibNumber, known, UNKNOWN } from "./format.js";
 import { total } from "./plots.js";
@@ -112,7 +112,7 @@ export class EncoderPanel {
     this.asking = true;
     this.askedAt = Date.now();
     try {
-      this.#show(await get(`memory/encoder-cache?limit=${SHOWN}`));
+      this.#show(await getAsOperator(`memory/encoder-cache?limit=${SHOWN}`));
     } catch (error) {
       setText(this.status, error.message);
     } finally {
@@ -120,10 +120,15 @@ export class EncoderPanel {
     }
   }
 
-  #show({ ranks }) {
-    setText(this.status, `as of ${clock(Date.now() / 1000)}`);
+  #show({ ranks, age_seconds: age, note }) {
+    const asOf = known(age) ? `as of ${clock(Date.now() / 1000 - age)}` : "";
+    setText(this.status, [asOf, note].filter(Boolean).join("; "));
     const first = ranks.find((rank) => rank.entries?.length) ?? ranks[0];
-    if (!first?.entries?.length) {
+    if (!first) {
+      fill(this.list, el("p", { class: "empty" }, "The entries are not known: enter the admin token and ask again."));
+      return;
+    }
+    if (!first.entries?.length) {
       fill(this.list, el("p", { class: "empty" }, "The cache is empty."));
       return;
     }

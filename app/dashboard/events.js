@@ -33,6 +33,12 @@ export function freedRanks(ranks) {
     .join(", ");
 }
 
+/** Who asked for it by a control call; empty where nobody did. @param {any} caller */
+function by(caller) {
+  if (!caller) return "";
+  return `${caller.address || "unknown address"}, ${caller.by === "token" ? "with the token" : "from this machine"}`;
+}
+
 /** @param {HTMLElement} box @param {any[]} events newest first */
 export function writeResets(box, events) {
   const resets = events.filter((event) => event.result !== null && event.result !== undefined).slice(0, RESETS_SHOWN);
@@ -40,7 +46,7 @@ export function writeResets(box, events) {
     fill(box, el("p", { class: "empty" }, "None yet, neither by the policy nor by hand."));
     return;
   }
-  const rows = resets.map(({ at, trigger, rule, result }) => [
+  const rows = resets.map(({ at, trigger, rule, result, caller }) => [
     clock(at),
     words(result.remedy),
     el("span", { class: "outcome", "data-outcome": result.outcome }, result.outcome),
@@ -51,7 +57,7 @@ export function writeResets(box, events) {
     ),
     [freedParts(result.freed_components), freedRanks(result.ranks)].filter(Boolean).join(" · ") ||
       (result.outcome === "done" ? "nothing" : ""),
-    rule ? `policy, ${rule}` : words(trigger ?? ""),
+    rule ? `policy, ${rule}` : [words(trigger ?? ""), by(caller)].filter(Boolean).join(", "),
     [
       result.seconds ? duration(result.seconds) : "",
       result.held_seconds ? `held requests for ${duration(result.held_seconds)}` : "",
@@ -93,6 +99,7 @@ export function writeEvents(box, events) {
         el("span", { class: "tag", "data-level": KIND_LEVEL[event.kind] ?? "quiet" }, event.kind),
         " ",
         event.summary,
+        event.caller ? el("span", { class: "caller" }, ` (${by(event.caller)})`) : null,
       ),
     );
   fill(box, scroll("Events, newest first", el("ol", { class: "timeline tall" }, ...items)));

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import httpx
 
+from app.admin_token import find_token
 from app.demo.errors import DemoError
 from app.demo.process import KeptProcess, environ_with, free_port
 
@@ -54,9 +55,7 @@ class DemoSidecar:
         """
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "app.cli", "serve", "--engine-url", self._engine_url, "--port", str(self.port)]
-        # Settings of the caller's own sidecar must not leak into this one.
-        env = environ_with(self._settings, without_prefix="HIGHWATER_")
-        self._process.start(command, env=env, cwd=Path.cwd())
+        self._process.start(command, env=self._environ(), cwd=Path.cwd())
         self._process.wait_until_answers(self.port, "/livez", START_SECONDS)
         return self
 
@@ -67,6 +66,15 @@ class DemoSidecar:
 
     def __enter__(self) -> Self:
         return self.start()
+
+    def _environ(self) -> dict[str, str]:
+        # Settings of the caller's own sidecar must not leak into this one.
+        return environ_with(self._settings, without_prefix="HIGHWATER_")
+
+    def authorization(self) -> dict[str, str]:
+        """The header that lets control calls in: with its admin token, as an operator on this machine finds it."""
+        found = find_token(self.url, self._environ())
+        return {} if found.value is None else {"Authorization": f"Bearer {found.value}"}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -80,7 +88,7 @@ class DemoSidecar:
             DemoError: It did not answer, or answered with an error.
         """
         try:
-            response = self._client.request(method, path, json=body)
+            response = self._client.request(method, path, json=body, headers=self.authorization())
         except httpx.HTTPError as exc:
             raise DemoError.with_log(f"{method} {path}: {exc}", self.log_path) from exc
         if response.is_error:

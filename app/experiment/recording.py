@@ -169,7 +169,7 @@ class Recording:
         with self._noting(known, "the policy"):
             known.policy_mode, known.rules = rules_of(self._reader.get("/policy"))
         with self._noting(known, "the engine's settings"):
-            known.settings = settings_of(self._reader.get("/server_info", {"config_format": "json"}))
+            known.settings = settings_of(self._client.get("/server_info", {"config_format": "json"}))
         self._snapshot(known, "before the load", Moment(name=BEFORE, title="", at=None, ranks=known.before))
         return known
 
@@ -298,7 +298,7 @@ class Recording:
             return
         time.sleep(max(0.0, self._entries_at + ENTRIES_SECONDS - time.monotonic()))
         with self._noting(known, f"the encoder cache's entries {title}"):
-            snapshot = snapshot_of(title, self._reader.get("/memory/encoder-cache", {"limit": "5"}), moment)
+            snapshot = snapshot_of(title, self._client.get("/memory/encoder-cache", {"limit": "5"}), moment)
             self._entries_at = time.monotonic()
             known.caches += [snapshot] if snapshot is not None else []
 

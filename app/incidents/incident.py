@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from app.readings import (
+    Caller,
     Components,
     EngineLoad,
     EngineStatus,
@@ -207,6 +208,7 @@ class Happened:
     summary: str
     rule: str | None = None
     trigger: str | None = None
+    caller: Caller | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

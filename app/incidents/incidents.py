@@ -273,7 +273,14 @@ def _first(*values: Any) -> Any:  # noqa: ANN401 - whatever comes in goes out
 def _short(events: tuple[Event, ...], most: int) -> tuple[Happened, ...]:
     in_order = sorted(events, key=lambda event: event.at)[-most:]
     return tuple(
-        Happened(at=event.at, kind=event.kind, summary=event.summary, rule=event.rule, trigger=event.trigger)
+        Happened(
+            at=event.at,
+            kind=event.kind,
+            summary=event.summary,
+            rule=event.rule,
+            trigger=event.trigger,
+            caller=event.caller,
+        )
         for event in in_order
     )
 

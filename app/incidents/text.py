@@ -149,6 +149,7 @@ def happened(events: Iterable[Happened]) -> list[str]:
     """One line for each event, oldest first."""
     return [
         f"{_INDENT}{moment(event.at).rpartition(' ')[2]}  {plain(event.kind, 20):9} {plain(event.summary)}"
+        + (f" (asked for by {plain(event.caller.address, 60)})" if event.caller is not None else "")
         for event in events
     ]
 

@@ -167,7 +167,7 @@ class Exchange(Conversation, Asker):
         self._quiet = 0
         self._patience = self._proxy.first_byte_ticks if self._has_asked else self._proxy.idle_ticks
         engine.ask(self)
-        engine.writing.write(self._head.for_engine(self._proxy.host_line, self._client.forwarding))
+        engine.writing.write(self._proxy.head_for_engine(self._head, self._client.forwarding))
         if self._waiting and not self.wants_tunnel:
             self._send_waiting(engine)
         if self._last is not None:

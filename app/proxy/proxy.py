@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -21,7 +21,7 @@ from app.proxy.failures import (
     head_too_large,
     too_many_connections,
 )
-from app.proxy.forwarded import Mode
+from app.proxy.forwarded import Forwarding, Mode
 from app.proxy.heads import EngineOrigin, RequestHead
 from app.proxy.limits import ProxyLimits, ProxyObserver
 from app.proxy.transports import Turn
@@ -59,6 +59,7 @@ class Proxy:
         access_log: gets a line for each request that ended; disabled where ``None``.
         forwarded: what the engine is told of where a request came from.
         root_path: the engine's.
+        withhold: takes out of each request's head what is not for the engine.
 
     Attributes:
         exchanges: under way.
@@ -79,6 +80,7 @@ class Proxy:
         access_log: AccessLog | None = None,
         forwarded: Mode = "pass",
         root_path: str | None = None,
+        withhold: Callable[[bytes], bytes] | None = None,
     ) -> None:
         parts = urlsplit(upstream)
         if parts.scheme not in ("http", "https", "unix") or not (parts.hostname or parts.path):
@@ -95,6 +97,7 @@ class Proxy:
         self.tunnels = self.requests_on_new = self.requests_on_reused = 0
         self._log = LimitedLog(log)
         self.gate = gate or Gate()
+        self._withhold = withhold
         self.limits = limits or ProxyLimits()
         self.body_too_large = body_too_large(self.limits.max_body_bytes)
         self.head_too_large = head_too_large(self.limits.max_header_bytes)
@@ -226,6 +229,11 @@ class Proxy:
                 engine_connection_reused=reused,
             )
             self.access_log.write(ended)
+
+    def head_for_engine(self, head: RequestHead, forwarding: Forwarding | None) -> bytes:
+        """A request's head as the engine gets it."""
+        raw = head.for_engine(self.host_line, forwarding)
+        return raw if self._withhold is None else self._withhold(raw)
 
     async def start(self) -> None:
         """Open the connection pool; nothing is sent yet."""

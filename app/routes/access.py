@@ -1,61 +1,185 @@
-"""Who may use the control paths."""
+"""Who may use the control paths: who has the admin token, and nobody else unless ``trust_loopback`` is set.
+
+Where a path needs the token is said once, by the dependency of its route. That makes it part of the OpenAPI page, and
+``ControlGuard`` reads it from there: it answers before the body of a request is read.
+"""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+import logging
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException, Request
+from fastapi.openapi.models import HTTPBearer
+from fastapi.responses import JSONResponse
+from fastapi.security.base import SecurityBase
+from starlette.requests import HTTPConnection
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.admin_token import AdminToken
+from app.limited_log import LimitedLog
+from app.readings import Caller
+
+DenialReason: TypeAlias = Literal["no_token", "wrong_token", "closed"]
+_CODES: Final = {401: "unauthorized", 403: "forbidden"}
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOGGED_CHARACTERS: Final = 200
 
 # What reverse proxies and service meshes add. Whoever comes through one has its address: their own is not known.
 _FORWARDED = re.compile(r"forwarded|via|x-real-ip|(?:x-forwarded|x-envoy|l5d)-.*", re.IGNORECASE)
 # Istio's sidecar connects from here for everybody in the mesh, and to a plain TCP port without a word about it.
 _MESH = ipaddress.ip_address("127.0.0.6")
+_CREDENTIALS = re.compile(rb"\r\n(?:authorization|x-api-key|api-key):[^\r]*", re.IGNORECASE)
+
+log = logging.getLogger("highwater.access")
 
 
-class Access:
-    """A FastAPI dependency that lets control calls through, or says why not.
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """Why a control call is not let in, and what would be right."""
 
-    With an admin token set, the call must carry it. With none set, only loopback peers may call: a peer that came
-    through a reverse proxy, or a web page in the operator's own browser, is not one.
+    reason: DenialReason
+    status: int
+    message: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What HTTP wants beside the status."""
+        return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}  # noqa: PLR2004 - HTTP's number
+
+
+class Access(SecurityBase):
+    """A FastAPI dependency: the caller of a control path, or the reason why the call is not let in.
+
+    A request that came through a reverse proxy, or from a web page in the operator's own browser, is never a loopback
+    peer, as far as that can be seen: a proxy on the same machine need not say that it is one. Hence the token.
 
     Args:
-        admin_token: The token, or ``None``.
+        token: The one in force.
+        port: The sidecar's, for the command that messages name.
+        trust_loopback: Loopback peers need no token.
     """
 
-    def __init__(self, admin_token: str | None) -> None:
-        self._token = admin_token.encode() if admin_token is not None else None
+    def __init__(self, token: AdminToken, *, port: int, trust_loopback: bool = False) -> None:
+        self.model = HTTPBearer(description="the admin token; `highwater token` prints it")
+        self.scheme_name = "AdminToken"
+        self._token = token
+        self._trust_loopback = trust_loopback
+        self._log = LimitedLog(log)
+        self._command = f'curl -H "Authorization: Bearer $(highwater token --port {port})"'
 
-    def __call__(self, request: Request) -> None:
-        """Let the request through.
+    async def __call__(self, request: Request) -> Caller:
+        """Return who calls.
 
         Raises:
-            HTTPException: 401 without or with a wrong token; 403 from elsewhere when none is set.
+            HTTPException: 401 without the token or with a wrong one; 403 where there is none.
         """
-        if self._token is not None:
-            self._check_token(request)
-        elif not _is_local(request):
-            raise HTTPException(
-                403,
-                "control paths are for loopback peers only while no admin_token is set "
-                "(HIGHWATER_ADMIN_TOKEN); set one and send it as Authorization: Bearer",
-            )
+        caller = self.judge(request)
+        if isinstance(caller, Denial):
+            raise HTTPException(caller.status, caller.message, caller.headers)
+        return caller
 
-    def _check_token(self, request: Request) -> None:
+    def caller(self, request: HTTPConnection) -> Caller | None:
+        """Return who calls a path that is open to all; ``None`` for who could not use the control paths."""
+        caller = self.judge(request)
+        return None if isinstance(caller, Denial) else caller
+
+    def judge(self, request: HTTPConnection) -> Caller | Denial:
+        """Judge by the token, or else by the address where that is trusted. Reads no body."""
+        token = self._token.current()
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         # latin-1 is what headers are decoded with; compare_digest takes bytes of any content.
-        matches = hmac.compare_digest(given.strip().encode("latin-1"), self._token or b"")
-        if scheme.lower() != "bearer" or not matches:
-            raise HTTPException(
-                401, "this path needs the admin token: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"}
+        matches = hmac.compare_digest(given.strip().encode("latin-1"), (token or "").encode())
+        if token is not None and matches and scheme.lower() == "bearer":
+            return Caller(peer_of(request), "token")
+        if self._trust_loopback and _is_local(request):
+            return Caller(peer_of(request), "loopback")
+        if token is None:
+            return Denial(
+                "closed",
+                403,
+                "control calls are refused: the sidecar has no admin token, and its log says why. Set "
+                "admin_token_file (HIGHWATER_ADMIN_TOKEN_FILE) to a file that its user can write, or admin_token. "
+                f"Then this works where the sidecar runs: {self._command}",
             )
+        wrong = bool(given)
+        said = "this is not the admin token" if wrong else "this call needs the admin token"
+        return Denial(
+            "wrong_token" if wrong else "no_token", 401, f"{said}. Where the sidecar runs, this works: {self._command}"
+        )
+
+    def without_token(self, head: bytes) -> bytes:
+        """A request's head without the admin token, for who sends it to the engine by mistake."""
+        token = self._token.known
+        # Every proxied request comes here: to look for the bytes costs a tenth of a microsecond, to read lines more.
+        if token is None or token.encode() not in head:
+            return head
+        self._log.warning(
+            "misplaced_token", "a client sends the admin token with requests to the engine; it is not passed on"
+        )
+        return _CREDENTIALS.sub(lambda line: b"" if token.encode() in line[0] else line[0], head)
 
 
-def _is_local(request: Request) -> bool:
-    peer = request.client.host if request.client is not None else ""
-    if not _is_loopback(peer) or any(map(_FORWARDED.fullmatch, request.headers)):
+class ControlGuard:
+    """A plain ASGI class in front of all else: whoever may not call is answered before a body is read or parsed.
+
+    Every method but GET, HEAD and OPTIONS needs the token, whatever the path; so do reads for which the OpenAPI page
+    says so.
+
+    Args:
+        app: The application behind.
+        access: Judges callers.
+        page: The application's OpenAPI page.
+        denied: Receives the reason of each call that is not let in.
+    """
+
+    def __init__(
+        self, app: ASGIApp, access: Access, page: Mapping[str, Any], denied: Callable[[DenialReason], None]
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._denied = denied
+        self._log = LimitedLog(log)
+        self._guarded = tuple(
+            compile_path(path)[0] for path, methods in page["paths"].items() if methods.get("get", {}).get("security")
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it."""
+        if scope["type"] == "http" and self._needs_token(scope["method"], scope["path"]):
+            request = HTTPConnection(scope)
+            denial = self._access.judge(request)
+            if isinstance(denial, Denial):
+                self._report(request, denial)
+                error = {"code": _CODES[denial.status], "message": denial.message}
+                await JSONResponse({"error": error}, denial.status, denial.headers)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _needs_token(self, method: str, path: str) -> bool:
+        return method not in _SAFE_METHODS or any(pattern.match(path) for pattern in self._guarded)
+
+    def _report(self, request: HTTPConnection, denial: Denial) -> None:
+        self._denied(denial.reason)
+        method, path = request.scope["method"], ascii(request.scope["path"][:_LOGGED_CHARACTERS])
+        peer = peer_of(request) or "an unknown peer"
+        self._log.warning(denial.reason, "control call denied (%s): %s %s from %s", denial.reason, method, path, peer)
+
+
+def peer_of(request: HTTPConnection) -> str:
+    """The address that the socket shows; empty where it has none."""
+    return request.client.host if request.client is not None else ""
+
+
+def _is_local(request: HTTPConnection) -> bool:
+    if not _is_loopback(peer_of(request)) or any(map(_FORWARDED.fullmatch, request.headers)):
         return False
     # A page on another site can make a browser on this machine send a POST here, or point its own name at 127.0.0.1.
     # Browsers then send an Origin, and a Host that is neither localhost nor an address.

@@ -1,15 +1,18 @@
-"""What gives memory back on request: reclaim, vLLM's own resets as drop-ins, and the way back from a trim."""
+"""What gives memory back on request: reclaim, vLLM's own resets as drop-ins, and the way back from a trim.
+
+And the engine's ``/server_info``: reading it changes nothing, but its whole configuration is in it, tokens included.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from fastapi import APIRouter, Body, Depends, Request
+from fastapi import APIRouter, Body, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from app.errors import Refused
-from app.readings import Components, Mode, RankDelta, RankReading, Target
+from app.errors import EngineError, NotAvailable, Refused
+from app.readings import Caller, Components, Mode, RankDelta, RankReading, Target
 from app.relief import Measured, Wish
 from app.routes.services import Services
 
@@ -19,6 +22,7 @@ _DELTAS = TypeAdapter(tuple[RankDelta, ...])
 _COMPONENTS = TypeAdapter(Components)
 # Ours, taken off the query string of the drop-in paths; everything else goes to vLLM as it is.
 _OWN_PARAMETERS = ("mode", "force")
+_UNKEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class TrimOrder(BaseModel):
@@ -27,9 +31,13 @@ class TrimOrder(BaseModel):
     model_config = _FORBID
 
     remedy: Literal["trim_encoder_cache"]
-    free_bytes: int | None = Field(None, ge=0, description="device bytes to let go")
-    keep_bytes: int | None = Field(None, ge=0, description="device bytes of encoder outputs to keep at most")
-    idle_seconds: float | None = Field(None, ge=0, allow_inf_nan=False, description="let go what was not used so long")
+    free_bytes: int | None = Field(None, ge=0, strict=True, description="device bytes to let go")
+    keep_bytes: int | None = Field(
+        None, ge=0, strict=True, description="device bytes of encoder outputs to keep at most"
+    )
+    idle_seconds: float | None = Field(
+        None, ge=0, strict=True, allow_inf_nan=False, description="let go what was not used so long"
+    )
 
     @model_validator(mode="after")
     def _one_target(self) -> Self:
@@ -64,27 +72,37 @@ class ReclaimRequest(BaseModel):
 
 
 def control_router(services: Services) -> APIRouter:
-    """``/memory/reclaim``, ``/memory/encoder-cache/restore`` and the resets."""
+    """``/memory/reclaim``, ``/memory/encoder-cache/restore``, the resets and ``/server_info``."""
     router = APIRouter(tags=["control"])
-    control = [Depends(services.control)]
+    control = Depends(services.control)
 
     @router.post(
         "/memory/reclaim",
-        dependencies=control,
         responses={409: {"description": "Every remedy was refused; the body is as with 200"}},
     )
-    async def reclaim(body: Annotated[ReclaimRequest | None, Body()] = None) -> JSONResponse:
+    async def reclaim(body: Annotated[ReclaimRequest | None, Body()] = None, caller: Caller = control) -> JSONResponse:
         """Run remedies in order and tell what each gave back, per rank."""
         wanted = body or ReclaimRequest()
-        results = await services.relief.reclaim(wanted.wishes(), mode=wanted.mode, dry_run=wanted.dry_run)
+        results = await services.relief.reclaim(
+            wanted.wishes(), mode=wanted.mode, dry_run=wanted.dry_run, caller=caller
+        )
         outcomes = {measured.result.outcome for measured in results}
         answer = {"schema": 1, "mode": wanted.mode, "dry_run": wanted.dry_run, "results": [_shown(m) for m in results]}
         return JSONResponse(answer, 409 if outcomes == {"refused"} and not wanted.dry_run else 200)
 
-    @router.post("/memory/encoder-cache/restore", dependencies=control)
-    async def restore() -> JSONResponse:
+    @router.post("/memory/encoder-cache/restore")
+    async def restore(caller: Caller = control) -> JSONResponse:
         """Bring every encoder output that a trim moved to host memory back to the device."""
-        return JSONResponse({"schema": 1, "ranks": await services.relief.restore()})
+        return JSONResponse({"schema": 1, "ranks": await services.relief.restore(caller=caller)})
+
+    @router.get("/server_info", dependencies=[control], responses={200: {"content": {"application/json": {}}}})
+    async def server_info(request: Request) -> Response:
+        """The engine's own, as vLLM answers it in development mode; its configuration is in it, tokens included."""
+        try:
+            answer = await services.server_info(request.scope["query_string"].decode("latin-1"))
+        except EngineError as exc:
+            raise NotAvailable(str(exc)) from exc
+        return Response(answer.body, answer.status, media_type=answer.content_type or None, headers=_UNKEPT)
 
     for remedy in services.relief.remedies.values():
         if remedy.path is not None:
@@ -93,20 +111,23 @@ def control_router(services: Services) -> APIRouter:
 
 
 def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) -> None:
+    control = Depends(services.control)
+
     @router.post(
         path,
         name=name,
-        dependencies=[Depends(services.control)],
         responses={503: {"description": "The engine is not there, or went in the middle of it"}},
     )
-    async def drop_in(request: Request, mode: Mode = "now", force: bool = False) -> JSONResponse:
+    async def drop_in(
+        request: Request, mode: Mode = "now", force: bool = False, caller: Caller = control
+    ) -> JSONResponse:
         """As vLLM's own, query string and all; the answer is vLLM's and what the reset gave back."""
         if mode == "safe" and "reset_running_requests" in request.query_params:
             # It throws running requests out of the engine, and up to 0.21 each may lose a token by it.
             raise Refused("mode=safe never preempts running requests: leave reset_running_requests out")
         pairs = request.scope["query_string"].decode("latin-1").split("&")
         kept = "&".join(pair for pair in pairs if pair and pair.partition("=")[0] not in _OWN_PARAMETERS)
-        measured = await services.relief.drop_in(name, query=kept, mode=mode, force=force)
+        measured = await services.relief.drop_in(name, query=kept, mode=mode, force=force, caller=caller)
         if measured.answer is None:  # the engine went before it could answer
             return JSONResponse({"schema": 1, **_shown(measured)}, 503)
         body = measured.answer.json_object() | {"schema": 1} | _shown(measured)

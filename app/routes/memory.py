@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
+import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
@@ -14,11 +16,13 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from starlette.types import Receive, Scope, Send
 
 from app.attribution import compare
 from app.errors import EngineError, NotAvailable, UnknownName
-from app.history import MARKS_KEPT, WATCHERS_MOST, Mark
-from app.readings import Event, RankDelta, Report
+from app.history import MARKS_KEPT, Mark, Told
+from app.readings import Caller, Event, RankDelta, Report
+from app.routes.access import peer_of
 from app.routes.services import Services
 from app.table import report_text
 
@@ -28,6 +32,13 @@ _EVENT = TypeAdapter(Event)
 _EVENTS = TypeAdapter(list[Event])
 _DELTAS = TypeAdapter(tuple[RankDelta, ...])
 _FORBID = ConfigDict(extra="forbid")
+
+
+NOT_READ = (
+    "nobody has read the entries of this engine yet, and without the admin token no worker is asked; send it, "
+    "Authorization: Bearer TOKEN (`highwater token` prints it)"
+)
+NOT_ASKED = "as last read; with the admin token the workers are asked, and mm_hash is whole"
 
 
 class MemoryQuery(BaseModel):
@@ -80,6 +91,8 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
     router = APIRouter(tags=["memory"])
     history = services.history
     history_turn = asyncio.Lock()
+    alias = Alias()
+    control = Depends(services.control)
 
     @router.get("/memory", response_model=Report, responses={200: {"content": {"text/plain": {}}}})
     async def memory(request: Request, query: Annotated[MemoryQuery, Query()]) -> Response:
@@ -98,19 +111,26 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
         return JSONResponse(_REPORT.dump_python(report, mode="json") | {"since": since})
 
     @router.get("/memory/encoder-cache")
-    async def encoder_cache(query: Annotated[EntriesQuery, Query()]) -> JSONResponse:
-        """What the encoder cache of each rank holds; the workers are asked once a second at most."""
-        if not services.poller.capabilities.collective_rpc:
-            raise NotAvailable(services.poller.current().engine.hint or "the worker extension is not loaded")
-        try:
-            answers = await services.entries.read()
-        except EngineError as exc:
-            raise NotAvailable(str(exc)) from exc
+    async def encoder_cache(request: Request, query: Annotated[EntriesQuery, Query()]) -> JSONResponse:
+        """What the encoder cache of each rank holds.
+
+        With the admin token the workers are asked, once a second at most. Without it no worker is called: the answer
+        is what was last read, its age beside it, and `mm_hash` a short name that tells entries apart and not images.
+        """
+        may_ask = services.control.caller(request) is not None
+        if may_ask:
+            await _read_entries(services)
+        answers, age = _known_entries(services)
         known = [answer.get("rank") for answer in answers]
-        if query.rank is not None and query.rank not in known:
+        if query.rank is not None and query.rank not in known and age is not None:
             raise UnknownName("rank", query.rank, [str(rank) for rank in known])
-        chosen = [answer for answer in answers if query.rank is None or answer.get("rank") == query.rank]
-        return JSONResponse({"schema": 1, "ranks": [_cut(answer, query) for answer in chosen]})
+        ranks = [_cut(answer, query) for answer in answers if query.rank in (None, answer.get("rank"))]
+        note = None
+        if not may_ask:
+            note = NOT_READ if age is None else NOT_ASKED
+            for rank in ranks:
+                rank["entries"] = [entry | {"mm_hash": alias(entry.get("mm_hash"))} for entry in rank["entries"]]
+        return JSONResponse({"schema": 1, "age_seconds": age, "note": note, "ranks": ranks})
 
     @router.get("/memory/history")
     async def readings(query: Annotated[HistoryQuery, Query()]) -> Response:
@@ -135,22 +155,58 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
     async def events(request: Request, query: Annotated[EventsQuery, Query()]) -> Response:
         """What happened, newest first; with ``Accept: text/event-stream`` reports and events as they come."""
         if "text/event-stream" in request.headers.get("accept", ""):
-            if not services.history.can_watch():
-                raise NotAvailable(f"{WATCHERS_MOST} readers follow the events already; close one, or poll")
-            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            return StreamingResponse(_live(services), media_type="text/event-stream", headers=headers)
+            peer = None if services.control.caller(request) is not None else peer_of(request)
+            if not history.can_watch(peer):
+                raise NotAvailable(
+                    "as many readers follow the events as may, in all or from your address; close one, poll, or send "
+                    "the admin token, for whose holders places are kept"
+                )
+            return _Live(services, peer)
         listed = _EVENTS.dump_python(history.events(limit=query.limit), mode="json")
         return JSONResponse({"schema": 1, "events": listed})
 
-    @router.post("/memory/marks", status_code=201, dependencies=[Depends(services.control)])
-    async def mark(body: MarkRequest) -> JSONResponse:
+    @router.post("/memory/marks", status_code=201)
+    async def mark(body: MarkRequest, caller: Caller = control) -> JSONResponse:
         """Name this moment; ``/memory?since=NAME`` then tells what changed."""
         report = await services.poller.poll()
-        made = history.mark(body.name, () if report.stale else report.ranks)
+        made = history.mark(body.name, () if report.stale else report.ranks, caller=caller)
         known = {"name": made.name, "at": made.at, "ranks": [asdict(rank)["rank"] for rank in made.ranks]}
         return JSONResponse({"schema": 1, **known, "kept": MARKS_KEPT}, 201)
 
     return router
+
+
+class Alias:
+    """A short name for a hash, the same as long as this process lives.
+
+    A part of the hash itself would still tell whether a given image is cached: whoever has the image can make its hash.
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(16)
+
+    def __call__(self, mm_hash: object) -> str:
+        """Eight hexadecimal digits."""
+        return hashlib.blake2b(str(mm_hash).encode(), key=self._key, digest_size=4).hexdigest()
+
+
+async def _read_entries(services: Services) -> None:
+    if not services.poller.capabilities.collective_rpc:
+        raise NotAvailable(services.poller.current().engine.hint or "the worker extension is not loaded")
+    try:
+        await services.entries.read()
+    except EngineError as exc:
+        raise NotAvailable(str(exc)) from exc
+
+
+def _known_entries(services: Services) -> tuple[list[dict[str, Any]], float | None]:
+    """What was last read of the workers that there are now, and its age in seconds."""
+    if services.entries.known is None:
+        return [], None
+    answers, age = services.entries.known
+    pids = {rank.pid for rank in services.poller.current().ranks}
+    answers = [answer for answer in answers if answer.get("pid") in pids]
+    return answers, round(age, 3) if answers else None
 
 
 def _wants_text(request: Request, chosen: str | None) -> bool:
@@ -194,23 +250,37 @@ def _history_json(body: dict[str, Any], step: float, readings: list[dict[str, An
     return f'{json.dumps(body | {"step": step}, allow_nan=False)[:-1]}, "readings": [{written}]}}'.encode()
 
 
-async def _live(services: Services) -> AsyncIterator[bytes]:
+class _Live(StreamingResponse):
+    """The live events, for one watcher: counted from before its first byte is sent."""
+
+    def __init__(self, services: Services, peer: str | None) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__((), media_type="text/event-stream", headers=headers)
+        self._services = services
+        self._peer = peer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._services.history.watch(self._peer) as queue:
+            self.body_iterator = _live(self._services, queue)
+            await super().__call__(scope, receive, send)
+
+
+async def _live(services: Services, queue: asyncio.Queue[Told | None]) -> AsyncIterator[bytes]:
     """The report now, and then every report and event; ends when the sidecar stops or the reader is too slow."""
-    with services.history.watch() as queue:
-        yield format_sse_event(event="report", data_str=_report_json(services.report()))
-        while True:
-            try:
-                told = await asyncio.wait_for(queue.get(), PING_SECONDS)
-            except TimeoutError:
-                yield KEEPALIVE_COMMENT
-                continue
-            if told is None:
-                return
-            if isinstance(told.value, Event):
-                data = _EVENT.dump_json(told.value).decode()
-                yield format_sse_event(event="event", data_str=data, id=str(told.value.id))
-            else:
-                yield format_sse_event(event="report", data_str=_report_json(services.report()))
+    yield format_sse_event(event="report", data_str=_report_json(services.report()))
+    while True:
+        try:
+            told = await asyncio.wait_for(queue.get(), PING_SECONDS)
+        except TimeoutError:
+            yield KEEPALIVE_COMMENT
+            continue
+        if told is None:
+            return
+        if isinstance(told.value, Event):
+            data = _EVENT.dump_json(told.value).decode()
+            yield format_sse_event(event="event", data_str=data, id=str(told.value.id))
+        else:
+            yield format_sse_event(event="report", data_str=_report_json(services.report()))
 
 
 def _report_json(report: Report) -> str:

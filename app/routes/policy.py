@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from app.policy import Rule
 from app.policy_settings import PolicyChange, PolicySettings
-from app.readings import Event, PolicyStatus
+from app.readings import Caller, Event, PolicyStatus
 from app.routes.problems import ProblemAnswer
 from app.routes.services import Services
 
@@ -23,6 +23,7 @@ _EVENTS = TypeAdapter(list[Event])
 def policy_router(services: Services) -> APIRouter:
     """``/policy``."""
     router = APIRouter(tags=["control"])
+    control = Depends(services.control)
 
     @router.get("/policy")
     async def policy() -> JSONResponse:
@@ -31,12 +32,11 @@ def policy_router(services: Services) -> APIRouter:
 
     @router.put(
         "/policy",
-        dependencies=[Depends(services.control)],
         responses={
             507: {"model": ProblemAnswer, "description": "The state file could not be written; all is as before"}
         },
     )
-    async def change_policy(change: PolicyChange) -> JSONResponse:
+    async def change_policy(change: PolicyChange, caller: Caller = control) -> JSONResponse:
         """Replace the mode, the rules, the hourly budget or all; validated whole, kept, and recorded."""
         policy = await services.policy.change(change)
         services.governor.replace_policy(
@@ -44,6 +44,7 @@ def policy_router(services: Services) -> APIRouter:
             policy.mode,
             _told(policy, services.policy.kept_in),
             max_actions_per_hour=policy.max_actions_per_hour,
+            caller=caller,
         )
         return JSONResponse(_shown(services))
 

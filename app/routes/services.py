@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from app.engine import EngineAnswer
 from app.exporter import Exporter
 from app.flight import Flight
 from app.governor import Governor
@@ -37,6 +38,7 @@ class Services:
         report: The last report with its age and the policy's state.
         alive: Whether the loops run.
         hangs: Whether the engine hangs.
+        server_info: The engine's own ``GET /server_info``, by its query string.
         control: Lets control calls through, or not.
     """
 
@@ -53,4 +55,5 @@ class Services:
     report: Callable[[], Report]
     alive: Callable[[], bool]
     hangs: Callable[[], bool]
+    server_info: Callable[[str], Awaitable[EngineAnswer]]
     control: Access

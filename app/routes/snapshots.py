@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.types import Receive, Scope, Send
 
+from app.readings import Caller
 from app.routes.problems import ProblemAnswer
 from app.routes.services import Services
 from app.snapshots import Taken, pieces
@@ -42,7 +43,8 @@ class SnapshotRequest(BaseModel):
 
 def snapshots_router(services: Services) -> APIRouter:
     """``/memory/snapshot`` and ``/memory/snapshots``."""
-    router = APIRouter(tags=["control"], dependencies=[Depends(services.control)])
+    control = Depends(services.control)
+    router = APIRouter(tags=["control"], dependencies=[control])
     snapshots = services.snapshots
 
     @router.post(
@@ -52,10 +54,10 @@ def snapshots_router(services: Services) -> APIRouter:
             507: {"model": ProblemAnswer, "description": "The folder's disk has too little room"},
         },
     )
-    async def take(body: Annotated[SnapshotRequest | None, Body()] = None) -> JSONResponse:
+    async def take(body: Annotated[SnapshotRequest | None, Body()] = None, caller: Caller = control) -> JSONResponse:
         """Have every worker write PyTorch's memory snapshot, or tell its size. The engine stands still meanwhile."""
         dry_run = body is not None and body.dry_run
-        taken = await snapshots.take(dry_run=dry_run)
+        taken = await snapshots.take(dry_run=dry_run, caller=caller)
         return JSONResponse({"schema": 1, "dry_run": dry_run, "snapshot": taken.snapshot, "ranks": _ranks(taken)})
 
     @router.get("/memory/snapshots")

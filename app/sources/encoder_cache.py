@@ -1,4 +1,4 @@
-"""The entries of the workers' encoder caches, read when somebody asks."""
+"""The entries of the workers' encoder caches, read when an operator asks."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ class EncoderCacheEntries:
         self._turn = asyncio.Lock()
         self._answers: list[dict[str, Any]] = []
         self._asked_at: float | None = None
+
+    @property
+    def known(self) -> tuple[list[dict[str, Any]], float] | None:
+        """The answers of the last ``read``, and how many seconds ago that was; ``None`` before the first."""
+        return None if self._asked_at is None else (self._answers, self._clock() - self._asked_at)
 
     async def read(self) -> list[dict[str, Any]]:
         """Each worker's answer (worker_ext/README.md), entries by bytes, largest first.

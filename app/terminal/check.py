@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from app import __version__
+from app.admin_token import FoundToken
 from app.errors import SidecarRefused
 from app.sidecar_client import SidecarClient
 from app.terminal.answers import cleaned, events_of, report_of
@@ -17,16 +18,16 @@ from app.terminal.checks import Answer, Facts, Finding, exit_code
 
 # Read-only, and guarded as all control paths are: how it answers tells whether we may act, and nothing is done.
 GUARDED_PATH = "/memory/snapshots"
-_ANSWERS: Mapping[int, Answer] = {401: "no token", 403: "not local"}
+_ANSWERS: Mapping[int, Answer] = {401: "no token", 403: "closed"}
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": "bright_black"}
 
 
-def gather(connect: Callable[[str | None], SidecarClient], token: str | None) -> Facts:
+def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) -> Facts:
     """Everything that the rules look at.
 
     Args:
         connect: Makes a client, with a token or without.
-        token: The environment's.
+        token: The one that was found here.
 
     Raises:
         SidecarError: No sidecar is there.
@@ -43,7 +44,8 @@ def gather(connect: Callable[[str | None], SidecarClient], token: str | None) ->
             incidents=cleaned(_optional(sidecar, "/memory/incidents")),
             events=events_of(listed.get("events")),
             without_token=_answer(sidecar),
-            with_token=_answer_with(connect, token),
+            with_token=_answer_with(connect, token.value),
+            token_source=token.source,
             sidecar_version=cleaned(info.get("version")) if isinstance(info, dict) else None,
             own_version=__version__,
         )

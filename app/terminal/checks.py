@@ -6,20 +6,20 @@ knows nothing of the load: that memory is short right now is ``highwater status`
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from app.admin_token import is_loopback
 from app.capabilities import EXTENSION, parse_version
 from app.readings import Event, Report
 from app.table import missing_text
 from app.terminal.sizes import signal_text, span_text
 
 Level: TypeAlias = Literal["ok", "warn", "fail", "skip"]
-# How a control path answers: to a call without a token, and to one with the token of the environment.
-Answer: TypeAlias = Literal["served", "no token", "wrong token", "not local", "unknown"]
+# How a control path answers: to a call without a token, and to one with the token that was found here.
+Answer: TypeAlias = Literal["served", "no token", "wrong token", "closed", "unknown"]
 
 # docs/engine.md: what was run or read. Beyond it things may be as before, and nobody has looked.
 OLDEST, NEWEST = parse_version("0.11"), parse_version("0.33")
@@ -40,7 +40,8 @@ class Facts:
         incidents: ``GET /memory/incidents``; empty where it has none.
         events: ``GET /memory/events``, newest first.
         without_token: How a control path answers a call without a token.
-        with_token: And one with the environment's token; None where there is none.
+        with_token: And one with the token that was found here; None where there is none.
+        token_source: Where it was found, or why it was not.
         sidecar_version: The sidecar's, None where it does not tell.
         own_version: This command's.
     """
@@ -53,6 +54,7 @@ class Facts:
     events: Sequence[Event]
     without_token: Answer
     with_token: Answer | None
+    token_source: str
     sidecar_version: str | None
     own_version: str
 
@@ -263,19 +265,20 @@ def state_file(facts: Facts) -> Finding:
 def control(facts: Facts) -> Finding:
     """Whoever may act is one who should."""
     if facts.with_token == "wrong token":  # noqa: S105 - an answer, no token
-        text = "the sidecar does not take the token in HIGHWATER_ADMIN_TOKEN"
-        return Finding("control", "fail", text, "set it to the sidecar's own")
+        text = f"the sidecar does not accept the admin token from {facts.token_source}"
+        return Finding("control", "fail", text, "use the sidecar's own: run `highwater token` where it runs")
+    if facts.without_token == "closed":  # noqa: S105
+        text = "the sidecar refuses control calls: it has no admin token, and its log says why"
+        return Finding("control", "fail", text, "set HIGHWATER_ADMIN_TOKEN_FILE to a file that its user can write")
     if facts.without_token == "no token":  # noqa: S105
         if facts.with_token == "served":  # noqa: S105
-            return Finding("control", "ok", "needs the admin token, and ours is right")
-        text = "needs the admin token, and HIGHWATER_ADMIN_TOKEN is not set here: nothing can be reclaimed from here"
-        return Finding("control", "warn", text, "set HIGHWATER_ADMIN_TOKEN where you type")
-    if facts.without_token == "not local":  # noqa: S105
-        text = "is for loopback peers only, as the sidecar has no admin token: nothing can be reclaimed from here"
-        return Finding("control", "warn", text, "set HIGHWATER_ADMIN_TOKEN for the sidecar and where you type")
+            return Finding("control", "ok", "control calls need the admin token, and the one here is right")
+        text = f"control calls need the admin token, and none was found here: {facts.token_source}"
+        change = "set HIGHWATER_ADMIN_TOKEN here to what `highwater token` prints where the sidecar runs"
+        return Finding("control", "warn", text, change)
     if facts.without_token == "served":  # noqa: S105
-        return Finding("control", "ok", "no admin token; loopback peers only, of whom we are one")
-    return Finding("control", "skip", "cannot be told")
+        return Finding("control", "ok", "trust_loopback is set: callers from the sidecar's machine need no token")
+    return Finding("control", "skip", "it is not known who may make control calls")
 
 
 def transport(facts: Facts) -> Finding:
@@ -324,14 +327,6 @@ def _at(entry: Mapping[str, Any]) -> float:
         if isinstance(entry.get(key), int | float):
             return float(entry[key])
     return 0.0
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the host is this machine, by its name or address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _unknown(name: str) -> Finding:

@@ -15,8 +15,17 @@ from collections.abc import Sequence
 
 import click
 
+from app.admin_token import find_token
 from app.errors import SidecarRefused
-from app.sidecar_options import ASK_SECONDS, FAILED, ending_well, examples, json_option, sidecar_at, token, url_option
+from app.sidecar_options import (
+    ASK_SECONDS,
+    FAILED,
+    ending_well,
+    examples,
+    json_option,
+    sidecar_at,
+    url_option,
+)
 
 # A safe moment may have to be waited for, for each remedy.
 RECLAIM_SECONDS = 600.0
@@ -208,12 +217,44 @@ def check(url: str, *, as_json: bool) -> None:
     from app.terminal.checks import checked, exit_code
 
     with ending_well():
-        facts = gather(lambda held: SidecarClient(url, token=held, timeout_seconds=ASK_SECONDS), token())
+        facts = gather(
+            lambda held: SidecarClient(url, token=held, timeout_seconds=ASK_SECONDS), find_token(url, os.environ)
+        )
     findings = checked(facts)
     # Colours for whoever looks, unless they would rather not (https://no-color.org).
     colour = False if os.environ.get("NO_COLOR") else None
     click.echo(json.dumps(check_json(findings), indent=1) if as_json else check_text(findings), color=colour)
     sys.exit(exit_code(findings))
+
+
+@click.command(
+    epilog=examples(
+        "TOKEN=$(highwater token)",
+        'curl -X POST -H "Authorization: Bearer $(highwater token)" localhost:8001/memory/reclaim',
+        "kubectl exec POD -c highwater -- highwater token",
+    )
+)
+@click.option(
+    "--port",
+    envvar="HIGHWATER_PORT",
+    show_envvar=True,
+    default=8001,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    help="of the sidecar on this machine",
+)
+def token(port: int) -> None:
+    """Print the admin token of the sidecar on this machine.
+
+    Looks into HIGHWATER_ADMIN_TOKEN, then into the file that HIGHWATER_ADMIN_TOKEN_FILE names, then into the file that
+    a sidecar on this port makes when it starts. On a terminal it also says where the token was found.
+    """
+    found = find_token(f"http://127.0.0.1:{port}", os.environ)
+    if found.value is None:
+        raise click.ClickException(f"no admin token was found: {found.source}; `highwater serve` makes one at start")
+    if sys.stdout.isatty():
+        click.echo(f"from {found.source}:", err=True)
+    click.echo(found.value)
 
 
 @click.command(
@@ -239,4 +280,4 @@ def completion(context: click.Context, shell: str) -> None:
     click.echo(script)
 
 
-ALL = (top, status, reclaim, mark, check, completion)
+ALL = (top, status, reclaim, mark, check, token, completion)

@@ -140,6 +140,8 @@ def _last_reset(event: Event | None, now: float) -> str:
     if event is None:
         return "none that the sidecar remembers"
     by = f"rule {event.rule}" if event.rule else event.trigger or "?"
+    if event.caller is not None:
+        by += f" from {event.caller.address or 'an unknown address'}"
     return f"{span_text(max(now - event.at, 0.0))} ago by {by}: {event.summary}"
 
 

@@ -100,8 +100,8 @@ What the schema cannot say, because it is about two values at once. All problems
 {{- if lt (int $v.engine.probes.killSeconds) (add (ceil $v.engine.drain.firstSeconds | int) 5) }}
 - engine.probes.killSeconds: must be at least engine.drain.firstSeconds + 5, or a hung engine is not even asked to end
 {{- end -}}
-{{- if and (not $v.adminToken.enabled) $v.networkPolicy.operators }}
-- networkPolicy.operators: adminToken.enabled is false, so control calls are for loopback peers only, whatever a policy lets through
+{{- if and $v.adminToken.enabled $v.config.admin_token_file }}
+- config.admin_token_file: adminToken.enabled is true, so the token comes from a Secret; set one of the two
 {{- end -}}
 {{- end -}}
 

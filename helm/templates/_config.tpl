@@ -53,6 +53,9 @@ http://127.0.0.1:{{ int .Values.engine.listen.port }}
   valueFrom:
     secretKeyRef:
       {{- include "highwater.adminTokenSource" . | nindent 6 }}
+{{- else if include "highwater.makesAdminToken" . }}
+- name: HIGHWATER_ADMIN_TOKEN_FILE
+  value: {{ include "highwater.adminTokenFolder" . }}/token
 {{- end }}
 {{- with .Values.sidecar.env }}
 {{ toYaml . }}

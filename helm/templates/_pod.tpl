@@ -73,7 +73,7 @@ spec:
     {{- $volumes := concat (include "highwater.volumes" . | fromYamlArray) (include "highwater.engineVolumes" . | fromYamlArray) }}
     {{- range $volume := $volumes }}
     {{- /* A claim for the state is the sidecar's: a further node could not even mount it. */}}
-    {{- if or $isServing (not (has $volume.name (list "highwater-state" "highwater-tmp" "highwater-tls"))) }}
+    {{- if or $isServing (not (has $volume.name (list "highwater-state" "highwater-tmp" "highwater-tls" "highwater-admin"))) }}
     - {{ toYaml $volume | nindent 6 | trim }}
     {{- end }}
     {{- end }}

@@ -8,6 +8,13 @@ name: {{ $existing.name | default (include "highwater.fullname" .) }}
 key: {{ ternary $existing.key "admin-token" (ne $existing.name "") }}
 {{- end -}}
 
+{{- /* Whether each pod makes a token of its own: where no Secret and no file of somebody else's holds one. */ -}}
+{{- define "highwater.makesAdminToken" -}}
+{{- if not (or .Values.adminToken.enabled .Values.config.admin_token_file) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "highwater.adminTokenFolder" -}}/run/highwater/admin{{- end -}}
+
 {{- define "highwater.apiKeySource" -}}
 {{- $existing := .Values.engine.apiKey.existingSecret -}}
 name: {{ $existing.name | default (include "highwater.fullname" .) }}

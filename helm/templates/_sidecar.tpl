@@ -35,6 +35,10 @@ seccompProfile:
   mountPath: /etc/highwater/tls
   readOnly: true
 {{- end }}
+{{- if include "highwater.makesAdminToken" . }}
+- name: highwater-admin
+  mountPath: {{ include "highwater.adminTokenFolder" . }}
+{{- end }}
 - name: highwater-tmp
   mountPath: /tmp
 {{- with .Values.sidecar.extraVolumeMounts }}

@@ -13,6 +13,10 @@ others belong to the engine that this chart runs.
   {{- end }}
 - name: highwater-tmp
   emptyDir: {sizeLimit: 64Mi}
+{{- if include "highwater.makesAdminToken" . }}
+- name: highwater-admin
+  emptyDir: {medium: Memory, sizeLimit: 1Mi}
+{{- end }}
 {{- if .Values.config.recorder_dir }}
 - name: highwater-recorder
   emptyDir: {medium: Memory, sizeLimit: {{ .Values.sidecar.recorderSize }}}

@@ -248,13 +248,51 @@ async def test_a_token_that_is_not_given_does_nothing(visit):
         assert done(here.fake) == []
 
 
-async def test_from_elsewhere_without_a_token_it_says_what_to_set(visit):
-    """No token is set, and the page is not on loopback: refused, with what to do."""
+async def test_from_elsewhere_the_token_is_asked_for(visit):
+    """Also where loopback is trusted: the page's address is not one of it."""
     async with beside() as here:
         page = await visit(here.port, host=ELSEWHERE)
         await page.click("#reset_encoder_cache")
-        await shown(page, ".result[data-level=bad]", "HIGHWATER_ADMIN_TOKEN")
+        await shown(page, "#token-why", "highwater token")
+        await page.click("#token-cancel")
+        await shown(page, ".result", "highwater token --port 8001")
         assert done(here.fake) == []
+
+
+async def test_a_sidecar_without_a_token_says_what_to_set(visit, tmp_path):
+    """Its file can be read by others: nothing is let in, and the page tells what to do."""
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o644)
+    async with beside(admin_token_file=tmp_path / "token") as here:
+        page = await visit(here.port)
+        await page.click("#reset_encoder_cache")
+        await shown(page, ".result[data-level=bad]", "The sidecar has no admin token")
+        await shown(page, ".result[data-level=bad]", "HIGHWATER_ADMIN_TOKEN_FILE")
+        assert done(here.fake) == []
+
+
+async def test_the_entries_are_asked_for_with_the_token(visit):
+    """Without it no worker is called, and the panel says so; with it the whole names are there. Who asked is shown."""
+    async with beside(admin_token=TOKEN) as here:
+        here.fake.serve_images(3)
+        await here.sidecar.poll()
+        asked = here.fake.ops().count("encoder_cache")
+        page = await visit(here.port)
+        await page.locator("#encoder").scroll_into_view_if_needed()
+        await page.click("#encoder button")
+        await shown(page, "#encoder .empty", "The entries are not known")
+        assert here.fake.ops().count("encoder_cache") == asked
+        await page.click("#token-button")
+        await page.fill("#token-input", TOKEN)
+        await page.press("#token-input", "Enter")
+        await page.click("#encoder button")
+        await page.locator("#encoder tbody code").first.wait_for()
+        title = await page.locator("#encoder tbody code").first.get_attribute("title")
+        assert title in {entry["mm_hash"] for entry in here.fake.workers[0].encoder_cache(0.0)["entries"]}
+        assert here.fake.ops().count("encoder_cache") == asked + 1
+        await page.fill("#mark-name", "mine")
+        await page.press("#mark-name", "Enter")
+        await shown(page, "#events li", "127.0.0.1, with the token")
 
 
 async def test_names_are_text_wherever_they_come_from(visit):

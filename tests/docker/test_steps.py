@@ -126,10 +126,12 @@ def test_nothing_can_be_written_but_the_volume(container: Container, folder: str
 
 
 def test_what_it_keeps_is_in_its_volume(container: Container) -> None:
-    """A changed policy, and nothing else; nothing went wrong on the way."""
-    change = httpx.put(f"{container.url}/policy", json={"mode": "observe"}, trust_env=False)
+    """A changed policy, the token that it took, and nothing else; nothing went wrong on the way."""
+    token = container.run("highwater", "token").stdout.strip()
+    headers = {"Authorization": f"Bearer {token}"}
+    change = httpx.put(f"{container.url}/policy", json={"mode": "observe"}, headers=headers, trust_env=False)
     assert (change.status_code, change.json()["kept"]) == (200, True)
-    assert {path.name for path in container.volume.iterdir()} == {"state.json"}
+    assert {path.suffix for path in container.volume.iterdir()} == {".json", ".token"}
     log = container.log.read_text(encoding="utf-8")
     assert "ead-only file system" not in log
     assert "Traceback" not in log

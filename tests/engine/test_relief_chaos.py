@@ -100,7 +100,8 @@ def sidecar_process(sidecar: DemoSidecar, engine: Engine) -> list[int]:
 
 async def ask(sidecar: DemoSidecar, path: str) -> httpx.Response | httpx.HTTPError:
     """A reset that may end in any way."""
-    async with httpx.AsyncClient(base_url=sidecar.url, timeout=120, trust_env=False) as client:
+    headers = sidecar.authorization()
+    async with httpx.AsyncClient(base_url=sidecar.url, headers=headers, timeout=120, trust_env=False) as client:
         try:
             return await client.post(path)
         except httpx.HTTPError as exc:

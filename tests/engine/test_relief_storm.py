@@ -136,7 +136,8 @@ async def prove(engine: Engine, sidecar: DemoSidecar, storm: Storm) -> dict[str,
 
 async def remedy(sidecar: DemoSidecar, path: str) -> dict[str, Any]:
     """One reset through the sidecar, also one that was refused."""
-    async with httpx.AsyncClient(base_url=sidecar.url, timeout=60, trust_env=False) as client:
+    headers = sidecar.authorization()
+    async with httpx.AsyncClient(base_url=sidecar.url, headers=headers, timeout=60, trust_env=False) as client:
         answer = await client.post(path)
         return {"status": answer.status_code} | answer.json()
 

@@ -50,11 +50,11 @@ def cpu_seconds(pid: int) -> float:
 
 
 def get(sidecar: DemoSidecar, path: str, **kwargs: Any) -> httpx.Response:
-    return httpx.get(sidecar.url + path, trust_env=False, timeout=30, **kwargs)
+    return httpx.get(sidecar.url + path, trust_env=False, timeout=30, headers=sidecar.authorization(), **kwargs)
 
 
 def post(sidecar: DemoSidecar, path: str, **kwargs: Any) -> httpx.Response:
-    return httpx.post(sidecar.url + path, trust_env=False, timeout=60, **kwargs)
+    return httpx.post(sidecar.url + path, trust_env=False, timeout=60, headers=sidecar.authorization(), **kwargs)
 
 
 # --- one worker, images ---
@@ -169,7 +169,8 @@ def test_no_way_leads_to_the_workers(sidecar: DemoSidecar) -> None:
 
 
 def test_server_info_and_sleep_state_pass_through(engine: Engine, sidecar: DemoSidecar) -> None:
-    """The read-only development paths are vLLM's own, query string and all."""
+    """The development paths that only read are vLLM's own, query string and all; the configuration is for operators."""
+    assert httpx.get(f"{sidecar.url}/server_info", trust_env=False).status_code == 401
     info = get(sidecar, "/server_info?config_format=json").json()
     assert info["vllm_config"]["parallel_config"]["worker_extension_cls"] == "worker_ext.MemoryExtension"
     assert get(sidecar, "/is_sleeping").json() == {"is_sleeping": False}

@@ -209,13 +209,16 @@ def test_the_engine_logs_to_a_file_that_the_sidecar_may_only_read() -> None:
 
 
 def test_what_is_null_is_off_in_both_containers() -> None:
-    """No folder, no variable, no volume."""
+    """No folder, no variable, no volume; without a Secret for the token, one for that of the pod."""
     each = pod(ci_values("minimal-features-values.yaml"))
     assert {v["name"] for v in each["spec"]["volumes"] if v["name"].startswith("highwater")} == {
+        "highwater-admin",
         "highwater-extension",
         "highwater-tmp",
     }
-    assert sorted(env(container(each, "highwater"))) == ["HIGHWATER_ENGINE_URL", "HIGHWATER_HOST", "HIGHWATER_PORT"]
+    assert sorted(env(container(each, "highwater"))) == [
+        *("HIGHWATER_ADMIN_TOKEN_FILE", "HIGHWATER_ENGINE_URL", "HIGHWATER_HOST", "HIGHWATER_PORT")
+    ]
 
 
 # --- devices and models ---

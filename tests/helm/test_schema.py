@@ -18,6 +18,8 @@ from tests.helm.chart import CI_FILES, HELM, chart, ci_values, container, env, f
 OTHER: dict[str, Any] = {
     "host": "127.0.0.2",
     "engine_has_extension": True,
+    "admin_token_file": "/mnt/secrets/token",
+    "trust_loopback": True,
     "recorder_dir": "/run/other",
     "recorder_seconds": 60.0,
     "engine_log": "/run/log/engine.log",
@@ -49,6 +51,8 @@ def test_a_setting_is_the_same_as_helm_value_environment_and_key(key: str) -> No
     given = {"config": nested(key, other(key, default))}
     if key in ("incidents.folder", "state_file"):  # they share a folder
         given = {"config": {"state_file": OTHER["state_file"], "incidents": {"folder": "/var/tmp"}}}
+    if key == "admin_token_file":  # in place of a Secret
+        given["adminToken"] = {"enabled": False}
     variables = env(container(pod(given), "highwater"))
     text = variables[variable(key)]
     settings = load(environ={variable(key): text})
@@ -165,9 +169,9 @@ TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a claim without a name": ({"models": {"kind": "existingClaim"}}, "models.existingClaim: say which claim"),
     "no time to end": ({"engine": {"drain": {"firstSeconds": 60}}}, "engine.probes.killSeconds"),
-    "operators whom nothing lets in": (
-        {"adminToken": {"enabled": False}, "networkPolicy": {"operators": [{"podSelector": {}}]}},
-        "control calls are for loopback peers only",
+    "a token from two places": (
+        {"config": {"admin_token_file": "/etc/highwater/token"}},
+        "config.admin_token_file: adminToken.enabled is true",
     ),
 }
 

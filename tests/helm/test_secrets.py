@@ -79,11 +79,27 @@ def test_existing_secrets_are_named_and_none_is_made() -> None:
     assert key == {"secretKeyRef": {"name": "engine-key", "key": "key"}}
 
 
-def test_without_a_token_control_is_for_loopback_peers() -> None:
-    """No variable, no Secret."""
+def test_without_a_secret_each_pod_makes_a_token_of_its_own() -> None:
+    """In memory, where nothing but the sidecar mounts it, and where commands in its container look: no Secret."""
     values = {"adminToken": {"enabled": False}}
-    assert "HIGHWATER_ADMIN_TOKEN" not in env(container(pod(values), "highwater"))
+    each = pod(values)
+    sidecar = container(each, "highwater")
+    assert "HIGHWATER_ADMIN_TOKEN" not in env(sidecar)
+    (mount,) = [mount for mount in sidecar["volumeMounts"] if mount["name"] == "highwater-admin"]
+    assert env(sidecar)["HIGHWATER_ADMIN_TOKEN_FILE"] == f"{mount['mountPath']}/token"
+    assert not mount.get("readOnly", False)
+    (volume,) = [volume for volume in each["spec"]["volumes"] if volume["name"] == "highwater-admin"]
+    assert volume["emptyDir"]["medium"] == "Memory"
+    assert "highwater-admin" not in json.dumps(container(each, "vllm"))
     assert "Secret" not in kinds(values)
+
+
+def test_a_file_of_ones_own_holds_the_token() -> None:
+    """As a driver for secrets mounts it: nothing is made beside it."""
+    values = {"adminToken": {"enabled": False}, "config": {"admin_token_file": "/mnt/secrets/token"}}
+    each = pod(values)
+    assert env(container(each, "highwater"))["HIGHWATER_ADMIN_TOKEN_FILE"] == "/mnt/secrets/token"
+    assert "highwater-admin" not in json.dumps(each)
 
 
 def test_the_engine_never_has_the_admin_token() -> None:

@@ -43,6 +43,7 @@ OWN_PATHS = {
     "/livez": {"get"},
     "/readyz": {"get"},
     "/health/deep": {"get"},
+    "/server_info": {"get"},
 }
 RULE = {"name": "cache", "signal": "encoder_cache_bytes", "high_water": 2**30, "low_water": 0}
 
@@ -89,7 +90,13 @@ class Running:
 async def sidecar_before(fake: FakeEngine, *, engine_port: int | None = None, **options: Any) -> AsyncIterator[Running]:
     """The sidecar on a real port; without the engine's port it reaches the fake in process, and cannot proxy."""
     # Polls only when a test asks; rules only where a test brings some.
-    quiet = {"poll_seconds": 60.0, "policy": PolicySettings(rules=()), **options}
+    quiet = {
+        "poll_seconds": 60.0,
+        "policy": PolicySettings(rules=()),
+        # Tests of what a call does need no token; those of who may call bring one.
+        "trust_loopback": not {"admin_token", "admin_token_file"} & {*options},
+        **options,
+    }
     settings = Settings(engine_url=f"http://127.0.0.1:{engine_port or 8000}", **quiet)
     app = create_app(settings, transport=fake.transport() if engine_port is None else None)
     async with (
@@ -289,6 +296,42 @@ async def test_the_entries_of_one_rank_by_age(running):
     (rank,) = (await running.client.get("/memory/encoder-cache?rank=1&sort=age&limit=2")).json()["ranks"]
     assert [entry["mm_hash"][-1] for entry in rank["entries"]] == ["0", "1"]
     assert rank["rank"] == 1
+
+
+async def test_without_the_token_no_worker_is_asked_for_entries():
+    """Empty at first, with how to get them; then what somebody with the token caused to be read, with its age."""
+    fake = FakeEngine()
+    fake.serve_images(3)
+    async with sidecar_before(fake, admin_token=TOKEN) as sidecar:
+        asked = len(fake.ops())
+        empty = (await sidecar.client.get("/memory/encoder-cache?rank=0")).json()
+        assert (empty["ranks"], empty["age_seconds"], "highwater token" in empty["note"]) == ([], None, True)
+        assert len(fake.ops()) == asked
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        whole = (await sidecar.client.get("/memory/encoder-cache?limit=2", headers=headers)).json()
+        assert fake.ops()[asked:] == ["encoder_cache"]
+        told = (await sidecar.client.get("/memory/encoder-cache?limit=2")).json()
+        again = (await sidecar.client.get("/memory/encoder-cache?limit=2")).json()
+        assert fake.ops()[asked:] == ["encoder_cache"]
+    assert (whole["note"], whole["age_seconds"] < 1, "as last read" in told["note"]) == (None, True, True)
+    mine, theirs = ([entry["mm_hash"] for entry in answer["ranks"][0]["entries"]] for answer in (whole, told))
+    assert [len(name) for name in theirs] == [8, 8]
+    # No part of the hash: whoever has an image can make its hash, and would know that somebody sent it.
+    assert not any(short in hash_ for short in theirs for hash_ in mine)
+    assert again["ranks"][0]["entries"] == told["ranks"][0]["entries"]
+    assert {**told["ranks"][0], "entries": None} == {**whole["ranks"][0], "entries": None}
+
+
+async def test_entries_of_workers_that_are_gone_are_not_told_as_those_of_new_ones():
+    """They were of the engine before this one."""
+    fake = FakeEngine()
+    fake.serve_images(3)
+    async with sidecar_before(fake, admin_token=TOKEN) as sidecar:
+        await sidecar.client.get("/memory/encoder-cache", headers={"Authorization": f"Bearer {TOKEN}"})
+        assert (await sidecar.client.get("/memory/encoder-cache")).json()["ranks"]
+        fake.start_again()
+        await sidecar.poll()
+        assert (await sidecar.client.get("/memory/encoder-cache")).json()["ranks"] == []
 
 
 async def test_entries_without_the_extension_are_not_available():
@@ -745,9 +788,11 @@ CONTROL = [
     ("POST", "/reset_encoder_cache", None),
     ("PUT", "/policy", {"mode": "observe"}),
     ("GET", "/memory/snapshots", None),
+    ("GET", "/server_info", None),
 ]
 READ = [path for path, methods in OWN_PATHS.items() if "get" in methods and "{" not in path]
 READ.remove("/memory/snapshots")  # stack traces may stand in them
+READ.remove("/server_info")  # and tokens in it
 
 
 @shares
@@ -795,11 +840,35 @@ async def test_a_clients_own_key_passes_on_the_data_plane(guarded):
     ],
     ids="+".join,
 )
-async def test_without_a_token_only_this_machine_may(shared, method, path, body, header):
+async def test_where_loopback_is_trusted_only_this_machine_may(shared, method, path, body, header):
     """Neither who came through a reverse proxy, nor a web page in the operator's browser."""
     status, message = error(await shared.client.request(method, path, json=body, headers=header))
-    assert (status, "HIGHWATER_ADMIN_TOKEN" in message) == (403, True)
+    assert (status, "highwater token" in message) == (401, True)
     assert shared.fake.resets() == []
+
+
+@shares
+@pytest.mark.parametrize("query", ["", "?config_format=json"])
+async def test_the_engines_own_configuration_is_for_operators(guarded, query):
+    """Tokens are in it (vLLM's hf_token is an ordinary field); its query goes on, and our token does not."""
+    for method in ("GET", "HEAD"):
+        assert (await guarded.client.request(method, f"/server_info{query}")).status_code == 401
+    assert (await guarded.client.get(f"//server_info{query}")).status_code in {400, 404}
+    assert guarded.fake.asked("/server_info") == []
+    answer = await guarded.client.get(f"/server_info{query}", headers={"Authorization": f"Bearer {TOKEN}"})
+    (call,) = guarded.fake.asked("/server_info")
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+    assert isinstance(answer.json()["vllm_config"], dict if query else str)
+    assert (TOKEN in str(call), "authorization" in call.headers) == (False, False)
+
+
+async def test_the_engines_configuration_where_it_has_none_or_is_gone():
+    """Its own 404, and 503."""
+    fake = FakeEngine(dev_mode=False)
+    async with sidecar_before(fake) as sidecar:
+        assert (await sidecar.client.get("/server_info")).status_code == 404
+        fake.down = True
+        assert error(await sidecar.client.get("/server_info"))[0] == 503
 
 
 # --- what never passes ---
@@ -837,7 +906,7 @@ async def test_no_trick_reaches_the_workers(shared, target):
 
 @shares
 @pytest.mark.parametrize(
-    "path", ["/pause", "/sleep", "/resume", "/reset_mm_cache/", "/memory/", "/metrics/", "/server_info"]
+    "path", ["/pause", "/sleep", "/resume", "/reset_mm_cache/", "/memory/", "/metrics/", "/server_info/"]
 )
 async def test_the_engines_control_paths_are_not_proxied(shared, path):
     """Nor ours with a slash at the end."""
@@ -846,7 +915,7 @@ async def test_the_engines_control_paths_are_not_proxied(shared, path):
 
 
 @shares
-@pytest.mark.parametrize("path", ["/version", "/health", "/is_paused", "/is_sleeping", "/server_info", "/v1/models"])
+@pytest.mark.parametrize("path", ["/version", "/health", "/is_paused", "/is_sleeping", "/v1/models"])
 async def test_what_only_reads_is_proxied(shared, path):
     """As vLLM answers it."""
     answer = await shared.client.get(path)

@@ -298,7 +298,7 @@ async def test_bad_input_is_told_before_the_load_starts(sidecar, tmp_path, argum
 
 
 @shares
-@pytest.mark.parametrize(("token", "told"), [("wrong", "is not this sidecar's"), ("", "which is not set")])
+@pytest.mark.parametrize(("token", "told"), [("wrong", "is not this sidecar's"), ("", "found no token")])
 async def test_a_wrong_token_is_told_before_the_load_starts(sidecar, tmp_path, token, told):
     """And where the right one belongs."""
     code, line = await refused(url_of(sidecar), tmp_path, token=token)

@@ -91,11 +91,11 @@ async def test_all_of_it_is_control(fake, tmp_path):
                 assert answer.status_code == expected, (method, path, given)
 
 
-async def test_without_a_token_only_the_machine_itself_may(running):
+async def test_where_loopback_is_trusted_only_the_machine_itself_may(running):
     """What came through a proxy is somebody else."""
     for method, path, _ in PATHS:
         forwarded = {"x-forwarded-for": "10.0.0.1"}
-        assert error(await running.client.request(method, path, headers=forwarded))[0] == 403
+        assert error(await running.client.request(method, path, headers=forwarded))[0] == 401
 
 
 async def test_problems_have_their_status(running, fake):

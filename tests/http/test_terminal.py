@@ -8,6 +8,7 @@ import http.server
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import pytest_asyncio
 import trustme
@@ -37,6 +39,7 @@ from tests.unit.terminal.reports import as_json, report
 
 TOKEN = "correct-horse-battery"
 PATIENCE = 60.0
+ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (["top"], ["top", "--json"], ["status"], ["check"], ["reclaim"], ["mark", "x"], ["incidents"])
 
 
@@ -168,7 +171,7 @@ async def test_a_remedy_that_does_not_exist_is_said_with_those_that_do(sidecar, 
 
 
 @shares
-@pytest.mark.parametrize(("token", "words"), [("", "which is not set"), ("wrong-wrong", "is not this sidecar's")])
+@pytest.mark.parametrize(("token", "words"), [("", "found no token"), ("wrong-wrong", "is not this sidecar's")])
 @pytest.mark.parametrize("command", [["reclaim"], ["mark", "x"]])
 async def test_a_wrong_token_is_one_line(sidecar, url, command, token, words):
     """That names the variable; nothing is done."""
@@ -197,11 +200,11 @@ async def test_check_knows_whether_we_may_act(sidecar, url, token, level):
 
 
 @shares
-async def test_check_knows_a_sidecar_without_token():
+async def test_check_knows_a_sidecar_that_trusts_loopback():
     """Who is here may act."""
     async with both_on_ports() as open_one:
         result = await run("check", url=f"http://127.0.0.1:{open_one.port}")
-    assert "no admin token; loopback peers only" in result.output
+    assert "trust_loopback is set" in result.output
     assert "there are no rules" in result.output
 
 
@@ -528,3 +531,57 @@ async def test_who_follows_is_told_of_what_was_and_what_comes(sidecar, url):
 
     assert await asyncio.to_thread(first, 2) == ["history", "report"]
     await asyncio.to_thread(followed.close)
+
+
+# --- the token of a sidecar on this machine ---
+
+
+@pytest.fixture
+def at_home(tmp_path, monkeypatch) -> Iterator[DemoSidecar]:
+    """`highwater serve` with the settings that it has of itself, and a home of its own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with DemoSidecar("http://127.0.0.1:9", folder=tmp_path) as started:
+        yield started
+
+
+async def test_commands_find_the_token_of_a_sidecar_on_this_machine(at_home, tmp_path):
+    """Nobody has carried it; the start says where it is, and the end takes it away."""
+    path = tmp_path / "state" / "highwater" / f"{at_home.port}.token"
+    printed = await run("token", "--port", str(at_home.port), url="")
+    assert (printed.exit_code, printed.stdout) == (0, path.read_text())
+    log = at_home.log_path.read_text()
+    assert (str(path) in log, printed.stdout.strip() in log) == (True, False)
+    marked = await run("mark", "x", url=at_home.url)
+    assert (marked.exit_code, "marked 'x'" in marked.output) == (0, True), marked.output
+    at_home.stop()
+    assert not path.exists()
+    gone = await run("token", "--port", str(at_home.port), url="")
+    assert (gone.exit_code, f"{path} does not exist" in gone.stderr) == (1, True)
+
+
+async def test_the_command_that_a_refusal_prints_works(at_home, tmp_path):
+    """Typed as it stands, with the path that was asked."""
+    refused = await asyncio.to_thread(httpx.post, f"{at_home.url}/memory/marks", json={"name": "y"})
+    (command,) = re.findall(r"curl -H .*$", refused.json()["error"]["message"])
+    (tmp_path / "highwater").write_text(f'#!/bin/sh\nexec {sys.executable} -m app.cli "$@"\n')
+    (tmp_path / "highwater").chmod(0o755)
+    typed = f"{command} -s -o /dev/null -w '%{{http_code}}' {at_home.url}/memory/snapshots"
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    told = await asyncio.to_thread(
+        subprocess.run, ["sh", "-c", typed], capture_output=True, text=True, check=False, env=environ, cwd=ROOT
+    )
+    assert told.stdout == "200", told
+
+
+async def test_on_a_terminal_it_says_where_the_token_is(tmp_path, monkeypatch):
+    """In a substitution it says nothing but the token."""
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    script = (
+        f"import os, pty; os.environ['HIGHWATER_ADMIN_TOKEN_FILE'] = {str(tmp_path / 'token')!r}; "
+        f"pty.spawn([{sys.executable!r}, '-m', 'app.cli', 'token'])"
+    )
+    told = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert told.stdout.split() == ["from", f"{tmp_path / 'token'}:", TOKEN]

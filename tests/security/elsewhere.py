@@ -32,6 +32,7 @@ PATHS = [
     ("POST", "/reset_encoder_cache"),
     ("PUT", "/policy"),
     ("GET", "/memory/snapshots"),
+    ("GET", "/server_info"),
     ("GET", "/memory"),
 ]
 
@@ -59,9 +60,10 @@ def main(folder: Path) -> None:
     """Ask, and print."""
     add_address()
     told: dict[str, dict[str, int]] = {}
-    for name, settings in {"open": {}, "guarded": {"HIGHWATER_ADMIN_TOKEN": TOKEN}}.items():
+    started = {"trusting": {"HIGHWATER_TRUST_LOOPBACK": "true"}, "guarded": {}}
+    for name, settings in started.items():
         # `localhost` in a namespace without names: the engine is nobody.
-        given = {"HIGHWATER_HOST": "0.0.0.0", **settings}
+        given = {"HIGHWATER_HOST": "0.0.0.0", "HIGHWATER_ADMIN_TOKEN": TOKEN, **settings}
         with DemoSidecar("http://127.0.0.1:1", folder=folder / name, settings=given) as sidecar:
             told[f"{name} elsewhere"] = answers(sidecar.port, host=ELSEWHERE)
             told[f"{name} loopback"] = answers(sidecar.port, host="127.0.0.1")

@@ -19,12 +19,15 @@ from tests.http.conftest import Wire
 from tests.http.test_control_plane import sidecar_before
 
 PATIENCE_SECONDS = 30
+TOKEN = "correct-horse-battery"
+# Who has no token is answered before a body would be waited for.
+OPERATOR = f"host: localhost\r\nauthorization: Bearer {TOKEN}\r\n".encode()
 SNAPSHOT = "highwater-snapshot-20200101T000000000Z-0-0-1.pickle"
 
 
 @pytest.fixture
 async def sidecar():
-    async with sidecar_before(FakeEngine(), admin_token="correct-horse-battery") as running:
+    async with sidecar_before(FakeEngine(), admin_token=TOKEN) as running:
         proxy_of(running).client_ticks = 2
         proxy_of(running).idle_ticks = 2
         yield running
@@ -81,7 +84,7 @@ BODIES = {
 async def test_a_body_that_does_not_come_is_not_waited_for(sidecar, body):
     """408, and the connection is closed."""
     async with connected(sidecar) as wire:
-        await wire.send(b"POST /memory/reclaim HTTP/1.1\r\nhost: localhost\r\n" + BODIES[body])
+        await wire.send(b"POST /memory/reclaim HTTP/1.1\r\n" + OPERATOR + BODIES[body])
         await until(lambda: any(client._current for client in proxy_of(sidecar).clients))
         await pass_ticks(sidecar, 4)
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -93,7 +96,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(sidecar, body):
 async def test_a_body_that_drips_is_not_waited_for_either(sidecar):
     """The time is for all of it: a byte now and then buys none."""
     async with connected(sidecar) as wire:
-        await wire.send(b"PUT /policy HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n")
+        await wire.send(b"PUT /policy HTTP/1.1\r\n" + OPERATOR + b"content-length: 1000\r\n\r\n")
         await until(lambda: any(client._current for client in proxy_of(sidecar).clients))
         for _ in range(4):
             with contextlib.suppress(ConnectionError):
@@ -106,11 +109,25 @@ async def test_a_body_that_drips_is_not_waited_for_either(sidecar):
 async def test_a_slow_body_that_comes_is_served(sidecar):
     """Whoever is in time is not disturbed; neither is who waits for a slow answer."""
     async with connected(sidecar) as wire:
-        await wire.send(b"POST /memory/marks HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n")
+        await wire.send(
+            b"POST /memory/marks HTTP/1.1\r\n"
+            + OPERATOR
+            + b"content-type: application/json\r\ncontent-length: 12\r\n\r\n"
+        )
         await pass_ticks(sidecar, 2)
         await wire.send(b'{"name":"m"}')
         async with asyncio.timeout(PATIENCE_SECONDS):
+            assert (await wire.answer()).status == 201
+
+
+async def test_a_body_of_who_may_not_is_not_waited_for(sidecar):
+    """The answer is there at once, and the connection goes when nothing more comes."""
+    async with connected(sidecar) as wire:
+        await wire.send(b"POST /memory/marks HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await wire.answer()).status == 401
+            await pass_ticks(sidecar, 4)
+            assert await wire.reader.read() == b""
 
 
 async def test_a_live_stream_may_be_silent(sidecar):

@@ -298,7 +298,9 @@ def test_what_serves_in_any_vllm_is_admitted(route):
     """As it stands, and below the root path that the engine was started with; some of what only tells is not."""
     method, path = route.replace("WEBSOCKET", "GET").replace("{response_id}", "resp_1").split(" ")
     is_open = (
-        path not in {"/get_world_size", "/kv_event_sources", "/weight_info", "/fault_tolerance/status"} | SUPERVISED
+        path
+        not in {"/get_world_size", "/kv_event_sources", "/server_info", "/weight_info", "/fault_tolerance/status"}
+        | SUPERVISED
     )
     assert (status(method, path) == 200) is is_open
     assert (status(method, f"/llm{path}", AllowList(root_path="/llm")) == 200) is is_open

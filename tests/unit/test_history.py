@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from app.history import EVENTS_KEPT, MARKS_KEPT, RANK_FIELDS, READINGS_MOST, WATCHER_BACKLOG, WATCHERS_MOST, History
+from app.history import (
+    EVENTS_KEPT,
+    MARKS_KEPT,
+    MAX_OPERATORS_WATCHING,
+    MAX_WATCHERS,
+    MAX_WATCHERS_PER_PEER,
+    RANK_FIELDS,
+    READINGS_MOST,
+    WATCHER_BACKLOG,
+    History,
+)
 from app.readings import EngineStatus, RemedyResult, Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, MIB, USED_READY, FakeClock, FakeEngine
 
@@ -222,12 +232,34 @@ async def test_a_watcher_that_is_too_slow_is_ended(history):
 
 async def test_there_is_room_for_so_many_watchers(history):
     """Every one costs a copy of every report; one that leaves makes room."""
+    peers = [f"10.0.0.{number}" for number in range(MAX_WATCHERS)]
     with ExitStack() as stack:
-        for _ in range(WATCHERS_MOST):
+        for peer in peers:
+            assert history.can_watch(peer)
+            stack.enter_context(history.watch(peer))
+        assert not history.can_watch("10.0.1.1")
+    assert history.can_watch("10.0.1.1")
+
+
+async def test_one_address_does_not_take_every_place(history):
+    """Another one still finds room."""
+    with ExitStack() as stack:
+        for _ in range(MAX_WATCHERS_PER_PEER):
+            assert history.can_watch("10.0.0.1")
+            stack.enter_context(history.watch("10.0.0.1"))
+        assert not history.can_watch("10.0.0.1")
+        assert history.can_watch("10.0.0.2")
+
+
+async def test_whoever_has_the_token_always_finds_a_place(history):
+    """Places are kept for operators, however many strangers watch; and these are bounded too."""
+    with ExitStack() as stack:
+        for number in range(MAX_WATCHERS):
+            stack.enter_context(history.watch(f"10.0.0.{number}"))
+        for _ in range(MAX_OPERATORS_WATCHING):
             assert history.can_watch()
             stack.enter_context(history.watch())
         assert not history.can_watch()
-    assert history.can_watch()
 
 
 async def test_closing_ends_every_watcher(history):

@@ -16,8 +16,9 @@ ROOT = Path(__file__).parents[2]
 # From the bottom. A unit (a module, or a folder with all that is in it) imports from rows below its own, or within its
 # own folder. The comments are the levels of the drawing; a level has two rows where one of its units uses another.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("app", "app.allocator", "app.descriptors", "app.errors", "app.limited_log", "app.readings"),  # L0: the words
-    ("app.tls",),  # L1: pure cores; the words said to vLLM
+    # L0: the words
+    ("app", "app.allocator", "app.descriptors", "app.errors", "app.limited_log", "app.private_file", "app.readings"),
+    ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
     ("app.movement", "app.policy", "app.safety", "app.table", "app.traffic"),
     ("app.policy_settings", "app.resume_guard", "app.sources", "app.state_file"),  # L2: many of one kind, and settings

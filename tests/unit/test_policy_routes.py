@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from app.admin_token import AdminToken
 from app.policy_settings import PolicySettings
 from app.policy_store import PolicyStore
 from app.routes.access import Access
@@ -38,7 +39,8 @@ async def sidecar(path: Path | None, configured: PolicySettings = CONFIGURED, to
     core = core_on(rules=[rule.rule() for rule in store.in_force.rules], mode=store.in_force.mode)
     core.governor.max_actions_per_hour = store.in_force.max_actions_per_hour
     app = FastAPI()
-    services = SimpleNamespace(governor=core.governor, history=core.history, policy=store, control=Access(token))
+    control = Access(AdminToken(token or "none-is-asked-for", None), port=8001, trust_loopback=token is None)
+    services = SimpleNamespace(governor=core.governor, history=core.history, policy=store, control=control)
     app.include_router(policy_router(services))
     answer_problems(app)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

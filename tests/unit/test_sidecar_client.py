@@ -39,9 +39,9 @@ def answering(monkeypatch):
     return answer_with
 
 
-def refused(answering, answer, *, token=None) -> SidecarRefused:
+def refused(answering, answer, **options) -> SidecarRefused:
     answering(answer)
-    with SidecarClient("http://s:1", token=token) as sidecar, pytest.raises(SidecarRefused) as caught:
+    with SidecarClient("http://s:1", **options) as sidecar, pytest.raises(SidecarRefused) as caught:
         sidecar.get("/memory")
     return caught.value
 
@@ -121,11 +121,12 @@ def test_other_errors_of_a_sidecar_are_its_own_too(answering, body, message):
 
 
 def test_who_may_not_is_told_of_the_token(answering):
-    """By the name of the variable, whether it was wrong or missing; and it is never shown."""
+    """Where it came from, or why none was found; and it is never shown."""
     no = httpx.Response(401, json={"error": {"code": "unauthorized", "message": "needs the admin token"}})
-    assert "HIGHWATER_ADMIN_TOKEN, which is not set" in str(refused(answering, no))
-    wrong = str(refused(answering, no, token=TOKEN))
-    assert "the token in HIGHWATER_ADMIN_TOKEN is not this sidecar's" in wrong
+    none = str(refused(answering, no, token_source="/x.token does not exist"))
+    assert "found no token: /x.token does not exist" in none
+    wrong = str(refused(answering, no, token=TOKEN, token_source="/x.token"))
+    assert "The token from /x.token is not this sidecar's" in wrong
     assert TOKEN not in wrong
 
 

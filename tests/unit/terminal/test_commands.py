@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from app.admin_token import TOKEN_VARIABLE
 from app.cli import main
 from app.settings_sources import load
-from app.sidecar_options import DEFAULT_URL, TOKEN_VARIABLE, URL_VARIABLE
+from app.sidecar_options import DEFAULT_URL, URL_VARIABLE
 from app.terminal.commands import ALL
 
 DOCS = Path(__file__).parents[3] / "docs" / "terminal.md"

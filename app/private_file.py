@@ -1,0 +1,105 @@
+"""Files for their owner alone: made so that nobody can plant one, and read only where nobody else could have.
+
+A file is written beside its place under a name that nobody can guess, and takes its place in one step: a crash leaves
+the old or the new one whole, and a link or file that somebody put there is replaced and never written through.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_ROOT = 0
+
+
+class NotPrivate(Exception):
+    """Somebody else can read the file, or could have written it. The message says which, and what would be right."""
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """Write the file whole, mode 0600, on the disk when this returns.
+
+    Args:
+        path: Its place, in a folder that exists. A link there is replaced, not followed.
+        content: All of it.
+
+    Raises:
+        OSError: It could not be written; what was there before still is.
+    """
+    # mkstemp opens with O_CREAT, O_EXCL and O_NOFOLLOW, and with mode 0600.
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def read_private(path: Path, *, max_bytes: int) -> bytes:
+    """Read a secret that is this user's or root's, and that no other user can read.
+
+    As PostgreSQL wants its keys: mode 0600 at most, or 0640 where root owns the file, as a Secret that Kubernetes
+    mounts does. A link is followed if this user or root made it: Kubernetes swaps Secrets by such links.
+
+    Raises:
+        NotPrivate: It is not private, not a file, or larger than ``max_bytes``.
+        OSError: It cannot be read; ``FileNotFoundError`` where it does not exist.
+    """
+    descriptor = _open(path)
+    try:
+        _check_private(os.fstat(descriptor))
+        content = os.read(descriptor, max_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > max_bytes:
+        raise NotPrivate(f"has more than {max_bytes} bytes")
+    return content
+
+
+def _open(path: Path) -> int:
+    # Without O_NONBLOCK a named pipe would wait for somebody to write into it.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW)
+    except OSError as exc:
+        if exc.errno != errno.ELOOP:
+            raise
+    _check_owner(path.lstat())
+    return os.open(path, flags)
+
+
+def _check_private(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise NotPrivate("is not a file")
+    _check_owner(found)
+    others = 0o037 if found.st_uid == _ROOT else 0o077
+    if found.st_mode & others:
+        mode = stat.S_IMODE(found.st_mode)
+        raise NotPrivate(f"can be read by other users (mode {mode:04o}); chmod 600 it")
+
+
+def _check_owner(found: os.stat_result) -> None:
+    if found.st_uid not in (_ROOT, os.geteuid()):
+        raise NotPrivate(f"belongs to user {found.st_uid}, not to user {os.geteuid()} or root")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # a file system that does not know this for folders
+            raise
+    finally:
+        os.close(descriptor)
