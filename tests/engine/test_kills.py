@@ -206,5 +206,6 @@ async def fill(engine: Engine, sidecar: DemoSidecar) -> None:
 
 
 async def ask(sidecar: DemoSidecar, call: Call) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=sidecar.url, timeout=PATIENCE, trust_env=False) as client:
+    headers = sidecar.authorization()
+    async with httpx.AsyncClient(base_url=sidecar.url, headers=headers, timeout=PATIENCE, trust_env=False) as client:
         return await client.post(call.path, json=call.body)

@@ -177,7 +177,7 @@ def test_a_real_prometheus_scrapes_a_fleet_and_evaluates_all_rules(tmp_path):
     tool("prometheus")
     seen = fleet.watch(tmp_path, fleet.SHORT)
     assert (seen.up, seen.failures) == (fleet.SHORT.servers, 0)
-    assert seen.samples == seen.ours + ENGINE_SERIES + PROCESS_SERIES == 1038
+    assert seen.samples == seen.ours + ENGINE_SERIES + PROCESS_SERIES == 1044
     assert 11 <= seen.recorded[0] <= 12
     assert 40 <= seen.recorded[1] <= 55
     assert all(seen.evaluations.values())
