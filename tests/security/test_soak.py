@@ -27,8 +27,7 @@ def soak(tmp_path_factory: pytest.TempPathFactory):
     words = ("--minutes", "1", "--clients", "40", "--no-docs", "--json", str(found))
     command = [sys.executable, "-m", "bench.soak", *words]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
-    print(ended.stdout)
-    assert found.exists(), ended.stderr
+    assert found.exists(), ended.stdout + ended.stderr
     return json.loads(found.read_text())
 
 
