@@ -1,9 +1,9 @@
-"""The run: ordinary clients all the time, attackers in three of its parts, and what is measured meanwhile.
+"""The run: ordinary clients all the time, attackers in two of its parts, and what is measured meanwhile.
 
 ::
 
-    control | attack | control | attack | control | attack | control
-      5 %     80/3 %    5 %      80/3 %    5 %      80/3 %    5 %
+    control | attack | control | attack | control
+      1/15     6/15      1/15     6/15     1/15
 
 So what else the machine does falls on both alike. The attackers of a part leave all at once at its end.
 """
@@ -26,7 +26,7 @@ from bench.simulated_engine import SimulatedEngine
 from bench.soak.clients import Answer, Clients, Service
 from bench.soak.sidecar import ROOT, Held, SoakSidecar
 
-ATTACK_PARTS = 3
+ATTACK_PARTS = 2
 CONTROL_SHARE = 0.2
 MARK_SHARE = 1 / 6  # minute five of thirty
 SAMPLE_SECONDS = 1.0
@@ -206,7 +206,8 @@ class _Run:
             await operator
 
     async def _reset_now_and_then(self, until: float) -> None:
-        pause = min(RESET_SECONDS, 0.4 * (until - time.monotonic()))
+        # In a part of 24 s that leaves ten for those under way before it, and ten for it.
+        pause = min(RESET_SECONDS, 0.5 * (until - time.monotonic()))
         while time.monotonic() + 1.5 * pause < until:
             await asyncio.sleep(pause)
             await self._clients.reset()

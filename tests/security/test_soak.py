@@ -16,6 +16,7 @@ pytestmark = pytest.mark.soak
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 300
 GROWTH_MB = 8.0
+REFUSED_SECONDS = 3.0
 # On a machine that others keep busy, a p99 of few requests is decided by its scheduler.
 FIRST_BYTE_FLOOR_SECONDS = 1.0
 
@@ -44,9 +45,11 @@ def test_no_ordinary_request_fails(soak):
 
 
 def test_every_safe_reset_is_answered(soak):
-    """It is done, or refused with a reason."""
+    """It is done, or refused at once: what has been under way for long will not end while others are held for it."""
     assert soak["resets"]
     assert {reset["status"] for reset in soak["resets"]} <= {200, 409}
+    refused = [reset["seconds"] for reset in soak["resets"] if reset["status"] == 409]
+    assert max(refused, default=0.0) < REFUSED_SECONDS
 
 
 def test_the_first_byte_comes_in_time(soak):
