@@ -117,7 +117,13 @@ async def _listen(socket: WebSocket) -> None:
 
 
 if __name__ == "__main__":
-    # Five seconds are vLLM's default too (VLLM_HTTP_TIMEOUT_KEEP_ALIVE).
+    # Five seconds are vLLM's default too (VLLM_HTTP_TIMEOUT_KEEP_ALIVE). Without pings an idle WebSocket is the
+    # sidecar's to end.
     uvicorn.run(
-        Engine(), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", timeout_keep_alive=5, backlog=4096
+        Engine(),
+        host="127.0.0.1",
+        port=int(sys.argv[1]),
+        log_level="warning",
+        timeout_keep_alive=5,
+        ws_ping_interval=None,
     )

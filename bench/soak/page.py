@@ -164,7 +164,8 @@ them; it may be refused while attackers keep requests under way. Each one's time
 {_listed([f"{figure.what}: {figure.method}" for figure in found])}
 - The engine is a uvicorn server without a model (`bench/soak/engine.py`): 40 tokens a second and stream, all streams in
   one step, 60 to 180 tokens an answer. The sidecar is `highwater serve` with its default limits, not compiled.
-- The attackers are in `bench/soak/attackers.py`, bounded in connections, rate and bytes.
+- The attackers are in `bench/soak/attackers.py`, bounded in connections, rate and bytes. Their process has
+  a lower priority, because attackers compute elsewhere.
 """
 
 
