@@ -102,13 +102,8 @@ def _chat(tokens: int) -> bytes:
 
 
 def _upgrade() -> bytes:
-    key = base64.b64encode(bytes(16))
-    return _get(
-        b"/v1/realtime",
-        b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: "
-        + key
-        + b"\r\n",
-    )
+    key = b"Sec-WebSocket-Key: " + base64.b64encode(bytes(16)) + b"\r\n"
+    return _get(b"/v1/realtime", b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n", key)
 
 
 async def slow_readers(peer: Peer) -> None:
@@ -322,7 +317,7 @@ async def _attack(port: int, scale: float, seed: int, only: Sequence[str]) -> di
         asyncio.create_task(_keep_on(attack, port, counts[attack.name], random.Random(rng.random())))  # noqa: S311
         for attack in ATTACKS
         if attack.name in counts
-        for number in range(max(1, round(attack.connections * scale)))
+        for _ in range(max(1, round(attack.connections * scale)))
     ]
     ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     # A task of an attack that ends is a mistake in this file.
