@@ -78,7 +78,7 @@ class Service:
 
 
 class Clients:
-    """Ordinary clients and an operator of one sidecar.
+    """Ordinary clients and an operator of one sidecar. Every other client connects anew for each request.
 
     Args:
         url: The sidecar's.
@@ -97,10 +97,16 @@ class Clients:
     async def running(self) -> AsyncIterator[None]:
         """Clients and operator at work; at the end each answer under way is still read to its end."""
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(self._url, timeout=timeout, connector=connector) as session:
-            clients = [asyncio.create_task(self._client(session, number)) for number in range(self._number)]
-            operator = asyncio.create_task(self._operator(session))
+        kept, new = (aiohttp.TCPConnector(limit=0, force_close=is_new) for is_new in (False, True))
+        async with (
+            aiohttp.ClientSession(self._url, timeout=timeout, connector=kept) as on_kept,
+            aiohttp.ClientSession(self._url, timeout=timeout, connector=new) as on_new,
+        ):
+            clients = [
+                asyncio.create_task(self._client(on_new if number % 2 else on_kept, number))
+                for number in range(self._number)
+            ]
+            operator = asyncio.create_task(self._operator(on_new))
             try:
                 yield
             finally:

@@ -40,15 +40,15 @@ def figures(measured: Measured) -> dict[str, Figure]:
             service.reads_failed,
             0,
             f"of {service.reads}; the slowest took {service.slowest_read_seconds * MS:.0f} ms",
-            "`/metrics` and `/memory` every 5 s on a kept connection.",
+            "`/metrics` and `/memory` every 5 s, each on a new connection, as probes ask.",
         ),
         "first_byte_ratio": _figure(
             "p99 time to first byte, with attackers over without",
             _p(attacked, 99) / _p(calm, 99),
             2.0,
             f"with: {_shown(attacked)}; without: {_shown(calm)}",
-            "from sending a request to the first byte of its answer's body, all in one client process. The engine "
-            "sends the first token 25 to 50 ms after a request arrives. Left out: requests that a safe reset may have "
+            "from sending a request, for every other client on a new connection, to the first byte of its answer's "
+            "body. The engine sends the first token 25 to 50 ms after a request arrives. Left out: requests that a safe reset may have "
             "held, and those that the end of a part falls into.",
         ),
         "rss_growth_mb": _figure(
