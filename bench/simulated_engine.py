@@ -32,10 +32,11 @@ _EMPTY_POSTS = ("/reset_mm_cache", "/reset_prefix_cache", "/reset_encoder_cache"
 
 
 class SimulatedEngine(KeptProcess):
-    """The server below as a process of its own, listening once it is started."""
+    """The server below, or that of another module, as a process of its own, listening once it is started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, module: str = "bench.simulated_engine") -> None:
         super().__init__("the simulated engine", folder / "simulated_engine.log")
+        self._module = module
         self._port = free_port()
 
     @property
@@ -44,7 +45,7 @@ class SimulatedEngine(KeptProcess):
         return f"http://127.0.0.1:{self._port}"
 
     def __enter__(self) -> SimulatedEngine:
-        command = [sys.executable, "-m", "bench.simulated_engine", str(self._port)]
+        command = [sys.executable, "-m", self._module, str(self._port)]
         self.start(command, env=environ_with({}), cwd=Path(__file__).resolve().parent.parent)
         self.wait_until_answers(self._port, "/health", START_SECONDS)
         return self

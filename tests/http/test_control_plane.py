@@ -675,7 +675,7 @@ async def test_what_is_beneath_the_incidents_is_ours(shared):
     for path in ("/memory/incidents/none", "/memory/incidents/a/b", "/memory/incidents/%2e%2e%2fv1%2fmodels"):
         assert error(await shared.client.get(path))[0] == 404
     assert error(await shared.client.delete("/memory/incidents"))[0] == 405
-    assert shared.fake.calls == []
+    assert not any("incidents" in call.path or call.path == "/v1/models" for call in shared.fake.calls)
 
 
 async def test_a_loop_that_ended_is_not_alive(running):

@@ -1,0 +1,180 @@
+"""What a run found, as figures, as JSON and as docs/soak.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tabulate import tabulate
+
+from bench.figure import Figure, Goal, number, percentile
+from bench.page import figures_table
+from bench.soak.soak import Measured, Options
+
+MB = 1_000_000
+MS = 1000
+_ATTACK_COLUMNS = ("attack", "connections", "sent", "ended by the sidecar", "answers by status")
+
+
+def figures(measured: Measured) -> dict[str, Figure]:
+    """What was measured, each beside its goal."""
+    service, left, at_end = measured.service, measured.left(), measured.at_end
+    held = [answer.first_byte_seconds for answer in service.answers if service.may_hold(answer)]
+    attacked, calm = (_times(measured, has_attackers=has_attackers) for has_attackers in (True, False))
+    mark, end = measured.rss_at_mark() / MB, measured.rss_at_end() / MB
+    sizes = [size / MB for _, size in measured.rss]
+    return {
+        "failed": _figure(
+            "Ordinary requests that failed",
+            service.failed,
+            0,
+            f"{len(service.answers)} were answered in full; a safe reset may have held {len(held)} of them, one "
+            f"for {max(held, default=0.0):.1f} s at most",
+            "every byte of each streamed answer is compared; an error, a status other than 200, a wrong or missing "
+            "byte and 120 s without an end are failures.",
+        ),
+        "operator_failed": _figure(
+            "Operator's reads that failed",
+            service.reads_failed,
+            0,
+            f"of {service.reads}; the slowest took {service.slowest_read_seconds * MS:.0f} ms",
+            "`/metrics` and `/memory` every 5 s, each on a new connection, as probes ask.",
+        ),
+        "first_byte_ratio": _figure(
+            "p99 time to first byte, with attackers over without",
+            _p(attacked, 99) / _p(calm, 99),
+            2.0,
+            f"with: {_shown(attacked)}; without: {_shown(calm)}",
+            "from sending a request, for every other client on a new connection, to the first byte of its answer's "
+            "body. The engine sends the first token 25 to 50 ms after a request arrives. Left out: requests that a safe reset may have "
+            "held, and those that the end of a part falls into.",
+        ),
+        "rss_growth_mb": _figure(
+            "Resident memory at the end, less that at a sixth of the run, MB",
+            end - mark,
+            8.0,
+            f"{mark:.1f} and {end:.1f} MB; {sizes[0]:.1f} MB before the first attack, at most {max(sizes):.1f} MB",
+            "medians of five samples, one a second; the end is the higher of the end of the last attack, its "
+            "connections still open, and of the run.",
+        ),
+        "left": _figure(
+            "Descriptors, tasks and connections left when all had gone",
+            sum(left.values()),
+            0,
+            ", ".join(f"{name} {count}" for name, count in left.items())
+            or f"{at_end.descriptors} descriptors and {sum(at_end.tasks.values())} tasks, as before the run",
+            "more than after the warm-up: `/proc/PID/fd`, asyncio tasks by coroutine, and objects of the data plane "
+            "that live as long as a connection or a request, as the sidecar's process counts them itself on a signal.",
+        ),
+    }
+
+
+def _figure(what: str, value: float, limit: float, spread: str, method: str) -> Figure:
+    return Figure(what=what, value=value, unit="", goal=Goal("at most", limit), spread=spread, method=method)
+
+
+def _times(measured: Measured, *, has_attackers: bool) -> list[float]:
+    answers = measured.answers(has_attackers=has_attackers)
+    return [answer.first_byte_seconds for answer in answers if not measured.service.may_hold(answer)]
+
+
+def _p(values: Sequence[float], percent: float) -> float:
+    return percentile(values, percent) if values else float("nan")
+
+
+def _shown(seconds: Sequence[float]) -> str:
+    return f"p50 {_p(seconds, 50) * MS:.0f} ms, p99 {_p(seconds, 99) * MS:.0f} ms of {len(seconds)}"
+
+
+def facts(measured: Measured) -> list[str]:
+    """Further numbers of the same run."""
+    with_, without = (
+        _p([answer.longest_gap for answer in measured.answers(has_attackers=has_attackers)], 99) * MS
+        for has_attackers in (True, False)
+    )
+    told = [
+        f"Longest gap within an answer, p99 of the answers: {with_:.0f} ms with attackers, {without:.0f} ms without.",
+        f"The sidecar used {measured.sidecar_cores:.2f} cores on average. Processes that are no part of the run used "
+        f"{measured.other_cores:.2f}, which makes times longer.",
+    ]
+    if measured.gave_up is not None:
+        told.append(f"**The run ended early: {measured.gave_up}.**")
+    return told
+
+
+def document(options: Options, measured: Measured, *, machine: str, day: str) -> dict[str, Any]:
+    """All of it, as JSON."""
+    found = figures(measured)
+    return {
+        "schema": 1,
+        "day": day,
+        "machine": machine,
+        "options": asdict(options),
+        "values": {name: figure.value for name, figure in found.items()},
+        "p99_first_byte_seconds": {
+            name: _p(_times(measured, has_attackers=has_attackers), 99)
+            for name, has_attackers in (("with_attackers", True), ("without", False))
+        },
+        "shown": {name: figure.spread for name, figure in found.items()},
+        "gave_up": measured.gave_up,
+        "failures": measured.service.failures,
+        "rss_bytes": [size for _, size in measured.rss],
+        "resets": [asdict(reset) for reset in measured.service.resets],
+        "attacks": measured.attacks,
+        "sidecar_cores": measured.sidecar_cores,
+        "other_cores": measured.other_cores,
+    }
+
+
+def page(options: Options, measured: Measured, *, command: str, machine: str, day: str) -> str:
+    """The page, Markdown."""
+    found = list(figures(measured).values())
+    rows = [_attack_row(name, counts) for name, counts in measured.attacks.items()]
+    resets = [f"{reset.seconds:.1f} s, status {reset.status}: {reset.says}" for reset in measured.service.resets]
+    return f"""# Soak
+
+For operators who want to know what hostile clients cost ordinary ones. {options.clients} clients stream answers through
+one sidecar for {options.seconds / 60:g} minutes; in four fifths of that time attackers do beside them all that a client
+should not. `make soak-proxy` runs it with 200 clients for 30 minutes.
+
+Written by `{command}` on {day}. Machine: {machine}; engine, sidecar, clients and attackers share it.
+
+{figures_table(found, "github")}
+
+{_listed(facts(measured))}
+
+## Attacks
+
+{tabulate(rows, _ATTACK_COLUMNS, tablefmt="github", disable_numparse=True)}
+
+Whoever is at the end of an attack begins another one. The sidecar should end most of these connections. Many attackers
+read no answer; the last column has what the others read.
+
+## Safe resets
+
+An operator asks for `POST /reset_mm_cache?mode=safe` now and then. It may hold ordinary requests and must not fail
+them; it may be refused while attackers keep requests under way. Each one's time and answer:
+
+{_listed(resets)}
+
+## Method
+
+{_listed([f"{figure.what}: {figure.method}" for figure in found])}
+- The engine is a uvicorn server without a model (`bench/soak/engine.py`): 40 tokens a second and stream, all streams in
+  one step, 60 to 180 tokens an answer. The sidecar is `highwater serve` with its default limits, not compiled.
+- The attackers are in `bench/soak/attackers.py`, bounded in connections, rate and bytes. Their process has
+  a lower priority, because attackers compute elsewhere.
+"""
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _attack_row(name: str, counts: Counter[str]) -> tuple[str, ...]:
+    statuses = ", ".join(f"{key}: {count}" for key, count in sorted(counts.items()) if key.isdigit())
+    refused = f", {counts['refused']} refused" if counts["refused"] else ""
+    sent = f"{number(counts['bytes_sent'] / MB)} MB"
+    return name, f"{counts['connections']}{refused}", sent, str(counts["ended_by_sidecar"]), statuses
