@@ -282,7 +282,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         step_seconds_most=settings.step_seconds_most,
     )
     poller.listeners += [moments.notice, governor.notice, box.notice]
-    token, access = _access(settings)
+    token, access = _access(settings, exporter)
     proxy = Proxy(
         settings.engine_url,
         observer=exporter.traffic,
@@ -342,9 +342,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         own_paths,
         history.close,
         # A HEAD is judged as the GET that it becomes.
-        HeadAsGet(
-            ControlGuard(BodyLimit(control, CONTROL_BODY_BYTES), access, control.openapi(), exporter.control_denied)
-        ),
+        HeadAsGet(ControlGuard(BodyLimit(control, CONTROL_BODY_BYTES), access, control.openapi())),
         tls,
         proxy.access_log,
     )
@@ -364,14 +362,15 @@ def _limits(settings: Settings) -> ProxyLimits:
     )
 
 
-def _access(settings: Settings) -> tuple[AdminToken, Access]:
+def _access(settings: Settings, exporter: Exporter) -> tuple[AdminToken, Access]:
     if settings.admin_token is not None:
         token = AdminToken(settings.admin_token.get_secret_value(), None)
     elif settings.admin_token_file is not None:
         token = AdminToken(None, settings.admin_token_file)
     else:
         token = AdminToken(None, default_token_file(settings.port, os.environ), is_temporary=True)
-    return token, Access(token, port=settings.port, trust_loopback=settings.trust_loopback)
+    access = Access(token, port=settings.port, trust_loopback=settings.trust_loopback, denied=exporter.control_denied)
+    return token, access
 
 
 def _incidents(settings: Settings) -> Incidents:

@@ -65,13 +65,22 @@ class Access(SecurityBase):
         token: The one in force.
         port: The sidecar's, for the command that messages name.
         trust_loopback: Loopback peers need no token.
+        denied: Receives the reason of each call that is not let in.
     """
 
-    def __init__(self, token: AdminToken, *, port: int, trust_loopback: bool = False) -> None:
+    def __init__(
+        self,
+        token: AdminToken,
+        *,
+        port: int,
+        trust_loopback: bool = False,
+        denied: Callable[[DenialReason], None] = lambda _: None,
+    ) -> None:
         self.model = HTTPBearer(description="the admin token; `highwater token` prints it")
         self.scheme_name = "AdminToken"
         self._token = token
         self._trust_loopback = trust_loopback
+        self._denied = denied
         self._log = LimitedLog(log)
         self._command = f'curl -H "Authorization: Bearer $(highwater token --port {port})"'
 
@@ -87,9 +96,16 @@ class Access(SecurityBase):
         return caller
 
     def caller(self, request: HTTPConnection) -> Caller | None:
-        """Return who calls a path that is open to all; ``None`` for who could not use the control paths."""
+        """Return who calls a path that is open to all; ``None`` for who could not use the control paths.
+
+        A wrong token is reported here too: guesses must not go unseen because the answer comes all the same.
+        """
         caller = self.judge(request)
-        return None if isinstance(caller, Denial) else caller
+        if not isinstance(caller, Denial):
+            return caller
+        if caller.reason == "wrong_token":
+            self.report(request, caller)
+        return None
 
     def judge(self, request: HTTPConnection) -> Caller | Denial:
         """Judge by the token, or else by the address where that is trusted. Reads no body."""
@@ -115,6 +131,13 @@ class Access(SecurityBase):
             "wrong_token" if wrong else "no_token", 401, f"{said}. Where the sidecar runs, this works: {self._command}"
         )
 
+    def report(self, request: HTTPConnection, denial: Denial) -> None:
+        """Count the denial, and log it with the peer at a bounded rate."""
+        self._denied(denial.reason)
+        method, path = request.scope["method"], ascii(request.scope["path"][:_LOGGED_CHARACTERS])
+        peer = peer_of(request) or "an unknown peer"
+        self._log.warning(denial.reason, "control call denied (%s): %s %s from %s", denial.reason, method, path, peer)
+
     def without_token(self, head: bytes) -> bytes:
         """A request's head without the admin token, for who sends it to the engine by mistake."""
         token = self._token.known
@@ -137,16 +160,11 @@ class ControlGuard:
         app: The application behind.
         access: Judges callers.
         page: The application's OpenAPI page.
-        denied: Receives the reason of each call that is not let in.
     """
 
-    def __init__(
-        self, app: ASGIApp, access: Access, page: Mapping[str, Any], denied: Callable[[DenialReason], None]
-    ) -> None:
+    def __init__(self, app: ASGIApp, access: Access, page: Mapping[str, Any]) -> None:
         self._app = app
         self._access = access
-        self._denied = denied
-        self._log = LimitedLog(log)
         self._guarded = tuple(
             compile_path(path)[0] for path, methods in page["paths"].items() if methods.get("get", {}).get("security")
         )
@@ -157,7 +175,7 @@ class ControlGuard:
             request = HTTPConnection(scope)
             denial = self._access.judge(request)
             if isinstance(denial, Denial):
-                self._report(request, denial)
+                self._access.report(request, denial)
                 error = {"code": _CODES[denial.status], "message": denial.message}
                 await JSONResponse({"error": error}, denial.status, denial.headers)(scope, receive, send)
                 return
@@ -165,12 +183,6 @@ class ControlGuard:
 
     def _needs_token(self, method: str, path: str) -> bool:
         return method not in _SAFE_METHODS or any(pattern.match(path) for pattern in self._guarded)
-
-    def _report(self, request: HTTPConnection, denial: Denial) -> None:
-        self._denied(denial.reason)
-        method, path = request.scope["method"], ascii(request.scope["path"][:_LOGGED_CHARACTERS])
-        peer = peer_of(request) or "an unknown peer"
-        self._log.warning(denial.reason, "control call denied (%s): %s %s from %s", denial.reason, method, path, peer)
 
 
 def peer_of(request: HTTPConnection) -> str:

@@ -148,9 +148,14 @@ async def test_a_call_that_is_denied_leaves_a_trace(caplog):
     async with sidecar_before(FakeEngine(), admin_token=TOKEN) as sidecar:
         for number in range(20):
             await sidecar.client.post("/memory/reclaim", headers={"Authorization": f"Bearer guess-{number}"})
+        # Paths that are open all the same, and would tell whether a guess was right.
+        for path in ("/memory/encoder-cache", "/memory/events"):
+            headers = {"Authorization": "Bearer guess-too", "Accept": "text/event-stream"}
+            async with sidecar.client.stream("GET", path, headers=headers) as answer:
+                assert answer.status_code == 200
         await sidecar.client.put("/policy")
         page = (await sidecar.client.get("/metrics")).text
-    assert 'highwater_control_denied_total{reason="wrong_token"} 20.0' in page
+    assert 'highwater_control_denied_total{reason="wrong_token"} 22.0' in page
     assert 'highwater_control_denied_total{reason="no_token"} 1.0' in page
     assert 'highwater_control_denied_total{reason="closed"} 0.0' in page
     lines = [record.getMessage() for record in caplog.records if "denied" in record.getMessage()]
