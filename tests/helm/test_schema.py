@@ -31,6 +31,9 @@ OTHER: dict[str, Any] = {
     "trim.host_budget_bytes": 17179869184,
     "incidents.folder": "/var/tmp",
     "proxy.extra_paths": ["/invocations"],
+    "proxy.max_connections": 7,
+    "proxy.forwarded": "replace",
+    "engine_root_path": "/llm",
     "gate.drain_seconds": 12.5,
 }
 
