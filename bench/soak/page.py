@@ -48,8 +48,8 @@ def figures(measured: Measured) -> dict[str, Figure]:
             2.0,
             f"with: {_shown(attacked)}; without: {_shown(calm)}",
             "from sending a request, for every other client on a new connection, to the first byte of its answer's "
-            "body. The engine sends the first token 25 to 50 ms after a request arrives. Left out: requests that a safe "
-            "reset may have held, and those that the end of a part falls into.",
+            "body. The engine sends the first token 25 to 50 ms after a request arrives. Left out: requests that a "
+            "safe reset may have held, and those that the end of a part falls into.",
         ),
         "rss_growth_mb": _figure(
             "Resident memory at the end, less that at a sixth of the run, MB",

@@ -248,7 +248,8 @@ async def test_a_websocket_is_held_like_a_request(front, upstream):
 async def sidecar_beside(upstream, **options):
     """A sidecar whose clients reach one engine and whose own questions another, in process."""
     fake = FakeEngine()
-    settings = Settings(engine_url=upstream.url, poll_seconds=60.0, policy=PolicySettings(rules=()), **options)
+    quiet = PolicySettings(rules=())
+    settings = Settings(engine_url=upstream.url, poll_seconds=60.0, policy=quiet, trust_loopback=True, **options)
     app = create_app(settings, transport=fake.transport())
     async with alive(app), serving(app) as port, httpx.AsyncClient(trust_env=False) as client:
         client.base_url = f"http://127.0.0.1:{port}"

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.soak
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 300
 GROWTH_MB = 8.0
-REFUSED_SECONDS = 5.0  # it takes milliseconds; one that holds others takes gate.drain_seconds, 10
-# On a machine that others keep busy, a p99 of few requests is decided by its scheduler.
-FIRST_BYTE_FLOOR_SECONDS = 2.0
+REFUSED_SECONDS = 8.0  # of these a busy machine may need some; one that holds others takes gate.drain_seconds, 10
+# On a machine that others keep busy, its scheduler decides a p99 of few requests: the half hour judges the times.
+FIRST_BYTE_FLOOR_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module")
