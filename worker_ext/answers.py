@@ -1,6 +1,6 @@
 """From a call to its answer: find the operation, check the payload, run it, and write one JSON object.
 
-It refuses to let anything out but that object's text.
+It lets nothing out but that object's text, and the two exceptions by which a process is told to end.
 """
 
 from __future__ import annotations
@@ -38,13 +38,19 @@ def answer(
     excess: tuple[object, ...] = (),
     unknown: Mapping[str, object] | None = None,
 ) -> str:
-    """Run one operation on a worker and return its answer as ASCII JSON; whatever it raises becomes its `error`."""
+    """Run one operation on a worker and return its answer as ASCII JSON; whatever it raises becomes its `error`.
+
+    Raises:
+        SystemExit: vLLM's worker was sent SIGTERM meanwhile. Its handler raises that once and never again
+            (v1/executor/multiproc_executor.py, `signal_handler`): kept here, the worker would ignore its end.
+        KeyboardInterrupt: The user of an engine inside their own process wants it to stop.
+    """
     name = printable(op, 100) if isinstance(op, str) else None
     try:
         return _text(worker, name, {"ok": True}, _run(worker, op, payload, excess, unknown or {}))
+    except (SystemExit, KeyboardInterrupt):
+        raise
     except BaseException as error:  # noqa: BLE001 - errors are data here: raised, they would desynchronise the ranks
-        # Also a SystemExit, with which vLLM's worker answers SIGTERM (multiproc_executor.py, `signal_handler`). One
-        # that lands in these few milliseconds is lost; the executor then kills the worker after its usual wait.
         message = printable(str(error), 1000) if isinstance(error, RequestError) else describe(error)
         code = error.code if isinstance(error, RequestError) else "failed"
         return _text(worker, name, {"ok": False}, {"error": {"code": code, "message": message}})

@@ -27,8 +27,14 @@ class MemoryExtension:
             One JSON object in ASCII, always. An exception, a wrong type or a missing argument would do more than fail
             this call: the replies of all ranks stay one behind for ever (vllm/v1/executor/multiproc_executor.py,
             `collective_rpc`: it raises at the first failure and leaves the other ranks' replies queued).
+
+        Raises:
+            SystemExit: As vLLM's worker answers SIGTERM with it.
+            KeyboardInterrupt: Likewise; the process is to end, and nobody waits for replies then.
         """
         try:
             return answer(self, op, payload, excess, unknown)
-        except BaseException:  # noqa: BLE001 - the last guard, see Returns; SystemExit would end the worker process
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException:  # noqa: BLE001 - the last guard, see Returns
             return UNANSWERABLE
