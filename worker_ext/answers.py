@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.collector import no_collection
@@ -15,7 +15,8 @@ from worker_ext.errors import BadPayloadError, RequestError, UnknownOpError, des
 from worker_ext.identity import identity
 from worker_ext.operations import OPERATIONS
 from worker_ext.payload import parse_payload
-from worker_ext.state import running_recorder
+from worker_ext.sleep import watch_sleep
+from worker_ext.state import running_recorder, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,6 +68,8 @@ def _run(
             f"highwater_rpc takes op and payload; it got {len(excess)} more by position "
             f"and {printable(', '.join(unknown)) or 'none'} by name"
         )
+    with suppress(Exception):  # an engine that cannot be watched can be asked all the same
+        watch_sleep(worker, state_of(worker).sleep)
     with _shown(worker, str(op)), no_collection():
         return operation.run(worker, parse_payload(payload, operation.fields))
 

@@ -14,6 +14,7 @@ from worker_ext.host import read_host
 from worker_ext.memory_parts import NO_DEVICE, read_allocator, read_budget, read_kv_cache, read_space
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
+from worker_ext.sleep import asleep_tags
 from worker_ext.state import state_of
 from worker_ext.weights import weights_bytes
 
@@ -35,6 +36,7 @@ def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
         **read_space(device, host, notes)._asdict(),
         "torch": read_allocator(device, notes)._asdict(),
         **_components(worker, device, state, notes),
+        "asleep_tags": _asleep_tags(worker, state, notes),
         "budget": read_budget(worker, notes),
         "host_memory": host._asdict(),
     }
@@ -42,6 +44,11 @@ def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
 
 
 OPERATION = Operation("memory", {}, memory)
+
+
+def _asleep_tags(worker: object, state: WorkerState, notes: Notes) -> list[str] | None:
+    reason = "the engine may have fallen asleep before the first call, and its allocator does not tell"
+    return notes.missing("asleep_tags", asleep_tags(worker, state.sleep), reason)
 
 
 def _components(worker: object, device: Device | None, state: WorkerState, notes: Notes) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from worker_ext.devices import device_of
 from worker_ext.host import read_host
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
+from worker_ext.sleep import refuse_while_asleep
+from worker_ext.state import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +26,7 @@ def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # 
     """Return the answer's body."""
     started = time.perf_counter()
     notes = Notes()
+    refuse_while_asleep(worker, state_of(worker).sleep)
     device = device_of(worker)
     before = _figures(device, notes)
     collected = gc.collect()

@@ -143,7 +143,7 @@ def test_a_call_to_end_the_process_passes(op, error):
 
 
 def test_sigterm_in_an_operation_ends_the_worker(monkeypatch):
-    """vLLM's handler raises for the first signal only (v1/executor/multiproc_executor.py): that one must not be lost."""
+    """vLLM's handler raises for the first signal only (v1/executor/multiproc_executor.py): it must not be lost."""
     asked = []
 
     def handler(*_: object) -> None:
