@@ -26,7 +26,7 @@ ALL_TAGS = frozenset({"weights", "kv_cache"})
 """What `sleep` puts to sleep (vllm/v1/executor/abstract.py, `sleeping_tags`)."""
 
 # Singletons that hold the pools: CUDA's, Intel's, Ascend's.
-_ALLOCATORS = (
+ALLOCATORS = (
     ("vllm.device_allocator.cumem", "CuMemAllocator"),
     ("vllm.device_allocator.xpumem", "XpuMemAllocator"),
     ("vllm_ascend.device_allocator.camem", "CaMemAllocator"),
@@ -135,7 +135,7 @@ def _seen_late(worker: object) -> set[str]:
 
 
 def _allocations() -> Iterator[object]:
-    for module, name in _ALLOCATORS:
+    for module, name in ALLOCATORS:
         yield from list((look_up(sys.modules.get(module), name, "instance", "pointer_to_data") or {}).values())
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # What vllm-ascend keeps encoder outputs in while it moves them to host memory itself. Its runners have all three from
 # 0.27.1rc1 on, and use them where `use_score_encoder_cache` is set (worker/model_runner_v1.py, `__init__`).
-_ASCENDS_OWN = ("cpu_encoder_cache", "tmp_encoder_cache", "_pending_encoder_cache_copies")
+ASCENDS_OWN = ("cpu_encoder_cache", "tmp_encoder_cache", "_pending_encoder_cache_copies")
 
 
 def spilling_cache(worker: object) -> SpillingDict | None:
@@ -101,7 +101,7 @@ def _ascends_own_tier(runner: object) -> str | None:
     is_on = look_up(runner, "use_score_encoder_cache")
     if is_on is not None:
         return "use_score_encoder_cache is set" if is_on else None
-    held = (name for name in _ASCENDS_OWN if (value := look_up(runner, name)) is not None and len(value))
+    held = (name for name in ASCENDS_OWN if (value := look_up(runner, name)) is not None and len(value))
     return next((f"{name} is in use" for name in held), None)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The functions of vLLM and vllm-ascend that pop entries, all of them to free them: runner V1's up to 0.23 and from 0.27
 # on, and V2's (tests/engine/test_vendor_wheels.py reads them in published packages).
-_FREEING = frozenset({"_update_states", "_process_encoder_cache_scheduler_output", "free_encoder_cache"})
+FREEING = frozenset({"_update_states", "_process_encoder_cache_scheduler_output", "free_encoder_cache"})
 _POP_TOP = opmap["POP_TOP"]
 _CACHE = opmap.get("CACHE", 0)
 
@@ -335,7 +335,7 @@ def _caller_drops_the_result() -> bool:
     is not in the bytecode. Where the answer is False, the result is as good as any dict's.
     """
     frame = sys._getframe(2)
-    if frame.f_code.co_name not in _FREEING:
+    if frame.f_code.co_name not in FREEING:
         return False
     code, position = frame.f_code.co_code, frame.f_lasti + 2  # instructions are two bytes wide
     while position < len(code) and code[position] == _CACHE:  # room that newer interpreters leave behind a call

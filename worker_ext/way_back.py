@@ -104,6 +104,8 @@ class WayBack:
 
     def _ways(self, cache: SpillingDict, spilled: Spilled) -> list[Callable[[], int | None]]:
         """Return what makes room, cheapest first; each returns bytes that it freed, None where it changed nothing."""
+        if self._device.type == "cpu":  # what goes to the host there stays in the same memory
+            return [self._empty_cache]
         return [
             self._empty_cache,
             partial(self._spill_idle, cache, spilled, view_bytes(spilled.host)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -166,6 +167,24 @@ def test_the_hosts_budget_holds_for_what_makes_room():
         assert bench.block["restore_reserve_bytes"] == 0
     finally:
         bench.close()
+
+
+def test_a_copy_that_is_not_waited_for_keeps_its_source(bench):
+    """The device reads it while Python goes on; the step waits for nothing but its own stream."""
+    done = []
+    bench.torch.device_module.Event = lambda: SimpleNamespace(record=lambda: None, query=lambda: bool(done))
+    for name in "abc":
+        bench.encode(name)
+    ask(bench.worker, "trim")
+    source = weakref.ref(dict.__getitem__(bench.cache, "a").host)
+    bench.torch.device_module.calls.clear()
+    assert bench.access("a") == "a"
+    assert bench.torch.device_module.calls == [("copy", ("cpu", "npu"))]
+    bench.access("b")
+    assert source() is not None
+    done.append(True)
+    bench.access("c")
+    assert source() is None
 
 
 def test_release_gives_the_reserve_to_nobody(bench):
