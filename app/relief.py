@@ -22,7 +22,8 @@ from app.moments import Moments, NoMoment
 from app.poller import Poller
 from app.readings import UNNEEDED, Caller, Mode, Outcome, RankReading, RemedyResult, Report, Target, Trigger
 from app.remedies import PLAIN, Ask, Remedy, Run
-from app.remedies.remedy import no_extension, tell_workers
+from app.remedies.remedy import no_extension
+from app.remedies.rounds import tell_workers_in_rounds
 from app.table import mib
 
 JUST_BEFORE_SECONDS = 0.25
@@ -185,7 +186,7 @@ class Relief:
             raise Refused(problem)
         async with self._turn:
             try:
-                run = await tell_workers(self._engine, "restore")
+                run = await tell_workers_in_rounds(self._engine, "restore", {})
             except EngineError as exc:
                 raise NotAvailable(str(exc)) from exc
             report = await self._poller.poll()

@@ -224,7 +224,11 @@ class Snapshots:
         return await asyncio.to_thread(self._listed)
 
     async def open(self, name: str) -> tuple[BinaryIO, int] | None:
-        """One of the files, open, and its size; ``None`` where there is none of that name. The caller closes it."""
+        """One of the files, open, and its size; ``None`` where there is none of that name. The caller closes it.
+
+        Raises:
+            Refused: Our user may not read it.
+        """
         if self.folder is None or FILE_NAME.fullmatch(name) is None:
             return None
         return await asyncio.to_thread(_opened, self.folder / name)
@@ -337,6 +341,11 @@ def _opened(path: Path) -> tuple[BinaryIO, int] | None:
     try:
         # Not waiting for the other end, should it be a pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except PermissionError as exc:
+        raise Refused(
+            f"{path.name} may be read by the engine's user and by the folder's group, and the sidecar's user "
+            f"({os.geteuid()}) is neither: run both as one user, or share a group (docs/http.md)"
+        ) from exc
     except OSError:
         return None
     status = os.fstat(descriptor)

@@ -138,19 +138,21 @@ def _turn(torch: Any, worker: StandIn) -> dict[str, Any]:  # noqa: ANN401 - the 
     """Everything to the host, the allocator's blocks to the device, and everything back."""
     worker.ask("release")
     free = _free_bytes(torch, worker.device)
-    trimmed = _good(worker.ask("trim"))
+    trimmed = _good(worker.ask("trim", max_seconds=60))
     unseen = _free_bytes(torch, worker.device)
     released = _good(worker.ask("release"))
     seen = _free_bytes(torch, worker.device)
-    restored = _good(worker.ask("restore"))
-    spilled = trimmed["spilled_bytes"]
+    restored = _good(worker.ask("restore", max_seconds=60))
+    spilled, reserve = trimmed["spilled_bytes"], trimmed["encoder_cache"]["restore_reserve_bytes"]
     on_cpu = worker.device.type == "cpu"
     return {
         "spilled_bytes": spilled,
         "restored_bytes": restored["restored_bytes"],
         "given_back_before_release_bytes": None if on_cpu else unseen - free,
         "given_back_bytes": None if on_cpu else seen - free,
-        "given_back_over_spilled": None if on_cpu else (seen - free) / spilled,
+        "restore_reserve_bytes": reserve,
+        # What is kept for the way back was spilled too, and is no loss.
+        "given_back_over_spilled": None if on_cpu else (seen - free + reserve) / spilled,
         "spill_seconds_per_gib": trimmed["copy_seconds"] * GIB / spilled,
         "restore_seconds_per_gib": restored["copy_seconds"] * GIB / restored["restored_bytes"],
         "release_ms": released["elapsed_ms"],

@@ -1,13 +1,13 @@
 """From a call to its answer: find the operation, check the payload, run it, and write one JSON object.
 
-It refuses to let anything out but that object's text.
+It lets nothing out but that object's text, and the two exceptions by which a process is told to end.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.collector import no_collection
@@ -15,7 +15,8 @@ from worker_ext.errors import BadPayloadError, RequestError, UnknownOpError, des
 from worker_ext.identity import identity
 from worker_ext.operations import OPERATIONS
 from worker_ext.payload import parse_payload
-from worker_ext.state import running_recorder
+from worker_ext.sleep import watch_sleep
+from worker_ext.state import running_recorder, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,13 +39,19 @@ def answer(
     excess: tuple[object, ...] = (),
     unknown: Mapping[str, object] | None = None,
 ) -> str:
-    """Run one operation on a worker and return its answer as ASCII JSON; whatever it raises becomes its `error`."""
+    """Run one operation on a worker and return its answer as ASCII JSON; whatever it raises becomes its `error`.
+
+    Raises:
+        SystemExit: vLLM's worker was sent SIGTERM meanwhile. Its handler raises that once and never again
+            (v1/executor/multiproc_executor.py, `signal_handler`): kept here, the worker would ignore its end.
+        KeyboardInterrupt: The user of an engine inside their own process wants it to stop.
+    """
     name = printable(op, 100) if isinstance(op, str) else None
     try:
         return _text(worker, name, {"ok": True}, _run(worker, op, payload, excess, unknown or {}))
+    except (SystemExit, KeyboardInterrupt):
+        raise
     except BaseException as error:  # noqa: BLE001 - errors are data here: raised, they would desynchronise the ranks
-        # Also a SystemExit, with which vLLM's worker answers SIGTERM (multiproc_executor.py, `signal_handler`). One
-        # that lands in these few milliseconds is lost; the executor then kills the worker after its usual wait.
         message = printable(str(error), 1000) if isinstance(error, RequestError) else describe(error)
         code = error.code if isinstance(error, RequestError) else "failed"
         return _text(worker, name, {"ok": False}, {"error": {"code": code, "message": message}})
@@ -61,6 +68,8 @@ def _run(
             f"highwater_rpc takes op and payload; it got {len(excess)} more by position "
             f"and {printable(', '.join(unknown)) or 'none'} by name"
         )
+    with suppress(Exception):  # an engine that cannot be watched can be asked all the same
+        watch_sleep(worker, state_of(worker).sleep)
     with _shown(worker, str(op)), no_collection():
         return operation.run(worker, parse_payload(payload, operation.fields))
 

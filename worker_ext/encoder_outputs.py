@@ -52,6 +52,8 @@ class EncoderOutputs:
         self.entries = entries
         self.storages = {key: storage for entry in entries for key, storage in entry.storages.items()}
         self._device_type = device_type
+        self.restore_reserve_bytes = 0
+        """What is kept on the device for entries to come back into; it is in none of the other figures."""
 
     def is_on_device(self, storage: Storage) -> bool:
         """Say whether a storage is on the worker's device; on a CPU worker that is host memory too."""
@@ -98,7 +100,10 @@ def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | N
             entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
             for (key, _), entry in zip(items, entries)
         ]
-    return EncoderOutputs(kind, entries, device_type)
+    read = EncoderOutputs(kind, entries, device_type)
+    if isinstance(outputs, SpillingDict):
+        read.restore_reserve_bytes = outputs.way_back.reserve_bytes
+    return read
 
 
 def encoder_cache_block(worker: object, device_type: str, state: WorkerState) -> dict[str, Any] | None:
@@ -127,6 +132,7 @@ def figures_of(
         "capacity_embeds": capacity_embeds(worker),
         "embeds": sum(map(entry_embeds, outputs.entries)),
         "oldest_age_seconds": None if oldest is None else round(oldest, 3),
+        "restore_reserve_bytes": outputs.restore_reserve_bytes,
         **moves(state),
     }
 

@@ -8,7 +8,7 @@
       +- NoSpaceError        code "no_space"
     UnreadableError          something is there that we cannot read; becomes a note, or code "failed"
 
-Anything else that is raised, whatever it is, becomes code "failed".
+Anything else that is raised becomes code "failed", but for SystemExit and KeyboardInterrupt, which pass.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def describe(error: BaseException) -> str:
     """Return an error in one printable line, at most 300 characters."""
     try:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    except (SystemExit, KeyboardInterrupt):
+        raise
     except BaseException:  # noqa: BLE001 - an exception whose own __str__ raises must not cost us the answer
         text = type(error).__name__
     return printable(text, 300)

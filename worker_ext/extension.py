@@ -28,8 +28,14 @@ class MemoryExtension:
             this call: the replies of all ranks stay one behind for ever. `collective_rpc` raises at the first failure
             and leaves the other ranks' replies queued (vllm 0.12.0 v1/executor/multiproc_executor.py:343, vllm 0.32.0
             v1/executor/multiproc_executor.py:443).
+
+        Raises:
+            SystemExit: As vLLM's worker answers SIGTERM with it.
+            KeyboardInterrupt: Likewise; the process is to end, and nobody waits for replies then.
         """
         try:
             return answer(self, op, payload, excess, unknown)
-        except BaseException:  # noqa: BLE001 - the last guard, see Returns; SystemExit would end the worker process
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException:  # noqa: BLE001 - the last guard, see Returns
             return UNANSWERABLE

@@ -1,15 +1,17 @@
 """Copies of tensors between one worker's device and host memory.
 
-Every copy is waited for. torch is imported when the first tensor is copied, never with this module.
+Every copy to the host is waited for, and of those to the device all but the ones that the engine's next computation
+waits for by itself. torch is imported when the first tensor is copied, never with this module.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worker_ext.errors import describe
-from worker_ext.spilling_dict import Spilled
+from worker_ext.spilling_dict import Spilled, SpilledGroup
 from worker_ext.storages import is_tensor, storage_of, view_bytes
 
 if TYPE_CHECKING:
@@ -29,15 +31,20 @@ class HostCopies:
         self._device = device
         self._pins = device.family.pins_host_memory
         self._plain: type | None = None
+        self._strided: object = None
+        self._under_way: deque[tuple[Tensor, Any]] = deque()
+        """Sources of copies that were not waited for, each with the event that comes after the copy."""
 
     def can_take(self, value: object) -> bool:
         """Say whether a value is one plain tensor on the worker's device: what comes back is just that."""
         if not is_tensor(value):
             return False
         if self._plain is None:
-            self._plain = import_module("torch").Tensor
-        # A subclass (a parameter, a tensor in parts) may hold more than its elements.
-        if type(value) is not self._plain:
+            torch = import_module("torch")
+            self._plain, self._strided = torch.Tensor, torch.strided
+        # A subclass (a parameter, a tensor in parts) may hold more than its elements, and so may one that somebody hung
+        # attributes on (vLLM hangs `modality` on embeddings: multimodal/utils.py). A sparse one has no such elements.
+        if type(value) is not self._plain or vars(value) or value.layout is not self._strided:
             return False
         device = value.device
         return bool(device.type == self._device.type) and getattr(device, "index", None) in (None, self._device.index)
@@ -48,28 +55,45 @@ class HostCopies:
         # torch rounds pinned memory up to a power of two (ATen/core/CachingHostAllocator.h, `allocate`).
         return 1 << (nbytes - 1).bit_length() if self._pins and nbytes else nbytes
 
-    def to_host(self, tensor: Tensor, notes: Notes) -> Spilled:
-        """Copy a tensor into host memory. The caller has waited for the device."""
+    def to_host(self, tensor: Tensor, group: SpilledGroup, notes: Notes) -> Spilled:
+        """Copy a tensor into host memory. The caller has waited for the device.
+
+        Args:
+            tensor: On the device.
+            group: Its own, and of all that is on the same storage.
+            notes: Gets why the copy is not as it should be.
+        """
         host = self._pinned(tensor, notes) if self._pins else None
+        is_pinned = host is not None
         if host is None:
             host = self._copy(tensor, "cpu")
-        return Spilled(host, tensor.device, self.host_bytes(tensor), storage_of(tensor).key)
+        return Spilled(host, tensor.device, self.host_bytes(tensor), storage_of(tensor).key, group, is_pinned)
 
-    def to_device(self, spilled: Spilled) -> Tensor:
-        """Copy a tensor back; with memory that the allocator keeps unused, where the device has none left.
+    def to_device(self, spilled: Spilled, *, is_waited_for: bool) -> Tensor:
+        """Copy a tensor back.
+
+        Args:
+            spilled: Its copy.
+            is_waited_for: Return when the copy is done. Else it is only put on the device's current stream where its
+                memory allows that (it is pinned): what is computed there next comes after it.
 
         Raises:
-            RuntimeError: There is no room all the same.
+            RuntimeError: There is no room.
         """
-        try:
+        if is_waited_for or not spilled.is_pinned:
             return self._copy(spilled.host, spilled.device)
-        except RuntimeError as error:  # torch.OutOfMemoryError is one; torch_npu raises it as it is
-            failure = error.with_traceback(None)  # whose frames would hold on to what was allocated
-        try:
-            self._device.family.give_back(self._device.index)
-        except Exception:  # noqa: BLE001 - what went wrong first is what the engine should see
-            raise failure from None
-        return self._copy(spilled.host, spilled.device)
+        self._forget_done()
+        made = self._copy(spilled.host, spilled.device, non_blocking=True)
+        # The source must outlive the copy, as vllm-ascend has it (worker/model_runner_v1.py,
+        # `_copy_cpu_encoder_cache_to_device`).
+        done = getattr(import_module("torch"), self._device.type).Event()
+        done.record()
+        self._under_way.append((spilled.host, done))
+        return made
+
+    def _forget_done(self) -> None:
+        while self._under_way and self._under_way[0][1].query():
+            self._under_way.popleft()
 
     def _pinned(self, tensor: Tensor, notes: Notes) -> Tensor | None:
         try:
@@ -81,9 +105,9 @@ class HostCopies:
             return None
 
     @staticmethod
-    def _copy(tensor: Tensor, device: object, **options: bool) -> Tensor:
+    def _copy(tensor: Tensor, device: object, *, non_blocking: bool = False, **options: bool) -> Tensor:
         torch = import_module("torch")
         # As the engine makes them. A dense tensor keeps its strides, another becomes contiguous.
         with torch.inference_mode():
-            made: Tensor = torch.empty_like(tensor, device=device, **options).copy_(tensor)
+            made: Tensor = torch.empty_like(tensor, device=device, **options).copy_(tensor, non_blocking=non_blocking)
         return made

@@ -1,23 +1,29 @@
 """Moves encoder outputs between device and host memory, group by group, and keeps the accounts.
 
-Whatever goes wrong in the middle, an entry is either here or there, whole.
+Whatever goes wrong in the middle, an entry is either here or there, whole. The engine stands still meanwhile, so a move
+ends between two groups when its time is up, and says what is left.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
 from worker_ext.errors import describe
 from worker_ext.host_copies import HostCopies
-from worker_ext.spilling_dict import Spilled
+from worker_ext.spilling_dict import Spilled, SpilledGroup
 from worker_ext.storages import view_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
     from worker_ext.devices import Device
     from worker_ext.notes import Notes
+    from worker_ext.restore_reserve import RestoreReserve
     from worker_ext.spill_plan import Group
     from worker_ext.spilling_dict import SpillingDict
+    from worker_ext.storages import Tensor
 
 
 class Mover:
@@ -26,12 +32,14 @@ class Mover:
     Args:
         device: The worker's.
         notes: Gets what could not be moved.
+        deadline: When the time is up, by `time.perf_counter`; at least one group is moved all the same.
     """
 
-    def __init__(self, device: Device, notes: Notes) -> None:
+    def __init__(self, device: Device, notes: Notes, deadline: float = math.inf) -> None:
         self._device = device
         self.device_type = device.type
-        self._notes = notes
+        self.notes = notes
+        self._deadline = deadline
         self.copies = HostCopies(device)
         self.entries = 0
         """Entries moved."""
@@ -43,20 +51,36 @@ class Mover:
         """Entries that stayed because the host was to give no more."""
         self.failed = 0
         """Entries that stayed because a copy failed."""
+        self.remaining_entries = 0
+        """Entries that would go next, were the time not up."""
+        self.remaining_bytes = 0
+        """What the device would get back for them, or have to give."""
         self.seconds = 0.0
 
-    def spill(self, cache: SpillingDict, groups: list[Group], asked: int | None, budget: int) -> None:
+    def spill(
+        self,
+        cache: SpillingDict,
+        groups: Sequence[Group],
+        asked: int | None,
+        budget: int,
+        reserve: RestoreReserve | None = None,
+    ) -> None:
         """Move groups to the host, in their order, until the device got back what was asked for.
 
         Args:
             cache: The encoder cache.
-            groups: What may go.
+            groups: What may go. A group that went holds its tensors no longer.
             asked: Bytes of the device; None for all that may go.
             budget: Bytes that the host gives at most.
+            reserve: What will be kept for the way back, less what it has now, is no gain; None where nothing is kept.
         """
         is_waited_for = False
-        for group in groups:
-            if asked is not None and self.device_bytes >= asked:
+        kept = 0
+        for place, group in enumerate(groups):
+            if asked is not None and self.device_bytes - kept >= asked:
+                break
+            if self.entries and self._is_late():
+                self._put_off(groups[place:], None if asked is None else asked + kept - self.device_bytes)
                 break
             host_bytes = sum(map(self.copies.host_bytes, group.tensors.values()))
             if self.host_bytes + host_bytes > budget:
@@ -68,28 +92,68 @@ class Mover:
                     # A step that is under way on the device may still read what we are about to let go.
                     self._device.family.synchronize(self._device.index)
                     is_waited_for = True
-                spilled = {key: self.copies.to_host(tensor, self._notes) for key, tensor in group.tensors.items()}
+                together = SpilledGroup(group.nbytes)
+                spilled = {
+                    key: self.copies.to_host(tensor, together, self.notes) for key, tensor in group.tensors.items()
+                }
             except Exception as error:  # noqa: BLE001 - it costs only this group, which stays; it is noted
-                self._notes.add("spilled_entries", f"no more, because a copy failed: {describe(error)}")
+                self.notes.add("spilled_entries", f"no more, because a copy failed: {describe(error)}")
                 self.failed += len(group.tensors)
                 break  # the next would most likely fail too, and the engine stands still meanwhile
             finally:
                 self.seconds += time.perf_counter() - started
             cache.put_away(spilled)
+            group.tensors.clear()  # the device gets the storage back with the last reference
             self.entries += len(spilled)
             self.device_bytes += group.nbytes
             self.host_bytes += sum(value.host_bytes for value in spilled.values())
+            if reserve is not None:
+                kept = max(kept, reserve.growth(group.nbytes))
 
-    def bring_back(self, cache: SpillingDict) -> None:
-        """Move everything back to the device, what was used last first, until there is no more room."""
+    def bring_back(self, cache: SpillingDict, reserve: RestoreReserve) -> None:
+        """Move everything back to the device, what was used last first, until there is no more room.
+
+        Args:
+            cache: The encoder cache.
+            reserve: What is kept for urgent ways back; it is used where all that is left fits into it.
+        """
         spilled = [(key, value) for key, value in dict.items(cache) if type(value) is Spilled]
+        spilled.sort(key=lambda item: -cache.last_use(item[0]))
+        left = sum(view_bytes(value.host) for _, value in spilled)
         started = time.perf_counter()
-        for key, value in sorted(spilled, key=lambda item: -cache.last_use(item[0])):
+        for place, (key, value) in enumerate(spilled):
+            if self.entries and self._is_late():
+                self.remaining_entries, self.remaining_bytes = len(spilled) - place, left
+                break
             try:
-                self.device_bytes += view_bytes(cache.bring_back(key, value))
+                nbytes = view_bytes(_brought(cache, key, value, reserve, left))
             except Exception as error:  # noqa: BLE001 - the entry stays spilled; it is noted
-                self._notes.add("left_entries", describe(error))
+                self.notes.add("left_entries", describe(error))
                 break  # to fill the device to the last byte would take what the next step needs
             self.entries += 1
+            self.device_bytes += nbytes
+            left -= nbytes
         self.failed = len(spilled) - self.entries
         self.seconds = time.perf_counter() - started
+
+    def _is_late(self) -> bool:
+        return time.perf_counter() >= self._deadline
+
+    def _put_off(self, groups: Sequence[Group], wanted: int | None) -> None:
+        for group in groups:
+            if wanted is not None and self.remaining_bytes >= wanted:
+                break
+            self.remaining_entries += len(group.tensors)
+            self.remaining_bytes += group.nbytes
+        if wanted is not None:
+            self.remaining_bytes = min(self.remaining_bytes, wanted)
+
+
+def _brought(cache: SpillingDict, key: Hashable, value: Spilled, reserve: RestoreReserve, left: int) -> Tensor:
+    try:
+        return cache.bring_back(key, value)
+    except RuntimeError:
+        if left > reserve.nbytes:
+            raise
+    reserve.drop()
+    return cache.bring_back(key, value)

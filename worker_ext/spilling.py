@@ -7,24 +7,28 @@ of an entry that is not where it believes it to be.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from worker_ext.attributes import look_up
 from worker_ext.devices.accelerator import on_main_thread
 from worker_ext.encoder_outputs import find_encoder_cache
 from worker_ext.errors import RefusedError
 from worker_ext.holders import other_holders
-from worker_ext.host_copies import HostCopies
+from worker_ext.sleep import refuse_while_asleep
 from worker_ext.spilling_dict import Spilled, SpillingDict
+from worker_ext.state import state_of
+from worker_ext.way_back import WayBack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from worker_ext.devices import Device
     from worker_ext.state import WorkerState
 
-# vllm-ascend 0.30 moves encoder outputs to host memory itself (vllm_ascend/worker/model_runner_v1.py).
-_ASCENDS_OWN = ("cpu_encoder_cache", "tmp_encoder_cache", "_pending_encoder_cache_copies")
+# What vllm-ascend keeps encoder outputs in while it moves them to host memory itself. Its runners have all three from
+# 0.27.1rc1 on, and use them where `use_score_encoder_cache` is set (worker/model_runner_v1.py, `__init__`).
+ASCENDS_OWN = ("cpu_encoder_cache", "tmp_encoder_cache", "_pending_encoder_cache_copies")
 
 
 def spilling_cache(worker: object) -> SpillingDict | None:
@@ -63,11 +67,7 @@ def refuse_now(worker: object) -> None:
     """
     if not on_main_thread():
         raise RefusedError("this is not the worker's main thread, on which its steps run: one may be running now")
-    # Memory that an engine gave up when it fell asleep may be somebody else's now. Engines before they had this object
-    # do not tell a worker that it sleeps (vllm/device_allocator/sleep_mode_backend.py); /is_sleeping does.
-    sleep = look_up(worker, "_sleep_mode_backend", "_state")
-    if sleep is not None and sleep != "RUNNING":
-        raise RefusedError(f"the engine sleeps (sleep mode is {sleep}): its memory is not to be touched until it wakes")
+    refuse_while_asleep(worker, state_of(worker).sleep)
 
 
 def _reasons_in_the_configuration(worker: object) -> Iterator[str]:
@@ -83,16 +83,41 @@ def _reasons_in_the_configuration(worker: object) -> Iterator[str]:
     manager = look_up(config, "ec_manager_config", "encoder_cache_manager_cls")
     if manager is not None:
         yield f"an encoder cache manager of its own is configured (encoder_cache_manager_cls: {manager})"
-    for name in _ASCENDS_OWN:
-        if hasattr(runner, name):
-            yield f"vllm-ascend moves encoder outputs to host memory itself (model_runner.{name} is there)"
+    used = _ascends_own_tier(runner)
+    if used is not None:
+        yield f"vllm-ascend moves encoder outputs to host memory itself (model_runner.{used})"
     # vLLM's developers can have every wait for the device raise within a step (vllm/utils/gpu_sync_debug.py): also the
     # copy that brings an entry back.
     if look_up(sys.modules.get("vllm.utils.gpu_sync_debug"), "_SYNC_CHECK_MODE") == "error":
         yield "VLLM_GPU_SYNC_CHECK=error is set, under which to bring an entry back would end the engine"
     backend = look_up(config, "parallel_config", "distributed_executor_backend")
-    if "ray" in str(backend).lower() or look_up(config, "parallel_config", "use_ray") is True:
-        yield f"the executor is Ray's ({backend}), under which a step may run beside this call"
+    is_ray = "ray" in str(backend).lower() or look_up(config, "parallel_config", "use_ray") is True
+    if is_ray and not _busy_loop_waits():
+        yield f"the executor is Ray's first ({backend}), under which a step may run beside this call"
+
+
+def _ascends_own_tier(runner: object) -> str | None:
+    """Return what shows that vllm-ascend's own host tier is in use, None where it is not."""
+    is_on = look_up(runner, "use_score_encoder_cache")
+    if is_on is not None:
+        return "use_score_encoder_cache is set" if is_on else None
+    held = (name for name in ASCENDS_OWN if (value := look_up(runner, name)) is not None and len(value))
+    return next((f"{name} is in use" for name in held), None)
+
+
+def _busy_loop_waits() -> bool:
+    """Say whether this call came out of the loop that also runs the worker's steps: none begins before it returns.
+
+    Both vLLM's multiprocessing executor and RayExecutorV2 (the default in 0.23, 0.27 and 0.32)
+    run that loop: vllm/v1/executor/ray_executor_v2.py, `RayWorkerProc.run`. Ray's first executor has none. It runs a
+    method of the worker's in one thread of the actor and steps in another (ray_utils.py, `execute_model_ray`).
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "worker_busy_loop" and str(frame.f_globals.get("__name__")).startswith("vllm"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _put_in_place(worker: object, device: Device, state: WorkerState) -> None:
@@ -100,15 +125,20 @@ def _put_in_place(worker: object, device: Device, state: WorkerState) -> None:
     holders = other_holders(owner, name)
     if holders:
         raise RefusedError(f"somebody else holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
-    copies = HostCopies(device)
+    way_back = WayBack(worker, device)
     # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
-    setattr(owner, name, SpillingDict(getattr(owner, name), copies.to_device, state.ledger))
+    setattr(owner, name, SpillingDict(getattr(owner, name), way_back, state.ledger))
 
 
 def _owner(worker: object) -> tuple[Any, str]:
     runner = look_up(worker, "model_runner")
     cache = look_up(runner, "encoder_cache")
     return (runner, "encoder_cache") if isinstance(cache, dict) else (cache, "encoder_outputs")
+
+
+def way_back_of(cache: SpillingDict) -> WayBack:
+    """Return what brings the entries of a cache that was put in place here back to the device."""
+    return cast("WayBack", cache.way_back)
 
 
 def spilled_entries(cache: SpillingDict) -> dict[Any, Spilled]:

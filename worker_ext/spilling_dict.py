@@ -12,15 +12,27 @@ import time
 from collections.abc import ItemsView, ValuesView
 from dataclasses import dataclass
 from opcode import opmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
+    from worker_ext.notes import Notes
     from worker_ext.storages import Tensor
 
+# The functions of vLLM and vllm-ascend that pop entries, all of them to free them: runner V1's up to 0.23 and from 0.27
+# on, and V2's (tests/engine/test_vendor_wheels.py reads them in published packages).
+FREEING = frozenset({"_update_states", "_process_encoder_cache_scheduler_output", "free_encoder_cache"})
 _POP_TOP = opmap["POP_TOP"]
 _CACHE = opmap.get("CACHE", 0)
+
+
+@dataclass(frozen=True, eq=False)
+class SpilledGroup:
+    """What the entries have in common that were views of one storage, and went together."""
+
+    nbytes: int
+    """What the device got back for all of them."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,9 @@ class Spilled:
     """What the copy takes of the host; more than its elements where the allocator rounds up."""
     origin: tuple[str, int]
     """The storage that it was made in: it tells an entry that came back from one made anew."""
+    group: SpilledGroup
+    is_pinned: bool = False
+    """Whether its pages are locked in place: the device can then read them while Python goes on."""
 
 
 @dataclass
@@ -45,27 +60,48 @@ class Ledger:
     restore_seconds: float = 0.0
 
 
+class WayBack(Protocol):
+    """What brings spilled entries back to their device."""
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What is kept on the device for them to come back into."""
+
+    def bring(self, cache: SpillingDict, spilled: Spilled, *, is_urgent: bool) -> Tensor:
+        """Return the entry on its device; what the engine needs now is urgent, and others may make room for it.
+
+        Raises:
+            RuntimeError: There is no room.
+        """
+
+    def settle(self, cache: SpillingDict, notes: Notes) -> None:
+        """Make the reserve as large as what lies in host memory needs; where that cannot be, it is noted."""
+
+    def drop_reserve(self) -> None:
+        """Keep nothing on the device: nothing lies in host memory any more, or the engine goes to sleep."""
+
+
 class SpillingDict(dict[Any, Any]):
     """A dict of encoder outputs, some of them in host memory.
 
     Args:
         contents: What it begins with, in this order.
-        to_device: Copies a spilled entry back to its device; may raise, and the entry then stays spilled.
+        way_back: Brings a spilled entry back to its device; may raise, and the entry then stays spilled.
         ledger: Where moves are counted.
         clock: Seconds that only grow.
     """
 
-    __slots__ = ("_clock", "_ledger", "_origins", "_since", "_tick", "_to_device", "_uses")
+    __slots__ = ("_away", "_clock", "_groups", "_ledger", "_origins", "_since", "_tick", "_uses", "way_back")
 
     def __init__(
         self,
         contents: Mapping[Any, Any],
-        to_device: Callable[[Spilled], Tensor],
+        way_back: WayBack,
         ledger: Ledger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(contents)
-        self._to_device = to_device
+        self.way_back = way_back
         self._ledger = ledger
         self._clock = clock
         self._since = clock()
@@ -74,6 +110,10 @@ class SpillingDict(dict[Any, Any]):
         self._tick = 0
         self._uses: dict[Any, tuple[int, float]] = {}
         self._origins: dict[Any, tuple[str, int]] = {}
+        self._groups: dict[Any, SpilledGroup] = {}
+        # Keys that may lie in host memory. One is added before its entry goes and taken out after it came back, so that
+        # none is missing, whatever ends a move in the middle.
+        self._away: set[Any] = set()
 
     # --- for trim and restore ---
 
@@ -91,18 +131,31 @@ class SpillingDict(dict[Any, Any]):
         """Return the storage that an entry was made in, None where it still lies there."""
         return self._origins.get(key)
 
+    def group(self, key: Hashable) -> SpilledGroup | None:
+        """Return the group that an entry came back from, None where it never did."""
+        return self._groups.get(key)
+
     def put_away(self, spilled: Mapping[Any, Spilled]) -> None:
         """Put entries' copies in host memory in their place. No access of the engine's: their last use stays."""
         for key, value in spilled.items():
+            self._away.add(key)
             super().__setitem__(key, value)
             self._ledger.spills += 1
 
-    def bring_back(self, key: Hashable, value: Spilled) -> Tensor:
-        """Return a spilled entry's value, on its device again; where that fails, it stays spilled and this raises."""
-        tensor = self._timed(value)
-        super().__setitem__(key, tensor)
+    def bring_back(self, key: Hashable, value: Spilled, *, is_urgent: bool = False) -> Tensor:
+        """Return a spilled entry's value, on its device again; where that fails, it stays spilled and this raises.
+
+        Args:
+            key: Its key.
+            value: Its copy.
+            is_urgent: Whether others may make room for it.
+        """
+        tensor = self._timed(value, is_urgent=is_urgent)
+        self._groups[key] = value.group
         self._origins.setdefault(key, value.origin)  # the first, however often it goes and comes back
+        super().__setitem__(key, tensor)
         self._ledger.restores += 1
+        self._left_the_host(key)
         return tensor
 
     # --- for the engine: single entries ---
@@ -110,7 +163,7 @@ class SpillingDict(dict[Any, Any]):
     def __getitem__(self, key: Hashable) -> Any:  # noqa: ANN401 - a dict's values are of any type
         value = super().__getitem__(key)
         if type(value) is Spilled:
-            value = self.bring_back(key, value)
+            value = self.bring_back(key, value, is_urgent=True)
         self._tick += 1
         self._uses[key] = self._tick, self._clock()
         return value
@@ -122,6 +175,8 @@ class SpillingDict(dict[Any, Any]):
     def __setitem__(self, key: Hashable, value: object) -> None:
         super().__setitem__(key, value)
         self._origins.pop(key, None)
+        self._groups.pop(key, None)
+        self._left_the_host(key)
         self._tick += 1
         self._uses[key] = self._tick, self._clock()
 
@@ -140,7 +195,6 @@ class SpillingDict(dict[Any, Any]):
         value = super().pop(key, *default)
         self._forget(key)
         if type(value) is Spilled and _caller_drops_the_result():
-            # As every vLLM and vllm-ascend does up to now: they pop to free (`_update_states`, `free_encoder_cache`).
             # To bring the entry back for that would wait for the device, and allocate on it, for a value that the
             # next instruction throws away.
             return value.host
@@ -156,22 +210,30 @@ class SpillingDict(dict[Any, Any]):
         if type(value) is not Spilled:
             return value
         try:
-            tensor = self._timed(value)
+            tensor = self._timed(value, is_urgent=True)
         except Exception:  # noqa: BLE001 - the entry is gone, as it had to: to free must not fail for want of memory
             return value.host  # the same tensor, and all that is left to give
         self._ledger.restores += 1
         return tensor
 
-    def _timed(self, value: Spilled) -> Tensor:
+    def _timed(self, value: Spilled, *, is_urgent: bool) -> Tensor:
         started = time.perf_counter()
         try:
-            return self._to_device(value)
+            return self.way_back.bring(self, value, is_urgent=is_urgent)
         finally:
             self._ledger.restore_seconds += time.perf_counter() - started
 
     def _forget(self, key: Hashable) -> None:
         self._uses.pop(key, None)
         self._origins.pop(key, None)
+        self._groups.pop(key, None)
+        self._left_the_host(key)
+
+    def _left_the_host(self, key: Hashable) -> None:
+        if key in self._away:
+            self._away.discard(key)
+            if not self._away:
+                self.way_back.drop_reserve()
 
     # --- for the engine: all entries ---
 
@@ -180,6 +242,10 @@ class SpillingDict(dict[Any, Any]):
         super().clear()
         self._uses.clear()
         self._origins.clear()
+        self._groups.clear()
+        if self._away:
+            self._away.clear()
+            self.way_back.drop_reserve()
 
     def update(self, *others: Any, **named: Any) -> None:  # noqa: ANN401 - as dict's: a mapping or pairs
         """Put entries in: those of a mapping, pairs, or named ones."""
@@ -263,11 +329,14 @@ class _Items(ItemsView[Any, Any]):
 
 
 def _caller_drops_the_result() -> bool:
-    """Say whether the next instruction of our caller's caller throws its call's result away: `cache.pop(key, None)`.
+    """Say whether our caller's caller is known to pop only to free, and throws its call's result away at once.
 
-    Where that cannot be seen the answer is False, and the result is as good as any dict's.
+    Both, because either alone can err: a later version may use the result, and a call from C (`map(cache.pop, keys)`)
+    is not in the bytecode. Where the answer is False, the result is as good as any dict's.
     """
     frame = sys._getframe(2)
+    if frame.f_code.co_name not in FREEING:
+        return False
     code, position = frame.f_code.co_code, frame.f_lasti + 2  # instructions are two bytes wide
     while position < len(code) and code[position] == _CACHE:  # room that newer interpreters leave behind a call
         position += 2

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from worker_ext.allocator_reserve import AllocatorReserve
 from worker_ext.residency import Residency
 from worker_ext.sightings import Sightings
+from worker_ext.sleep import SleepRecord
 from worker_ext.spilling_dict import Ledger
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class WorkerState:
     residency: Residency = field(default_factory=Residency)
     ledger: Ledger = field(default_factory=Ledger)
     """What was moved between device and host; it outlives a cache that the engine makes anew."""
+    sleep: SleepRecord = field(default_factory=SleepRecord)
+    """Which of the engine's pools are asleep, as far as its calls tell."""
     weights: tuple[tuple[int, ...], int] | None = None
     """The models' identities, and the bytes that they were found to take."""
     allocator_reserve: AllocatorReserve = field(default_factory=AllocatorReserve)

@@ -21,6 +21,7 @@ class Tensor(Protocol):
 
     device: Any
     dtype: Any
+    layout: Any
     shape: Sequence[int]
 
     def numel(self) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from app.capabilities import Capabilities
 from app.engine import Engine
 from app.readings import EngineStatus, Mode
-from app.remedies.remedy import Ask, Run, connector, no_extension, tell_workers
+from app.remedies.remedy import Ask, Run, connector, no_extension
+from app.remedies.rounds import Answers, tell_workers_in_rounds
 from app.safety import Need
 
 
@@ -32,12 +35,10 @@ class TrimEncoderCache:
         self._host_budget_bytes = host_budget_bytes
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
-        """Where the cache is not the workers' own, or steps may run beside the call."""
+        """Where the cache is not the workers' own. Each worker refuses for reasons that only it can see."""
         del mode
         if status.state == "sleeping":
             return "the engine is asleep: its pools are unmapped"
-        if capabilities.executor == "ray":
-            return "under the Ray executor a step may run beside a worker call"
         return no_extension(capabilities) or connector(capabilities)
 
     def need(self, capabilities: Capabilities, mode: Mode) -> Need:
@@ -48,8 +49,20 @@ class TrimEncoderCache:
     async def run(self, engine: Engine, ask: Ask) -> Run:
         """Op ``trim`` on every worker, with the same target: all ranks hold the same outputs and choose alike.
 
+        In rounds between which the engine steps, until the target is reached.
+
         Raises:
             EngineError: The engine gave no good answer.
         """
         wanted = {**asdict(ask.target), "host_budget_bytes": self._host_budget_bytes}
-        return await tell_workers(engine, "trim", {key: value for key, value in wanted.items() if value is not None})
+        payload = {key: value for key, value in wanted.items() if value is not None}
+        return await tell_workers_in_rounds(engine, "trim", payload, again=_for_the_rest)
+
+
+def _for_the_rest(payload: Mapping[str, Any], answers: Answers) -> Mapping[str, Any]:
+    """Bytes to let go become bytes to keep: ranks that came further than others then end where the others do."""
+    if "free_bytes" not in payload:
+        return payload
+    left = [answer for answer in answers if not answer["complete"]]
+    keep = max(answer["encoder_cache"]["device_bytes"] - answer["remaining_bytes"] for answer in left)
+    return {**{key: value for key, value in payload.items() if key != "free_bytes"}, "keep_bytes": max(0, keep)}

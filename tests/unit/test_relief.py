@@ -224,6 +224,17 @@ async def test_restore_brings_back_what_a_trim_moved():
         await core.relief.restore()
 
 
+async def test_a_restore_goes_on_until_all_is_back():
+    """Each call brings back what its time allows, and the engine steps between two of them."""
+    core = await grown()
+    await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
+    for worker in core.fake.workers:
+        worker.entries_a_call = IMAGES // 2
+    answers = await core.relief.restore()
+    assert [(answer["restored_entries"], answer["left_entries"]) for answer in answers] == [(IMAGES, 0)] * 2
+    assert core.fake.ops().count("restore") == 3
+
+
 async def test_restore_needs_the_workers():
     """Without our extension nothing was ever trimmed."""
     core = core_on(extension=None)

@@ -101,11 +101,15 @@ def test_what_must_be_still(name, mode, known, need):
     assert BY_NAME[name].need(Capabilities(version="0.32.0", **known), mode) == need
 
 
-def test_ray_and_connectors_forbid_a_trim():
-    """Whatever the mode: what they keep hold of would be moved away under them."""
+def test_a_connector_forbids_a_trim():
+    """Whatever the mode: what it keeps hold of would be moved away under it."""
     for mode in ("safe", "now"):
-        assert "Ray" in (refusal("trim_encoder_cache", mode, executor="ray") or "")
         assert "connector" in (refusal("trim_encoder_cache", mode, ec_connector=True) or "")
+
+
+def test_whether_ray_forbids_a_trim_is_the_workers_business():
+    """Of its two executors only the first may run a step beside a call, and only a worker sees which it is under."""
+    assert refusal("trim_encoder_cache", executor="ray") is None
 
 
 def test_a_release_candidate_counts_as_its_release():

@@ -285,6 +285,17 @@ async def test_no_other_name_is_opened(scene, name):
     assert await scene.snapshots.open(name) is None
 
 
+async def test_a_file_that_our_user_may_not_read_is_no_missing_one(scene, monkeypatch):
+    """Another user wrote it, and shares no group with us: the reason names both ways to help that."""
+
+    def fail(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(Refused, match="run both as one user, or share a group"):
+        await scene.snapshots.open(OTHERS)
+
+
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe", "nothing"])
 async def test_only_a_regular_file_is_opened(scene, kind, tmp_path):
     """A pipe does not hold us either."""

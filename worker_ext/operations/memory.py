@@ -22,6 +22,7 @@ from worker_ext.memory_parts import (
 )
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
+from worker_ext.sleep import asleep_tags
 from worker_ext.state import state_of
 from worker_ext.weights import counting_caveat, weights_bytes
 
@@ -54,6 +55,7 @@ def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
         "torch": torch._asdict(),
         "releasable_bytes": state.allocator_reserve.releasable_bytes(torch),
         **_components(worker, device, state, notes),
+        "asleep_tags": _asleep_tags(worker, state, notes),
         "budget": read_budget(worker, notes),
         "host_memory": {**host._asdict(), "pinned_bytes": _pinned_bytes(device, notes)},
     }
@@ -65,6 +67,11 @@ OPERATION = Operation("memory", {}, memory)
 
 def _pinned_bytes(device: Device | None, notes: Notes) -> int | None:
     return notes.attempt("host_memory.pinned_bytes", device.family.pinned_bytes) if device is not None else None
+
+
+def _asleep_tags(worker: object, state: WorkerState, notes: Notes) -> list[str] | None:
+    reason = "the engine may have fallen asleep before the first call, and its allocator does not tell"
+    return notes.missing("asleep_tags", asleep_tags(worker, state.sleep), reason)
 
 
 def _components(worker: object, device: Device | None, state: WorkerState, notes: Notes) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from worker_ext.host import read_host
 from worker_ext.memory_parts import refuse_suspended
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
+from worker_ext.sleep import refuse_while_asleep
 from worker_ext.state import state_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # 
     started = time.perf_counter()
     notes = Notes()
     refuse_suspended(worker)
+    refuse_while_asleep(worker, state_of(worker).sleep)
     device = device_of(worker)
     before = _figures(device, notes)
     collected = gc.collect()

@@ -10,28 +10,34 @@ from worker_ext.encoder_outputs import encoder_cache_block
 from worker_ext.mover import Mover
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
-from worker_ext.spilling import refuse_now, spilled_entries, spilling_cache
+from worker_ext.operations.trim import MAX_SECONDS
+from worker_ext.spilling import refuse_now, spilled_entries, spilling_cache, way_back_of
 from worker_ext.state import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def restore(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+def restore(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer's body."""
     started = time.perf_counter()
     notes, state, device = Notes(), state_of(worker), device_of(worker)
     cache = spilling_cache(worker)
-    mover = Mover(device, notes)
+    mover = Mover(device, notes, started + arguments["max_seconds"])
     if cache is not None and spilled_entries(cache):
         refuse_now(worker)
-        mover.bring_back(cache)
+        way_back = way_back_of(cache)
+        mover.bring_back(cache, way_back.reserve)
+        way_back.settle(cache, notes)
     else:
         notes.add("restored_entries", "nothing lies in host memory")
     return {
         "restored_entries": mover.entries,
         "restored_bytes": mover.device_bytes,
         "left_entries": mover.failed,
+        "complete": mover.remaining_entries == 0,
+        "remaining_entries": mover.remaining_entries,
+        "remaining_bytes": mover.remaining_bytes,
         "encoder_cache": encoder_cache_block(worker, device.type, state),
         "copy_seconds": round(mover.seconds, 6),
         "notes": notes.as_list(),
@@ -39,4 +45,4 @@ def restore(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # 
     }
 
 
-OPERATION = Operation("restore", {}, restore)
+OPERATION = Operation("restore", {"max_seconds": MAX_SECONDS}, restore)

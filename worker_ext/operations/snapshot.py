@@ -1,43 +1,46 @@
 """`snapshot`: PyTorch's own memory snapshot into a file, for its viewer; or only how large it would be.
 
 It refuses to write where the file would not leave the disk as much room again, and to leave half a file. Nobody asks
-for it regularly: it walks every block of the allocator, and the engine stands still meanwhile.
+for it regularly: it walks every block of the allocator, and the engine stands still meanwhile. Of the allocator's
+history only the newest entries are written; that torch makes objects of all of it first cannot be helped from here.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import device_of
-from worker_ext.devices.accelerator import on_main_thread
-from worker_ext.errors import BadPayloadError, NoSpaceError, RefusedError
+from worker_ext.errors import BadPayloadError, NoSpaceError
 from worker_ext.identity import identity
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
 from worker_ext.payload import BooleanField, OptionalTextField
+from worker_ext.spilling import refuse_now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ROOM = 2
 """How many times the file must fit into what is free: other ranks write theirs beside it."""
-_READABLE_BY_ALL = 0o644
+_MAX_TRACE_ENTRIES = 200_000
+"""For each device. With stacks of 40 frames that is about 50 MB; the whole of a long history can be gigabytes."""
+_OWNER_ONLY, _WITH_GROUP = 0o600, 0o640
 
 
 def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer's body."""
     started, notes = time.perf_counter(), Notes()
     path = None if arguments["dry_run"] else _path(worker, arguments)
-    if not on_main_thread():
-        # The allocator's lock is waited for with Python's held, and sleep mode's calls Python under its own.
-        raise RefusedError("this is not the worker's main thread, on which its steps run: one may be running now")
+    # The allocator's lock is waited for with Python's held, and sleep mode's calls Python under its own.
+    refuse_now(worker)
     device = device_of(worker)
-    taken = device.family.snapshot(device.index)
+    taken = _with_newest_history(device.family.snapshot(device.index), notes)
     # As torch's own `_dump_snapshot` does (torch/cuda/memory.py). Whole first: it is small beside the objects that it
     # is made of, and its size is known before anything is written.
     pickled = pickle.dumps(taken)
@@ -71,6 +74,16 @@ OPERATION = Operation(
 )
 
 
+def _with_newest_history(taken: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    traces = taken.get("device_traces") or ()
+    found = sum(map(len, traces))
+    kept = [trace[-_MAX_TRACE_ENTRIES:] for trace in traces]
+    if sum(map(len, kept)) == found:
+        return taken
+    notes.add("trace_entries", f"the newest {_MAX_TRACE_ENTRIES} of each device, of {found} in all")
+    return {**taken, "device_traces": kept}
+
+
 def _path(worker: object, arguments: Mapping[str, Any]) -> Path:
     missing = next((key for key in ("directory", "name") if arguments[key] is None), None)
     if missing is not None:
@@ -92,15 +105,38 @@ def _write(path: Path, pickled: bytes, free: int) -> None:
             f"{_ROOM} times as many"
         )
     hidden = path.with_name(f".{path.name}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(hidden, flags, _READABLE_BY_ALL)
+    descriptor = _open_new(hidden)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            # Whatever the process's umask: the reader is another user in another container.
-            os.fchmod(file.fileno(), _READABLE_BY_ALL)
+            _share_with_the_folders_group(file.fileno(), path.parent)
             file.write(pickled)
         hidden.rename(path)
     except BaseException:
         with suppress(OSError):
             hidden.unlink()
         raise
+
+
+def _open_new(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, _OWNER_ONLY)
+    except FileExistsError:
+        # Left by a process that died here under our number, or put there for us to follow: it goes, whatever it points
+        # to stays.
+        path.unlink()
+        return os.open(path, flags, _OWNER_ONLY)
+
+
+def _share_with_the_folders_group(descriptor: int, folder: Path) -> None:
+    """Let the group read that may write into the folder: the sidecar's, where it is another user.
+
+    Nobody else: stack traces of the engine's code may stand in it, and the sidecar gives it to administrators only.
+    """
+    os.fchmod(descriptor, _OWNER_ONLY)  # whatever the process's umask
+    status = os.stat(folder)
+    if not status.st_mode & stat.S_IWGRP:
+        return
+    with suppress(OSError):  # a group that this process is not in; then it stays the owner's
+        os.fchown(descriptor, -1, status.st_gid)
+        os.fchmod(descriptor, _WITH_GROUP)

@@ -15,9 +15,9 @@ from worker_ext.host_budget import read_host_budget
 from worker_ext.mover import Mover
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
-from worker_ext.payload import OptionalIntegerField, OptionalNumberField
+from worker_ext.payload import NumberField, OptionalIntegerField, OptionalNumberField
 from worker_ext.spill_plan import Plan, Target, make_plan
-from worker_ext.spilling import spilled_entries, watch
+from worker_ext.spilling import spilled_entries, watch, way_back_of
 from worker_ext.state import state_of
 
 if TYPE_CHECKING:
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
     from worker_ext.spilling_dict import SpillingDict
 
+MAX_SECONDS = NumberField(default=0.2, minimum=0, maximum=60)
+"""How long a call may move entries: the engine stands still meanwhile, and goes on between two calls."""
+
 
 def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer's body."""
     started = time.perf_counter()
+    deadline = started + arguments["max_seconds"]
     target = Target(*(arguments[name] for name in Target._fields))
     _check_one(target)
     notes, state, device = Notes(), state_of(worker), device_of(worker)
     cache = watch(worker, device, state)
-    mover = Mover(device, notes)
+    mover = Mover(device, notes, deadline)
     plan = _plan(worker, cache, target, mover, notes)
     if cache is not None and plan.groups and plan.asked_bytes != 0:
-        taken = sum(value.host_bytes for value in spilled_entries(cache).values())
-        budget = read_host_budget(worker, arguments["host_budget_bytes"], taken, notes)
-        mover.spill(cache, plan.groups, plan.asked_bytes, budget.left)
-        if mover.over_budget and not mover.entries and not mover.failed:
-            raise RefusedError(f"{budget}: no entry fits, and {mover.over_budget} stay on the device")
+        _spill(worker, cache, plan, arguments, mover)
     if device.type == "cpu" and mover.entries:
         notes.add("spilled_bytes", "device and host memory are the same on a CPU worker: this gave nothing back")
     return {
@@ -49,6 +49,9 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "spilled_entries": mover.entries,
         "spilled_bytes": mover.device_bytes,
         "host_bytes_added": mover.host_bytes,
+        "complete": mover.remaining_entries == 0,
+        "remaining_entries": mover.remaining_entries,
+        "remaining_bytes": mover.remaining_bytes,
         "kept": {
             "needed_entries": plan.kept_as_needed,
             "over_budget_entries": mover.over_budget,
@@ -68,9 +71,31 @@ OPERATION = Operation(
         "keep_bytes": OptionalIntegerField(minimum=0),
         "idle_seconds": OptionalNumberField(minimum=0),
         "host_budget_bytes": OptionalIntegerField(minimum=0),
+        "max_seconds": MAX_SECONDS,
     },
     trim,
 )
+
+
+def _spill(worker: object, cache: SpillingDict, plan: Plan, arguments: Mapping[str, Any], mover: Mover) -> None:
+    way_back = way_back_of(cache)
+    reserve = way_back.reserve
+    largest = max(group.nbytes for group in plan.groups)
+    if sum(group.nbytes for group in plan.groups) <= reserve.growth(largest):
+        mover.notes.add(
+            "spilled_entries",
+            f"the device would gain nothing: {largest} bytes are kept for the way back, as much as all of them have",
+        )
+        return
+    taken = sum(value.host_bytes for value in spilled_entries(cache).values())
+    way_back.host_budget_bytes = arguments["host_budget_bytes"]
+    budget = read_host_budget(worker, way_back.host_budget_bytes, taken, mover.notes)
+    # What is to be kept of the cache is a matter of the cache alone.
+    costs = None if arguments["keep_bytes"] is not None else reserve
+    mover.spill(cache, plan.groups, plan.asked_bytes, budget.left, costs)
+    way_back.settle(cache, mover.notes)
+    if mover.over_budget and not mover.entries and not mover.failed:
+        raise RefusedError(f"{budget}: no entry fits, and {mover.over_budget} stay on the device")
 
 
 def _check_one(target: Target) -> None:

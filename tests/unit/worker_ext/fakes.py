@@ -38,7 +38,23 @@ class FakeStorage:
 
 
 class FakeTensor:
-    """Metadata, and a `content` in place of elements; a copy has the same content on a storage of its own."""
+    """Metadata, and a `content` in place of elements; a copy has the same content on a storage of its own.
+
+    As with torch's, nothing stands in its `__dict__` but what somebody hung on it.
+    """
+
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_storage",
+        "content",
+        "copy_",
+        "device",
+        "dtype",
+        "is_pinned",
+        "layout",
+        "shape",
+    )
 
     def __init__(
         self, *shape: int, device: str = "npu", storage: FakeStorage | None = None, content: Any = None
@@ -46,6 +62,7 @@ class FakeTensor:
         self.shape = shape
         self.device = SimpleNamespace(type=device)
         self.dtype = "torch.bfloat16"
+        self.layout = "torch.strided"
         self.content = content
         self.is_pinned = False
         self._storage = storage or FakeStorage(self.numel() * self.element_size())
@@ -125,6 +142,9 @@ class FakeDeviceModule(ModuleType):
         self.looks += 1
         return self.segments
 
+    def Event(self) -> SimpleNamespace:  # noqa: N802 - torch's
+        return SimpleNamespace(record=lambda: None, query=lambda: True)
+
     def _take_snapshot(self, device: object = None) -> object:
         self._called("_snapshot", device)
         return self.snapshot
@@ -139,6 +159,8 @@ class FakeTorch(ModuleType):
     """It keeps every copy as (from, to) in the device module's calls, and fails as it is told to."""
 
     Tensor = FakeTensor
+    strided = "torch.strided"
+    uint8 = "torch.uint8"
 
     def __init__(self, kind: str) -> None:
         super().__init__("torch")
@@ -154,10 +176,19 @@ class FakeTorch(ModuleType):
         made = FakeTensor(*tensor.shape)
         made.device = SimpleNamespace(type="cpu") if device == "cpu" else device
         made.is_pinned = pin_memory
-        made.copy_ = lambda source: self._copy(source, made)
+        made.copy_ = lambda source, non_blocking: self._copy(source, made, non_blocking)
         return made
 
-    def _copy(self, source: FakeTensor, made: FakeTensor) -> FakeTensor:
+    def empty(self, nbytes: int, dtype: str, device: str) -> FakeTensor:
+        assert dtype == self.uint8
+        kind, _, index = device.partition(":")
+        assert index.isdecimal(), f"a block on {device} may be on another device than the worker's"
+        made = FakeTensor(0, device=kind, storage=FakeStorage(nbytes))
+        self.device_module.calls.append(("block", nbytes))
+        return made
+
+    def _copy(self, source: FakeTensor, made: FakeTensor, non_blocking: bool) -> FakeTensor:
+        assert not non_blocking or source.is_pinned, "only what is pinned is read while Python goes on"
         module = self.device_module
         module.calls.append(("copy", (source.device.type, made.device.type)))
         error = module.copy_errors.pop(0) if module.copy_errors else None

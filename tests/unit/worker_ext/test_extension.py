@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -120,12 +121,47 @@ def test_a_call_that_does_not_fit_is_answered(arguments):
     assert parsed(fake_worker().highwater_rpc(*positional, **named))["ok"] is False
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt(), MemoryError(), GeneratorExit()])
+class OddError(BaseException):
+    """Nobody's: neither an ordinary exception nor a call to end."""
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), MemoryError(), GeneratorExit(), OddError()])
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
 def test_whatever_is_raised_inside_is_answered(op, error):
     """An answer always comes, also from a worker of which every attribute raises."""
     worker = fake_worker(device=Broken(error), model_runner=Broken(error), vllm_config=Broken(error))
     parsed(worker.highwater_rpc(op))
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("op", ["memory", "release", "restore", "snapshot", "trim"])
+def test_a_call_to_end_the_process_passes(op, error):
+    """No operation raises it: whoever does wants the process to end, and may not ask twice."""
+    worker = fake_worker(device=Broken(error), model_runner=Broken(error), vllm_config=Broken(error))
+    with pytest.raises(type(error)):
+        worker.highwater_rpc(op, '{"dry_run": true}' if op == "snapshot" else "{}")
+
+
+def test_sigterm_in_an_operation_ends_the_worker(monkeypatch):
+    """vLLM's handler raises for the first signal only (v1/executor/multiproc_executor.py): it must not be lost."""
+    asked = []
+
+    def handler(*_: object) -> None:
+        if not asked:
+            asked.append(True)
+            raise SystemExit
+
+    def busy(*_: object) -> dict[str, object]:
+        signal.raise_signal(signal.SIGTERM)
+        return {}
+
+    monkeypatch.setitem(OPERATIONS, "hello", SimpleNamespace(fields={}, run=busy))
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with pytest.raises(SystemExit):
+            fake_worker().highwater_rpc("hello")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_worker_that_tells_nothing_still_answers():
@@ -140,7 +176,7 @@ def test_a_worker_that_tells_nothing_still_answers():
     assert {"device", "weights_bytes", "total_bytes"} <= {note["name"] for note in answer["notes"]}
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit()])
+@pytest.mark.parametrize("error", [RuntimeError("no"), OddError()])
 def test_the_last_guard_is_a_constant(monkeypatch, error):
     """When even the error's answer cannot be made, what remains is a text that cannot fail."""
 
@@ -189,7 +225,7 @@ def test_the_collector_does_not_run_by_itself_meanwhile(enabled, monkeypatch):
 
     def look(*_: object) -> dict[str, object]:
         seen.append(gc.isenabled())
-        raise SystemExit
+        raise OddError
 
     monkeypatch.setitem(OPERATIONS, "hello", SimpleNamespace(fields={}, run=look))
     was_enabled = gc.isenabled()
@@ -206,7 +242,7 @@ def test_an_exception_that_cannot_be_printed_is_answered(monkeypatch):
 
     class Unprintable(Exception):
         def __str__(self) -> str:
-            raise SystemExit
+            raise OddError
 
     def fail(*_: object) -> dict[str, object]:
         raise Unprintable

@@ -134,6 +134,7 @@ def test_an_empty_encoder_cache_is_there(torch_device):
         "capacity_embeds": 16384,
         "embeds": 0,
         "oldest_age_seconds": None,
+        "restore_reserve_bytes": 0,
         "spills": 0,
         "restores": 0,
         "restore_seconds": 0.0,

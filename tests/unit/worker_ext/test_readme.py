@@ -34,7 +34,9 @@ def keys(value: object) -> object:
 def test_every_operation_has_an_example_with_its_very_keys(op, torch_device, tmp_path):
     """In the same nesting."""
     torch_device("npu")
-    worker = fake_worker(model_runner=fake_runner(encoder_cache={"a": FakeTensor(5)}), execute_model=print)
+    worker = fake_worker(
+        model_runner=fake_runner(encoder_cache={"a": FakeTensor(5), "b": FakeTensor(5)}), execute_model=print
+    )
     start = json.dumps({"directory": str(tmp_path), "instance": "0123456789abcdef"})
     if op == "restore":
         ask(worker, "trim")

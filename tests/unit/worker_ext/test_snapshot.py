@@ -125,14 +125,51 @@ def test_the_directory_is_made(module, take, tmp_path):
     assert os.listdir(tmp_path / "a" / "b") == [FILE]
 
 
-def test_the_file_may_be_read_by_the_sidecars_user(module, take, tmp_path):
-    """Whatever the engine's umask."""
-    before = os.umask(0o077)
+@pytest.mark.parametrize(
+    ("folder", "expected"), [(0o700, 0o600), (0o755, 0o600), (0o1777, 0o640), (0o770, 0o640), (0o2770, 0o640)]
+)
+def test_only_its_owner_and_whose_group_shares_the_folder_may_read_it(module, take, tmp_path, folder, expected):
+    """Whatever the engine's umask: the sidecar asks for the token before it hands one out."""
+    tmp_path.chmod(folder)
+    before = os.umask(0)
     try:
         take(fake_worker())
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o644
+    status = (tmp_path / FILE).stat()
+    assert (stat.S_IMODE(status.st_mode), status.st_gid) == (expected, tmp_path.stat().st_gid)
+
+
+def test_a_group_that_the_engine_is_not_in_gets_nothing(module, take, tmp_path, monkeypatch):
+    """The folder's group may not be given to the file then, and the file's own is nobody's business."""
+
+    def fail(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(os, "fchown", fail)
+    assert take(fake_worker())["ok"]
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+
+
+def test_what_a_dead_process_left_is_replaced(module, take, tmp_path):
+    """Process numbers come again, in a container at once."""
+    (tmp_path / f".{FILE}.tmp").write_text("half")
+    assert take(fake_worker())["ok"]
+    assert os.listdir(tmp_path) == [FILE]
+
+
+def test_of_a_long_history_the_newest_is_written(module, take, tmp_path, monkeypatch):
+    """All of it could be gigabytes, while the engine stands still."""
+    monkeypatch.setattr("worker_ext.operations.snapshot._MAX_TRACE_ENTRIES", 3)
+    module.snapshot = taken(entries=5)
+    for number, entry in enumerate(module.snapshot["device_traces"][1]):
+        entry["addr"] = number
+    answer = take(fake_worker())
+    written = pickle.loads((tmp_path / FILE).read_bytes())  # noqa: S301 - our own, just written
+    assert [entry["addr"] for entry in written["device_traces"][1]] == [2, 3, 4]
+    assert (answer["trace_entries"], len(module.snapshot["device_traces"][1])) == (3, 5)
+    assert answer["notes"] == [{"name": "trace_entries", "reason": "the newest 3 of each device, of 5 in all"}]
 
 
 def test_an_unknown_rank_is_not_guessed(module, take, tmp_path):
@@ -158,9 +195,9 @@ def test_a_link_is_not_written_through(module, take, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / f".{FILE}.tmp").symlink_to(victim)
-    assert take(fake_worker())["error"]["code"] == "failed"
+    assert take(fake_worker())["ok"]
     assert victim.read_text() == "precious"
-    (tmp_path / f".{FILE}.tmp").unlink()
+    (tmp_path / FILE).unlink()
     (tmp_path / FILE).symlink_to(victim)
     assert take(fake_worker())["ok"]
     assert (victim.read_text(), (tmp_path / FILE).is_symlink()) == ("precious", False)

@@ -1,0 +1,152 @@
+"""The way of a spilled entry back to its device, and the room that is made for it there.
+
+An access that fails ends the engine, so everything that harms nobody is tried first, in this order: the allocator's
+unused blocks go back to the device; idle entries go to host memory, least recently used first; the reserve is dropped.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING
+
+from worker_ext.encoder_outputs import needed_hashes
+from worker_ext.errors import RefusedError
+from worker_ext.host_budget import read_host_budget
+from worker_ext.host_copies import HostCopies
+from worker_ext.mover import Mover
+from worker_ext.notes import Notes
+from worker_ext.restore_reserve import RestoreReserve
+from worker_ext.spill_plan import Target, make_plan
+from worker_ext.spilling_dict import Spilled
+from worker_ext.storages import view_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worker_ext.devices import Device
+    from worker_ext.spilling_dict import SpillingDict
+    from worker_ext.storages import Tensor
+
+_NO_TARGET = Target(free_bytes=None, keep_bytes=None, idle_seconds=None)
+
+
+class WayBack:
+    """Brings one cache's entries back.
+
+    Args:
+        worker: The worker; it is not kept alive.
+        device: The worker's.
+    """
+
+    def __init__(self, worker: object, device: Device) -> None:
+        self._worker = weakref.ref(worker)
+        self._device = device
+        self._copies = HostCopies(device)
+        self.reserve = RestoreReserve(device)
+        self.host_budget_bytes: int | None = None
+        """What the last caller of `trim` allowed; entries that make room for others keep to it."""
+
+    @property
+    def reserve_bytes(self) -> int:
+        """The size of the reserve."""
+        return self.reserve.nbytes
+
+    def bring(self, cache: SpillingDict, spilled: Spilled, *, is_urgent: bool) -> Tensor:
+        """Return an entry on its device.
+
+        Args:
+            cache: The encoder cache.
+            spilled: Its copy in host memory.
+            is_urgent: The engine needs it now: the copy is not waited for (what the engine computes next comes after
+                it on the same stream), and others make room. Else only what the allocator keeps unused does.
+
+        Raises:
+            RuntimeError: There is no room all the same.
+        """
+        try:
+            return self._copies.to_device(spilled, is_waited_for=not is_urgent)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one; torch_npu raises it as it is
+            failure = error.with_traceback(None)  # whose frames would hold on to what was allocated
+        had, freed = self.reserve.nbytes, 0
+        tensor: Tensor | None = None
+        for make_room in self._ways(cache, spilled) if is_urgent else [self._empty_cache]:
+            try:
+                made = make_room()
+                if made is None:
+                    continue
+                freed += made
+                tensor = self._copies.to_device(spilled, is_waited_for=not is_urgent)
+            except Exception:  # noqa: BLE001, S112 - the next way is tried; the engine gets the failure that began it
+                continue
+            break
+        if is_urgent:
+            # What is left of the reserve and of the room that others made stays kept: foreign allocations may have
+            # taken the rest of the device, and these bytes are the way back of the next entry.
+            left = had + freed - (0 if tensor is None else view_bytes(tensor))
+            self._keep(min(left, required_bytes(cache)))
+        if tensor is None:
+            raise failure
+        return tensor
+
+    def settle(self, cache: SpillingDict, notes: Notes) -> None:
+        """Make the reserve as large as the largest group in host memory; where that cannot be, it is noted."""
+        wanted = required_bytes(cache)
+        if not self.reserve.keep(wanted):
+            notes.add(
+                "encoder_cache.restore_reserve_bytes",
+                f"{self.reserve.nbytes} instead of {wanted}: the device has no room for more",
+            )
+
+    def drop_reserve(self) -> None:
+        """Give the reserve back to the allocator."""
+        self.reserve.drop()
+
+    def _ways(self, cache: SpillingDict, spilled: Spilled) -> list[Callable[[], int | None]]:
+        """Return what makes room, cheapest first; each returns bytes that it freed, None where it changed nothing."""
+        if self._device.type == "cpu":  # what goes to the host there stays in the same memory
+            return [self._empty_cache]
+        return [
+            self._empty_cache,
+            partial(self._spill_idle, cache, spilled, view_bytes(spilled.host)),
+            partial(self._spill_idle, cache, spilled, None),  # where the device is in fragments
+            self._use_reserve,
+            self._empty_cache,
+        ]
+
+    def _empty_cache(self) -> int:
+        self._device.family.give_back(self._device.index)
+        return 0
+
+    def _spill_idle(self, cache: SpillingDict, spilled: Spilled, asked: int | None) -> int | None:
+        worker, notes = self._worker(), Notes()
+        mover = Mover(self._device, notes)
+        plan = make_plan(cache, _NO_TARGET, mover.copies.can_take, needed_hashes(worker), mover.device_type)
+        # What came back of the same group is most likely needed by the same request.
+        idle = [group for group in plan.groups if all(cache.group(key) is not spilled.group for key in group.tensors)]
+        del plan  # it holds the tensors, and the device gets them back with the last reference
+        taken = sum(value.host_bytes for value in dict.values(cache) if type(value) is Spilled)
+        try:
+            budget = read_host_budget(worker, self.host_budget_bytes, taken, notes).left
+        except RefusedError:  # nothing is known of the host's memory
+            return None
+        mover.spill(cache, idle, asked, budget)
+        if not mover.entries:
+            return None
+        self._empty_cache()
+        return mover.device_bytes
+
+    def _use_reserve(self) -> int | None:
+        if not self.reserve.nbytes:
+            return None
+        self.reserve.drop()
+        return 0
+
+    def _keep(self, nbytes: int) -> None:
+        if nbytes > self.reserve.nbytes:
+            self.reserve.keep(nbytes)
+
+
+def required_bytes(cache: SpillingDict) -> int:
+    """Return the size of the largest group that has an entry in host memory."""
+    return max((value.group.nbytes for value in dict.values(cache) if type(value) is Spilled), default=0)
