@@ -91,13 +91,22 @@ def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | N
     # dict's own items(): a subclass that brings entries back from the host at access must not do that for us. And a
     # copy at once: under Ray's compiled graphs a step may run beside us.
     items = list(dict.items(outputs))
-    entries = [_entry(str(mm_hash), value) for mm_hash, value in items]
-    if isinstance(outputs, SpillingDict):
-        entries = [
-            entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
-            for (key, _), entry in zip(items, entries, strict=True)
-        ]
+    entries = [read_entry(outputs, mm_hash, value) for mm_hash, value in items]
     return EncoderOutputs(kind, entries, device_type)
+
+
+def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
+    """Return one entry.
+
+    Args:
+        outputs: The dict that it is in.
+        key: Its key there.
+        value: What stands under it, raw.
+    """
+    entry = _entry(str(key), value)
+    if isinstance(outputs, SpillingDict):
+        return entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
+    return entry
 
 
 def encoder_cache_block(worker: object, device_type: str, state: WorkerState) -> dict[str, Any] | None:

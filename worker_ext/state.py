@@ -26,7 +26,7 @@ class WorkerState:
     weights: tuple[tuple[int, ...], int] | None = None
     """The models' identities, and the bytes that they were found to take."""
     recorder: Recorder | None = None
-    """The flight recorder that was started last, whether it still runs or not."""
+    """The recorder that was started last, whether it still runs or not."""
 
 
 def state_of(worker: object) -> WorkerState:
@@ -43,3 +43,16 @@ def running_recorder(worker: object) -> Recorder | None:
     state = getattr(worker, ATTRIBUTE, None)
     recorder = state.recorder if isinstance(state, WorkerState) else None
     return recorder if recorder is not None and recorder.is_running() else None
+
+
+def end_recorder(worker: object) -> bool:
+    """End the worker's recorder, whoever started it.
+
+    Returns:
+        Whether its thread has ended, or there is none.
+    """
+    recorder = running_recorder(worker)
+    if recorder is None:
+        return True
+    state_of(worker).recorder = None
+    return recorder.stop()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import main_thread
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import describe_device
 from worker_ext.errors import printable
 from worker_ext.identity import identity
-from worker_ext.memory_parts import read_budget
 
 if TYPE_CHECKING:
     from worker_ext.notes import Notes
@@ -37,7 +37,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
         "pid_started": notes.attempt("pid_started", lambda: _pid_started(root)),
         "boot_id": notes.attempt("boot_id", lambda: _boot_id(root)),
         "device": {**device, "type": _short(device["type"]), "name": _short(device["name"])},
-        "budget": read_budget(worker, notes),
+        "main_thread": main_thread().ident,
     }
 
 
