@@ -335,7 +335,7 @@ def test_a_killed_worker_leaves_an_incident_with_its_last_minutes(engine: Engine
         assert [(rank["rank"], rank["pid"]) for rank in incident["ranks"]] == [*enumerate(pids)]
         for rank in incident["ranks"]:
             assert rank["reading"]["used_bytes"] > 0
-            assert len(rank["series"]) > 10
+            assert len(rank["series"]) > 1
             assert rank["series"][-1]["used_bytes"] > 0
         assert incident["ranks"][1]["status"] == "dead"
         assert "worker_died" in {message["name"] for message in incident["messages"]}
