@@ -141,7 +141,8 @@ class Flight:
 
     def _elsewhere(self, answers: Sequence[Mapping[str, Any]]) -> str | None:
         """What is wrong where the recorders that run write into another folder; ``None`` where they do not."""
-        paths = (Path(path) for answer in answers if isinstance(path := answer.get("path"), str))
+        told = (answer.get("path") for answer in answers)
+        paths = (Path(path) for path in told if isinstance(path, str) and path.isprintable())
         folder = next((path.parent for path in paths if path.parent != self._folder), None)
         if folder is None:
             return None

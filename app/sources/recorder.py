@@ -713,7 +713,9 @@ def _is_at_rest(heartbeat: _Word, *, since: _Word) -> bool:
     """Whether the worker has begun nothing since a sample, and has nothing under way."""
     calls, moving = _whole(heartbeat.body.get("calls")), _part(heartbeat.body, "moving")
     under_way = (moving.get("step_seconds"), moving.get("output_seconds"), moving.get("rpc"))
-    return calls is not None and calls == _whole(since.body.get("calls")) and under_way == (None, None, None)
+    sees_steps = _whole(moving.get("steps_begun")) is not None  # else it may be in one
+    has_begun = calls is None or calls != _whole(since.body.get("calls"))
+    return sees_steps and not has_begun and under_way == (None, None, None)
 
 
 def _moving(word: _Word) -> Moving | None:

@@ -202,6 +202,7 @@ def test_an_idle_workers_sample_is_as_fresh_as_its_heartbeat(recorder, writers, 
         ("an output is waited for", {"moving": moving(output_seconds=0.5)}),
         ("an operation runs", {"moving": moving(rpc="trim", rpc_seconds=0.1)}),
         ("the writer does not tell", {"calls": None}),
+        ("the writer does not see steps", {"moving": moving(steps_begun=None)}),
     ],
 )
 def test_a_worker_that_is_not_idle_makes_its_sample_no_younger(recorder, writers, machine, what, change):
