@@ -281,6 +281,8 @@ def _doing(record: RankRecord) -> str:
         return ""
     if moving.step_seconds is not None:
         return f"in a step for {moving.step_seconds:.1f} s"
+    if moving.output_seconds is not None:
+        return f"waiting for a step's output for {moving.output_seconds:.1f} s"
     if moving.rpc is not None:
         return f"in our call {moving.rpc} for {moving.rpc_seconds or 0.0:.1f} s"
     if moving.last_step_age_seconds is None:
@@ -297,7 +299,10 @@ def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[Sample, ..
     samples = last_minutes.get(rank.pid or -1)
     if not samples or rank.reading is None:
         return rank
-    return replace(rank, series=tuple(_point(sample, rank.reading) for sample in samples))
+    recorded = tuple(_point(sample, rank.reading) for sample in samples)
+    # While nothing happens nothing is sampled: from then on the sidecar's own readings tell.
+    later = (point for point in rank.series if point.at > recorded[-1].at)
+    return replace(rank, series=(*recorded, *later))
 
 
 def _point(sample: Sample, reading: RankReading) -> Point:

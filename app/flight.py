@@ -1,13 +1,15 @@
-"""The workers' flight recorders, from our side: started with each life of the engine, then read at every poll.
+"""The workers' recorders, from our side: started with each life of the engine, then read at every poll.
 
 The call that starts them runs on every data-parallel engine although only the first one's workers answer it, so a rank
-counts as soon as its file is there. Nothing here depends on them: without a folder, or where they do not start, the
-workers' own answers are all there is.
+counts as soon as its file is there. Recorders that somebody else started are read and left alone: those of another
+sidecar, and those of this one before it was restarted. Nothing here depends on them: without a folder, or where they do
+not start, the workers' own answers are all there is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -28,8 +30,10 @@ RETRY_SECONDS = 30.0
 # The files of former lives stay so long: an incident report may want them.
 STALE_SECONDS = 600.0
 SWEEP_SECONDS = 60.0
-# Until a sample is newer than a remedy: the next one is due after one period, and a busy machine may delay it.
-WAITS_MOST = 5
+# Until a reading is newer than a remedy. A worker writes one at its end, and for two seconds after it a heartbeat every
+# 0.1 s, which says that the reading still holds; one that has long been idle writes a heartbeat a second.
+WAIT_SECONDS = 1.3
+WAIT_STEP_SECONDS = 0.1
 SAMPLES_WHOLE = 200
 # Of all ranks in one answer: writing many megabytes of JSON would hold up every stream of the proxy.
 SAMPLES_MOST = 8000
@@ -116,15 +120,36 @@ class Flight:
         # One name for a whole life: the call may come late, or to some only, and whoever runs already goes on then.
         instance = self._recorder.instance or secrets.token_hex(8)
         self._recorder.follow(instance)
-        payload = {"directory": str(self._folder), "instance": instance, "rate": self._rate, "seconds": self._seconds}
         try:
-            answers = await self._engine.rpc("recorder_start", payload)
+            answers = await self._start(instance)
+            theirs = _other_instance(answers)
+            if theirs is not None:
+                # Ours may run on some, also of those engines whose workers do not answer: all are to have one name.
+                await self._engine.rpc("recorder_stop", {"instance": instance})
+                self._recorder.follow(theirs)
+                answers = await self._start(theirs)
         except EngineError as exc:
             self._refusal = f"the flight recorders were not started: {exc}"
             return
         refusals = [answer for answer in answers if not answer.get("ok")]
         self._started = len(answers) - len(refusals)
-        self._refusal = _refusal(refusals[0]) if refusals else None
+        self._refusal = _refusal(refusals[0]) if refusals else self._elsewhere(answers)
+
+    async def _start(self, instance: str) -> Sequence[Mapping[str, Any]]:
+        payload = {"directory": str(self._folder), "instance": instance, "rate": self._rate, "seconds": self._seconds}
+        return await self._engine.rpc("recorder_start", payload)
+
+    def _elsewhere(self, answers: Sequence[Mapping[str, Any]]) -> str | None:
+        """What is wrong where the recorders that run write into another folder; ``None`` where they do not."""
+        told = (answer.get("path") for answer in answers)
+        paths = (Path(path) for path in told if isinstance(path, str) and path.isprintable())
+        folder = next((path.parent for path in paths if path.parent != self._folder), None)
+        if folder is None:
+            return None
+        return (
+            f"recorder_dir: the workers' recorders, which another sidecar started, write to {folder}, "
+            f"not {self._folder}"
+        )
 
     def forget(self) -> None:
         """The engine is gone; the next one has recorders of its own."""
@@ -151,10 +176,10 @@ class Flight:
             await asyncio.to_thread(self._recorder.remove_stale, (), STALE_SECONDS)
         # Not in the loop: with many ranks it is milliseconds, which every stream of the proxy would wait for.
         records = await asyncio.to_thread(self._recorder.read)
-        for _ in range(WAITS_MOST if after is not None else 0):
+        for _ in range(round(WAIT_SECONDS / WAIT_STEP_SECONDS) if after is not None else 0):
             if all(_is_after(record, after or 0.0) for record in records):
                 break
-            await self._sleep(1 / self._rate)
+            await self._sleep(WAIT_STEP_SECONDS)
             records = await asyncio.to_thread(self._recorder.read)
         self.records = records
         return records
@@ -228,6 +253,12 @@ def thinned(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
     return samples if step <= 1 else samples[(len(samples) - 1) % step :: step]
 
 
+def _other_instance(answers: Sequence[Mapping[str, Any]]) -> str | None:
+    """The name of recorders that somebody else started; ``None`` where none of them was."""
+    names = (answer.get("instance") for answer in answers if answer.get("ok") and answer.get("other"))
+    return next((name for name in names if isinstance(name, str) and re.fullmatch("[0-9a-f]{16}", name)), None)
+
+
 def _refusal(answer: Mapping[str, Any]) -> str:
     said = answer.get("error")
     reason = said.get("message") if isinstance(said, dict) else said
@@ -235,7 +266,10 @@ def _refusal(answer: Mapping[str, Any]) -> str:
 
 
 def _is_after(record: RankRecord, moment: float) -> bool:
-    return record.status != "alive" or record.newest is None or record.newest.taken_at > moment
+    if record.status != "alive" or record.newest is None or record.newest.taken_at > moment:
+        return True
+    # In the middle of a step there is no reading to come.
+    return record.moving is not None and (record.moving.step_seconds or 0.0) > WAIT_SECONDS
 
 
 def is_complete(records: Sequence[RankRecord], expected: int | None) -> bool:
@@ -245,7 +279,7 @@ def is_complete(records: Sequence[RankRecord], expected: int | None) -> bool:
 
 
 def _tells_all(newest: WorkerMemory | None) -> bool:
-    # Where sleep mode is configured, a recorder must leave PyTorch's allocator alone (worker_ext/README.md).
+    # A worker whose steps run where they cannot be seen has a recorder that tells little (worker_ext/README.md).
     return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)
 
 

@@ -1,4 +1,4 @@
-"""Whether the ranks move: what each one's flight recorder says, made into one verdict. Pure; no I/O, no clock.
+"""Whether the ranks move: what each one's recorder says, made into one verdict. Pure; no I/O, no clock.
 
 It would rather say that it does not know than cry wolf: a long step is busy until its limit, a request that no step
 follows is not held against an engine whose loop answers calls, and an engine that is asked for nothing is never stuck.
@@ -35,22 +35,25 @@ _WHY_LOST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moving:
-    """What a worker's last sample says of its steps and of our calls in it; seconds as of that sample.
+    """What a worker said last of its steps and of our calls in it; seconds as of then.
 
     Attributes:
         steps_begun: So many so far.
         steps_ended: So many of them.
         step_seconds: How long the current step has lasted; ``None`` outside of one.
         last_step_age_seconds: Since a step began or ended last; ``None`` before the first.
+        output_seconds: How long somebody has waited for what a step returned, with asynchronous scheduling; ``None``
+            where nobody waits.
         rpc: The operation of ours that is running.
         rpc_seconds: For how long.
-        stack: Where the main thread is, innermost first; empty where nothing has lasted for long.
+        stack: Where the thread is that is in it, innermost first; empty where nothing has lasted for long.
     """
 
     steps_begun: int = 0
     steps_ended: int = 0
     step_seconds: float | None = None
     last_step_age_seconds: float | None = None
+    output_seconds: float | None = None
     rpc: str | None = None
     rpc_seconds: float | None = None
     stack: tuple[str, ...] = ()
@@ -253,16 +256,18 @@ def _hold(moving: Moving | None) -> tuple[str, float] | None:
     """What a rank is in, and for how long. A short call of ours is nothing: every poll makes one, idle or not."""
     if moving is None:
         return None
-    in_step, in_call = moving.step_seconds, moving.rpc_seconds or 0.0
-    if moving.rpc is not None and in_call >= max(LONG_SECONDS, in_step or 0.0):
-        return f"in our call {moving.rpc}", in_call
-    return None if in_step is None else ("in one step", in_step)
+    holds = [] if moving.step_seconds is None else [("in one step", moving.step_seconds)]
+    if moving.output_seconds is not None:
+        holds.append(("waiting for a step's output", moving.output_seconds))
+    if moving.rpc is not None and (moving.rpc_seconds or 0.0) >= LONG_SECONDS:
+        holds.append((f"in our call {moving.rpc}", moving.rpc_seconds or 0.0))
+    return max(holds, key=lambda hold: hold[1], default=None)
 
 
 def _doing(rank: Recorded) -> str:
     """What a rank is doing, as the end of a sentence that begins with its name."""
     if rank.status in _WHY_LOST:
-        return f"{_WHY_LOST[rank.status]} for {_seconds(rank.age_seconds)}"
+        return f"{_WHY_LOST[rank.status]} for {_seconds(rank.age_seconds)}{_place(rank.moving)}"
     if rank.status == "ended":
         return f"ended its recorder {_seconds(rank.age_seconds)} ago"
     if rank.moving is None:

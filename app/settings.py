@@ -21,7 +21,8 @@ from app.tls import TlsFiles, check_certificate, check_pair
 PREFIX = "HIGHWATER_"
 KIB = 1024
 MIB = 1024 * KIB
-# Of 2 KiB each in one flight recorder's file; its reader takes no more than 64 MiB (docs/recorder.md).
+# Of 2 KiB each in one recorder's file, beside less than 1 MiB of other areas; its reader takes no more than 64 MiB
+# (docs/recorder.md).
 RECORDS_MOST = 32_000
 
 ForwardedMode = Literal["pass", "replace", "append"]

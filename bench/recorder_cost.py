@@ -1,11 +1,12 @@
-"""What the flight recorder costs the engine: tokens a second with it and without, and the time of a sample."""
+"""What the recorder costs the engine: its share of the worker's main thread, and tokens a second beside it."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,48 +20,60 @@ from app.sources.recorder import Recorder
 from bench.figure import Figure, Goal, number, percentile
 from bench.stage import Stage
 from bench.throughput import rates_of, ratio_figure
+from worker_ext.notes import Notes
+from worker_ext.recorder.steps import Steps
 
 CALL_SECONDS = 60.0
 SECONDS = 120
-# Samples a second to the goal for tokens a second.
-RATES = {10: Goal("at least", 0.99), 100: None}
+RATE = 10
+STEPS_MS = (2, 10, 40)
+GOAL = Goal("at most", 1.0)
+CALLS = 20_000
 
 
 def measure(stage: Stage, *, short: bool) -> list[Figure]:
-    """A ratio for each rate; no sidecar runs, so that nothing but the recorder is in it."""
+    """A share for each length of a step, and a ratio; no sidecar runs, so that nothing but the recorder is in them."""
     folder = stage.folder / "rings"
-    rates = rates_of(stage, {str(rate): partial(_recording, stage, folder, rate) for rate in RATES}, short=short)
+    rates = rates_of(stage, {str(RATE): partial(_recording, stage, folder)}, short=short)
     costs, size = _samples(folder)
-    ratios = [
-        ratio_figure(
-            f"Engine's tokens/s with the flight recorder at {rate} samples a second, over that without",
-            str(rate),
-            rates,
-            goal,
-            "slices without a recorder, with one at each rate, and without again",
-        )
-        for rate, goal in RATES.items()
-    ]
-    cost = Figure(
-        what="One sample of a worker's flight recorder, median",
-        value=statistics.median(costs),
-        unit="ms",
-        goal=None,
-        spread=f"p99 {number(percentile(costs, 99))}; a file of {number(size / 1e6)} MB for {SECONDS} s at 10 a second",
-        method=f"the recorder's own `cost_ms` of {len(costs)} samples of the slices above, the engine under load; what "
-        "another thread of the worker had of the interpreter meanwhile is in it",
+    ratio = ratio_figure(
+        f"Engine's tokens/s with the recorder at {RATE} samples a second, over that without",
+        str(RATE),
+        rates,
+        None,
+        "slices without a recorder, with one, and without again",
     )
-    return [*ratios, cost]
+    counting = _counting_ms()
+    by = {"median": statistics.median(costs), "p99": percentile(costs, 99)}
+    shares = [
+        _share(which, cost_ms, costs, size, counting, step_ms) for which, cost_ms in by.items() for step_ms in STEPS_MS
+    ]
+    return [*shares, ratio]
+
+
+def _share(which: str, cost_ms: float, costs: Sequence[float], size: int, counting: float, step_ms: int) -> Figure:
+    """Of one length of a step: what samples take of a second, and what counting takes of a step."""
+    return Figure(
+        what=f"The recorder's share of the engine's thread, steps of {step_ms} ms, by the {which} of a sample",
+        value=100 * (cost_ms * min(RATE, 1000 / step_ms) / 1000 + counting / step_ms),
+        unit="%",
+        goal=GOAL,
+        spread=f"a sample takes {number(cost_ms)} ms at the {which}, {number(max(costs))} at the most; a file of "
+        f"{number(size / 1e6)} MB",
+        method=f"wall time of {len(costs)} samples on the worker's main thread (its own `cost_ms`, under load), "
+        f"times {RATE} a second, and of counting the step, {number(counting * 1000)} us, over its length; "
+        "the length itself is arithmetic, no such steps were made",
+    )
 
 
 @contextmanager
-def _recording(stage: Stage, folder: Path, rate: int) -> Iterator[None]:
-    payload = {"directory": str(folder), "instance": secrets.token_hex(8), "rate": rate, "seconds": SECONDS}
-    _call(stage, "recorder_start", payload)
+def _recording(stage: Stage, folder: Path) -> Iterator[None]:
+    instance = secrets.token_hex(8)
+    _call(stage, "recorder_start", {"directory": str(folder), "instance": instance, "rate": RATE, "seconds": SECONDS})
     try:
         yield
     finally:
-        _call(stage, "recorder_stop", {})
+        _call(stage, "recorder_stop", {"instance": instance})
 
 
 def _call(stage: Stage, op: str, payload: dict[str, Any]) -> None:
@@ -72,10 +85,37 @@ def _call(stage: Stage, op: str, payload: dict[str, Any]) -> None:
 
 
 def _samples(folder: Path) -> tuple[list[float], int]:
-    """Every sample's cost in milliseconds, and the size of a file at ten a second."""
+    """Every sample's cost in milliseconds, and the size of a file."""
     recorder, costs, size = Recorder(folder), list[float](), 0
     for ring in recorder.others():
-        costs += [record["cost_ms"] for record in recorder.last_records(ring.path) if record["kind"] == "sample"]
-        if ring.identity is not None and ring.identity.rate == 10:
-            size = ring.path.stat().st_size
+        records = recorder.last_records(ring.path)
+        costs += [cost for record in records if (cost := record.get("cost_ms")) is not None]
+        size = ring.path.stat().st_size
     return costs, size
+
+
+class _Worker:
+    """A worker whose step does nothing."""
+
+    def execute_model(self, plan: object) -> object:
+        return plan
+
+
+def _counting_ms() -> float:
+    """What a step takes longer for being counted, in milliseconds, measured in this process."""
+    worker, plan = _Worker(), object()
+    plain = _seconds(worker, plan)
+    steps = Steps(time.monotonic, lambda _: None)
+    steps.attach(worker, Notes())
+    return max(_seconds(worker, plan) - plain, 0.0) * 1000
+
+
+def _seconds(worker: _Worker, plan: object) -> float:
+    """Of one call, the least of several rounds: what others take of the machine is not the call's."""
+    rounds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(CALLS):
+            worker.execute_model(plan)
+        rounds.append((time.perf_counter() - began) / CALLS)
+    return min(rounds)

@@ -1,4 +1,4 @@
-"""What reading the workers' flight recorders costs the sidecar: 64 ranks, ten samples a second, read once a second."""
+"""What reading the workers' recorders costs the sidecar: 64 ranks, ten samples a second, read once a second."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from app.sources.recorder import Recorder
 from bench.figure import Figure, Goal, number
 from bench.stage import Stage
-from tests.fakes.ring import INSTANCE, MONO, WALL, FakeWriter, moving
+from tests.fakes.ring import INSTANCE, MIB, MONO, WALL, FakeWriter, dump, moving
 
 RANKS = 64
 RATE = 10
 RING_SECONDS = 120
-SLOTS = (RATE + 1) * RING_SECONDS  # a sample at each tick, the largest entries once a second
+SLOTS = (RATE + 1) * RING_SECONDS
+ENTRIES = 500
 
 
 def measure(stage: Stage, *, short: bool) -> list[Figure]:
@@ -40,26 +41,29 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
     assert not recorder.skipped
     return [
         Figure(
-            what=f"Reading {RANKS} ranks' flight recorders once a second, CPU",
+            what=f"Reading {RANKS} ranks' recorders once a second, CPU",
             value=statistics.mean(seconds) * 100,
             unit="% of a core",
             goal=Goal("under", 5.0),
             spread=f"{number(statistics.median(seconds) * 1e3)} ms a read at the median, the longest "
             f"{number(max(seconds) * 1e3)}; the first, which opens the files, {number(first * 1e3)}",
-            method=f"{RANKS} simulated writers with {RATE} samples and one list of entries a second each, rings of "
-            f"{RING_SECONDS} s; CPU time of this thread in {polls} reads, the records written between them",
+            method=f"{RANKS} simulated writers with {RATE} samples, one table of {ENTRIES} entries and a heartbeat "
+            f"with stacks in it a second each, rings of {RING_SECONDS} s; CPU time of this thread in {polls} reads, "
+            "the records written between them",
         )
     ]
 
 
 def _write(writers: list[FakeWriter], second: int) -> None:
-    """A second's records of every rank, in the middle of a long step: with a stack, as large as they come."""
-    lines = [f"some_module_{depth}.py:{depth + 100} some_function_{depth}" for depth in range(8)]
+    """A second's records of every rank, and in the end a heartbeat in the middle of a long step, with its stacks."""
+    stack = "\n".join(dump(*(f"some_module_{n}.py:{n} some_function" for n in range(1, 21))) for _ in range(8))
+    rows = [(f"{number:064x}", 12 * MIB - number, float(second), False) for number in range(ENTRIES)]
     for writer in writers:
         for tick in range(RATE):
-            now = second + tick / RATE
-            writer.sample(now, moving=moving(step_seconds=2.5, last_step_mono=MONO + now - 2.5, stack=lines))
-        writer.entries(second + 0.9)
+            writer.sample(second + tick / RATE)
+        writer.table(second + 0.9, rows)
+        long = moving(step_seconds=2.5, last_step_mono=MONO + second - 1.6)
+        writer.heartbeat(second + 0.9, moving=long, dump=stack)
 
 
 def _read(recorder: Recorder) -> float:

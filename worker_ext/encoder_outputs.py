@@ -94,16 +94,24 @@ def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | N
     # dict's own items(): a subclass that brings entries back from the host at access must not do that for us. And a
     # copy at once: under Ray's compiled graphs a step may run beside us.
     items = list(dict.items(outputs))
-    entries = [_entry(str(mm_hash), value) for mm_hash, value in items]
-    if isinstance(outputs, SpillingDict):
-        entries = [
-            entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
-            for (key, _), entry in zip(items, entries)
-        ]
-    read = EncoderOutputs(kind, entries, device_type)
+    read = EncoderOutputs(kind, [read_entry(outputs, mm_hash, value) for mm_hash, value in items], device_type)
     if isinstance(outputs, SpillingDict):
         read.restore_reserve_bytes = outputs.way_back.reserve_bytes
     return read
+
+
+def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
+    """Return one entry.
+
+    Args:
+        outputs: The dict that it is in.
+        key: Its key there.
+        value: What stands under it, raw.
+    """
+    entry = _entry(str(key), value)
+    if isinstance(outputs, SpillingDict):
+        return entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
+    return entry
 
 
 def encoder_cache_block(worker: object, device_type: str, state: WorkerState) -> dict[str, Any] | None:
@@ -178,6 +186,12 @@ def odd_absence(worker: object) -> str | None:
     if look_up(runner, "supports_mm_inputs") is False or not is_first_stage:
         return None
     return "the model is multimodal, but no encoder cache was found where vLLM 0.11 to 0.33 keeps it"
+
+
+def restore_reserve_bytes(worker: object) -> int:
+    """Return what is kept on the device so that entries can come back; 0 where nothing was moved."""
+    found = find_encoder_cache(worker)
+    return found[1].way_back.reserve_bytes if found and isinstance(found[1], SpillingDict) else 0
 
 
 def capacity_embeds(worker: object) -> int | None:

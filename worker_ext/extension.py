@@ -2,17 +2,30 @@
 
 vLLM resolves it before the device exists, and appends it to the bases of a live worker class once it has asserted that
 the worker has none of its attributes (vllm 0.12.0 v1/worker/worker_base.py:272, vllm 0.32.0
-v1/worker/worker_base.py:306, `init_worker`). Hence one public name, no `__init__` (it would never run), no `__slots__`,
-no metaclass; whatever must be kept stays in `_highwater_state`, set on the worker when first needed.
+v1/worker/worker_base.py:306, `init_worker`). Hence few public names, no `__init__` (it would never run), no
+`__slots__`, no metaclass; whatever must be kept stays in `_highwater_state`, set on the worker when first needed.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from worker_ext.answers import UNANSWERABLE, answer
+from worker_ext.state import end_recorder
 
 
 class MemoryExtension:
     """Adds one remote procedure to a vLLM worker: `highwater_rpc`."""
+
+    def destroy_worker_extension(self) -> None:
+        """End the recorder while the worker is still whole; never raises.
+
+        vLLM calls it before `worker.shutdown()` where it knows the hook (0.33.0, v1/worker/worker_base.py:254-263);
+        older ones do not, and have no attribute of this name either. Its other hook, `init_worker_extension`, would run
+        after `init_device` (:366-368), where there is nothing for us to do yet.
+        """
+        with suppress(Exception):  # the worker is about to end, and the recorder with it
+            end_recorder(self)
 
     def highwater_rpc(self, op: object = "", payload: object = "{}", *excess: object, **unknown: object) -> str:
         """Answer one question about this worker's memory, or give some back.

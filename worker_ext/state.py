@@ -32,7 +32,7 @@ class WorkerState:
     allocator_reserve: AllocatorReserve = field(default_factory=AllocatorReserve)
     """What is known of how much the allocator can give back."""
     recorder: Recorder | None = None
-    """The flight recorder that was started last, whether it still runs or not."""
+    """The recorder that was started last, whether it still runs or not."""
 
 
 def state_of(worker: object) -> WorkerState:
@@ -49,3 +49,16 @@ def running_recorder(worker: object) -> Recorder | None:
     state = getattr(worker, ATTRIBUTE, None)
     recorder = state.recorder if isinstance(state, WorkerState) else None
     return recorder if recorder is not None and recorder.is_running() else None
+
+
+def end_recorder(worker: object) -> bool:
+    """End the worker's recorder, whoever started it.
+
+    Returns:
+        Whether its thread has ended, or there is none.
+    """
+    recorder = running_recorder(worker)
+    if recorder is None:
+        return True
+    state_of(worker).recorder = None
+    return recorder.stop()

@@ -1,4 +1,4 @@
-"""The flight recorders of the workers: what each rank wrote of itself, also while the engine answers nothing.
+"""The workers' recorder files: what each rank wrote of itself, also while the engine answers nothing.
 
 The files are read, and those of former lives removed when asked; nothing here writes one, and nothing in one is
 believed unchecked. A file that is no good costs only itself, and is named in ``problems``. Many ranks take milliseconds
@@ -13,7 +13,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +21,17 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from app.movement import Moving, RankStatus
-from app.readings import WorkerMemory
-from app.sources.ring import RING_NAME, Identity, Ring, RingUnusable, has_magic, is_within_bounds
+from app.readings import Note, WorkerBudget, WorkerMemory
+from app.sources.ring import (
+    RING_NAME,
+    EntryTable,
+    Identity,
+    Ring,
+    RingUnusable,
+    WatchdogDump,
+    has_magic,
+    is_within_bounds,
+)
 
 SCAN_SECONDS = 1.0
 FILES_MOST = 256
@@ -30,15 +39,17 @@ ENTRIES_MOST = 4096
 """Of the folder, whatever their names: it may hold what is not ours."""
 RECORDS_MOST = 4096
 
-_SILENT_SECONDS = 2.0
-_SILENT_SAMPLES = 5
-_LARGEST_MOST = 10
+# Three heartbeats of an idle worker.
+_SILENT_SECONDS = 3.0
 _STACK_MOST = 8
 _TEXT_MOST = 200
 _NUMBER_MOST = 2**63 - 1
 _DEPTH_MOST = 8
 _TMP_NAME = re.compile(rf"\.({RING_NAME.pattern})\.tmp", re.ASCII)
 _STATE, _STARTED = 0, 19  # fields of /proc/<pid>/stat, counted from behind the command's name; proc(5)
+
+# A frame as Python's faulthandler writes it: `  File "/usr/lib/python3/a.py", line 12 in run`.
+_FRAME = re.compile(r'  File "(?:.*/)?([^"]*)", line ([0-9]+) in (.*)')
 
 _WORKER = TypeAdapter(WorkerMemory)
 
@@ -60,8 +71,8 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LargestEntry:
-    """One of the largest entries of a rank's encoder cache.
+class RankEntry:
+    """One entry of a rank's encoder cache.
 
     Attributes:
         mm_hash: Its first 64 characters.
@@ -71,22 +82,23 @@ class LargestEntry:
     """
 
     mm_hash: str
-    bytes: int | None
-    residency: str | None
-    age_seconds: float | None
+    bytes: int
+    residency: str
+    age_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """What one rank's flight recorder says.
+    """What one rank's recorder says.
 
     Attributes:
         identity: Who it is.
-        newest: Its memory as of the last good sample, as the worker would answer; ``None`` before the first.
-        moving: Its steps and calls as of the last sample.
-        entries: The largest of its encoder cache.
-        entries_total: How many entries there are.
-        age_seconds: Since its last record.
+        newest: Its memory as of the last good sample, as the worker would answer; ``None`` before the first. While the
+            worker has done nothing since that sample and still writes, it is of the last heartbeat's time.
+        moving: Its steps and calls as of its last word.
+        table: The entries of its encoder cache; ``None`` before the first.
+        mono: Its last word, on its own monotonic clock.
+        age_seconds: Since its last word.
         records: The samples that are new since the last read, oldest first.
         status: Whether it writes, and why not.
     """
@@ -94,8 +106,8 @@ class RankRecord:
     identity: Identity
     newest: WorkerMemory | None
     moving: Moving | None
-    entries: tuple[LargestEntry, ...]
-    entries_total: int | None
+    table: EntryTable | None
+    mono: float
     age_seconds: float
     records: tuple[Sample, ...]
     status: RankStatus
@@ -104,6 +116,22 @@ class RankRecord:
     def name(self) -> str:
         """The rank as an operator calls it."""
         return self.identity.name
+
+    @property
+    def entries_total(self) -> int | None:
+        """How many entries its encoder cache has; ``None`` where that is not known."""
+        return None if self.table is None else self.table.total
+
+    @property
+    def entries(self) -> tuple[RankEntry, ...]:
+        """The entries of its encoder cache, largest first: thousands of them take milliseconds."""
+        if self.table is None:
+            return ()
+        rows = (
+            RankEntry(entry.mm_hash, entry.bytes, entry.residency, round(max(self.mono - entry.seen_mono, 0.0), 3))
+            for entry in self.table.entries()
+        )
+        return tuple(sorted(rows, key=lambda row: (-row.bytes, row.mm_hash)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +166,14 @@ class Removal:
 
     removed: tuple[str, ...]
     problems: tuple[str, ...]
+
+
+class _Word(NamedTuple):
+    """A record, and when it was written by both of the writer's clocks."""
+
+    at: float
+    mono: float
+    body: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,21 +485,19 @@ class _Writer:
         self.ring = ring
         self._here = here
         self._head = _head(ring.identity)
-        self._silent_after = max(_SILENT_SECONDS, _SILENT_SAMPLES / ring.identity.rate)
         self._shares_clock = here.has_clock_of(ring.identity)
         # Where the process was seen, its absence means that it is gone; elsewhere it may be hidden by a PID namespace.
         self._was_seen = self._shares_clock and here.process_state(ring.identity) is not None
-        self._at: float = ring.identity.started_at
-        self._mono: float | None = None
         # On our monotonic clock: when the last news came, and when we had looked before. The last record is no older
         # than the one and no younger than the other, whatever the clocks in it say.
         self._news_at = now
         self._looked_before: float | None = None
         self._looked_at: float | None = None
         self._newest: WorkerMemory | None = None
-        self._moving: Moving | None = None
-        self._entries: tuple[LargestEntry, ...] = ()
-        self._entries_total: int | None = None
+        self._written: _Word | None = None
+        self._sampled: _Word | None = None
+        self._beaten: _Word | None = None
+        self._table: EntryTable | None = None
         self._is_ended = False
         self._odd_sample: str | None = None
         self._odd_records = 0
@@ -487,7 +521,7 @@ class _Writer:
         return self._record(self.ring.read(), now, wall)
 
     def read_once(self, now: float, wall: float) -> RankRecord:
-        """The same, sought in the whole file where it is not found at once.
+        """The same, a sample sought in the whole file where none is found at once.
 
         Raises:
             RingUnusable: It cannot be read.
@@ -497,49 +531,62 @@ class _Writer:
     # --- records ---
 
     def _record(self, bodies: Sequence[Mapping[str, Any]], now: float, wall: float) -> RankRecord:
+        self._table = self.ring.table() or self._table
+        heartbeat = self.ring.heartbeat()
         samples = self._take(bodies)
-        if samples is not None:
+        has_news = self._take_heartbeat(heartbeat) or samples is not None
+        if has_news:
             self._news_at, self._looked_before = now, self._looked_at
         self._looked_at = now
         age = self._age_seconds(now, wall)
         return RankRecord(
             identity=self.ring.identity,
-            newest=self._newest,
-            moving=self._moving,
-            entries=self._entries,
-            entries_total=self._entries_total,
+            newest=self._reading(),
+            moving=self._moving(self.ring.dump()),
+            table=self._table,
+            mono=last.mono if (last := self._last) is not None else 0.0,
             age_seconds=age,
             records=samples or (),
-            status=self._status(age, has_news=samples is not None),
+            status=self._status(age, has_news=has_news),
         )
+
+    @property
+    def _last(self) -> _Word | None:
+        """What was written last: samples and heartbeats are read one after the other, not as they were written."""
+        words = [word for word in (self._written, self._beaten) if word is not None]
+        return max(words, key=lambda word: word.mono, default=None)
 
     def _take(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[Sample, ...] | None:
         """The samples; ``None`` where nothing at all is new."""
-        samples, sample, entries, taken = [], None, None, 0
+        samples, newest, taken = [], None, 0
         for body in bodies:
-            at, mono = _number(body.get("at")), _number(body.get("mono"))
-            if at is None or mono is None:
+            word = _word(body)
+            if word is None:
                 continue
             taken += 1
-            self._at, self._mono = at, mono
-            kind = body.get("kind")
-            self._is_ended = kind == "stopped"
-            if kind == "sample":
-                sample = body
-                samples.append(_sample(at, body))
-            elif kind == "entries":
-                entries = body
+            self._written = word
+            if body.get("kind") == "sample":
+                newest = word
+                samples.append(_sample(word.at, body))
         self._odd_records += len(bodies) - taken
-        if sample is not None:
-            self._take_newest(sample)
-        if entries is not None:
-            self._entries, self._entries_total = _entries(entries), _whole(entries.get("total"))
+        if newest is not None:
+            self._take_newest(newest)
         return tuple(samples) if taken else None
 
-    def _take_newest(self, sample: Mapping[str, Any]) -> None:
-        self._moving = _moving(sample)
+    def _take_heartbeat(self, body: Mapping[str, Any] | None) -> bool:
+        """Whether it is one."""
+        word = None if body is None else _word(body)
+        if word is None:
+            self._odd_records += body is not None
+            return False
+        self._beaten = word
+        self._is_ended = word.body.get("kind") == "stopped"
+        return True
+
+    def _take_newest(self, word: _Word) -> None:
+        self._sampled = word
         try:
-            newest = _WORKER.validate_python({**_part(sample, "memory"), **self._head, "taken_at": sample["at"]})
+            newest = _WORKER.validate_python({**_part(word.body, "memory"), **self._head, "taken_at": word.at})
         except ValidationError as exc:
             first = exc.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -550,11 +597,49 @@ class _Writer:
             return
         self._newest, self._odd_sample = newest, None
 
+    # --- what they come to ---
+
+    def _reading(self) -> WorkerMemory | None:
+        """The last good sample, as of now where nothing can have changed since."""
+        newest, sampled, beaten = self._newest, self._sampled, self._beaten
+        if newest is None or sampled is None:
+            return None
+        newest = replace(newest, budget=self._table.budget if self._table is not None else WorkerBudget())
+        # A sample that is no good is a call that was not looked at: the good one before it is as old as it is.
+        if beaten is None or beaten.mono < sampled.mono or newest.taken_at != sampled.at:
+            return newest
+        rss = _whole(beaten.body.get("rss_bytes"))
+        if rss is not None:
+            newest = replace(newest, host_memory=replace(newest.host_memory, rss_bytes=rss))
+        if not _is_at_rest(beaten, since=sampled):
+            return newest
+        encoder = newest.encoder_cache
+        if encoder is not None and encoder.oldest_age_seconds is not None:
+            oldest = round(encoder.oldest_age_seconds + beaten.mono - sampled.mono, 3)
+            newest = replace(newest, encoder_cache=replace(encoder, oldest_age_seconds=oldest))
+        if newest.device.type != "cpu" and newest.used_bytes is not None:
+            as_of = (
+                f"as of {sampled.at:.1f} (Unix seconds): this worker has done nothing since; others on its device may"
+            )
+            newest = replace(newest, notes=(*newest.notes, Note(name="used_bytes", reason=as_of)))
+        return replace(newest, taken_at=beaten.at)
+
+    def _moving(self, dump: WatchdogDump | None) -> Moving | None:
+        words = [word for word in (self._sampled, self._beaten) if word is not None]
+        last = max(words, key=lambda word: word.mono, default=None)
+        moving = None if last is None else _moving(last)
+        if dump is None or (last is not None and last.mono >= dump.armed_mono + dump.seconds):
+            return moving
+        return replace(moving or Moving(), stack=_stack(dump.text, self.ring.identity.main_thread))
+
     # --- whether it writes ---
 
     def _age_seconds(self, now: float, wall: float) -> float:
-        is_told_by_ours = self._shares_clock and self._mono is not None
-        told = now - (self._mono or 0.0) if is_told_by_ours else wall - self._at
+        last = self._last
+        if last is None:
+            told = wall - self.ring.identity.started_at
+        else:
+            told = now - last.mono if self._shares_clock else wall - last.at
         if self._looked_before is not None:
             told = min(told, now - self._looked_before)
         return max(told, now - self._news_at, 0.0)
@@ -562,7 +647,7 @@ class _Writer:
     def _status(self, age_seconds: float, *, has_news: bool) -> RankStatus:
         if self._is_ended:
             return "ended"
-        is_late = age_seconds > self._silent_after
+        is_late = age_seconds > _SILENT_SECONDS
         if has_news and not is_late:
             return "alive"
         state = self._here.process_state(self.ring.identity) if self._was_seen else "?"
@@ -593,7 +678,7 @@ def _rank_order(record: RankRecord) -> tuple[int, int, int]:
 
 def _head(identity: Identity) -> dict[str, Any]:
     """What every answer of a worker begins with, and what never changes."""
-    names = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "device", "budget")
+    names = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "device")
     return {name: getattr(identity, name) for name in names}
 
 
@@ -618,36 +703,50 @@ def _sample(at: float, body: Mapping[str, Any]) -> Sample:
     )
 
 
-def _moving(sample: Mapping[str, Any]) -> Moving | None:
-    moving = sample.get("moving")
+def _word(body: Mapping[str, Any]) -> _Word | None:
+    """A record with when it was written; ``None`` where it does not tell."""
+    at, mono = _number(body.get("at")), _number(body.get("mono"))
+    return None if at is None or mono is None else _Word(at, mono, body)
+
+
+def _is_at_rest(heartbeat: _Word, *, since: _Word) -> bool:
+    """Whether the worker has begun nothing since a sample, and has nothing under way."""
+    calls, moving = _whole(heartbeat.body.get("calls")), _part(heartbeat.body, "moving")
+    under_way = (moving.get("step_seconds"), moving.get("output_seconds"), moving.get("rpc"))
+    sees_steps = _whole(moving.get("steps_begun")) is not None  # else it may be in one
+    has_begun = calls is None or calls != _whole(since.body.get("calls"))
+    return sees_steps and not has_begun and under_way == (None, None, None)
+
+
+def _moving(word: _Word) -> Moving | None:
+    moving, dump = word.body.get("moving"), word.body.get("dump")
     if not isinstance(moving, dict):
         return None
-    last_step, stack = _number(moving.get("last_step_mono")), moving.get("stack")
-    lines = (_text(line) for line in stack[:_STACK_MOST]) if isinstance(stack, list) else ()
+    last_step = _number(moving.get("last_step_mono"))
     return Moving(
         steps_begun=_whole(moving.get("steps_begun")) or 0,
         steps_ended=_whole(moving.get("steps_ended")) or 0,
         step_seconds=_number(moving.get("step_seconds")),
-        last_step_age_seconds=None if last_step is None else max(sample["mono"] - last_step, 0.0),
+        last_step_age_seconds=None if last_step is None else max(word.mono - last_step, 0.0),
+        output_seconds=_number(moving.get("output_seconds")),
         rpc=_text(moving.get("rpc")),
         rpc_seconds=_number(moving.get("rpc_seconds")),
-        stack=tuple(line for line in lines if line),
+        stack=_stack(dump, None) if isinstance(dump, str) else (),
     )
 
 
-def _entries(body: Mapping[str, Any]) -> tuple[LargestEntry, ...]:
-    largest = body.get("largest")
-    given = largest[:_LARGEST_MOST] if isinstance(largest, list) else []
-    return tuple(
-        LargestEntry(
-            mm_hash=mm_hash,
-            bytes=_whole(entry.get("bytes")),
-            residency=_text(entry.get("residency")),
-            age_seconds=_number(entry.get("age_seconds")),
-        )
-        for entry in given
-        if isinstance(entry, dict) and (mm_hash := _text(entry.get("mm_hash")))
-    )
+def _stack(dump: str, thread: int | None) -> tuple[str, ...]:
+    """One thread's innermost frames as ``file.py:line function``.
+
+    Args:
+        dump: As Python's ``faulthandler`` writes it, threads one after the other.
+        thread: Its number; where there is none like that, the first is taken.
+    """
+    parts = dump.split("\n\n")
+    mark = "" if thread is None else f"0x{thread:016x}"
+    part = next((part for part in parts if mark in part), parts[0])
+    found = islice((match for line in part.splitlines() if (match := _FRAME.fullmatch(line))), _STACK_MOST)
+    return tuple(line for match in found if (line := _text(f"{match[1]}:{match[2]} {match[3]}")))
 
 
 def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:

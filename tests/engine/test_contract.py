@@ -65,7 +65,8 @@ async def test_recorders_are_started_and_stopped_alike(clients: Any, tmp_path: P
     for number, client in enumerate(clients):
         payload = {"directory": str(tmp_path / str(number)), "instance": "00112233445566bb"}
         started = [(await client.rpc("recorder_start", payload))[0] for _ in range(2)]
-        stopped = [(await client.rpc("recorder_stop"))[0] for _ in range(2)]
+        stop = {"instance": payload["instance"]}
+        stopped = [(await client.rpc("recorder_stop", stop))[0] for _ in range(2)]
         assert [answer["already"] for answer in started] == [False, True]
         assert [answer["stopped"] for answer in stopped] == [True, False]
         assert {Path(answer["path"]).name for answer in started} == {

@@ -1,4 +1,4 @@
-"""The flight recorder in a live engine of two workers: what their files say is what the processes are."""
+"""The recorder in a live engine of two workers: what their files say is what the processes are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from app.demo.traffic import send_images, send_texts
-from tests.unit.worker_ext.ring_bytes import parse
+from tests.unit.worker_ext.ring_bytes import heartbeat, parse, table
 
 from .conftest import ask_all
 from .test_worker_ext_real import reset_encoder_cache
@@ -29,15 +29,10 @@ def start(engine: Engine, folder: Path, **arguments: Any) -> list[dict[str, Any]
     return ask_all(engine, "recorder_start", json.dumps(given))
 
 
-def last(found: dict[int, dict[str, Any]], kind: str) -> dict[str, Any]:
-    """The last record of a kind."""
-    return [record for record in found.values() if record["kind"] == kind][-1]
-
-
 def wait_for_entries(paths: list[Path], entries: int) -> None:
-    """The encoder cache is looked at once a second."""
+    """The step after the last request has them all; a file on a disk has them a little later."""
     deadline = time.monotonic() + 20
-    while {last(parse(path)[1], "entries")["total"] for path in paths} != {entries}:
+    while {head["total"] for path in paths if (found := table(path)) is not None and (head := found[0])} != {entries}:
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -58,7 +53,7 @@ async def test_both_ranks_files_say_what_their_processes_are(two_workers: Engine
     paths = [Path(one["path"]) for one in started]
     wait_for_entries(paths, 4)
     sizes = {one["rank"]: resident_bytes(one["pid"]) for one in started}
-    stopped = ask_all(two_workers, "recorder_stop")
+    stopped = ask_all(two_workers, "recorder_stop", json.dumps({"instance": INSTANCE}))
     assert [(one["stopped"], one["path"]) for one in stopped] == [(True, one["path"]) for one in started]
 
     files = [parse(path) for path in paths]
@@ -69,14 +64,18 @@ async def test_both_ranks_files_say_what_their_processes_are(two_workers: Engine
     assert {head["device"]["type"] for head in heads} == {"cpu"}
     assert len({head["boot_id"] for head in heads}) == 1
 
-    samples = [last(found, "sample") for _, found in files]
-    for head, (_, found), sample in zip(heads, files, samples, strict=True):
-        assert [*found.values()][-1]["kind"] == "stopped"
+    samples = [[*found.values()][-1] for _, found in files]
+    for head, path, sample in zip(heads, paths, samples, strict=True):
+        last, told = heartbeat(path), table(path)
+        assert last is not None
+        assert last["kind"] == "stopped"
         moving, memory = sample["moving"], sample["memory"]
         # Sixteen tokens of a text are sixteen steps, with four texts in each.
         assert moving["steps_begun"] == moving["steps_ended"] > 30
         assert (moving["step_seconds"], moving["last_step_mono"] < sample["mono"]) == (None, True)
         assert memory["used_bytes"] == pytest.approx(sizes[head["rank"]], rel=0.05)
         assert (memory["kv_cache_bytes"] > 0, memory["weights_bytes"] > 0) == (True, True)
-        assert (memory["encoder_cache"]["entries"], len(last(found, "entries")["largest"])) == (4, 4)
+        assert told is not None
+        assert (memory["encoder_cache"]["entries"], told[0]["total"], len(told[1])) == (4, 4, 4)
+        assert sum(size for _, size, _, _ in told[1]) == memory["encoder_cache"]["device_bytes"]
     assert samples[0]["moving"]["steps_begun"] == samples[1]["moving"]["steps_begun"]

@@ -655,7 +655,7 @@ class FakeEngine:
             "trim": lambda: worker.trim(**json.loads(payload)),
             "restore": worker.restore,
             "recorder_start": lambda: recorder.start(identity, json.loads(payload), worker.device(), now),
-            "recorder_stop": lambda: recorder.stop(now),
+            "recorder_stop": lambda: recorder.stop(now, **json.loads(payload)),
         }
         if op == "snapshot":
             body = {"ok": False, "error": {"code": "unavailable", "message": NO_SNAPSHOT}}

@@ -1,4 +1,4 @@
-"""The flight recorders of a fake engine's workers: real rings, in which a sample stands when a test says so."""
+"""The recorders of a fake engine's workers: real files, in which something stands when a test says so."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.fakes.ring import BOOT_ID, HEADER_BYTES, MONO, SLOT_BYTES, WALL, FakeWriter
+from tests.fakes.ring import BOOT_ID, MONO, WALL, FakeWriter, dump, file_bytes
 
 _STARTED = 123456
 _MEMORY = (
@@ -51,7 +51,7 @@ class FakeRecorder:
         refuses: Why it does not start.
         step_since: When the current step began; None outside of one. In Unix seconds, as `last_step_at`.
         stack: Where the main thread is.
-        torch: Whether it may ask PyTorch's allocator.
+        torch: Whether it knows what PyTorch's allocator says.
     """
 
     works: bool = True
@@ -63,14 +63,15 @@ class FakeRecorder:
     torch: bool = True
     options: dict[str, Any] | None = None
     writer: FakeWriter | None = field(default=None, repr=False)
-    entries_due: float = -math.inf
+    sampled: object = None
+    calls: int = 0
 
     def start(
         self, head: dict[str, Any], payload: dict[str, Any], device: dict[str, Any], now: float
     ) -> dict[str, Any]:
         """The body of the answer to `recorder_start`."""
         options = {"rate": 10.0, "seconds": 120.0} | payload
-        already = self.writer is not None and self.options == options and self.writer.path.exists()
+        already = self.writer is not None and self.writer.path.exists()
         if not already:
             self.stop(now)
             folder = Path(options["directory"])
@@ -85,18 +86,30 @@ class FakeRecorder:
                 rate=float(options["rate"]),
                 seconds=float(options["seconds"]),
             )
-            self.options = options
+            self.options, self.sampled = options, None
         assert self.writer is not None
-        size = HEADER_BYTES + self.writer.slots * SLOT_BYTES
-        told = {"path": str(self.writer.path), "bytes": size, "slots": self.writer.slots, "already": already}
-        return told | {"notes": [], "elapsed_ms": 1.4}
+        assert self.options is not None
+        running = self.options["instance"]
+        return {
+            "path": str(self.writer.path),
+            "instance": running,
+            "bytes": file_bytes(self.writer.slots),
+            "slots": self.writer.slots,
+            "already": already,
+            "other": running != options["instance"],
+            "notes": [],
+            "elapsed_ms": 1.4,
+        }
 
-    def stop(self, now: float) -> dict[str, Any]:
+    def stop(self, now: float, instance: str | None = None) -> dict[str, Any]:
         """The body of the answer to `recorder_stop`."""
-        if self.writer is None:
+        if self.writer is None or self.options is None:
             note = {"name": "stopped", "reason": "no recorder runs"}
             return {"stopped": False, "path": None, "notes": [note]}
-        self.writer.stopped(now - WALL)
+        if instance not in (None, self.options["instance"]):
+            note = {"name": "stopped", "reason": "the recorder that runs is somebody else's"}
+            return {"stopped": False, "path": str(self.writer.path), "notes": [note]}
+        self.writer.stopped(now - WALL, calls=self.calls)
         return {"stopped": True, "path": str(self.close()), "notes": []}
 
     def close(self) -> Path | None:
@@ -107,21 +120,27 @@ class FakeRecorder:
         return writer.path if writer is not None else None
 
     def record(self, memory: dict[str, Any], entries: dict[str, int], now: float) -> None:
-        """A sample of now, and once a second the largest entries."""
+        """A heartbeat of now; outside of a step a sample before it, where something has happened since the last one."""
         if self.writer is None or not self.works:
             return
         known = {name: memory[name] for name in _MEMORY}
         if not self.torch:
             known["torch"] = dict.fromkeys(known["torch"])
-        self.writer.sample(now - WALL, memory=known, moving=self._moving(now))
-        if now < self.entries_due:
-            return
-        self.entries_due = now + 1.0
-        largest = [
-            {"mm_hash": name, "bytes": size, "residency": "device", "age_seconds": 1.0}
-            for name, size in entries.items()
-        ]
-        self.writer.entries(now - WALL, total=len(largest), largest=largest[:10])
+        state = (self.steps, self.last_step_at, _ageless(known), sorted(entries))
+        if self.step_since is not None:
+            self.calls += 1
+        elif state != self.sampled:
+            self.calls, self.sampled = self.calls + 1, state
+            self.writer.sample(now - WALL, memory=known, moving=self._moving(now), calls=self.calls)
+            self.writer.table(now - WALL, [(name, size, now - WALL, False) for name, size in entries.items()])
+        text = None if self.stack is None else dump(*self.stack)
+        self.writer.heartbeat(
+            now - WALL,
+            moving=self._moving(now),
+            calls=self.calls,
+            rss_bytes=memory["host_memory"]["rss_bytes"],
+            dump=text,
+        )
 
     def _moving(self, now: float) -> dict[str, Any]:
         return {
@@ -129,7 +148,12 @@ class FakeRecorder:
             "steps_ended": self.steps,
             "step_seconds": None if self.step_since is None else now - self.step_since,
             "last_step_mono": None if self.last_step_at is None else MONO + self.last_step_at - WALL,
+            "output_seconds": None,
             "rpc": None,
             "rpc_seconds": None,
-            "stack": self.stack,
         }
+
+
+def _ageless(memory: dict[str, Any]) -> dict[str, Any]:
+    """What does not change by itself."""
+    return memory | {"encoder_cache": memory["encoder_cache"] | {"oldest_age_seconds": None}}

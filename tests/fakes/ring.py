@@ -1,4 +1,4 @@
-"""A worker that writes its flight recorder, by the letter of docs/recorder.md; it shares no code with who reads it."""
+"""A worker that writes its recorder file, by the letter of docs/recorder.md; it shares no code with who reads it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,19 @@ BOOT_ID = "6a1c9a0e-0f5c-4c52-9b06-5f3f1f3a2b11"
 MIB = 1024 * 1024
 HEADER_BYTES = 4096
 SLOT_BYTES = 2048
+HEARTBEAT_BYTES = 16 * 1024
+TABLE_BYTES = 64 * 1024
+STACK_BYTES = 8 * 1024
+RING_AT = HEADER_BYTES + 2 * HEARTBEAT_BYTES + 2 * TABLE_BYTES
 WALL = 1_763_660_000.0
 MONO = 4_000.0
+MAIN_THREAD = 0x7F0000001000
+BUDGET = {"gpu_memory_utilization": 0.9, "requested_bytes": 58_906_902_528, "init_free_bytes": 65_000_000_000}
+
+
+def file_bytes(slots: int) -> int:
+    """The size of a file with so many slots."""
+    return RING_AT + slots * SLOT_BYTES + STACK_BYTES
 
 
 def memory(**changes: Any) -> dict[str, Any]:
@@ -57,26 +69,36 @@ def memory(**changes: Any) -> dict[str, Any]:
 
 
 def moving(**changes: Any) -> dict[str, Any]:
-    """The ``moving`` of a sample, between two steps."""
+    """The ``moving`` of a sample or a heartbeat, between two steps."""
     return {
         "steps_begun": 12,
         "steps_ended": 12,
         "step_seconds": None,
         "last_step_mono": MONO - 0.1,
+        "output_seconds": None,
         "rpc": None,
         "rpc_seconds": None,
-        "stack": None,
     } | changes
 
 
+def dump(*lines: str, thread: int = MAIN_THREAD) -> str:
+    """A dump of one thread's stack, as ``faulthandler`` writes it; lines such as ``a.py:12 run``, innermost first."""
+    places = (line.split(":", 1) for line in lines)
+    frames = [
+        f'  File "/usr/lib/python3/{file}", line {rest.split(" ")[0]} in {rest.split(" ", 1)[1]}'
+        for file, rest in places
+    ]
+    return "\n".join([f"Thread 0x{thread:016x} (most recent call first):", *frames]) + "\n"
+
+
 class FakeWriter:
-    """One ring, made as the contract says and written record by record.
+    """One file, made as the contract says and written record by record.
 
     Args:
         folder: The recorder's directory.
         instance: The engine's life.
         pid: The writer's process.
-        slots: How many records the ring holds.
+        slots: How many samples the ring holds.
         identity: What its identity says beside or instead of the usual.
     """
 
@@ -85,7 +107,7 @@ class FakeWriter:
     ) -> None:
         self.path = folder / f"highwater-{instance}-{pid}.ring"
         self.slots = slots
-        self.sequence = 0
+        self.sequence = self.heartbeats = self.tables = 0
         self.identity = {
             "instance": instance,
             "rank": 0,
@@ -98,11 +120,7 @@ class FakeWriter:
             "pid_started": 123456,
             "boot_id": BOOT_ID,
             "device": {"type": "npu", "index": 0, "name": "Ascend910B3"},
-            "budget": {
-                "gpu_memory_utilization": 0.9,
-                "requested_bytes": 58_906_902_528,
-                "init_free_bytes": 65_000_000_000,
-            },
+            "main_thread": MAIN_THREAD,
             "started_at": WALL - 60,
             "rate": 10.0,
             "seconds": 120.0,
@@ -110,7 +128,7 @@ class FakeWriter:
         } | identity
         hidden = folder / f".{self.path.name}.tmp"
         self._file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        os.posix_fallocate(self._file, 0, HEADER_BYTES + slots * SLOT_BYTES)
+        os.posix_fallocate(self._file, 0, file_bytes(slots))
         os.pwrite(self._file, header(json.dumps(self.identity).encode("ascii"), slots=slots), 0)
         hidden.rename(self.path)
 
@@ -118,8 +136,10 @@ class FakeWriter:
         """What its death does."""
         os.close(self._file)
 
+    # --- samples ---
+
     def append(self, body: dict[str, Any] | bytes) -> None:
-        """The next record."""
+        """The next record of the ring."""
         self.sequence += 1
         os.pwrite(self._file, slot(self.sequence, body), self.offset(self.sequence))
 
@@ -136,37 +156,90 @@ class FakeWriter:
 
     def offset(self, sequence: int) -> int:
         """Where a record stands."""
-        return HEADER_BYTES + (sequence - 1) % self.slots * SLOT_BYTES
+        return RING_AT + (sequence - 1) % self.slots * SLOT_BYTES
 
     def sample(self, seconds: float = 0.0, **changes: Any) -> None:
         """A sample, so many seconds after the beginning of time in tests."""
-        body = {"kind": "sample", "at": WALL + seconds, "mono": MONO + seconds, "memory": memory(), "moving": moving()}
+        body = {"kind": "sample", **moment(seconds), "calls": 24, "memory": memory(), "moving": moving()}
         self.append(body | {"cost_ms": 0.2} | changes)
 
-    def entries(self, seconds: float = 0.0, count: int = 10, **changes: Any) -> None:
-        """The largest entries."""
-        largest = [
-            {"mm_hash": f"{number:064x}", "bytes": 12 * MIB - number, "residency": "device", "age_seconds": 12.0}
-            for number in range(count)
-        ]
-        body = {"kind": "entries", "at": WALL + seconds, "mono": MONO + seconds, "total": 412, "largest": largest}
-        self.append(body | changes)
+    # --- beside them ---
 
-    def stopped(self, seconds: float = 0.0) -> None:
-        """The last record of a writer that ends in order."""
-        self.append({"kind": "stopped", "at": WALL + seconds, "mono": MONO + seconds})
+    def heartbeat(self, seconds: float = 0.0, **changes: Any) -> None:
+        """A heartbeat of one that has done nothing since its last sample."""
+        body = {
+            "kind": "heartbeat",
+            **moment(seconds),
+            "calls": 24,
+            "moving": moving(),
+            "rss_bytes": None,
+            "dump": None,
+        }
+        self.append_heartbeat(body | changes)
+
+    def append_heartbeat(self, body: dict[str, Any] | bytes) -> None:
+        """The next heartbeat."""
+        self.heartbeats += 1
+        os.pwrite(self._file, frame(self.heartbeats, _content(body), HEARTBEAT_BYTES), self.heartbeat_at())
+
+    def heartbeat_at(self) -> int:
+        """Where the last heartbeat stands."""
+        return HEADER_BYTES + (self.heartbeats - 1) % 2 * HEARTBEAT_BYTES
+
+    def stopped(self, seconds: float = 0.0, **changes: Any) -> None:
+        """The last heartbeat of a writer that ends in order."""
+        self.heartbeat(seconds, kind="stopped", **changes)
+
+    def table(self, seconds: float = 0.0, rows: Sequence[tuple[str, int, float, bool]] = (), **changes: Any) -> None:
+        """An entry table of rows (mm_hash, bytes, first seen so many seconds after the beginning, on the host)."""
+        head = {"kind": "entries", **moment(seconds), "total": len(rows), "budget": BUDGET} | changes
+        packed = (
+            struct.pack("<64sQdB7x", name.encode("ascii")[:64], size, MONO + seen, is_on_host)
+            for name, size, seen, is_on_host in rows
+        )
+        text = json.dumps(head).encode("ascii")
+        self.append_table(struct.pack("<I", len(text)) + text + b"".join(packed))
+
+    def append_table(self, body: bytes) -> None:
+        """The next entry table."""
+        self.tables += 1
+        os.pwrite(self._file, frame(self.tables, body, TABLE_BYTES), self.table_at())
+
+    def table_at(self) -> int:
+        """Where the last entry table stands."""
+        return HEADER_BYTES + 2 * HEARTBEAT_BYTES + (self.tables - 1) % 2 * TABLE_BYTES
+
+    def watchdog(self, seconds: float = 0.0, text: str = "", *, after: float = 3.0) -> None:
+        """The stacks that the watchdog wrote, last moved on at a moment; without text it was moved on only."""
+        at = RING_AT + self.slots * SLOT_BYTES
+        content = f"Timeout (0:00:03)!\n{text}".encode("ascii") if text else bytes(16)
+        os.pwrite(self._file, struct.pack("<dd", MONO + seconds, after) + content, at)
 
 
-def header(identity: bytes, *, slots: int, version: int = 1, header_bytes: int = HEADER_BYTES) -> bytes:
+def moment(seconds: float) -> dict[str, float]:
+    """Both clocks, so many seconds after the beginning of time in tests."""
+    return {"at": WALL + seconds, "mono": MONO + seconds}
+
+
+def header(identity: bytes, *, slots: int, version: int = 2, header_bytes: int = HEADER_BYTES) -> bytes:
     """The beginning of a file."""
-    start = b"HIGHWATR" + struct.pack("<HHIII", version, header_bytes, SLOT_BYTES, slots, len(identity))
+    sizes = (SLOT_BYTES, slots, HEARTBEAT_BYTES, TABLE_BYTES, STACK_BYTES, len(identity))
+    start = b"HIGHWATR" + struct.pack("<HHIIIIII", version, header_bytes, *sizes)
     return start + struct.pack("<I", zlib.crc32(start + identity)) + identity
 
 
 def slot(sequence: int, body: dict[str, Any] | bytes) -> bytes:
-    """One record, without what is left of its slot."""
-    content = body if isinstance(body, bytes) else json.dumps(body).encode("ascii")
-    if len(content) > SLOT_BYTES - 16:
-        raise ValueError(f"{len(content)} bytes do not fit into a slot")
+    """One record of the ring, without what is left of its slot."""
+    return frame(sequence, _content(body), SLOT_BYTES)
+
+
+def frame(sequence: int, content: bytes, size: int) -> bytes:
+    """Any record, without what is left of its area."""
+    if len(content) > size - 16:
+        raise ValueError(f"{len(content)} bytes do not fit into {size}")
     start = struct.pack("<QI", sequence, len(content))
     return start + struct.pack("<I", zlib.crc32(start + content)) + content
+
+
+def _content(body: dict[str, Any] | bytes) -> bytes:
+    return body if isinstance(body, bytes) else json.dumps(body).encode("ascii")

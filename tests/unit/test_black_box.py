@@ -258,16 +258,18 @@ async def test_a_count_that_starts_anew_in_a_new_process_is_none(either):
 
 
 async def test_a_reading_without_the_count_forgets_nothing(boxed):
-    """With sleep mode a recorder's samples lack it: what rose in between is seen."""
+    """A recorder's samples may lack it: what rose in between is seen."""
     one = boxed()
     for worker in one.fake.workers:
         worker.recorder.torch = False
     await one.come_up()
     one.fake.running, one.fake.hang = 1, asyncio.Event()
-    one.fake.begin_step()
     for _ in range(8):
+        one.fake.end_step()
         report = await one.tick()
     assert report.ranks[0].torch.ooms is None
+    one.fake.hang.set()
+    await asyncio.wait({one.core.engine._outstanding})
     one.fake.workers[0].ooms, one.fake.running, one.fake.hang = 1, 0, None
     one.fake.end_step()
     await one.tick()
@@ -331,12 +333,15 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
     await one.come_up()
     one.fake.serve_images()
     one.fake.running, one.fake.kv_usage = 3, 0.5
+    for _ in range(25):
+        one.clock.advance(0.1)
+        one.fake.end_step()
+        one.fake.record()
+    one.clock.advance(-2.0)
     one.fake.begin_step()
+    one.clock.advance(2.0)
     for worker in one.fake.workers:
         worker.recorder.stack = ["attention.py:7 forward", "model.py:3 run"]
-    for _ in range(20):
-        one.clock.advance(0.1)
-        one.fake.record()
     await one.tick(1.0)
     one.fake.kill(one.fake.workers[1])
     one.fake.workers[1].recorder.works = False
@@ -351,7 +356,7 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
     assert (first.step_seconds, second.step_seconds) == (pytest.approx(5.5), pytest.approx(3.0))
     assert first.doing == "in a step for 5.5 s"
     assert (first.reading.used_bytes, first.reading.source) == (USED_AFTER, "recorder")
-    assert (len(first.entries), first.entries[0].bytes) == (10, IMAGE_BYTES)
+    assert (len(first.entries), first.entries[0].bytes) == (20, IMAGE_BYTES)
     assert [point.used_bytes for point in first.series][::2][:2] == [USED_READY, USED_AFTER]
     assert len(first.series) > 20
     assert first.series[-1].at == pytest.approx(one.clock.now)
@@ -360,6 +365,21 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
     assert incident.growth.since_ready_bytes == IMAGES * IMAGE_BYTES, "of the rank that still lived"
     assert any(finding.name == "lost_ranks" for finding in incident.findings)
     assert incident.policy["mode"] == "act"
+
+
+async def test_of_an_idle_engine_the_readings_since_its_last_sample_are_there_too(one):
+    """A recorder samples what happens; nothing did."""
+    await one.come_up()
+    for _ in range(5):
+        await one.tick(1.0)
+    one.fake.down = True
+    await one.tick(1.0)
+    incident = await one.only()
+    for rank in incident.ranks:
+        times = [point.at for point in rank.series]
+        assert times == sorted(times)
+        assert len(times) >= 5
+        assert times[-1] == pytest.approx(one.clock.now - 1.0, abs=0.2)
 
 
 async def test_a_rank_that_only_a_file_tells_of_is_there_too(boxed):
@@ -462,7 +482,7 @@ async def test_a_recorder_that_fell_behind_does_not_hide_what_a_worker_answered(
     for worker in one.fake.workers:
         worker.recorder.works = False
     one.fake.serve_images()
-    await one.tick(3.0)
+    await one.tick(4.0)
     one.fake.down = True
     await one.tick()
     incident = await one.only()

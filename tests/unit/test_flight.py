@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.flight import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAITS_MOST, missing_ranks
+from app.flight import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Flight, missing_ranks
 from app.poller import GROWTH_SECONDS
 from app.readings import Report
 from tests.fakes.engine import IMAGE_BYTES, RECORDER_RATE, RECORDER_SECONDS, USED_READY, Core, FakeWorker, core_on
@@ -142,6 +142,47 @@ async def test_a_restart_is_seen_through_files_too(core):
     assert [rank.pid for rank in reports[-1].ranks] == [4244, 4245]
     assert len(starts(core)) == 1
     assert reports[-1].growth.since_ready_bytes == 0
+
+
+async def test_a_second_sidecar_reads_the_first_ones_recorders(core, tmp_path):
+    """They go on under their name, on engines too whose workers do not answer; it starts none beside them."""
+    await aloft(core)
+    second = Flight(
+        core.engine, tmp_path / "recorder", rate=5.0, seconds=60.0, step_seconds_most=120.0, proc=core.fake.proc.path,
+        clock=core.clock, monotonic=core.flight._monotonic, sleep=core.flight._sleep,
+    )  # fmt: skip
+    await second.begin()
+    assert second.recorder.instance == core.flight.recorder.instance
+    assert len(await second.read()) == 2
+    assert (second.problem, second.must_begin()) == (None, False)
+    assert {worker.recorder.options["rate"] for worker in core.fake.workers} == {RECORDER_RATE}
+    assert len(rings(tmp_path)) == 2
+    second.close()
+    assert {record.status for record in await core.flight.read()} == {"alive"}
+
+
+async def test_where_two_sidecars_started_some_recorders_each_all_get_one_name(core, tmp_path):
+    """The one who finds the other's gives way."""
+    core.fake.workers[1].recorder.refuses = "OSError: no space left on device"
+    await aloft(core)
+    core.fake.workers[1].recorder.refuses = None
+    second = Flight(
+        core.engine, tmp_path / "recorder", rate=10.0, seconds=60.0, step_seconds_most=120.0, proc=core.fake.proc.path,
+        clock=core.clock, monotonic=core.flight._monotonic, sleep=core.flight._sleep,
+    )  # fmt: skip
+    await second.begin()
+    assert {worker.recorder.options["instance"] for worker in core.fake.workers} == {core.flight.recorder.instance}
+    second.close()
+
+
+async def test_recorders_that_write_elsewhere_are_told(core, tmp_path):
+    """Another sidecar's folder is not ours to choose: where it is is said."""
+    await aloft(core)
+    second = Flight(core.engine, tmp_path / "elsewhere", rate=10.0, seconds=60.0, step_seconds_most=120.0)
+    await second.begin()
+    assert second.problem is not None
+    assert f"write to {tmp_path / 'recorder'}, not {tmp_path / 'elsewhere'}" in second.problem
+    second.close()
 
 
 async def test_what_does_not_start_is_told_and_tried_again(core):
@@ -337,7 +378,7 @@ async def test_a_missing_rank_is_named_with_what_was_last_known(fly, how):
     core.fake.record()
     lost, seen_at = core.fake.workers[1], core.clock.now
     fall_silent(core, lost, how)
-    report = await spared(core, 3.0)
+    report = await spared(core, 4.0)
     (missing,) = report.ranks_missing
     assert (missing.dp_rank, missing.pp_rank, missing.tp_rank) == (1, 0, 0)
     assert (missing.rank, missing.host, missing.pid, missing.status) == (0, "node-a", lost.pid, how)
@@ -414,6 +455,7 @@ async def test_recorded_workers_of_an_idle_engine_are_read_all_the_same(core):
     assert core.fake.ops() == ["memory", "memory"]
     assert len(core.fake.asked("/is_paused")) == 2
     assert {(report.movement.verdict, report.age_seconds) for report in reports} == {("idle", 0.0)}
+    assert len(core.flight.last_minutes(core.flight.recorder.instance)[4242]) == 1
 
 
 async def test_a_rank_without_a_recorder_is_asked_each_time(core):
@@ -425,8 +467,8 @@ async def test_a_rank_without_a_recorder_is_asked_each_time(core):
     assert [heard(report) for report in reports] == [[(0, 0, "rpc"), (0, 1, "rpc")]] * 4
 
 
-async def test_a_recorder_that_may_not_ask_the_allocator_spares_nobody(core):
-    """With sleep mode its samples lack PyTorch's figures, and what is known must not come and go."""
+async def test_a_recorder_that_does_not_know_the_allocator_spares_nobody(core):
+    """What is known must not come and go."""
     for worker in core.fake.workers:
         worker.recorder.torch = False
     await aloft(core)
@@ -458,7 +500,7 @@ async def test_nobody_is_waited_for_long(fly):
     core.fake.workers[1].recorder.works = False
     asked_at = core.clock.now
     await core.poller.poll()
-    assert core.clock.now - asked_at == pytest.approx(WAITS_MOST / RECORDER_RATE)
+    assert core.clock.now - asked_at == pytest.approx(WAIT_SECONDS)
 
 
 async def test_nobody_is_waited_for_when_the_engine_is_gone(core):
@@ -474,15 +516,17 @@ async def test_nobody_is_waited_for_when_the_engine_is_gone(core):
 
 
 async def test_a_long_step_is_busy_and_nobody_is_asked(core):
-    """The call would hang; readings are as fresh as ever."""
+    """The call would hang. Memory is read between steps only: the report grows old, and says so."""
     await aloft(core)
     core.fake.running, core.fake.hang = 4, asyncio.Event()
     core.fake.begin_step()
     reports = [await spared(core, 2.0) for _ in range(30)]
     assert core.fake.ops() == []
     assert {report.movement.verdict for report in reports} == {"busy"}
-    assert {(report.engine.state, report.engine.hint, report.stale) for report in reports} == {("ready", None, False)}
-    assert {report.age_seconds for report in reports} == {0.0}
+    assert {(report.engine.state, report.engine.hint) for report in reports} == {("ready", None)}
+    assert [report.age_seconds for report in reports[:3]] == pytest.approx([1.9, 3.9, 5.9], abs=0.2)
+    assert {report.stale for report in reports if report.age_seconds > 10.1} == {True}
+    assert {report.stale for report in reports if report.age_seconds < 9.9} == {False}
     assert reports[-1].engine.requests_running == 4
 
 
@@ -546,7 +590,7 @@ async def test_a_step_that_begins_just_then_is_no_hang(core):
     await aloft(core)
     core.fake.hang = Step()
     report = await core.tick()
-    assert (report.engine.state, report.movement.verdict, report.age_seconds) == ("ready", "busy", 0.0)
+    assert (report.engine.state, report.movement.verdict, report.stale) == ("ready", "busy", False)
 
 
 async def test_a_hang_is_told_while_a_call_still_waits(fly):
@@ -674,6 +718,8 @@ async def test_what_was_recorded_last_outlives_the_engine(core):
 async def test_the_last_minutes_are_read_by_process(core, tmp_path):
     """All samples of a life, of a former one too; a file that is no good costs only itself."""
     await aloft(core)
+    core.fake.end_step()
+    await spared(core)
     instance = core.flight.recorder.instance
     core.fake.down = True
     await spared(core)
@@ -689,15 +735,12 @@ async def test_the_last_minutes_are_read_by_process(core, tmp_path):
 
 async def test_long_minutes_are_thinned(core):
     """The last ones whole, what was before them coarser, oldest first."""
-    await spared(core)
     core.flight._rate = 100.0
-    core.fake.down = True
-    await spared(core)
-    core.fake.down = False
     await spared(core)
     first = core.clock.now
     for _ in range(800):
         core.clock.advance(0.01)
+        core.fake.end_step()
         core.fake.record()
     samples = core.flight.last_minutes(core.flight.recorder.instance)[4242]
     assert samples[-1].at == pytest.approx(core.clock.now)

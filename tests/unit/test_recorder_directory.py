@@ -1,4 +1,4 @@
-"""The folder of flight recorders: who is who, who still writes, and what of former lives may go."""
+"""The folder of recorder files: who is who, who still writes, and what of former lives may go."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from app.attribution import account
 from app.history import _pack
 from app.readings import EngineStatus, Report
 from app.sources import recorder as module
-from app.sources.recorder import FILES_MOST, LargestEntry, Recorder, Sample
+from app.sources.recorder import FILES_MOST, RankEntry, Recorder, Sample
 from app.sources.ring import RingUnusable
-from tests.fakes.ring import BOOT_ID, INSTANCE, MONO, WALL, FakeWriter, memory, moving, slot
+from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving, slot
 
 OTHER = "f" * 16
 
@@ -96,6 +96,7 @@ def test_the_newest_sample_is_what_the_worker_would_answer(recorder, writers):
     writer = writers(rank=1, tp_rank=1)
     writer.sample(-0.1, memory=memory(used_bytes=1))
     writer.sample(0.0)
+    writer.table()
     record = only(recorder)
     newest = record.newest
     assert newest is not None
@@ -130,15 +131,18 @@ def test_every_new_sample_is_told_once(recorder, writers, machine):
     assert (only(recorder).records, only(recorder).newest.used_bytes) == ((), 2)
 
 
-def test_steps_calls_and_stacks_are_told_as_of_the_sample(recorder, writers):
+def test_steps_calls_and_stacks_are_told_as_of_the_last_word(recorder, writers):
     """Times of the worker's clock as ages."""
     long = moving(
-        steps_begun=13, step_seconds=1.5, last_step_mono=MONO - 1.5, rpc="trim", rpc_seconds=0.5, stack=["a.py:1 run"]
+        steps_begun=13, step_seconds=1.5, last_step_mono=MONO - 1.5, output_seconds=0.9, rpc="trim", rpc_seconds=0.5
     )
-    writers().sample(moving=long)
+    writer = writers()
+    writer.sample(-2.0)
+    writer.heartbeat(moving=long, dump=dump("a.py:1 run", "b.py:22 <lambda>") + "\n" + dump("c.py:3 wait", thread=5))
     told = only(recorder).moving
     assert (told.steps_begun, told.steps_ended, told.step_seconds, told.last_step_age_seconds) == (13, 12, 1.5, 1.5)
-    assert (told.rpc, told.rpc_seconds, told.stack) == ("trim", 0.5, ("a.py:1 run",))
+    assert (told.output_seconds, told.rpc, told.rpc_seconds) == (0.9, "trim", 0.5)
+    assert told.stack == ("a.py:1 run", "b.py:22 <lambda>")
 
 
 def test_a_step_that_began_while_the_sample_was_taken_is_of_now(recorder, writers):
@@ -147,17 +151,120 @@ def test_a_step_that_began_while_the_sample_was_taken_is_of_now(recorder, writer
     assert only(recorder).moving.last_step_age_seconds == 0.0
 
 
-def test_the_largest_entries_stay_until_the_next(recorder, writers):
-    """They come once a second only."""
+def test_a_sample_that_is_newer_than_the_heartbeat_tells(recorder, writers):
+    """Both are read at once, and either may have come last."""
     writer = writers()
-    writer.entries(count=2)
+    writer.heartbeat(0.0, moving=moving(step_seconds=0.1))
+    writer.sample(0.05)
+    assert only(recorder).moving.step_seconds is None
+
+
+def test_all_entries_are_told_until_the_next_table(recorder, writers):
+    """Largest first, with their ages as of the worker's last word."""
+    writer = writers()
+    writer.table(0.0, [("a", 100, -5.0, False), ("b", 300, -4.0, True), ("c", 300, -3.0, False)], total=3)
     writer.sample(0.1)
     only(recorder)
-    writer.sample(0.2)
+    writer.heartbeat(1.0)
     record = only(recorder)
-    assert record.entries_total == 412
-    assert record.entries[0] == LargestEntry("0" * 64, 12_582_912, "device", 12.0)
-    assert len(record.entries) == 2
+    assert record.entries_total == 3
+    assert record.entries == (
+        RankEntry("b", 300, "host", 5.0),
+        RankEntry("c", 300, "device", 4.0),
+        RankEntry("a", 100, "device", 6.0),
+    )
+
+
+# --- how old it is ---
+
+
+def test_an_idle_workers_sample_is_as_fresh_as_its_heartbeat(recorder, writers, machine):
+    """Nothing has begun since; others on the card may have."""
+    writer = writers()
+    writer.sample(0.0)
+    for second in range(1, 100, 9):
+        machine.seconds = second
+        writer.heartbeat(second, rss_bytes=5_000 + second)
+        record = only(recorder)
+        assert (record.newest.taken_at, record.status) == (WALL + second, "alive")
+        assert record.newest.host_memory.rss_bytes == 5_000 + second
+        assert record.newest.encoder_cache.oldest_age_seconds == pytest.approx(63.2 + second)
+        (note,) = record.newest.notes
+        assert (note.name, f"as of {WALL:.1f}" in note.reason) == ("used_bytes", True)
+    assert record.records == (), "and the history has it once"
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("another call has begun", {"calls": 25}),
+        ("a step is under way", {"moving": moving(step_seconds=0.5)}),
+        ("an output is waited for", {"moving": moving(output_seconds=0.5)}),
+        ("an operation runs", {"moving": moving(rpc="trim", rpc_seconds=0.1)}),
+        ("the writer does not tell", {"calls": None}),
+        ("the writer does not see steps", {"moving": moving(steps_begun=None)}),
+    ],
+)
+def test_a_worker_that_is_not_idle_makes_its_sample_no_younger(recorder, writers, machine, what, change):
+    """Whatever it is that happens."""
+    writer = writers()
+    writer.sample(0.0)
+    machine.seconds = 1
+    writer.heartbeat(1.0, **change)
+    newest = only(recorder).newest
+    assert (newest.taken_at, newest.notes) == (WALL, ()), what
+
+
+def test_an_idle_worker_that_is_frozen_grows_old(recorder, writers, machine):
+    """The last heartbeat's time is as far as it goes."""
+    writer = writers()
+    writer.sample(0.0)
+    writer.heartbeat(1.0)
+    machine.seconds = 30
+    record = only(recorder)
+    assert (record.newest.taken_at, record.status, record.age_seconds) == (WALL + 1, "silent", 29)
+
+
+def test_a_cpu_workers_memory_is_its_own(recorder, writers):
+    """There is no card that others could use beside it."""
+    writer = writers(device={"type": "cpu", "index": None, "name": "Xeon"})
+    writer.sample(0.0)
+    writer.heartbeat(1.0)
+    newest = only(recorder).newest
+    assert (newest.taken_at, newest.notes) == (WALL + 1, ())
+
+
+# --- stacks of who cannot write ---
+
+
+def test_a_hang_that_holds_pythons_lock_shows_where_it_is(recorder, writers, machine):
+    """The heartbeat has stopped, and the watchdog has written all stacks: the main thread's is told."""
+    writer = writers()
+    writer.sample(0.0)
+    writer.heartbeat(1.0)
+    writer.watchdog(1.0, dump("wait.py:1 wait", thread=5) + "\n" + dump("hang.py:7 hold", "model.py:3 run"))
+    machine.seconds = 6
+    record = only(recorder)
+    assert (record.status, record.moving.stack) == ("silent", ("hang.py:7 hold", "model.py:3 run"))
+    assert record.moving.steps_begun == 12
+
+
+def test_stacks_of_a_hang_that_is_over_are_not_told(recorder, writers, machine):
+    """A heartbeat has come since they were written."""
+    writer = writers()
+    writer.sample(0.0)
+    writer.watchdog(1.0, dump("hang.py:7 hold"))
+    writer.heartbeat(5.0)
+    machine.seconds = 5
+    assert only(recorder).moving.stack == ()
+
+
+def test_a_dead_workers_stacks_can_still_be_read(recorder, writers, machine):
+    """Killed in the middle of a hang, before its first heartbeat."""
+    writer = writers()
+    writer.watchdog(0.0, dump("hang.py:7 hold", thread=MAIN_THREAD))
+    machine.seconds = 60
+    assert only(recorder).moving.stack == ("hang.py:7 hold",)
 
 
 def test_ranks_come_in_their_order(recorder, writers):
@@ -179,7 +286,7 @@ def test_before_its_first_record_a_rank_is_there_and_says_nothing(recorder, writ
     writers(started_at=WALL)
     record = only(recorder)
     assert (record.newest, record.moving, record.status, record.age_seconds) == (None, None, "alive", 0.0)
-    machine.seconds = 3
+    machine.seconds = 4
     assert only(recorder).status == "silent"
 
 
@@ -218,29 +325,27 @@ def test_infinite_numbers_are_none(recorder, writers):
 def test_text_is_made_fit_for_terminals(recorder, writers):
     """Control characters and halves of characters are possible in JSON."""
     writer = writers()
-    writer.sample(
-        moving=moving(step_seconds=2.0, rpc="\x1b[2J", stack=["a\nb", 5, "\ud800" + "x" * 500] + ["more"] * 20)
-    )
-    writer.entries(largest=[{"mm_hash": "\x00a", "bytes": True, "residency": 5, "age_seconds": -1}, 7, {"mm_hash": 5}])
+    lines = ['  File "\x1b.py", line 5 in \ud800' + "x" * 500, "odd", *['  File "a.py", line 1 in more'] * 20]
+    writer.heartbeat(moving=moving(step_seconds=2.0, rpc="\x1b[2J"), dump="\n".join(lines))
     record = only(recorder)
     assert record.moving.rpc == "?[2J"
-    assert record.moving.stack[:2] == ("a?b", "?" + "x" * 199)
-    assert len(record.moving.stack) == 7
-    assert record.entries == (LargestEntry("?a", None, None, None),)
+    assert record.moving.stack[:2] == ("?.py:5 ?" + "x" * 192, "a.py:1 more")
+    assert len(record.moving.stack) == 8
 
 
 # --- whether it writes ---
 
 
-@pytest.mark.parametrize(("rate", "limit"), [(10.0, 2.0), (100.0, 2.0), (1.0, 5.0)])
-def test_a_rank_is_silent_after_two_seconds_or_five_samples(recorder, writers, machine, rate, limit):
-    """Whichever is longer."""
-    writers(rate=rate).sample()
+def test_a_rank_is_silent_after_three_heartbeats_of_an_idle_one(recorder, writers, machine):
+    """However seldom it samples."""
+    writer = writers(rate=1.0)
+    writer.sample(-100)
+    writer.heartbeat()
     assert only(recorder).status == "alive"
-    machine.seconds = limit
+    machine.seconds = 3.0
     assert only(recorder).status == "alive"
-    machine.seconds = limit + 0.01
-    assert (only(recorder).status, only(recorder).age_seconds) == ("silent", pytest.approx(limit + 0.01))
+    machine.seconds = 3.01
+    assert (only(recorder).status, only(recorder).age_seconds) == ("silent", pytest.approx(3.01))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +357,7 @@ def test_the_kernel_tells_why_a_rank_is_silent(recorder, writers, machine, state
     machine.process(state=state)
     writers().sample()
     assert only(recorder).status == "alive"
-    machine.seconds = 3
+    machine.seconds = 4
     assert only(recorder).status == status
 
 
@@ -261,7 +366,7 @@ def test_a_process_that_is_gone_is_dead(recorder, writers, machine):
     machine.process()
     writers().sample()
     only(recorder)
-    machine.seconds = 3
+    machine.seconds = 4
     machine.end()
     assert only(recorder).status == "dead"
     machine.process(started=999)
@@ -288,7 +393,7 @@ def test_a_process_that_was_never_seen_here_is_only_silent(recorder, writers, ma
         machine.process(started=started)
     writers(**identity).sample()
     only(recorder)
-    machine.seconds = 3
+    machine.seconds = 4
     if started is not None:
         machine.end()
     assert only(recorder).status == "silent"
@@ -319,11 +424,11 @@ def test_a_stepped_wall_clock_neither_kills_nor_revives(recorder, writers, machi
     machine.step = step
     machine.seconds = 1.5
     assert only(recorder).status == "alive"
-    machine.seconds = 4
+    machine.seconds = 5
     assert only(recorder).status == "silent"
     machine.step = 0
     assert only(recorder).status == "silent"
-    writer.sample(4)
+    writer.sample(5)
     assert only(recorder).status == "alive"
 
 
@@ -336,7 +441,7 @@ def test_another_machines_wall_clock_may_be_wrong(recorder, writers, machine, sk
         writer.sample(second, at=WALL + second + skew, mono=7.0 + second)
         record = only(recorder)
     assert record.status == "alive"
-    machine.seconds = 5
+    machine.seconds = 6
     assert only(recorder).status == "silent"
 
 
@@ -403,7 +508,7 @@ def test_a_file_that_is_cut_while_it_is_read_stays_in_view(recorder, writers, ma
     os.truncate(writer.path, 5000)
     assert only(recorder).newest is not None
     assert recorder.problems == (f"{writer.path.name}: truncated: it was cut while it was read",)
-    machine.seconds = 3
+    machine.seconds = 4
     assert only(recorder).status == "silent"
 
 
@@ -454,7 +559,7 @@ def test_of_two_that_claim_one_rank_the_younger_living_one_counts(recorder, writ
     young.sample()
     assert only(recorder).identity.pid == 11
     assert recorder.problems == ("rank 0 (pid 10 on node-a) is also written by pid 11, which counts",)
-    machine.seconds = 3
+    machine.seconds = 4
     old.sample(3)
     assert only(recorder).identity.pid == 10
 
@@ -508,14 +613,14 @@ def test_other_lives_can_be_listed(recorder, writers, machine, folder):
     writers(instance=OTHER, pid=7).sample(-100)
     ended = writers(instance=OTHER, pid=8)
     ended.stopped(-50)
-    (folder / f"highwater-{OTHER}-9.ring").write_bytes(b"HIGHWATR\2\0".ljust(100, b"\0"))
+    (folder / f"highwater-{OTHER}-9.ring").write_bytes(b"HIGHWATR\1\0".ljust(100, b"\0"))
     found = recorder.others()
     assert [(other.path.name, other.instance) for other in found] == [
         (f"highwater-{OTHER}-{pid}.ring", OTHER) for pid in (7, 8, 9)
     ]
     assert [(other.age_seconds, other.status) for other in found] == [(100, "silent"), (50, "ended"), (None, None)]
     assert found[0].identity.name == "rank 0 (pid 7 on node-a)"
-    assert found[2].problem == "version 2 unknown"
+    assert found[2].problem == "version 1 unknown"
 
 
 def test_of_another_life_the_last_record_is_sought_in_the_whole_file(recorder, writers):
@@ -555,7 +660,7 @@ def test_the_last_samples_of_a_life_can_be_had(recorder, writers):
     writer = writers(instance=OTHER)
     for second in range(3):
         writer.sample(second, memory=memory(used_bytes=second))
-    writer.entries(3)
+    writer.append({"kind": "of a later version", "at": WALL, "mono": MONO})
     writer.sample(4, at=None)
     writer.stopped(5)
     identity, samples = recorder.last_samples(writer.path)
@@ -581,11 +686,11 @@ def test_only_silent_rings_of_other_lives_are_removed(recorder, writers, machine
         os.utime(writer.path, (WALL + second, WALL + second))
         names[pid] = writer.path.name
     future = folder / f"highwater-{OTHER}-6.ring"
-    future.write_bytes(b"HIGHWATR\2\0".ljust(5000, b"\0"))
+    future.write_bytes(b"HIGHWATR\1\0".ljust(5000, b"\0"))
     os.utime(future, (WALL, WALL))
     result = recorder.remove_stale({"a" * 16}, 600)
     assert result.removed == (names[5],)
-    assert result.problems == (f"{future.name} was left alone: version 2 unknown",)
+    assert result.problems == (f"{future.name} was left alone: version 1 unknown",)
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         [*(names[pid] for pid in (1, 2, 3, 4)), future.name]
     )
@@ -628,7 +733,7 @@ def test_what_was_never_finished_is_removed(recorder, machine, folder):
     ("content", "is_removed"),
     [
         (b"HIGHWATR", True),
-        (b"HIGHWATR\1\0".ljust(5000, b"\xff"), True),
+        (b"HIGHWATR\2\0".ljust(5000, b"\xff"), True),
         (b"", False),
         (b"HIGHWATE".ljust(5000, b"\0"), False),
         (b"precious".ljust(5000, b"\0"), False),
@@ -717,12 +822,9 @@ samples = st.fixed_dictionaries(
     {"kind": st.just("sample"), "at": st.just(WALL), "mono": st.just(MONO)},
     optional={"memory": memories | anything, "moving": bodies([*moving()]) | anything},
 )
-lists = st.fixed_dictionaries(
-    {"kind": st.just("entries"), "at": st.just(WALL), "mono": st.just(MONO)},
-    optional={
-        "largest": st.lists(bodies(["mm_hash", "bytes", "residency"]) | anything, max_size=12),
-        "total": anything,
-    },
+beats = st.fixed_dictionaries(
+    {"kind": st.just("heartbeat"), "at": st.just(WALL), "mono": st.just(MONO)},
+    optional={"moving": bodies([*moving()]) | anything, "calls": anything, "rss_bytes": anything, "dump": anything},
 )
 
 
@@ -731,14 +833,19 @@ def machine_of_fuzz(tmp_path_factory):
     return Machine(tmp_path_factory.mktemp("machine"))
 
 
-@given(written=st.lists(samples | lists | bodies(["kind", "at", "mono"]), min_size=1, max_size=4))
-def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written):
+@given(
+    written=st.lists(samples | beats | bodies(["kind", "at", "mono"]), min_size=1, max_size=4),
+    beat=beats | bodies(["at"]),
+)
+def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, beat):
     """And what comes of it can be accounted for, kept in the history and written as JSON."""
     machine, folder = machine_of_fuzz, tmp_path_factory.mktemp("fuzz")
     writer = FakeWriter(folder, slots=4)
     for body in written:
         content = json.dumps(body).encode()
         writer.append(content if len(content) < 2000 else b"{}")
+    content = json.dumps(beat).encode()
+    writer.append_heartbeat(content if len(content) < 16_000 else b"{}")
     writer.close()
     recorder = Recorder(folder, INSTANCE, clock=machine.clock, monotonic=machine.monotonic, proc=machine.proc)
     record = only(recorder)
@@ -751,5 +858,5 @@ def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written):
 
 def test_the_fake_writer_refuses_what_does_not_fit():
     """The contract has the writer shorten it."""
-    with pytest.raises(ValueError, match="do not fit into a slot"):
+    with pytest.raises(ValueError, match="do not fit into 2048"):
         slot(1, b"x" * 2033)

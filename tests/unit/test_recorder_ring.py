@@ -1,4 +1,4 @@
-"""One worker's flight recorder, as a reader meets it: new, lapped, torn, damaged, cut, and not a ring at all."""
+"""One worker's recorder file, as a reader meets it: new, lapped, torn, damaged, cut, and not a ring at all."""
 
 from __future__ import annotations
 
@@ -14,8 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.sources.ring import FILE_BYTES_MOST, Ring, RingUnusable, has_magic, is_within_bounds
-from tests.fakes.ring import HEADER_BYTES, INSTANCE, SLOT_BYTES, FakeWriter, header, slot
+from tests.fakes.ring import (
+    BUDGET,
+    HEARTBEAT_BYTES,
+    INSTANCE,
+    MONO,
+    RING_AT,
+    SLOT_BYTES,
+    STACK_BYTES,
+    TABLE_BYTES,
+    FakeWriter,
+    file_bytes,
+    header,
+    slot,
+)
 
+AREAS = f"heartbeats of {HEARTBEAT_BYTES}, tables of {TABLE_BYTES}, stacks of {STACK_BYTES}"
 IDENTITY = {"instance": INSTANCE, "pid": 4242, "device": {}, "started_at": 1.0, "rate": 10.0, "seconds": 120.0}
 
 
@@ -147,6 +161,125 @@ def test_all_that_there_is_can_be_had_at_once(writer, ring):
     assert numbers(ring.read())[-1] == 100
 
 
+# --- what stands beside the records ---
+
+
+def test_each_heartbeat_is_read_once(writer, ring):
+    """The newer of the two that are there."""
+    assert ring.heartbeat() is None
+    for number in range(1, 6):
+        writer.append_heartbeat({"n": number})
+        if number != 3:
+            assert ring.heartbeat() == {"n": number}
+            assert ring.heartbeat() is None
+
+
+def test_a_long_heartbeat_is_read_whole(writer, ring):
+    """It has a dump of stacks in it."""
+    writer.append_heartbeat({"n": 1, "dump": "x" * 12_000})
+    assert ring.heartbeat() == {"n": 1, "dump": "x" * 12_000}
+
+
+def damage_at(writer: FakeWriter, at: int) -> None:
+    with open(writer.path, "r+b") as file:
+        file.seek(at + 12)
+        file.write(b"\xff" * 8)
+
+
+def test_while_one_heartbeat_is_being_written_the_other_is_there(writer, ring):
+    """It is older, and it is whole."""
+    writer.append_heartbeat({"n": 1})
+    writer.append_heartbeat({"n": 2})
+    damage_at(writer, writer.heartbeat_at())
+    assert ring.heartbeat() == {"n": 1}
+    assert ring.heartbeat() is None
+    writer.append_heartbeat({"n": 3})
+    assert ring.heartbeat() == {"n": 3}
+
+
+def test_a_table_is_read_when_it_is_new(writer, ring, preads):
+    """What is in it is not read again while it stays."""
+    writer.table(1.0, [("a", 100, 0.5, False), ("b" * 99, 50, 0.75, True)], total=5000)
+    table = ring.table()
+    assert table is not None
+    assert (table.total, table.mono, table.budget.requested_bytes) == (5000, MONO + 1, BUDGET["requested_bytes"])
+    assert [(entry.mm_hash, entry.bytes, entry.residency, entry.seen_mono) for entry in table.entries()] == [
+        ("a", 100, "device", MONO + 0.5),
+        ("b" * 64, 50, "host", MONO + 0.75),
+    ]
+    preads.clear()
+    assert ring.table() is None
+    assert sum(preads) == 32
+
+
+def test_a_torn_table_is_never_seen(writer, ring):
+    """The one before it is, until it is whole."""
+    writer.table(1.0, [("a", 1, 0.0, False)])
+    writer.table(2.0, [("a", 1, 0.0, False), ("b", 1, 0.0, False)])
+    damage_at(writer, writer.table_at())
+    table = ring.table()
+    assert table is not None
+    assert len(table.entries()) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        struct.pack("<I", 2**32 - 1) + b"{}",
+        struct.pack("<I", 2) + b"[]",
+        struct.pack("<I", 2) + b"{}",
+        struct.pack("<I", 25) + b'{"mono": -1, "total": 100}'[:25],
+        struct.pack("<I", 23) + b'{"mono": 1, "total": 1}' + b"x" * 87,
+    ],
+)
+def test_a_table_that_is_none_is_passed_by(writer, ring, body):
+    """Its checksum is right: whoever wrote it meant it."""
+    writer.append_table(body)
+    assert ring.table() is None
+    assert ring.skipped == 1
+
+
+def test_rows_that_no_writer_would_write_are_left_out(writer, ring):
+    """Numbers beyond all measure; names are made fit for terminals."""
+    rows = [
+        (b"\x1b[2J", 1, 1.0, 0),
+        (b"a", 2**64 - 1, 1.0, 0),
+        (b"b", 1, float("nan"), 0),
+        (b"c", 1, -1.0, 0),
+        (b"d", 1, float("inf"), 0),
+    ]
+    text = b'{"mono": 1, "total": 5, "budget": {"requested_bytes": 9223372036854775808}}'
+    writer.append_table(struct.pack("<I", len(text)) + text + b"".join(struct.pack("<64sQdB7x", *row) for row in rows))
+    table = ring.table()
+    assert table is not None
+    assert [entry.mm_hash for entry in table.entries()] == ["?[2J"]
+    assert table.budget.requested_bytes is None
+
+
+def test_the_watchdogs_stacks_are_there_until_it_is_moved_on(writer, ring):
+    """A long one runs over the end of the file."""
+    assert ring.dump() is None
+    writer.watchdog(5.0, "x" * 100_000)
+    dump = ring.dump()
+    assert dump is not None
+    assert (dump.armed_mono, dump.seconds, len(dump.text)) == (MONO + 5, 3.0, 100_019)
+    writer.watchdog(6.0)
+    assert ring.dump() is None
+
+
+@given(body=st.binary(max_size=400), which=st.sampled_from(["heartbeat", "table"]))
+def test_what_stands_beside_may_be_anything(folder, body, which):
+    """With a checksum that fits."""
+    with closing(FakeWriter(folder, pid=77)) as writer:
+        writer.append_heartbeat(body) if which == "heartbeat" else writer.append_table(body)
+        with closing(Ring(writer.path)) as ring:
+            ring.heartbeat()
+            table = ring.table()
+            assert table is None or len(table.entries()) < 5
+    writer.path.unlink()
+
+
 # --- what is not whole ---
 
 
@@ -241,29 +374,42 @@ def test_a_hole_of_zeros_does_not_hide_what_follows(writer, ring):
 def test_a_file_that_is_no_ring_is_named(tmp_path):
     """Each by what is wrong with it."""
     good = header(json.dumps(IDENTITY).encode(), slots=4)
-    size = HEADER_BYTES + 4 * SLOT_BYTES
+    size = file_bytes(4)
     whole = good.ljust(size, b"\0")
     Ring(file_with(tmp_path, whole)).close()
     for content, word in (
         (b"", "truncated: 0 bytes"),
         (whole[:5], "truncated: 5 bytes"),
-        (whole[:27], "truncated: 27 bytes"),
+        (whole[:39], "truncated: 39 bytes"),
         (whole[:200], "truncated: 200 bytes, less than its header"),
         (whole[:-1], f"truncated: {size - 1} bytes of {size}"),
         (b"\0" * size, "foreign: it does not begin as a ring does"),
         (b"HIGHWATE" + whole[8:], "foreign: it does not begin as a ring does"),
-        (header(b"{}", slots=4, version=2).ljust(size, b"\0"), "version 2 unknown"),
-        (header(b"{}", slots=0).ljust(size, b"\0"), "corrupt header: 0 slots of 2048 bytes after 4096"),
-        (whole[:40] + b"?" + whole[41:], "corrupt identity: its checksum does not fit"),
+        (header(b"{}", slots=4, version=1).ljust(size, b"\0"), "version 1 unknown"),
+        (header(b"{}", slots=4, version=3)[:28], "version 3 unknown"),
+        (header(b"{}", slots=0).ljust(size, b"\0"), f"corrupt header: 0 slots of 2048 bytes after 4096, {AREAS}"),
+        (whole[:50] + b"?" + whole[51:], "corrupt identity: its checksum does not fit"),
         *(
             (
                 whole[:12] + struct.pack("<I", slot_bytes) + whole[16:],
-                f"corrupt header: 4 slots of {slot_bytes} bytes after 4096",
+                f"corrupt header: 4 slots of {slot_bytes} bytes after 4096, {AREAS}",
             )
             for slot_bytes in (0, 15, 255, 65537, 2**32 - 1)
         ),
-        (whole[:10] + b"\x1b\0" + whole[12:], f"corrupt identity: {len(json.dumps(IDENTITY))} bytes in a header of 27"),
-        (whole[:20] + b"\xff\xff" + whole[22:], "corrupt identity: 65535 bytes in a header of 4096"),
+        *(
+            (
+                whole[:at] + struct.pack("<I", area_bytes) + whole[at + 4 :],
+                f"corrupt header: 4 slots of 2048 bytes after 4096, {AREAS.replace(name, f'{word} of {area_bytes}')}",
+            )
+            for at, word, name in (
+                (20, "heartbeats", f"heartbeats of {HEARTBEAT_BYTES}"),
+                (24, "tables", f"tables of {TABLE_BYTES}"),
+                (28, "stacks", f"stacks of {STACK_BYTES}"),
+            )
+            for area_bytes in (0, 255, 2**32 - 1)
+        ),
+        (whole[:10] + b"\x27\0" + whole[12:], f"corrupt identity: {len(json.dumps(IDENTITY))} bytes in a header of 39"),
+        (whole[:32] + b"\xff\xff" + whole[34:], "corrupt identity: 65535 bytes in a header of 4096"),
     ):
         assert reason(file_with(tmp_path, content)) == word
     assert reason(file_with(tmp_path, whole, size=FILE_BYTES_MOST + 1)) == f"too large: {FILE_BYTES_MOST + 1} bytes"
@@ -283,7 +429,7 @@ def test_a_file_that_is_no_ring_is_named(tmp_path):
         ({"device": None}, "device: "),
         ({"device": {"index": -1}}, "a number that nothing has"),
         ({"device": {"name": "A\x1b[2J"}}, "device: characters that no name has"),
-        ({"budget": {"requested_bytes": 2**63}}, "a number that nothing has"),
+        ({"main_thread": -1}, "main_thread: "),
         ({"rate": 0}, "rate: "),
         ({"rate": 1e999}, "it is no JSON object"),
         ({"started_at": None}, "started_at: "),
@@ -291,14 +437,14 @@ def test_a_file_that_is_no_ring_is_named(tmp_path):
 )
 def test_an_identity_that_nobody_has_is_corrupt(tmp_path, change, word):
     """What comes of it goes into logs, sums and sentences."""
-    content = header(json.dumps(IDENTITY | change).encode(), slots=4).ljust(HEADER_BYTES + 4 * SLOT_BYTES, b"\0")
+    content = header(json.dumps(IDENTITY | change).encode(), slots=4).ljust(file_bytes(4), b"\0")
     assert reason(file_with(tmp_path, content)).startswith(f"corrupt identity: {word}")
 
 
 @pytest.mark.parametrize("identity", [b"", b"[]", b"{", b"\xff{}", b"[" * 4000])
 def test_an_identity_that_is_no_json_object_is_corrupt(tmp_path, identity):
     """The parser's own limits included."""
-    path = file_with(tmp_path, header(identity, slots=4).ljust(HEADER_BYTES + 4 * SLOT_BYTES, b"\0"))
+    path = file_with(tmp_path, header(identity, slots=4).ljust(file_bytes(4), b"\0"))
     assert reason(path) == "corrupt identity: it is no JSON object"
 
 
@@ -349,7 +495,7 @@ def test_a_disk_that_gives_nothing_more_is_named(ring, monkeypatch):
         raise OSError(5, os.strerror(5))
 
     monkeypatch.setattr(os, "pread", broken)
-    for read in (ring.read, lambda: ring.newest(1)):
+    for read in (ring.read, lambda: ring.newest(1), ring.heartbeat, ring.table, ring.dump):
         with pytest.raises(RingUnusable, match="unreadable: input/output error"):
             read()
 
@@ -374,7 +520,10 @@ def whole(tmp_path_factory) -> Path:
     with closing(FakeWriter(tmp_path_factory.mktemp("image"), slots=8)) as writer:
         for second in range(11):
             writer.sample(second)
-        writer.entries(11)
+        writer.table(10, [("a" * 64, 100, 5.0, False)])
+        writer.table(11, [("a" * 64, 100, 5.0, False), ("b", 50, 6.0, True)])
+        writer.heartbeat(11)
+        writer.watchdog(11, "Thread 0x00007f0000001000 (most recent call first):\n")
         writer.stopped(12)
         return writer.path
 
@@ -391,7 +540,11 @@ def read_all(path: Path) -> list[dict]:
     except RingUnusable:
         return []
     with closing(ring):
-        return [*ring.read(), *ring.read(), *ring.newest(100)]
+        beside = [found for found in (ring.heartbeat(), ring.heartbeat()) if found is not None]
+        tables = [table.entries() for table in (ring.table(), ring.table()) if table is not None]
+        assert all(len(entries) <= 2 for entries in tables)
+        ring.dump()
+        return [*ring.read(), *ring.read(), *ring.newest(100), *beside]
 
 
 @given(changes=st.lists(st.tuples(st.integers(0, 1_000_000), st.binary(min_size=1, max_size=16)), max_size=8))
@@ -405,7 +558,7 @@ def test_changed_bytes_harm_nobody(whole, folder, changes):
     assert all(body in written for body in read_all(file_with(folder, bytes(content[:size]))))
 
 
-@given(size=st.integers(0, 30_000))
+@given(size=st.integers(0, 30_000) | st.integers(file_bytes(8) - 5_000, file_bytes(8) + 5_000))
 def test_a_file_of_any_length_harms_nobody(whole, folder, size):
     """Shorter ones are not used, longer ones are."""
     content = whole.read_bytes()
@@ -415,14 +568,15 @@ def test_a_file_of_any_length_harms_nobody(whole, folder, size):
 @given(content=st.binary(max_size=5000), with_magic=st.booleans())
 def test_random_bytes_harm_nobody(folder, content, with_magic):
     """Also behind our own first bytes."""
-    assert read_all(file_with(folder, (b"HIGHWATR\1\0" if with_magic else b"") + content)) == []
+    assert read_all(file_with(folder, (b"HIGHWATR\2\0" if with_magic else b"") + content)) == []
 
 
 sizes = st.tuples(
-    st.sampled_from([0, 1, 1, 1, 2, 65535]),
+    st.sampled_from([0, 1, 2, 2, 2, 3, 65535]),
     st.integers(0, 2**16 - 1),
     st.integers(0, 2**32 - 1) | st.integers(200, 5000),
     st.integers(0, 2**32 - 1) | st.integers(0, 20),
+    *[st.integers(0, 2**32 - 1) | st.integers(200, 5000)] * 3,
 )
 
 
@@ -430,7 +584,7 @@ sizes = st.tuples(
 def test_a_header_may_claim_anything(folder, claimed, length, tail):
     """With a checksum that fits: versions, sizes and counts that there are not."""
     identity = json.dumps(IDENTITY).encode()
-    start = b"HIGHWATR" + struct.pack("<HHIII", *claimed, len(identity) if length is None else length)
+    start = b"HIGHWATR" + struct.pack("<HHIIIIII", *claimed, len(identity) if length is None else length)
     content = start + struct.pack("<I", zlib.crc32(start + identity)) + identity + tail
     assert read_all(file_with(folder, content.ljust(40_000, b"\0"))) == []
 
@@ -442,7 +596,7 @@ def test_records_may_claim_any_number(whole, folder, records):
     for place, (sequence, body) in enumerate(records):
         start = struct.pack("<QI", sequence, len(body))
         record = start + struct.pack("<I", zlib.crc32(start + body)) + body
-        at = HEADER_BYTES + place * SLOT_BYTES
+        at = RING_AT + place * SLOT_BYTES
         content[at : at + len(record)] = record
     path = file_with(folder, bytes(content))
     with counted_preads() as sizes, closing(Ring(path)) as ring:

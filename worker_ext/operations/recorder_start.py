@@ -1,7 +1,8 @@
-"""`recorder_start`: write down what this worker's memory is and whether it moves, many times a second, into a file.
+"""`recorder_start`: write down what this worker's memory is and whether it makes progress, many times a second.
 
-The file outlives the worker, whatever ends it. It refuses to begin what it could not go on with: the file has its whole
-size before the first record, or the old recorder goes on.
+The file outlives the worker, whatever ends it. It refuses to begin what it could not go on with (the file has its whole
+size before the first record, or the old recorder goes on), to end a recorder that somebody else started, and to write
+where another machine may keep it waiting.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker_ext.encoder_outputs import find_encoder_cache
+from worker_ext.errors import RefusedError
 from worker_ext.notes import Notes
 from worker_ext.operations.hello import EXTENSION_VERSION
 from worker_ext.operations.operation import Operation
 from worker_ext.payload import NumberField, TextField
 from worker_ext.recorder.bodies import encoded
+from worker_ext.recorder.file_system import file_system_of, is_in_memory, is_remote
 from worker_ext.recorder.identity import file_identity
 from worker_ext.recorder.recorder import NOT_ENDED, Options, Recorder
 from worker_ext.recorder.ring import make_ring
@@ -32,14 +36,17 @@ def recorder_start(worker: object, arguments: Mapping[str, Any]) -> dict[str, An
         Path(arguments["directory"]), arguments["instance"], float(arguments["rate"]), float(arguments["seconds"])
     )
     recorder = running_recorder(worker)
-    already = recorder is not None and recorder.options == options and recorder.ring.is_there()
+    # One that runs stays, whoever started it and with whatever arguments, unless nobody can find its file any more.
+    already = recorder is not None and recorder.ring.is_there()
     if recorder is None or not already:
         recorder = _started(worker, options, notes)
     return {
         "path": str(recorder.ring.path),
+        "instance": recorder.options.instance,
         "bytes": recorder.ring.nbytes,
         "slots": recorder.ring.slots,
         "already": already,
+        "other": recorder.options.instance != options.instance,
         "notes": notes.as_list(),
         "elapsed_ms": round((time.perf_counter() - started) * 1000, 3),
     }
@@ -59,6 +66,13 @@ OPERATION = Operation(
 
 def _started(worker: object, options: Options, notes: Notes) -> Recorder:
     state = state_of(worker)
+    kind = file_system_of(options.directory)
+    if is_remote(kind):
+        raise RefusedError(
+            f"directory {str(options.directory)!r} lies on {kind}: a server that is gone would hold the engine up; "
+            "it must be on this machine, best in memory, such as a folder in /dev/shm"
+        )
+    has_entries = notes.attempt("encoder_cache", lambda: find_encoder_cache(worker) is not None) is not False
     identity = {
         **file_identity(worker, options.instance, notes),
         "started_at": round(time.time(), 3),
@@ -66,9 +80,9 @@ def _started(worker: object, options: Options, notes: Notes) -> Recorder:
         "seconds": options.seconds,
         "extension": EXTENSION_VERSION,
     }
-    ring = make_ring(options.path(os.getpid()), encoded(identity), options.slots)
+    ring = make_ring(options.path(os.getpid()), encoded(identity), options.layout(has_entries=has_entries))
     try:
-        recorder = Recorder(worker, state, ring, options)
+        recorder = Recorder(worker, ring, options, in_memory=is_in_memory(kind))
         if state.recorder is not None and not state.recorder.stop():
             notes.add("path", f"the recorder before this one {NOT_ENDED}")
         recorder.start(notes)

@@ -1,4 +1,4 @@
-"""`recorder_stop`: end the flight recorder. The file stays, for whoever reads it."""
+"""`recorder_stop`: end the recorder of one name. The file stays, for whoever reads it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
+from worker_ext.payload import TextField
 from worker_ext.recorder.recorder import NOT_ENDED
 from worker_ext.state import running_recorder, state_of
 
@@ -13,12 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def recorder_stop(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+def recorder_stop(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer's body."""
     notes, recorder = Notes(), running_recorder(worker)
     stopped = False
     if recorder is None:
         notes.add("stopped", "no recorder runs")
+    elif recorder.options.instance != arguments["instance"]:
+        notes.add("stopped", f"the recorder that runs is {recorder.options.instance}: somebody else started it")
     else:
         stopped = recorder.stop()
         state_of(worker).recorder = None
@@ -27,4 +30,8 @@ def recorder_stop(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
     return {"stopped": stopped, "path": str(recorder.ring.path) if recorder else None, "notes": notes.as_list()}
 
 
-OPERATION = Operation("recorder_stop", {}, recorder_stop)
+OPERATION = Operation(
+    "recorder_stop",
+    {"instance": TextField("[0-9a-f]{16}", "16 hexadecimal digits, in small letters")},
+    recorder_stop,
+)

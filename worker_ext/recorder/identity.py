@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import main_thread
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import describe_device
 from worker_ext.errors import printable
 from worker_ext.identity import identity
-from worker_ext.memory_parts import read_budget
-from worker_ext.state import state_of
 
 if TYPE_CHECKING:
     from worker_ext.notes import Notes
@@ -30,8 +29,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
         root: The file system's root; a test brings its own.
     """
     who = identity(worker)
-    asked, device = describe_device(worker, notes)
-    state_of(worker).allocator_reserve.look_once(asked)  # on the main thread still, and its figures are to be recorded
+    device = describe_device(worker, notes)[1]
     return {
         "instance": instance,
         **who,
@@ -44,7 +42,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
             "name": _short(device["name"]),
             "uuid": _short(device["uuid"]),
         },
-        "budget": read_budget(worker, notes),
+        "main_thread": main_thread().ident,
     }
 
 

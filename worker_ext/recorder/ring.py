@@ -1,4 +1,4 @@
-"""One worker's file: a ring of slots in the form of docs/recorder.md.
+"""One worker's file in the form of docs/recorder.md: header, heartbeat, entry table, ring of samples, stack area.
 
 It refuses to map the file (whoever truncates a mapped file ends the process that touches it), to write through a link,
 and to leave anything behind where the file cannot be made.
@@ -10,61 +10,156 @@ import os
 import struct
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 HEADER_BYTES = 4096
 SLOT_BYTES = 2048
+HEARTBEAT_BYTES = 16 * 1024
+STACK_BYTES = 64 * 1024
+ROW = struct.Struct("<64sQdB7x")
+"""One row of the entry table: mm_hash, bytes, when it was first seen (monotonic seconds), 1 in host memory."""
+MAX_ROWS = 4096
 _MAGIC = b"HIGHWATR"
-_VERSION = 1
-_HEADER = struct.Struct("<8sHHIII")
+_VERSION = 2
+_HEADER = struct.Struct("<8sHHIIIIII")
 _SLOT = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
-MOST_BODY_BYTES = SLOT_BYTES - _SLOT.size - _CHECKSUM.size
-MOST_IDENTITY_BYTES = HEADER_BYTES - _HEADER.size - _CHECKSUM.size
+_FRAME_BYTES = _SLOT.size + _CHECKSUM.size
+_HEAD_LENGTH = struct.Struct("<I")
+_STACK_HEAD = struct.Struct("<dd")
+_NO_STACK = bytes(16)
+"""Over the beginning of an older stack, so that none is there."""
+_TABLE_HEAD_BYTES = 8192
+"""What an entry table has beside its rows: its frame, and a JSON object."""
+MAX_BODY_BYTES = SLOT_BYTES - _FRAME_BYTES
+MAX_HEARTBEAT_BYTES = HEARTBEAT_BYTES - _FRAME_BYTES
+MAX_IDENTITY_BYTES = HEADER_BYTES - _HEADER.size - _CHECKSUM.size
 _READABLE_BY_ALL = 0o644
 
 
-class Ring:
-    """A file that holds the last records, oldest overwritten first. One thread writes.
+class Layout(NamedTuple):
+    """Where the parts of one file are: header, two heartbeats, two entry tables, the ring, the stack area."""
 
-    Args:
-        path: Where it lies.
-        descriptor: Of the open file; the ring closes it.
-        slots: Records that it holds.
-    """
+    slots: int
+    """Samples in the ring."""
+    rows: int
+    """Rows in an entry table."""
 
-    def __init__(self, path: Path, descriptor: int, slots: int) -> None:
-        self.path = path
-        self.slots = slots
-        self._descriptor = descriptor
-        self._written = 0
+    @property
+    def table_bytes(self) -> int:
+        """The size of one entry table."""
+        return _TABLE_HEAD_BYTES + self.rows * ROW.size
+
+    @property
+    def tables_at(self) -> int:
+        """Where the first entry table begins."""
+        return HEADER_BYTES + 2 * HEARTBEAT_BYTES
+
+    @property
+    def ring_at(self) -> int:
+        """Where the first slot begins."""
+        return self.tables_at + 2 * self.table_bytes
+
+    @property
+    def stack_at(self) -> int:
+        """Where the stack area begins; it is the last, for a long stack runs over the end of the file."""
+        return self.ring_at + self.slots * SLOT_BYTES
 
     @property
     def nbytes(self) -> int:
         """The whole file's size."""
-        return _size(self.slots)
+        return self.stack_at + STACK_BYTES
+
+
+class Ring:
+    """The open file. Each kind of write has one caller at a time: samples and tables, heartbeats, the stack's head.
+
+    Args:
+        path: Where it lies.
+        descriptor: Of the open file; the ring closes it.
+        layout: Where its parts are.
+    """
+
+    def __init__(self, path: Path, descriptor: int, layout: Layout) -> None:
+        self.path = path
+        self.layout = layout
+        self._descriptor = descriptor
+        # So that nobody writes into a descriptor that was closed, and is another file's by now.
+        self._lock = Lock()
+        self._written = self._heartbeats = self._tables = 0
+
+    @property
+    def slots(self) -> int:
+        """The samples that it holds."""
+        return self.layout.slots
+
+    @property
+    def nbytes(self) -> int:
+        """The whole file's size."""
+        return self.layout.nbytes
 
     def write(self, body: bytes) -> None:
-        """Write one record over the oldest.
+        """Write one sample over the oldest.
 
         Args:
-            body: One JSON object in ASCII, at most `MOST_BODY_BYTES` long.
+            body: One JSON object in ASCII, at most `MAX_BODY_BYTES` long.
 
         Raises:
             OSError: It could not be written; the next one takes its number.
             ValueError: It is too long.
         """
-        if len(body) > MOST_BODY_BYTES:
-            raise ValueError(f"a record of {len(body)} bytes does not fit into a slot of {MOST_BODY_BYTES}")
-        record = _checked(_SLOT.pack(self._written + 1, len(body)), body)
-        position = HEADER_BYTES + self._written % self.slots * SLOT_BYTES
-        done = os.pwrite(self._descriptor, record, position)
-        if done != len(record):
-            raise OSError(f"only {done} of {len(record)} bytes of a record were written to {self.path}")
+        position = self.layout.ring_at + self._written % self.slots * SLOT_BYTES
+        self._write_frame(self._written + 1, body, MAX_BODY_BYTES, position)
         self._written += 1
+
+    def write_heartbeat(self, body: bytes) -> None:
+        """Write a heartbeat over the one before the last.
+
+        Args:
+            body: One JSON object in ASCII, at most `MAX_HEARTBEAT_BYTES` long.
+
+        Raises:
+            OSError: It could not be written.
+            ValueError: It is too long.
+        """
+        position = HEADER_BYTES + self._heartbeats % 2 * HEARTBEAT_BYTES
+        self._write_frame(self._heartbeats + 1, body, MAX_HEARTBEAT_BYTES, position)
+        self._heartbeats += 1
+
+    def write_table(self, head: bytes, rows: bytes) -> None:
+        """Write an entry table over the one before the last.
+
+        Args:
+            head: One JSON object in ASCII.
+            rows: The rows, one after the other.
+
+        Raises:
+            OSError: It could not be written.
+            ValueError: It is too long.
+        """
+        size = self.layout.table_bytes
+        body = b"".join((_HEAD_LENGTH.pack(len(head)), head, rows))
+        self._write_frame(self._tables + 1, body, size - _FRAME_BYTES, self.layout.tables_at + self._tables % 2 * size)
+        self._tables += 1
+
+    def clear_stack(self, mono: float, seconds: float) -> int:
+        """Empty the stack area, and return a descriptor whose next plain `write` begins in it.
+
+        Args:
+            mono: Now, in monotonic seconds.
+            seconds: In how many seconds a stack will be written there, should nobody clear the area again.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        self._pwrite(_STACK_HEAD.pack(mono, seconds) + _NO_STACK, self.layout.stack_at)
+        # Everything else is written with `pwrite`, which leaves the offset alone.
+        os.lseek(self._descriptor, self.layout.stack_at + _STACK_HEAD.size, os.SEEK_SET)
+        return self._descriptor
 
     def is_there(self) -> bool:
         """Say whether the file still lies where it was put: a removed one can be written and never be found."""
@@ -75,7 +170,8 @@ class Ring:
 
     def close(self) -> None:
         """Close the file and leave it to its readers; a second call does nothing."""
-        descriptor, self._descriptor = self._descriptor, -1
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with suppress(OSError):  # of a disk that is gone; there is nobody to tell
                 os.close(descriptor)
@@ -88,33 +184,44 @@ class Ring:
             with suppress(OSError):
                 self.path.unlink()
 
+    def _write_frame(self, sequence: int, body: bytes, limit: int, position: int) -> None:
+        if len(body) > limit:
+            raise ValueError(f"a record of {len(body)} bytes does not fit into {limit}")
+        self._pwrite(_checked(_SLOT.pack(sequence, len(body)), body), position)
 
-def make_ring(path: Path, identity: bytes, slots: int) -> Ring:
-    """Make a file with a header and empty slots, in its whole size, and put it in place of one of the same name.
+    def _pwrite(self, content: bytes, position: int) -> None:
+        with self._lock:
+            done = os.pwrite(self._descriptor, content, position)
+        if done != len(content):
+            raise OSError(f"only {done} of {len(content)} bytes were written to {self.path}")
+
+
+def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:
+    """Make a file with a header and empty areas, in its whole size, and put it in place of one of the same name.
 
     Args:
         path: Where it shall lie; its folder is made where there is none.
         identity: One JSON object in ASCII.
-        slots: Records that it shall hold.
+        layout: Where its parts are.
 
     Raises:
         OSError: It cannot be made, with the reason in words.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _make(path, _header(identity, slots), slots)
+        return _make(path, _header(identity, layout), layout)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise OSError(f"the recorder's file {path} of {_size(slots)} bytes cannot be made: {reason}") from error
+        raise OSError(f"the recorder's file {path} of {layout.nbytes} bytes cannot be made: {reason}") from error
 
 
-def _make(path: Path, header: bytes, slots: int) -> Ring:
+def _make(path: Path, header: bytes, layout: Layout) -> Ring:
     hidden = path.with_name(f".{path.name}.tmp")
     descriptor = _open_new(hidden)
     try:
         # Whatever the process's umask: the readers are other users in other containers.
         os.fchmod(descriptor, _READABLE_BY_ALL)
-        os.posix_fallocate(descriptor, 0, _size(slots))
+        os.posix_fallocate(descriptor, 0, layout.nbytes)
         os.pwrite(descriptor, header, 0)
         hidden.rename(path)
     except BaseException:
@@ -122,7 +229,7 @@ def _make(path: Path, header: bytes, slots: int) -> Ring:
         with suppress(OSError):
             hidden.unlink()
         raise
-    return Ring(path, descriptor, slots)
+    return Ring(path, descriptor, layout)
 
 
 def _open_new(path: Path) -> int:
@@ -136,15 +243,12 @@ def _open_new(path: Path) -> int:
         return os.open(path, flags, _READABLE_BY_ALL)
 
 
-def _header(identity: bytes, slots: int) -> bytes:
-    if len(identity) > MOST_IDENTITY_BYTES:
-        raise ValueError(f"an identity of {len(identity)} bytes does not fit into {MOST_IDENTITY_BYTES}")
-    return _checked(_HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, SLOT_BYTES, slots, len(identity)), identity)
+def _header(identity: bytes, layout: Layout) -> bytes:
+    if len(identity) > MAX_IDENTITY_BYTES:
+        raise ValueError(f"an identity of {len(identity)} bytes does not fit into {MAX_IDENTITY_BYTES}")
+    sizes = (SLOT_BYTES, layout.slots, HEARTBEAT_BYTES, layout.table_bytes, STACK_BYTES)
+    return _checked(_HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, *sizes, len(identity)), identity)
 
 
 def _checked(head: bytes, body: bytes) -> bytes:
     return b"".join((head, _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(head))), body))
-
-
-def _size(slots: int) -> int:
-    return HEADER_BYTES + slots * SLOT_BYTES

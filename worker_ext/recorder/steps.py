@@ -1,18 +1,20 @@
 """How many steps a worker has begun and ended, counted where the engine calls them.
 
 The engine calls `worker.execute_model` by name, under its uniproc, multiproc and second Ray executor alike
-(vllm/v1/worker/worker_base.py, `WorkerWrapperBase`), so that an attribute of the worker's own comes before its class's
-method. It refuses to change what a call takes, returns or raises.
+(vllm 0.32.0, v1/worker/worker_base.py:362-367, `WorkerWrapperBase.execute_model`), so that an attribute of the worker's
+own comes before its class's method. It refuses to change what a call takes, returns or raises, and to hold the worker.
 """
 
 from __future__ import annotations
 
-import functools
 import time
+import weakref
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worker_ext.attributes import look_up
+from worker_ext.recorder.outputs import Outputs
+from worker_ext.wrapping import unwrap_method, wrap_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +23,14 @@ if TYPE_CHECKING:
 
 _STEP = "execute_model"
 # The second call of a step in engines that have it, and the step that a replica takes without requests so that the
-# others need not wait for it (vllm/v1/engine/core.py, `step`, `execute_dummy_batch`). Time in them is time in a step.
+# others need not wait for it (vllm 0.32.0, v1/engine/core.py:757 and :1045). Time in them is time in a step.
 _PARTS = ("sample_tokens", "execute_dummy_batch")
+# What changes a worker's memory otherwise, with nobody's step around it (vllm 0.32.0, v1/executor/abstract.py:372-376,
+# v1/worker/gpu_worker.py:294, :332, :629, :1439 and :1550; each may be missing).
+_CHANGES = (
+    *("reset_encoder_cache", "reset_mm_cache", "sleep", "wake_up", "release_kv_cache_memory"),
+    *("add_lora", "remove_lora", "reload_weights", "update_weights"),
+)
 
 
 class Progress(NamedTuple):
@@ -38,19 +46,31 @@ class Progress(NamedTuple):
     """The thread that ran the last one."""
 
 
+def _nothing(_: bool) -> None:
+    pass
+
+
 class Steps:
     """Counts one worker's steps while it is attached.
 
     Args:
         clock: Seconds that only grow.
+        ended: Called after each call of the engine that returned, on its thread, with whether the worker's memory must
+            be looked at now: after the first step without tokens, and after what changes memory outside of steps.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, ended: Callable[[bool], None] = _nothing) -> None:
         self._clock = clock
+        self._has_ended = ended
+        self.outputs = Outputs(clock)
+        self.calls = 0
+        """How many calls of the engine's have begun, steps or other."""
         # One tuple, put in place by one statement: whoever reads it meanwhile has all of it old or all of it new.
         self._seen: tuple[int, int, float | None, float | None, int] = (0, 0, None, None, 0)
-        self._put: dict[str, tuple[Any, Any]] = {}
+        # Held by the worker alone: a wrapper may reach it.
+        self._put: dict[str, weakref.ref[Any]] = {}
         self._passed_by = False
+        self._had_tokens = True
 
     def attach(self, worker: Any, notes: Notes) -> None:  # noqa: ANN401 - vLLM's worker, of any version
         """Count from now on.
@@ -59,30 +79,23 @@ class Steps:
             worker: The worker.
             notes: Gets why steps cannot be counted.
         """
-        for name in (_STEP, *_PARTS):
-            method = getattr(worker, name, None)
-            if not callable(method):
-                continue
-            counting = self._counting(method, int(name == _STEP))
-            before = vars(worker).get(name)
-            setattr(worker, name, counting)
-            self._put[name] = (counting, before)
+        wrappers = {_STEP: self._step, **dict.fromkeys(_PARTS, self._part), **dict.fromkeys(_CHANGES, self._change)}
+        for name, make in wrappers.items():
+            if wrap_method(worker, name, make):
+                self._put[name] = weakref.ref(vars(worker)[name])
         if _STEP not in self._put:
             notes.add("moving.steps_begun", f"the worker has no {_STEP}: its steps cannot be counted")
-        # Ray's first executor runs steps on the runner, past the worker (vllm/v1/executor/ray_utils.py,
+        # Ray's first executor runs steps on the runner, past the worker (vllm 0.32.0, v1/executor/ray_utils.py:144,
         # `execute_model_ray`): that none was seen means nothing there.
         backend = look_up(worker, "vllm_config", "parallel_config", "distributed_executor_backend")
         self._passed_by = "ray" in str(backend).lower()
 
     def detach(self, worker: Any) -> None:  # noqa: ANN401 - as above
         """Put back what was there; what somebody else has put over ours since stays, with ours inside."""
-        for name, (counting, before) in self._put.items():
-            if vars(worker).get(name) is not counting:
-                continue
-            if before is None:
-                delattr(worker, name)
-            else:
-                setattr(worker, name, before)
+        for name, reference in self._put.items():
+            wrapper = reference()
+            if wrapper is not None:
+                unwrap_method(worker, name, wrapper)
         self._put = {}
 
     def progress(self) -> Progress | None:
@@ -91,19 +104,52 @@ class Steps:
             return None
         return Progress(*self._seen)
 
-    def _counting(self, method: Callable[..., Any], step: int) -> Callable[..., Any]:
-        clock = self._clock
+    def _step(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            output = self._timed(method, 1, arguments, named)
+            plan = arguments[0] if arguments else named.get("scheduler_output")
+            # After its last request the engine runs one step without tokens, to tell the worker that it is over
+            # (vllm 0.12.0, v1/core/sched/output.py:175, and 0.33.0, :247: `total_num_scheduled_tokens`). While it waits
+            # for a connector it may run many: then those after the first are as any other.
+            has_tokens = getattr(plan, "total_num_scheduled_tokens", None) != 0
+            is_first_without = self._had_tokens and not has_tokens
+            self._had_tokens = has_tokens
+            self._ended(output, must_look=is_first_without)
+            return output
 
-        @functools.wraps(method)
-        def counting(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-            begun, ended, outer, _, _ = self._seen
-            now = clock()
-            self._seen = (begun + step, ended, now, now, get_ident())
-            try:
-                return method(*arguments, **named)
-            finally:
-                # Read again: a call within this one has moved them. Around that one, this one goes on.
-                begun, ended, _, _, thread = self._seen
-                self._seen = (begun, ended + step, outer, clock(), thread)
+        return execute_model
 
-        return counting
+    def _part(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def part(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            output = self._timed(method, 0, arguments, named)
+            self._ended(output, must_look=False)
+            return output
+
+        return part
+
+    def _change(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            self.calls += 1
+            output = method(*arguments, **named)
+            if self._seen[2] is None:
+                self._has_ended(True)
+            return output
+
+        return change
+
+    def _timed(self, method: Callable[..., Any], step: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:  # noqa: ANN401 - the method's own
+        begun, ended, outer, _, _ = self._seen
+        now = self._clock()
+        self.calls += 1
+        self._seen = (begun + step, ended, now, now, get_ident())
+        try:
+            return method(*arguments, **named)
+        finally:
+            # Read again: a call within this one has moved them. Around that one, this one goes on.
+            begun, ended, _, _, thread = self._seen
+            self._seen = (begun, ended + step, outer, self._clock(), thread)
+
+    def _ended(self, output: object, *, must_look: bool) -> None:
+        self.outputs.watch(output)
+        if self._seen[2] is None:
+            self._has_ended(must_look)

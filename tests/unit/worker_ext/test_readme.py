@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import worker_ext
 from tests.unit.worker_ext.fakes import FakeTensor, ask, fake_runner, fake_worker
 from worker_ext.operations import OPERATIONS
+from worker_ext.state import end_recorder
 
 README = (Path(worker_ext.__file__).parent / "README.md").read_text()
 HEAD = {"schema", "ok", "op", "rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "taken_at"}
@@ -31,8 +33,12 @@ def keys(value: object) -> object:
 
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
-def test_every_operation_has_an_example_with_its_very_keys(op, torch_device, tmp_path):
+def test_every_operation_has_an_example_with_its_very_keys(op, torch_device, tmp_path, monkeypatch):
     """In the same nesting."""
+    # As in an engine, which is not under pytest; the real timer is left alone.
+    monkeypatch.setattr("worker_ext.recorder.recorder.is_timer_taken", lambda: False)
+    for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
+        monkeypatch.setattr(faulthandler, name, lambda *_, **__: None)
     torch_device("npu")
     worker = fake_worker(
         model_runner=fake_runner(encoder_cache={"a": FakeTensor(5), "b": FakeTensor(5)}), execute_model=print
@@ -42,8 +48,13 @@ def test_every_operation_has_an_example_with_its_very_keys(op, torch_device, tmp
         ask(worker, "trim")
     if op == "recorder_stop":
         ask(worker, "recorder_start", start)
-    payloads = {"recorder_start": start, "snapshot": json.dumps({"directory": str(tmp_path), "name": "one"})}
+    stop = json.dumps({"instance": "0123456789abcdef"})
+    payloads = {
+        "recorder_start": start,
+        "recorder_stop": stop,
+        "snapshot": json.dumps({"directory": str(tmp_path), "name": "one"}),
+    }
     whole = ask(worker, op, payloads.get(op, "{}"))
     answer = {key: value for key, value in whole.items() if key not in HEAD}
     assert keys(example(op)) == keys(answer)
-    ask(worker, "recorder_stop")
+    assert end_recorder(worker)

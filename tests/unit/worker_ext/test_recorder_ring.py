@@ -8,10 +8,11 @@ import stat
 
 import pytest
 
-from tests.unit.worker_ext.ring_bytes import parse
-from worker_ext.recorder.bodies import encoded, fitting
-from worker_ext.recorder.ring import MOST_BODY_BYTES, make_ring
+from tests.unit.worker_ext.ring_bytes import TABLES_AT, heartbeat, parse, ring_at, table, watchdog
+from worker_ext.recorder.bodies import encoded
+from worker_ext.recorder.ring import MAX_BODY_BYTES, MAX_HEARTBEAT_BYTES, ROW, Layout, make_ring
 
+FIVE, THREE = Layout(5, 0), Layout(3, 0)
 IDENTITY = encoded({"instance": "00112233445566ff", "host": "näher"})
 
 
@@ -24,11 +25,12 @@ def test_a_new_file_has_its_header_and_empty_slots(path):
     """In its whole size, readable by all whatever the umask, under its own name only."""
     before = os.umask(0o077)
     try:
-        ring = make_ring(path, IDENTITY, 5)
+        ring = make_ring(path, IDENTITY, FIVE)
     finally:
         os.umask(before)
     assert parse(path) == ({"instance": "00112233445566ff", "host": "näher"}, {})
-    assert (ring.nbytes, stat.S_IMODE(path.stat().st_mode)) == (4096 + 5 * 2048, 0o644)
+    assert (ring.nbytes, stat.S_IMODE(path.stat().st_mode)) == (path.stat().st_size, 0o644)
+    assert ring.nbytes == 4096 + 2 * 16384 + 2 * 8192 + 5 * 2048 + 65536
     assert path.stat().st_blocks * 512 >= ring.nbytes, "the disk has set it aside"
     assert os.listdir(path.parent) == [path.name]
     ring.close()
@@ -36,9 +38,9 @@ def test_a_new_file_has_its_header_and_empty_slots(path):
 
 def test_a_record_stands_in_its_slot_to_the_letter(path):
     """Sequence from 1, length, checksum, body."""
-    ring = make_ring(path, IDENTITY, 5)
+    ring = make_ring(path, IDENTITY, FIVE)
     ring.write(b'{"kind":"stopped"}')
-    slot = path.read_bytes()[4096:6144]
+    slot = path.read_bytes()[ring_at(path.read_bytes()) :][:2048]
     assert slot[:12] == bytes([1, 0, 0, 0, 0, 0, 0, 0, 18, 0, 0, 0])
     assert slot[16:34] == b'{"kind":"stopped"}'
     assert not any(slot[34:])
@@ -48,7 +50,7 @@ def test_a_record_stands_in_its_slot_to_the_letter(path):
 
 def test_the_oldest_is_written_over(path):
     """Shorter ones over longer ones too."""
-    ring = make_ring(path, IDENTITY, 3)
+    ring = make_ring(path, IDENTITY, THREE)
     for n in range(1, 9):
         ring.write(encoded({"n": n, "padding": "x" * (500 - 50 * n)}))
     assert {sequence: record["n"] for sequence, record in parse(path)[1].items()} == {6: 6, 7: 7, 8: 8}
@@ -57,19 +59,63 @@ def test_the_oldest_is_written_over(path):
 
 def test_a_body_that_does_not_fit_is_refused(path):
     """It would be written into the next slot."""
-    ring = make_ring(path, IDENTITY, 3)
-    ring.write(b"x" * MOST_BODY_BYTES)
+    ring = make_ring(path, IDENTITY, THREE)
+    ring.write(b"x" * MAX_BODY_BYTES)
     with pytest.raises(ValueError, match="does not fit"):
-        ring.write(b"x" * (MOST_BODY_BYTES + 1))
+        ring.write(b"x" * (MAX_BODY_BYTES + 1))
     ring.close()
 
 
-def test_a_record_loses_rows_from_the_end_until_it_fits():
-    """The largest entries, and the innermost lines, come first."""
-    rows = [{"mm_hash": "\N{SNOWMAN}" * 64, "n": n} for n in range(10)]
-    body = fitting({"kind": "entries", "largest": rows}, rows)
-    assert MOST_BODY_BYTES - 450 < len(body) <= MOST_BODY_BYTES
-    assert [row["n"] for row in rows] == [0, 1, 2, 3]
+def test_heartbeats_are_written_in_turn(path):
+    """The one before the last stays whole while the last is written."""
+    ring = make_ring(path, IDENTITY, THREE)
+    for n in range(1, 4):
+        ring.write_heartbeat(encoded({"n": n}))
+        assert heartbeat(path) == {"n": n}
+    content = path.read_bytes()
+    assert (content[4096], content[4096 + 16384]) == (3, 2)
+    with pytest.raises(ValueError, match="does not fit"):
+        ring.write_heartbeat(b"x" * (MAX_HEARTBEAT_BYTES + 1))
+    ring.close()
+
+
+def test_entry_tables_are_written_in_turn(path):
+    """Head and rows under one checksum."""
+    ring = make_ring(path, IDENTITY, Layout(3, 4096))
+    row = ROW.pack(b"a" * 64, 12, 1.5, 1)
+    for n in range(1, 4):
+        ring.write_table(encoded({"total": n}), row * n)
+        assert table(path) == ({"total": n}, [("a" * 64, 12, 1.5, 1)] * n)
+    content = path.read_bytes()
+    assert (content[TABLES_AT], content[TABLES_AT + 8192 + 4096 * 88]) == (3, 2)
+    ring.write_table(b"{}", row * 4096)
+    with pytest.raises(ValueError, match="does not fit"):
+        ring.write_table(b"{}", row * 4200)
+    ring.close()
+
+
+def test_what_is_written_plainly_lands_in_the_stack_area(path):
+    """Wherever else records are written meanwhile; what was there before is gone."""
+    ring = make_ring(path, IDENTITY, THREE)
+    descriptor = ring.clear_stack(12.0, 3.0)
+    ring.write(b'{"n":1}')
+    os.write(descriptor, b"Timeout!\n")
+    ring.write_heartbeat(b"{}")
+    os.write(descriptor, b"x" * 70_000)
+    assert watchdog(path) == (12.0, 3.0, "Timeout!\n" + "x" * 70_000)
+    ring.clear_stack(13.0, 3.0)
+    assert watchdog(path) == (13.0, 3.0, "")
+    assert parse(path)[1] == {1: {"n": 1}}
+    ring.close()
+
+
+def test_nothing_is_written_after_the_end(path):
+    """The number of a closed descriptor may be another file's by then."""
+    ring = make_ring(path, IDENTITY, THREE)
+    ring.close()
+    for write in (lambda: ring.write(b"{}"), lambda: ring.write_heartbeat(b"{}"), lambda: ring.write_table(b"{}", b"")):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            write()
 
 
 @pytest.mark.parametrize(
@@ -83,8 +129,8 @@ def test_a_full_disk_is_an_error_at_the_start(path, monkeypatch, code, words):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     open_before = os.listdir("/proc/self/fd")
-    with pytest.raises(OSError, match=rf"{path.name} of 14336 bytes cannot be made: {words}"):
-        make_ring(path, IDENTITY, 5)
+    with pytest.raises(OSError, match=rf"{path.name} of {FIVE.nbytes} bytes cannot be made: {words}"):
+        make_ring(path, IDENTITY, FIVE)
     assert (os.listdir(path.parent), os.listdir("/proc/self/fd")) == ([], open_before)
 
 
@@ -96,16 +142,16 @@ def test_a_directory_that_cannot_be_written_is_named(path, monkeypatch):
 
     path.write_text("not a folder")
     with pytest.raises(OSError, match=r"cannot be made: (Not a directory|File exists)"):
-        make_ring(path / "highwater.ring", IDENTITY, 5)
+        make_ring(path / "highwater.ring", IDENTITY, FIVE)
     monkeypatch.setattr(os, "open", forbidden)
     with pytest.raises(OSError, match="cannot be made: Permission denied"):
-        make_ring(path, IDENTITY, 5)
+        make_ring(path, IDENTITY, FIVE)
 
 
 def test_a_missing_directory_is_made(tmp_path):
     """With those above it."""
     path = tmp_path / "a" / "b" / "highwater.ring"
-    make_ring(path, IDENTITY, 5).close()
+    make_ring(path, IDENTITY, FIVE).close()
     assert path.is_file()
 
 
@@ -118,7 +164,7 @@ def test_nothing_is_written_through_what_lies_under_the_hidden_name(path, plante
         hidden.symlink_to(victim)
     else:
         hidden.write_text("left behind")
-    make_ring(path, IDENTITY, 5).close()
+    make_ring(path, IDENTITY, FIVE).close()
     assert victim.read_text() == "precious"
     assert sorted(os.listdir(path.parent)) == [path.name, "victim"]
     assert not path.is_symlink()
@@ -129,15 +175,15 @@ def test_a_link_under_its_own_name_is_replaced(path):
     victim = path.with_name("victim")
     victim.write_text("precious")
     path.symlink_to(victim)
-    make_ring(path, IDENTITY, 5).close()
+    make_ring(path, IDENTITY, FIVE).close()
     assert (victim.read_text(), path.is_symlink()) == ("precious", False)
 
 
 def test_a_file_that_was_taken_away_is_not_there(path):
     """Also where another has its name."""
-    ring = make_ring(path, IDENTITY, 5)
+    ring = make_ring(path, IDENTITY, FIVE)
     assert ring.is_there()
-    other = make_ring(path, IDENTITY, 5)
+    other = make_ring(path, IDENTITY, FIVE)
     assert (ring.is_there(), other.is_there()) == (False, True)
     ring.discard()
     assert other.is_there()
@@ -147,7 +193,7 @@ def test_a_file_that_was_taken_away_is_not_there(path):
 
 def test_the_file_is_closed_in_programs_that_are_started(path):
     """Whoever inherited it could keep the space of a removed file."""
-    ring = make_ring(path, IDENTITY, 5)
+    ring = make_ring(path, IDENTITY, FIVE)
     assert not os.get_inheritable(ring._descriptor)
     ring.close()
     ring.close()

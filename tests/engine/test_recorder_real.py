@@ -1,0 +1,112 @@
+"""The recorder in a live engine: what it samples, how fresh an idle worker is, and where a hang is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from app.demo.engine import SHIM_FOLDER, link_extension
+from app.demo.traffic import send_images, send_texts
+from tests.unit.worker_ext.ring_bytes import heartbeat, records, table
+
+from .conftest import sidecar_beside, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from app.demo.engine import Engine
+    from app.demo.sidecar import DemoSidecar
+
+HERE = Path(__file__).parent
+HANG_SECONDS = 14
+IDLE_SECONDS = 12.0
+
+
+@pytest.fixture(scope="module")
+def engine(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """One worker whose next step can be made to hang."""
+    folders = (SHIM_FOLDER, link_extension(tmp_path_factory.mktemp("extension")), HERE / "on_engine_path")
+    engine = engine_factory(
+        extra_args=("--worker-extension-cls", "hanging_worker.HangingWorker"),
+        extra_env=(("PYTHONPATH", os.pathsep.join(map(str, folders))),),
+    )
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture
+def sidecar(engine: Engine, tmp_path: Path) -> Iterator[DemoSidecar]:
+    """It asks the worker seldom, so that what is fresh is the recorder's."""
+    settings = {
+        "HIGHWATER_POLICY__MODE": "observe",
+        "HIGHWATER_ENGINE_HAS_EXTENSION": "true",
+        "HIGHWATER_RECORDER_DIR": str(engine.folder / "recorders"),
+        "HIGHWATER_IDLE_POLL_SECONDS": "60",
+    }
+    with sidecar_beside(engine, tmp_path, **settings) as sidecar:
+        wait_for(sidecar, lambda report: any(rank["source"] == "recorder" for rank in report["ranks"]))
+        yield sidecar
+
+
+def ring(engine: Engine) -> Path:
+    (path,) = (engine.folder / "recorders").glob("*.ring")
+    return path
+
+
+def call(engine: Engine, method: str, *arguments: object) -> None:
+    body = {"method": method, "args": list(arguments)}
+    httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False).raise_for_status()
+
+
+async def test_the_end_of_a_burst_is_recorded_and_an_idle_worker_is_fresh(engine: Engine, sidecar: DemoSidecar) -> None:
+    """Ten samples a second under load, one after the last request with all entries in it, and then only heartbeats."""
+    await asyncio.to_thread(httpx.post, f"{engine.url}/reset_encoder_cache", timeout=60)
+    began = time.monotonic()
+    texts = [f"text {n}" for n in range(8)]
+    assert (await send_texts(engine.url, engine.served_model, texts=texts, max_tokens=120)).failed == 0
+    assert (await send_images(engine.url, engine.served_model, images=range(90_000, 90_003))).failed == 0
+    ended = time.monotonic()
+    await asyncio.sleep(1.0)
+    under_load = [record for record in records(ring(engine)) if began < record["mono"] < ended]
+    gaps = [after["mono"] - before["mono"] for before, after in pairwise(under_load)]
+    assert statistics.median(gaps) < 0.2
+    last, told = records(ring(engine))[-1], table(ring(engine))
+    assert told is not None
+    assert (last["memory"]["encoder_cache"]["entries"], told[0]["total"], len(told[1])) == (3, 3, 3)
+    assert last["moving"]["steps_begun"] == last["moving"]["steps_ended"]
+    ages: list[float] = []
+    until = time.monotonic() + IDLE_SECONDS
+    while time.monotonic() < until:
+        report = await asyncio.to_thread(sidecar.call, "GET", "/memory")
+        ages.append(report["age_seconds"])
+        assert (report["stale"], report["movement"]["verdict"]) == (False, "idle")
+        await asyncio.sleep(0.5)
+    assert statistics.median(ages) < 3.0
+    assert records(ring(engine))[-1]["mono"] == last["mono"], "nothing was sampled: nothing has happened"
+
+
+async def test_a_step_that_holds_pythons_lock_shows_where_it_is(engine: Engine, sidecar: DemoSidecar) -> None:
+    """No Python thread of the worker runs: the heartbeat stops, and the stack is there all the same."""
+    await asyncio.to_thread(call, engine, "hang_in_next_step", HANG_SECONDS)
+    sending = asyncio.create_task(send_texts(engine.url, engine.served_model, texts=["a text"], max_tokens=4))
+
+    def shows_the_place(report: dict[str, Any]) -> bool:
+        return "hold_the_lock" in " ".join((report["movement"] or {"ranks": []})["ranks"])
+
+    report = await asyncio.to_thread(wait_for, sidecar, shows_the_place, HANG_SECONDS)
+    assert "hanging_worker.py:" in report["movement"]["ranks"][0]
+    assert "has written nothing" in report["movement"]["ranks"][0]
+    assert not sending.done()
+    assert (await sending).failed == 0
+    await asyncio.to_thread(wait_for, sidecar, lambda report: report["movement"]["verdict"] == "idle")
+    last = heartbeat(ring(engine))
+    assert last is not None
+    assert last["moving"]["step_seconds"] is None
