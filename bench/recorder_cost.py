@@ -46,22 +46,26 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
     counting = _counting_ms()
     by = {"median": statistics.median(costs), "p99": percentile(costs, 99)}
     shares = [
-        _share(which, cost_ms, costs, size, counting, step_ms) for which, cost_ms in by.items() for step_ms in STEPS_MS
+        _share(which, cost_ms, costs, size=size, counting_ms=counting, step_ms=step_ms)
+        for which, cost_ms in by.items()
+        for step_ms in STEPS_MS
     ]
     return [*shares, ratio]
 
 
-def _share(which: str, cost_ms: float, costs: Sequence[float], size: int, counting: float, step_ms: int) -> Figure:
+def _share(
+    which: str, cost_ms: float, costs: Sequence[float], *, size: int, counting_ms: float, step_ms: int
+) -> Figure:
     """Of one length of a step: what samples take of a second, and what counting takes of a step."""
     return Figure(
         what=f"The recorder's share of the engine's thread, steps of {step_ms} ms, by the {which} of a sample",
-        value=100 * (cost_ms * min(RATE, 1000 / step_ms) / 1000 + counting / step_ms),
+        value=100 * (cost_ms * min(RATE, 1000 / step_ms) / 1000 + counting_ms / step_ms),
         unit="%",
         goal=GOAL,
         spread=f"a sample takes {number(cost_ms)} ms at the {which}, {number(max(costs))} at the most; a file of "
         f"{number(size / 1e6)} MB",
         method=f"wall time of {len(costs)} samples on the worker's main thread (its own `cost_ms`, under load), "
-        f"times {RATE} a second, and of counting the step, {number(counting * 1000)} us, over its length; "
+        f"times {RATE} a second, and of counting the step, {number(counting_ms * 1000)} us, over its length; "
         "the length itself is arithmetic, no such steps were made",
     )
 

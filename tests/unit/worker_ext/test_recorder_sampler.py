@@ -70,7 +70,8 @@ def test_nothing_is_set_on_the_device(torch_device):
     """It is the engine's own thread: what the engine chose stays chosen."""
     module = torch_device("npu")
     Bench().memory()
-    assert [name for name, _ in module.calls] == ["get_device_name", "mem_get_info", "memory_stats"]
+    assert "set_device" not in [name for name, _ in module.calls]
+    assert {name for name, _ in module.calls} >= {"mem_get_info", "memory_stats"}
 
 
 def test_a_kv_cache_is_measured_every_ten_seconds(bench, monkeypatch):
