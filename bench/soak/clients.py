@@ -146,7 +146,7 @@ class Clients:
                 times.append(time.monotonic())
         if b"".join(pieces) != answer(request, tokens):
             raise ValueError(f"{sum(map(len, pieces))} bytes came that are not the answer")
-        return Answer(asked, times[0], max(later - earlier for earlier, later in pairwise(times)))
+        return Answer(asked, times[0], max((later - earlier for earlier, later in pairwise(times)), default=0.0))
 
     async def _operator(self, session: aiohttp.ClientSession) -> None:
         service = self.service
