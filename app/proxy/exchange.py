@@ -209,9 +209,9 @@ class Exchange(Conversation, Asker):
         self._send(piece)
 
     def _admit(self, admission: Admission) -> None:
-        if self._admission is None:
+        if self._admission is None and self._state is not State.OVER:
             self._admission = admission
-        else:  # an early answer was faster
+        else:  # an early answer was faster, or it ended while it waited
             self._proxy.gate.leave(admission)
         last, self._last = self._last, None
         if last is not None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from app.gate import Gate
 from app.main import create_app
+from app.proxy.exchange import Exchange, State
+from app.proxy.heads import read_request
 from app.settings import GateSettings, PolicySettings, Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
@@ -239,6 +242,17 @@ async def test_a_websocket_is_held_like_a_request(front, upstream):
         await until(lambda: front.gate.held == 1)
         assert upstream.calls == []
     await until(lambda: upstream.calls)
+
+
+def test_a_request_that_ended_while_its_last_piece_waited_is_not_counted():
+    """Its place at the gate would never be given back, and no reset would be safe again."""
+    gate = Gate()
+    client = SimpleNamespace(writing=SimpleNamespace(write=lambda data: None))
+    head = read_request(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n")
+    exchange = Exchange(SimpleNamespace(gate=gate), client, head, "completions")
+    exchange._state = State.OVER
+    exchange._admit(gate.admit())
+    assert gate.in_flight == 0
 
 
 # --- with what closes it ---
