@@ -247,7 +247,7 @@ async def test_a_websocket_is_held_like_a_request(front, upstream):
 def test_a_request_that_ended_while_its_last_piece_waited_is_not_counted():
     """Its place at the gate would never be given back, and no reset would be safe again."""
     gate = Gate()
-    client = SimpleNamespace(writing=SimpleNamespace(write=lambda data: None))
+    client = SimpleNamespace(writing=SimpleNamespace(write=lambda _: None))
     head = read_request(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n")
     exchange = Exchange(SimpleNamespace(gate=gate), client, head, "completions")
     exchange._state = State.OVER
