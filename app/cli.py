@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -51,6 +52,7 @@ def _run(settings: Settings) -> None:
     from app.descriptors import raise_limit  # noqa: PLC0415
     from app.main import create_app  # noqa: PLC0415
     from app.proxy import exchange  # noqa: PLC0415
+    from app.proxy.listeners import accept_several  # noqa: PLC0415
 
     keep_pages()
     raise_limit()
@@ -62,10 +64,17 @@ def _run(settings: Settings) -> None:
     tls = sidecar.tls
 
     class Server(uvicorn.Server):
-        """Ends live event streams when told to stop, for the server would wait for them; opens a log file again."""
+        """Accepts several connections a turn, ends live event streams when told to stop, opens a log file again."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
+            make = partial(
+                sidecar.protocol,
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+            self.servers += await accept_several(self.servers, make, tls=self.config.ssl, backlog=self.config.backlog)
             if sidecar.access_log is not None and sidecar.access_log.is_file:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, sidecar.access_log.reopen)
 
