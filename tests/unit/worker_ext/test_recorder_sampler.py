@@ -222,15 +222,16 @@ def test_an_entry_made_anew_under_its_name_is_another(index):
 
 
 def test_one_that_went_to_the_host_and_came_back_is_as_old_as_it_was(torch_device):
-    """Moved by `trim` and `restore`."""
+    """Moved by `trim` and `restore`; of a single entry `trim` would gain nothing, for as much is kept for its way back."""
     torch_device("npu")
-    index = Index(fake_worker(model_runner=fake_runner(encoder_cache={"a": FakeTensor(10)})))
+    cache = {name: FakeTensor(10) for name in "ab"}
+    index = Index(fake_worker(model_runner=fake_runner(encoder_cache=cache)))
     index.look()
     for op, on_host in (("trim", 1), ("restore", 0)):
         ask(index.worker, op)
         index.now, index.changes = index.now + 5.0, op
-        assert index.look(whole=True)["host_entries"] == on_host
-        assert index.rows() == [("a", 20, 100.0, on_host)]
+        assert index.look(whole=True)["host_entries"] == 2 * on_host
+        assert index.rows() == [("a", 20, 100.0, on_host), ("b", 20, 100.0, on_host)]
 
 
 def test_storages_that_entries_share_count_once(index):
