@@ -105,7 +105,7 @@ def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
 
 
 def refuse_while_asleep(worker: object, record: SleepRecord) -> None:
-    """Check that no memory of the engine's is unmapped.
+    """Check that no memory of the engine's is unmapped; `memory_parts.refuse_suspended` checks that its device answers.
 
     Raises:
         RefusedError: Some is. What was given up may be somebody else's now, and what is taken now may be missing when

@@ -125,7 +125,7 @@ def _put_in_place(worker: object, device: Device, state: WorkerState) -> None:
     holders = other_holders(owner, name)
     if holders:
         raise RefusedError(f"somebody else holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
-    way_back = WayBack(worker, device)
+    way_back = WayBack(worker, device, state.allocator_reserve)
     # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
     setattr(owner, name, SpillingDict(getattr(owner, name), way_back, state.ledger))
 
