@@ -3,7 +3,7 @@
 What never changes is read once, what is dear seldom, and what needs no such thread by another (`host`). Being on the
 engine's thread, it can neither meet the engine in the middle of something nor wait for a lock that the engine holds:
 torch's allocator is asked with Python's lock held, and sleep mode's allocator calls Python with its own lock held
-(vllm 0.32.0, device_allocator/cumem.py), so that from another thread both could wait for ever.
+(vllm 0.32.0 device_allocator/cumem.py:204), so that from another thread both could wait for ever.
 """
 
 from __future__ import annotations
