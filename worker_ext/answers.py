@@ -43,7 +43,8 @@ def answer(
 
     Raises:
         SystemExit: vLLM's worker was sent SIGTERM meanwhile. Its handler raises that once and never again
-            (v1/executor/multiproc_executor.py, `signal_handler`): kept here, the worker would ignore its end.
+            (vllm 0.32.0 v1/executor/multiproc_executor.py:878, `signal_handler`): kept here, the worker would ignore
+            its end.
         KeyboardInterrupt: The user of an engine inside their own process wants it to stop.
     """
     name = printable(op, 100) if isinstance(op, str) else None

@@ -20,9 +20,9 @@ class MemoryExtension:
     def destroy_worker_extension(self) -> None:
         """End the recorder while the worker is still whole; never raises.
 
-        vLLM calls it before `worker.shutdown()` where it knows the hook (0.33.0, v1/worker/worker_base.py:254-263);
+        vLLM calls it before `worker.shutdown()` where it knows the hook (vllm 0.33.0 v1/worker/worker_base.py:254);
         older ones do not, and have no attribute of this name either. Its other hook, `init_worker_extension`, would run
-        after `init_device` (:366-368), where there is nothing for us to do yet.
+        after `init_device`, where there is nothing for us to do yet.
         """
         with suppress(Exception):  # the worker is about to end, and the recorder with it
             end_recorder(self)

@@ -43,7 +43,8 @@ class HostCopies:
             torch = import_module("torch")
             self._plain, self._strided = torch.Tensor, torch.strided
         # A subclass (a parameter, a tensor in parts) may hold more than its elements, and so may one that somebody hung
-        # attributes on (vLLM hangs `modality` on embeddings: multimodal/utils.py). A sparse one has no such elements.
+        # attributes on (such as the `modality` of embeddings, vllm 0.32.0 multimodal/utils.py:400). A sparse one has no
+        # such elements.
         if type(value) is not self._plain or vars(value) or value.layout is not self._strided:
             return False
         device = value.device
@@ -52,7 +53,7 @@ class HostCopies:
     def host_bytes(self, tensor: Tensor) -> int:
         """Return what the copy of a tensor takes of the host."""
         nbytes = view_bytes(tensor)
-        # torch rounds pinned memory up to a power of two (ATen/core/CachingHostAllocator.h, `allocate`).
+        # torch rounds pinned memory up to a power of two (torch 2.13.0 include/ATen/core/CachingHostAllocator.h:305).
         return 1 << (nbytes - 1).bit_length() if self._pins and nbytes else nbytes
 
     def to_host(self, tensor: Tensor, group: SpilledGroup, notes: Notes) -> Spilled:
@@ -84,7 +85,7 @@ class HostCopies:
             return self._copy(spilled.host, spilled.device)
         self._forget_done()
         made = self._copy(spilled.host, spilled.device, non_blocking=True)
-        # The source must outlive the copy, as vllm-ascend has it (worker/model_runner_v1.py,
+        # The source must outlive the copy, as vllm-ascend has it (vllm_ascend 0.27.1rc1 worker/model_runner_v1.py:1089,
         # `_copy_cpu_encoder_cache_to_device`).
         done = getattr(import_module("torch"), self._device.type).Event()
         done.record()

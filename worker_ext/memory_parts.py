@@ -13,6 +13,7 @@ from worker_ext.errors import RefusedError
 from worker_ext.kv_cache import kv_cache_storages
 
 if TYPE_CHECKING:
+    from worker_ext.allocator_reserve import AllocatorReserve
     from worker_ext.devices import Device
     from worker_ext.host import HostMemory
     from worker_ext.notes import Notes
@@ -28,9 +29,13 @@ class KvCache(NamedTuple):
     reserved_bytes: int | None
 
 
-def read_space(device: Device | None, host: HostMemory, notes: Notes) -> Space:
-    """Return the device's memory as its driver sees it."""
+def read_space(worker: object, device: Device | None, host: HostMemory, notes: Notes) -> Space:
+    """Return the device's memory as its driver sees it; nothing is known of a device that is not to be asked."""
     unknown = Space(None, None, None)
+    suspended_by = suspending_backend(worker)
+    if suspended_by is not None:
+        notes.add("total_bytes", _suspended(suspended_by))
+        return unknown
     if device is None:
         notes.add("total_bytes", NO_DEVICE)
         return unknown
@@ -54,14 +59,24 @@ def suspending_backend(worker: object) -> str | None:
 
 
 def refuse_suspended(worker: object) -> None:
-    """Check that the device may be asked.
+    """Check that the device may be asked; `sleep.refuse_while_asleep` checks that its memory may be touched.
 
     Raises:
         RefusedError: A call to its driver might never return.
     """
-    name = suspending_backend(worker)
-    if name is not None:
-        raise RefusedError(f"the engine is suspended by {name}: its device is not to be asked until it resumes")
+    suspended_by = suspending_backend(worker)
+    if suspended_by is not None:
+        raise RefusedError(_suspended(suspended_by))
+
+
+def _suspended(backend: str) -> str:
+    return f"the engine is suspended by {backend}: its device is not asked until it resumes"
+
+
+def look_at_segments_once(worker: object, device: Device | None, reserve: AllocatorReserve) -> None:
+    """Learn from the allocator's segments what it keeps, at the first call that finds a device that may be asked."""
+    if suspending_backend(worker) is None:
+        reserve.look_once(device)
 
 
 def read_allocator(device: Device | None, notes: Notes) -> AllocatorFigures:
@@ -70,6 +85,11 @@ def read_allocator(device: Device | None, notes: Notes) -> AllocatorFigures:
         notes.add("torch", NO_DEVICE)
         return AllocatorFigures()
     return device.family.allocator(device.index, notes)
+
+
+def pinned_bytes(device: Device | None, notes: Notes) -> int | None:
+    """Return the host memory that torch keeps locked in place for copies; None where it does not tell."""
+    return notes.attempt("host_memory.pinned_bytes", device.family.pinned_bytes) if device is not None else None
 
 
 def read_kv_cache(worker: object, kind: str, residency: Residency, notes: Notes) -> KvCache:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ALL_TAGS = frozenset({"weights", "kv_cache"})
-"""What `sleep` puts to sleep (vllm/v1/executor/abstract.py, `sleeping_tags`)."""
+"""What `sleep` puts to sleep (vllm 0.12.0 v1/executor/abstract.py:304, vllm 0.32.0 v1/executor/abstract.py:37)."""
 
 # Singletons that hold the pools: CUDA's, Intel's, Ascend's.
 ALLOCATORS = (
@@ -85,7 +85,7 @@ def watch_sleep(worker: object, record: SleepRecord) -> None:
 
         return watched
 
-    # `discard` puts single pools to sleep (vLLM 0.32, v1/worker/gpu_worker.py; not in 0.27).
+    # `discard` puts single pools to sleep (vllm 0.32.0 v1/worker/gpu_worker.py:358; not in 0.27).
     for name, make in (("sleep", sleep), ("wake_up", wake_up), ("discard", discard)):
         wrap_method(worker, name, make)
 
@@ -95,7 +95,8 @@ def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
     told = _told_by_allocators()
     tags = record.tags | (told or set())
     # Of other backends than the allocators, and of engines that fell asleep before we watched. After a partial wake-up
-    # it says RUNNING (vllm/device_allocator/sleep_mode_backend.py, from 0.27 on).
+    # it says RUNNING (vllm 0.27.0 device_allocator/sleep_mode_backend.py:133, vllm 0.32.0
+    # device_allocator/sleep_mode_backend.py:145).
     if not tags and look_up(worker, "_sleep_mode_backend", "_state") not in {None, "RUNNING"}:
         tags = set(ALL_TAGS)
     if told is None and not record.is_complete:
@@ -105,7 +106,7 @@ def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
 
 
 def refuse_while_asleep(worker: object, record: SleepRecord) -> None:
-    """Check that no memory of the engine's is unmapped.
+    """Check that no memory of the engine's is unmapped; `memory_parts.refuse_suspended` checks that its device answers.
 
     Raises:
         RefusedError: Some is. What was given up may be somebody else's now, and what is taken now may be missing when

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from worker_ext.state import WorkerState
 
 # What vllm-ascend keeps encoder outputs in while it moves them to host memory itself. Its runners have all three from
-# 0.27.1rc1 on, and use them where `use_score_encoder_cache` is set (worker/model_runner_v1.py, `__init__`).
+# 0.27.1rc1 on, and use them where `use_score_encoder_cache` is set (vllm_ascend 0.27.1rc1
+# worker/model_runner_v1.py:589, `__init__`).
 ASCENDS_OWN = ("cpu_encoder_cache", "tmp_encoder_cache", "_pending_encoder_cache_copies")
 
 
@@ -76,8 +77,9 @@ def _reasons_in_the_configuration(worker: object) -> Iterator[str]:
         yield "the worker has no vllm_config: who else uses its encoder cache cannot be told"
     connector = look_up(config, "ec_transfer_config")
     if connector is not None:
-        # They keep the dict, compare the identity of tensors and copy from raw addresses
-        # (vllm/v1/worker/gpu/ec_connector.py; distributed/ec_transfer/ec_connector/mooncake).
+        # They keep the dict (vllm 0.32.0 v1/worker/gpu/ec_connector.py:42), compare the identity of tensors
+        # (vllm 0.32.0 distributed/ec_transfer/ec_connector/mooncake/memory.py:482) and copy from raw addresses
+        # (vllm 0.32.0 distributed/ec_transfer/ec_connector/mooncake/transfer.py:84).
         name = look_up(connector, "ec_connector")
         yield f"an encoder cache connector is configured (ec_transfer_config: {name}), which uses the same tensors"
     manager = look_up(config, "ec_manager_config", "encoder_cache_manager_cls")
@@ -86,8 +88,8 @@ def _reasons_in_the_configuration(worker: object) -> Iterator[str]:
     used = _ascends_own_tier(runner)
     if used is not None:
         yield f"vllm-ascend moves encoder outputs to host memory itself (model_runner.{used})"
-    # vLLM's developers can have every wait for the device raise within a step (vllm/utils/gpu_sync_debug.py): also the
-    # copy that brings an entry back.
+    # vLLM's developers can have every wait for the device raise within a step (vllm 0.32.0 utils/gpu_sync_debug.py:42):
+    # also the copy that brings an entry back.
     if look_up(sys.modules.get("vllm.utils.gpu_sync_debug"), "_SYNC_CHECK_MODE") == "error":
         yield "VLLM_GPU_SYNC_CHECK=error is set, under which to bring an entry back would end the engine"
     backend = look_up(config, "parallel_config", "distributed_executor_backend")
@@ -109,8 +111,9 @@ def _busy_loop_waits() -> bool:
     """Say whether this call came out of the loop that also runs the worker's steps: none begins before it returns.
 
     Both vLLM's multiprocessing executor and RayExecutorV2 (the default in 0.23, 0.27 and 0.32)
-    run that loop: vllm/v1/executor/ray_executor_v2.py, `RayWorkerProc.run`. Ray's first executor has none. It runs a
-    method of the worker's in one thread of the actor and steps in another (ray_utils.py, `execute_model_ray`).
+    run that loop (vllm 0.32.0 v1/executor/ray_executor_v2.py:231, `RayWorkerProc.run`). Ray's first executor has none.
+    It runs a method of the worker's in one thread of the actor and steps in another (vllm 0.32.0
+    v1/executor/ray_utils.py:144, `execute_model_ray`).
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -125,7 +128,7 @@ def _put_in_place(worker: object, device: Device, state: WorkerState) -> None:
     holders = other_holders(owner, name)
     if holders:
         raise RefusedError(f"somebody else holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
-    way_back = WayBack(worker, device)
+    way_back = WayBack(worker, device, state.allocator_reserve)
     # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
     setattr(owner, name, SpillingDict(getattr(owner, name), way_back, state.ledger))
 

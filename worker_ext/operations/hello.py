@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from worker_ext.attributes import look_up, text
 from worker_ext.devices import describe_device
 from worker_ext.encoder_outputs import find_encoder_cache, odd_absence
+from worker_ext.memory_parts import look_at_segments_once
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
 from worker_ext.state import state_of
@@ -41,7 +42,7 @@ def hello(worker: object) -> dict[str, Any]:
     notes = Notes()
     device, entry = describe_device(worker, notes)
     # The sidecar says hello once an engine is ready: the best time for the one look at the allocator's segments.
-    state_of(worker).allocator_reserve.look_once(device)
+    look_at_segments_once(worker, device, state_of(worker).allocator_reserve)
     runner = look_up(worker, "model_runner")
     kind = notes.attempt("encoder_cache_kind", lambda: _encoder_cache_kind(worker, notes))
     return {

@@ -9,16 +9,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import describe_device
-from worker_ext.devices.figures import Space
 from worker_ext.encoder_outputs import encoder_cache_block, odd_absence
 from worker_ext.host import read_host
 from worker_ext.memory_parts import (
     NO_DEVICE,
+    look_at_segments_once,
+    pinned_bytes,
     read_allocator,
     read_budget,
     read_kv_cache,
     read_space,
-    suspending_backend,
 )
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
@@ -39,13 +39,8 @@ def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
     notes, state = Notes(), state_of(worker)
     device, entry = describe_device(worker, notes)
     host = read_host(notes)
-    suspended_by = suspending_backend(worker)
-    if suspended_by is None:
-        space = read_space(device, host, notes)
-        state.allocator_reserve.look_once(device)
-    else:
-        space = Space(None, None, None)
-        notes.add("total_bytes", f"the engine is suspended by {suspended_by}: its device is not asked until it resumes")
+    space = read_space(worker, device, host, notes)
+    look_at_segments_once(worker, device, state.allocator_reserve)
     torch = read_allocator(device, notes)
     if state.allocator_reserve.kept_bytes is None and state.allocator_reserve.unknown_because is not None:
         notes.add("releasable_bytes", state.allocator_reserve.unknown_because)
@@ -57,16 +52,12 @@ def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
         **_components(worker, device, state, notes),
         "asleep_tags": _asleep_tags(worker, state, notes),
         "budget": read_budget(worker, notes),
-        "host_memory": {**host._asdict(), "pinned_bytes": _pinned_bytes(device, notes)},
+        "host_memory": {**host._asdict(), "pinned_bytes": pinned_bytes(device, notes)},
     }
     return {**body, "notes": notes.as_list(), "elapsed_ms": round((time.perf_counter() - started) * 1000, 3)}
 
 
 OPERATION = Operation("memory", {}, memory)
-
-
-def _pinned_bytes(device: Device | None, notes: Notes) -> int | None:
-    return notes.attempt("host_memory.pinned_bytes", device.family.pinned_bytes) if device is not None else None
 
 
 def _asleep_tags(worker: object, state: WorkerState, notes: Notes) -> list[str] | None:

@@ -41,8 +41,8 @@ def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     refuse_now(worker)
     device = device_of(worker)
     taken = _with_newest_history(device.family.snapshot(device.index), notes)
-    # As torch's own `_dump_snapshot` does (torch/cuda/memory.py). Whole first: it is small beside the objects that it
-    # is made of, and its size is known before anything is written.
+    # As torch's own `_dump_snapshot` does (torch 2.13.0 cuda/memory.py:1148). Whole first: it is small beside the
+    # objects that it is made of, and its size is known before anything is written.
     pickled = pickle.dumps(taken)
     free: int | None = None
     if path is not None:

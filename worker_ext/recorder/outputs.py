@@ -1,9 +1,10 @@
 """Asynchronous outputs of steps: how long somebody has waited for one.
 
 With asynchronous scheduling a step returns before the device is done with it. What hangs then is not the step but
-`get_output()` of what it returned, in a thread of its own (vllm 0.32.0, v1/executor/multiproc_executor.py:998,
-`enqueue_output`, in `async_output_busy_loop`) or wherever the engine waits (uniproc_executor.py:44). It refuses to keep
-an output alive, and to change what `get_output` takes, returns or raises.
+`get_output()` of what it returned, in a thread of its own (vllm 0.32.0 v1/executor/multiproc_executor.py:998,
+`enqueue_output`, in `async_output_busy_loop`) or wherever the engine waits (vllm 0.32.0
+v1/executor/uniproc_executor.py:44). It refuses to keep an output alive, and to change what `get_output` takes, returns
+or raises.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Outputs:
 
         The object gets a subclass of its class. Its own `get_output` cannot be replaced on it: an attribute that holds
         the object keeps it, and what it has on the device, until the garbage collector runs; one that does not hold it
-        finds it gone, for the engine may pass `output.get_output` on and drop the output (vllm 0.12.0,
-        v1/executor/uniproc_executor.py:82-85).
+        finds it gone, for the engine may pass `output.get_output` on and drop the output (vllm 0.12.0
+        v1/executor/uniproc_executor.py:82).
         """
         kind = type(output)
         try:

@@ -3,16 +3,16 @@
 What never changes is read once, what is dear seldom, and what needs no such thread by another (`host`). Being on the
 engine's thread, it can neither meet the engine in the middle of something nor wait for a lock that the engine holds:
 torch's allocator is asked with Python's lock held, and sleep mode's allocator calls Python with its own lock held
-(vllm 0.32.0, device_allocator/cumem.py), so that from another thread both could wait for ever.
+(vllm 0.32.0 device_allocator/cumem.py:204), so that from another thread both could wait for ever.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from worker_ext.devices import describe_device
+from worker_ext.devices import device_of
 from worker_ext.host import HostMemory, rss_bytes
-from worker_ext.memory_parts import read_allocator, read_kv_cache, read_space
+from worker_ext.memory_parts import look_at_segments_once, pinned_bytes, read_allocator, read_kv_cache, read_space
 from worker_ext.notes import Notes
 from worker_ext.recorder.encoder_index import EncoderIndex
 from worker_ext.state import WorkerState, state_of
@@ -50,24 +50,24 @@ class Sampler:
         notes = Notes()  # a record has no room for them; `memory` tells them all
         state, device = state_of(worker), self._device_of(worker, notes)
         host = self.host._replace(rss_bytes=notes.attempt("host_memory.rss_bytes", rss_bytes))
-        weights = None
+        weights, reserve = None, state.allocator_reserve
         if device is not None:
             weights = notes.attempt("weights_bytes", lambda: weights_bytes(worker, device.type, state))
-            notes.attempt("releasable_bytes", lambda: state.allocator_reserve.look_once(device))
+            notes.attempt("releasable_bytes", lambda: look_at_segments_once(worker, device, reserve))
         torch = read_allocator(device, notes)
         return {
-            **read_space(device, host, notes)._asdict(),
+            **read_space(worker, device, host, notes)._asdict(),
             "torch": torch._asdict(),
-            "releasable_bytes": state.allocator_reserve.releasable_bytes(torch),
+            "releasable_bytes": reserve.releasable_bytes(torch),
             "weights_bytes": weights,
             "kv_cache_bytes": self._kv_cache(worker, device, state, now, notes),
             "encoder_cache": self._encoder_cache(worker, state, now, change, notes, whole=whole),
-            "host_memory": host._asdict(),
+            "host_memory": {**host._asdict(), "pinned_bytes": pinned_bytes(device, notes)},
         }
 
     def _device_of(self, worker: object, notes: Notes) -> Device | None:
         if self._device is None:  # sought again where it was not found: a worker may not have been ready to tell
-            self._device = describe_device(worker, notes)[0]
+            self._device = notes.attempt("device", lambda: device_of(worker))
             self.index = None if self._device is None else EncoderIndex(self._device.type)
         return self._device
 

@@ -1,8 +1,8 @@
 """How many steps a worker has begun and ended, counted where the engine calls them.
 
 The engine calls `worker.execute_model` by name, under its uniproc, multiproc and second Ray executor alike
-(vllm 0.32.0, v1/worker/worker_base.py:362-367, `WorkerWrapperBase.execute_model`), so that an attribute of the worker's
-own comes before its class's method. It refuses to change what a call takes, returns or raises, and to hold the worker.
+(vllm 0.32.0 v1/worker/worker_base.py:370, `WorkerWrapperBase.execute_model`), so that an attribute of the worker's own
+comes before its class's method. It refuses to change what a call takes, returns or raises, and to hold the worker.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 _STEP = "execute_model"
 # The second call of a step in engines that have it, and the step that a replica takes without requests so that the
-# others need not wait for it (vllm 0.32.0, v1/engine/core.py:757 and :1045). Time in them is time in a step.
+# others need not wait for it (vllm 0.32.0 v1/engine/core.py:743, vllm 0.32.0 v1/engine/core.py:1045). Time in them is
+# time in a step.
 _PARTS = ("sample_tokens", "execute_dummy_batch")
-# What changes a worker's memory otherwise, with nobody's step around it (vllm 0.32.0, v1/executor/abstract.py:372-376,
-# v1/worker/gpu_worker.py:294, :332, :629, :1439 and :1550; each may be missing).
+# What changes a worker's memory otherwise, with nobody's step around it; each may be missing (vllm 0.32.0
+# v1/executor/abstract.py:376, vllm 0.32.0 v1/worker/gpu_worker.py:294, vllm 0.32.0 v1/worker/gpu_worker.py:332,
+# vllm 0.32.0 v1/worker/gpu_worker.py:629, vllm 0.32.0 v1/worker/gpu_worker.py:1439, vllm 0.32.0
+# v1/worker/gpu_worker.py:1550).
 _CHANGES = (
     *("reset_encoder_cache", "reset_mm_cache", "sleep", "wake_up", "release_kv_cache_memory"),
     *("add_lora", "remove_lora", "reload_weights", "update_weights"),
@@ -85,7 +88,7 @@ class Steps:
                 self._put[name] = weakref.ref(vars(worker)[name])
         if _STEP not in self._put:
             notes.add("moving.steps_begun", f"the worker has no {_STEP}: its steps cannot be counted")
-        # Ray's first executor runs steps on the runner, past the worker (vllm 0.32.0, v1/executor/ray_utils.py:144,
+        # Ray's first executor runs steps on the runner, past the worker (vllm 0.32.0 v1/executor/ray_utils.py:144,
         # `execute_model_ray`): that none was seen means nothing there.
         backend = look_up(worker, "vllm_config", "parallel_config", "distributed_executor_backend")
         self._passed_by = "ray" in str(backend).lower()
@@ -109,8 +112,8 @@ class Steps:
             output = self._timed(method, 1, arguments, named)
             plan = arguments[0] if arguments else named.get("scheduler_output")
             # After its last request the engine runs one step without tokens, to tell the worker that it is over
-            # (vllm 0.12.0, v1/core/sched/output.py:175, and 0.33.0, :247: `total_num_scheduled_tokens`). While it waits
-            # for a connector it may run many: then those after the first are as any other.
+            # (vllm 0.12.0 v1/core/sched/output.py:175, vllm 0.32.0 v1/core/sched/output.py:247). While it waits for a
+            # connector it may run many: then those after the first are as any other.
             has_tokens = getattr(plan, "total_num_scheduled_tokens", None) != 0
             is_first_without = self._had_tokens and not has_tokens
             self._had_tokens = has_tokens

@@ -8,7 +8,7 @@ process that was itself held for longer, by a debugger or a frozen container, is
 
 There is one such timer in a process, and nobody can ask whether it is in use. Ours gives way for good as soon as
 somebody else calls for it while the recorder runs, and is not used at all under pytest with its own timer's plugin.
-Somebody who armed it before us loses it: vLLM uses none (0.12.0, 0.32.0 and 0.33.0 searched).
+Somebody who armed it before us loses it: vLLM uses none (0.12.0, 0.23.0, 0.27.0 and 0.32.0 searched).
 
 It is stopped before a fork. A child would have it armed without its thread, and whoever stops it then, which Python
 itself does at the child's end, waits for that thread for ever.

@@ -227,6 +227,8 @@ def test_a_device_that_was_taken_away_is_not_asked(state, torch_device):
     answer = ask(worker, "memory")
     assert (answer["total_bytes"], answer["free_bytes"], answer["used_bytes"]) == (None, None, None)
     assert [note["name"] for note in answer["notes"]] == ["total_bytes"]
+    assert ask(worker, "hello")["device"]["type"] == "cuda"
+    assert module.looks == 0
     assert "suspended by ProcessCheckpoint" in refusal(worker, "release")
     assert not {"mem_get_info", "empty_cache"} & {name for name, _ in module.calls}
 

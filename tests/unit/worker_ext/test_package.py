@@ -22,8 +22,12 @@ from tests.unit.worker_ext.fakes import FakeTensor, FakeTorch, ask, fake_runner,
 sys.modules["torch"] = FakeTorch("npu")
 worker = fake_worker(model_runner=fake_runner(encoder_cache={{"a": FakeTensor(5)}}), execute_model=print)
 with tempfile.TemporaryDirectory() as directory:
-    start = {{"directory": directory, "instance": "0123456789abcdef"}}
-    payloads = {{"recorder_start": start, "snapshot": {{"directory": directory, "name": "one"}}}}
+    instance = {{"instance": "0123456789abcdef"}}
+    payloads = {{
+        "recorder_start": {{"directory": directory, **instance}},
+        "recorder_stop": instance,
+        "snapshot": {{"directory": directory, "name": "one"}},
+    }}
     ops = ask(worker, "hello")["ops"]
     for op in sorted(ops, key=lambda op: op == "recorder_stop"):
         ask(worker, op, json.dumps(payloads.get(op, {{}})))

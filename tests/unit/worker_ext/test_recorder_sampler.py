@@ -54,7 +54,29 @@ def test_a_sample_has_what_memory_answers(kind, torch_device):
     ages = answer["encoder_cache"], sample["encoder_cache"]
     assert [age.pop("oldest_age_seconds") for age in ages] == [0.0, 0.0]
     assert {name: sample[name] for name in same} == {name: answer[name] for name in same}
-    assert set(sample["host_memory"]) == set(answer["host_memory"]) - {"pinned_bytes"}
+    assert set(sample["host_memory"]) == set(answer["host_memory"])
+
+
+def test_pinned_host_memory_is_sampled(torch_device):
+    """As torch tells it, for spilled entries lie there."""
+    torch_device("npu").host_memory_stats = lambda: {"allocated_bytes.current": 4096}
+    bench = Bench()
+    assert bench.memory()["host_memory"]["pinned_bytes"] == 4096
+    assert ask(bench.worker, "memory")["host_memory"]["pinned_bytes"] == 4096
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "RESUMING"])
+def test_a_device_that_was_taken_away_is_not_asked(state, torch_device):
+    """A call to its driver would wait for the engine to resume, on the thread that resumes it."""
+    module = torch_device("cuda")
+    bench = Bench("cuda")
+    bench.worker._sleep_mode_backend = SimpleNamespace(_state=state)
+    sample = bench.memory(whole=True)
+    assert (sample["total_bytes"], sample["free_bytes"], sample["used_bytes"]) == (None, None, None)
+    assert sample["torch"]["allocated_bytes"] == 600, "torch's own counters ask no driver"
+    assert ({name for name, _ in module.calls}, module.looks) == ({"memory_stats"}, 0)
+    bench.worker._sleep_mode_backend._state = "RUNNING"
+    assert (bench.memory()["free_bytes"], module.looks) == (1_000, 1)
 
 
 def test_sleep_modes_allocator_is_asked_as_any_other(torch_device):
@@ -222,15 +244,16 @@ def test_an_entry_made_anew_under_its_name_is_another(index):
 
 
 def test_one_that_went_to_the_host_and_came_back_is_as_old_as_it_was(torch_device):
-    """Moved by `trim` and `restore`."""
+    """Moved by `trim` and `restore`. Two: with one `trim` gains nothing, for as much is kept for its way back."""
     torch_device("npu")
-    index = Index(fake_worker(model_runner=fake_runner(encoder_cache={"a": FakeTensor(10)})))
+    cache = {name: FakeTensor(10) for name in "ab"}
+    index = Index(fake_worker(model_runner=fake_runner(encoder_cache=cache)))
     index.look()
     for op, on_host in (("trim", 1), ("restore", 0)):
         ask(index.worker, op)
         index.now, index.changes = index.now + 5.0, op
-        assert index.look(whole=True)["host_entries"] == on_host
-        assert index.rows() == [("a", 20, 100.0, on_host)]
+        assert index.look(whole=True)["host_entries"] == 2 * on_host
+        assert index.rows() == [("a", 20, 100.0, on_host), ("b", 20, 100.0, on_host)]
 
 
 def test_storages_that_entries_share_count_once(index):

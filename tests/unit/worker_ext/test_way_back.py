@@ -197,6 +197,31 @@ def test_release_gives_the_reserve_to_nobody(bench):
     assert bench.block["restore_reserve_bytes"] == 100
 
 
+def test_a_way_back_that_empties_the_cache_learns_what_stays(bench):
+    """What captured graphs keep is promised to nobody from then on, nor is our own reserve."""
+    kept = 64
+
+    def stats(_index: object) -> dict[str, object]:
+        reserved = bench.torch.live + bench.torch.cached + kept
+        bytes_of = {"reserved_bytes.all.current": reserved, "allocated_bytes.all.current": bench.torch.live}
+        return bench.torch.device_module.stats | bytes_of | {"inactive_split_bytes.all.current": 0}
+
+    def releasable() -> int:
+        return ask(bench.worker, "memory")["releasable_bytes"]
+
+    bench.torch.device_module.memory_stats = stats
+    for name in "abc":
+        bench.encode(name)
+    ask(bench.worker, "trim")
+    assert bench.torch.live == bench.block["restore_reserve_bytes"] == 100
+    assert releasable() == bench.torch.cached + kept, "nobody has emptied the cache yet"
+    bench.fill()
+    bench.access("a")
+    assert (bench.torch.cached, releasable()) == (0, 0)
+    bench.torch.cached += 30
+    assert releasable() == 30
+
+
 def test_nothing_is_moved_where_the_device_would_gain_nothing(bench):
     """The reserve for one batch is as large as the batch."""
     bench.encode("a", "b")
