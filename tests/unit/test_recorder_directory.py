@@ -181,13 +181,14 @@ def test_all_entries_are_told_until_the_next_table(recorder, writers):
 def test_an_idle_workers_sample_is_as_fresh_as_its_heartbeat(recorder, writers, machine):
     """Nothing has begun since; others on the card may have."""
     writer = writers()
-    writer.sample(0.0)
+    writer.sample(0.0, memory=memory(host_memory={"rss_bytes": 5_000, "pinned_bytes": 4_096}))
     for second in range(1, 100, 9):
         machine.seconds = second
         writer.heartbeat(second, rss_bytes=5_000 + second)
         record = only(recorder)
         assert (record.newest.taken_at, record.status) == (WALL + second, "alive")
-        assert record.newest.host_memory.rss_bytes == 5_000 + second
+        host = record.newest.host_memory
+        assert (host.rss_bytes, host.pinned_bytes) == (5_000 + second, 4_096)
         assert record.newest.encoder_cache.oldest_age_seconds == pytest.approx(63.2 + second)
         (note,) = record.newest.notes
         assert (note.name, f"as of {WALL:.1f}" in note.reason) == ("used_bytes", True)

@@ -19,7 +19,7 @@ from tests.vendor_claims import CITATION, CLAIMS, cited_in
 ROOT = Path(worker_ext.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 SOURCE_FILE = re.compile(r"[\w./-]*\b\w+\.(?:py|cpp|h)\b")
-OTHERS = {"file.py", "jemalloc/jemalloc_macros.h"}  # a form, in recorder/stack.py; a C library's header
+OTHERS = {"jemalloc/jemalloc_macros.h"}  # a C library's header
 by_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
