@@ -4,7 +4,8 @@
 
     admin_token                  the token itself
     admin_token_file             its content; made there where the file is missing; read again when it changes
-    neither                      made at start in $XDG_STATE_HOME/highwater/PORT.token, removed at an orderly end
+    neither                      made at start in $XDG_STATE_HOME/highwater/PORT.token, removed at an orderly end by
+                                 the sidecar that made it; one that a crash left is used again
 
 The sidecar serves by it and the commands find it by the same rules, so that on the sidecar's own machine nobody has to
 carry it from one to the other. It is never logged and is in no ``repr``.
@@ -168,7 +169,7 @@ class AdminToken:
         if not self._has_file:
             log.info("control calls need the admin token that was set (admin_token)")
         elif self._token is not None:
-            log.info("control calls need the admin token in %s; `highwater token` prints it", self._path)
+            log.info("control calls need the admin token in %s", self._path)
 
     def current(self) -> str | None:
         """The token that a call must carry now; ``None``: no call may be let in."""
@@ -176,6 +177,12 @@ class AdminToken:
             self._next_look = now + LOOK_SECONDS
             self._look()
         return self._token
+
+    def source(self, port: int) -> str:
+        """Return where the token is to be had, as part of a shell command."""
+        if not self._has_file:
+            return "ADMIN_TOKEN"  # the setting's value, which nobody but who set it can name
+        return f"$(highwater token --port {port})" if self._is_temporary else f"$(cat {self._path})"
 
     @property
     def known(self) -> str | None:
@@ -198,7 +205,7 @@ class AdminToken:
         try:
             signature = _signature(self._path)
             if signature is None:
-                self._make(self._path)
+                self._make_at(self._path)
             elif signature != self._signature:
                 self._token, self._signature = read_token(self._path), signature
             elif self._token is None:
@@ -209,11 +216,17 @@ class AdminToken:
             self._signature = signature
             self._shut(str(exc))
         except OSError as exc:
-            self._shut(f"{self._path} cannot be made: {_reason(exc)}")
+            self._shut(_cannot_be_made(self._path, exc))
         else:
             if self.problem is not None:
                 log.info("control calls are served again: the admin token is in %s", self._path)
             self.problem = None
+
+    def _make_at(self, path: Path) -> None:
+        try:
+            self._make(path)
+        except FileNotFoundError as exc:  # of its folder, which is none that files can be made in
+            raise TokenUnusable(_cannot_be_made(path, exc)) from exc
 
     def _make(self, path: Path) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -230,6 +243,10 @@ class AdminToken:
                 problem,
             )
         self.problem = problem
+
+
+def _cannot_be_made(path: Path, exc: OSError) -> str:
+    return f"{path} cannot be made: {_reason(exc)}"
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:

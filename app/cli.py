@@ -63,6 +63,11 @@ def _run(settings: Settings) -> None:
     sidecar = create_app(settings)
     tls = sidecar.tls
 
+    def reopen_log() -> None:
+        # Also without a file: the signal that rotates logs must not cut every stream.
+        if sidecar.access_log is not None and sidecar.access_log.is_file:
+            sidecar.access_log.reopen()
+
     class Server(uvicorn.Server):
         """Accepts several connections a turn, ends live event streams when told to stop, opens a log file again."""
 
@@ -75,8 +80,7 @@ def _run(settings: Settings) -> None:
                 app_state=self.lifespan.state,
             )
             self.servers += await accept_several(self.servers, make, tls=self.config.ssl, backlog=self.config.backlog)
-            if sidecar.access_log is not None and sidecar.access_log.is_file:
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, sidecar.access_log.reopen)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reopen_log)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             super().handle_exit(sig, frame)

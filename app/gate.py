@@ -38,14 +38,14 @@ class Admission:
     """One request that was let through; it counts until it leaves.
 
     Attributes:
-        kind: What a refusal calls it.
+        is_open_ended: It lasts as long as its client wants.
         since: When it was let through, by the gate's clock.
     """
 
-    __slots__ = ("kind", "since")
+    __slots__ = ("is_open_ended", "since")
 
     def __init__(self, since: float) -> None:
-        self.kind = "request"
+        self.is_open_ended = False
         self.since = since
 
 
@@ -108,12 +108,16 @@ class Gate:
         """Whether ``try_enter`` would let a request through."""
         return self._closed_until is None and self._paced_until is None
 
-    def oldest(self) -> tuple[str, float] | None:
-        """Kind and age in seconds of the request that has been under way for longest; ``None`` without any."""
+    @property
+    def open_ended(self) -> int:
+        """Of those under way, the ones that last as long as their clients want."""
+        return sum(admission.is_open_ended for admission in self._inside)
+
+    def oldest_seconds(self) -> float | None:
+        """For how long the oldest request has been under way; ``None`` without any."""
         if not self._inside:
             return None
-        first = min(self._inside, key=lambda admission: admission.since)
-        return first.kind, self._clock() - first.since
+        return self._clock() - min(admission.since for admission in self._inside)
 
     def try_enter(self) -> Admission | None:
         """Let one request through if that can be done now; ``leave`` must follow if it was."""

@@ -171,12 +171,16 @@ class Moments:
 
     def _takes_too_long(self) -> str | None:
         """Why requests would be held in vain, if that can be known before."""
-        oldest = self._gate.oldest()
-        if oldest is None or oldest[1] <= self._drain_seconds:
+        if lasting := self._gate.open_ended:
+            sessions = (
+                "1 WebSocket is open, which ends" if lasting == 1 else f"{lasting} WebSockets are open, which end"
+            )
+            return f"{sessions} when the client wants; no request was held. Try again when none is open"
+        seconds = self._gate.oldest_seconds()
+        if seconds is None or seconds <= self._drain_seconds:
             return None
-        kind, seconds = oldest
         return (
-            f"a {kind} has been under way for {seconds:.0f} s, longer than requests are given to finish "
+            f"a request has been under way for {seconds:.0f} s, longer than requests are given to finish "
             f"(gate.drain_seconds, {self._drain_seconds:g} s); no request was held. Try again when it has ended, or "
             "set gate.drain_seconds to more than it takes"
         )

@@ -317,7 +317,7 @@ class Exchange(Conversation, Asker):
         self._proxy.tunnels += 1
         self._first_byte_seconds = time.perf_counter() - self._started
         if self._admission is not None:
-            self._admission.kind = "tunnel (WebSocket)"
+            self._admission.is_open_ended = True
         data = head.for_tunnel(self._head.request_id())
         self._response_bytes += len(data)
         self._write(data)

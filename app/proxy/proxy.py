@@ -275,9 +275,11 @@ class Proxy:
 
     def _tick(self) -> None:
         """One look at every clock: a timer per request would cost more than the request's own bookkeeping."""
-        for exchange in list(self.exchanges):
-            exchange.tick()
-        for client in list(self.clients):
-            client.tick()
-        self.pool.sweep()
         self._timer = asyncio.get_running_loop().call_later(self.limits.tick_seconds, self._tick)
+        self.pool.sweep()
+        for ticks in (*self.exchanges, *self.clients):
+            try:
+                ticks.tick()
+            except Exception:
+                # Broad: one connection's fault must not take every other one's deadlines away. It is logged each time.
+                log.exception("a connection's clock could not be looked at")

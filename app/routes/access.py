@@ -24,7 +24,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.admin_token import AdminToken
-from app.limited_log import LimitedLog
+from app.limited_log import LimitedLog, printable
 from app.readings import Caller
 
 DenialReason: TypeAlias = Literal["no_token", "wrong_token", "closed"]
@@ -82,7 +82,7 @@ class Access(SecurityBase):
         self._trust_loopback = trust_loopback
         self._denied = denied
         self._log = LimitedLog(log)
-        self._command = f'curl -H "Authorization: Bearer $(highwater token --port {port})"'
+        self._port = port
 
     async def __call__(self, request: Request) -> Caller:
         """Return who calls.
@@ -121,15 +121,22 @@ class Access(SecurityBase):
             return Denial(
                 "closed",
                 403,
-                "control calls are refused: the sidecar has no admin token, and its log says why. Set "
-                "admin_token_file (HIGHWATER_ADMIN_TOKEN_FILE) to a file that its user can write, or admin_token. "
-                f"Then this works where the sidecar runs: {self._command}",
+                "control calls are refused: the sidecar has no usable admin token; its log says why and what to change",
             )
         wrong = bool(given)
         said = "this is not the admin token" if wrong else "this call needs the admin token"
         return Denial(
-            "wrong_token" if wrong else "no_token", 401, f"{said}. Where the sidecar runs, this works: {self._command}"
+            "wrong_token" if wrong else "no_token",
+            401,
+            f"{said}. Where the sidecar runs, this works: {self._command(request)}",
         )
+
+    def _command(self, request: HTTPConnection) -> str:
+        """Return the call as a command line without quotes: the message comes as JSON, which would escape them."""
+        method = "" if request.scope["method"] == "GET" else f"-X {request.scope['method']} "
+        path = printable(request.scope.get("raw_path") or request.url.path.encode())
+        url = f"{request.url.scheme}://127.0.0.1:{self._port}{path}"
+        return f"curl {method}--oauth2-bearer {self._token.source(self._port)} {url}"
 
     def report(self, request: HTTPConnection, denial: Denial) -> None:
         """Count the denial, and log it with the peer at a bounded rate."""

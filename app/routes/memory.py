@@ -36,7 +36,7 @@ _FORBID = ConfigDict(extra="forbid")
 
 NOT_READ = (
     "nobody has read the entries of this engine yet, and without the admin token no worker is asked; send it, "
-    "Authorization: Bearer TOKEN (`highwater token` prints it)"
+    "Authorization: Bearer TOKEN (`highwater token --port PORT` prints it)"
 )
 NOT_ASKED = "as last read; with the admin token the workers are asked, and mm_hash is whole"
 

@@ -51,7 +51,12 @@ def answer_problems(app: FastAPI) -> None:
         return answer
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, exc: RequestValidationError) -> JSONResponse:
+        if any(error["loc"] == ("body",) for error in exc.errors()) and not _is_json(request):
+            sent = request.headers.get("content-type", "none")
+            return _problem(
+                415, "not_json", f"the body's Content-Type is {sent!r}; send Content-Type: application/json"
+            )
         if any(error["type"] == "json_invalid" for error in exc.errors()):
             return _problem(400, "bad_json", "the body is not valid JSON")
         return _problem(422, "invalid", "; ".join(sentences(exc.errors())))
@@ -66,6 +71,10 @@ def answer_problems(app: FastAPI) -> None:
     async def unexpected(request: Request, exc: Exception) -> JSONResponse:
         log.error("%s %s failed unexpectedly", request.method, request.url.path, exc_info=exc)
         return _problem(500, "internal", "unexpected; the sidecar's log has the details")
+
+
+def _is_json(request: Request) -> bool:
+    return "json" in request.headers.get("content-type", "").lower()
 
 
 def _problem(status: int, code: str, message: str) -> JSONResponse:

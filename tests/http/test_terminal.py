@@ -560,12 +560,13 @@ async def test_commands_find_the_token_of_a_sidecar_on_this_machine(at_home, tmp
 
 
 async def test_the_command_that_a_refusal_prints_works(at_home, tmp_path):
-    """Typed as it stands, with the path that was asked."""
-    refused = await asyncio.to_thread(httpx.post, f"{at_home.url}/memory/marks", json={"name": "y"})
-    (command,) = re.findall(r"curl -H .*$", refused.json()["error"]["message"])
+    """Typed as it stands in the answer's JSON."""
+    refused = await asyncio.to_thread(httpx.get, f"{at_home.url}/memory/snapshots")
+    (command,) = re.findall(r"curl .*$", refused.json()["error"]["message"])
+    assert command in refused.text
     (tmp_path / "highwater").write_text(f'#!/bin/sh\nexec {sys.executable} -m app.cli "$@"\n')
     (tmp_path / "highwater").chmod(0o755)
-    typed = f"{command} -s -o /dev/null -w '%{{http_code}}' {at_home.url}/memory/snapshots"
+    typed = f"{command} -s -o /dev/null -w '%{{http_code}}'"
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     told = await asyncio.to_thread(
         subprocess.run, ["sh", "-c", typed], capture_output=True, text=True, check=False, env=environ, cwd=ROOT

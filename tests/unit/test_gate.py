@@ -142,15 +142,17 @@ async def test_the_oldest_under_way_is_known_with_its_age():
     """Whoever came before and left is not it."""
     now = [100.0]
     gate = Gate(clock=lambda: now[0])
-    assert gate.oldest() is None
+    assert gate.oldest_seconds() is None
     first = await gate.enter()
     now[0] = 101.0
     second = gate.try_enter()
-    second.kind = "tunnel"
+    second.is_open_ended = True
     now[0] = 105.0
-    assert gate.oldest() == ("request", 5.0)
+    assert (gate.oldest_seconds(), gate.open_ended) == (5.0, 1)
     gate.leave(first)
-    assert gate.oldest() == ("tunnel", 4.0)
+    assert gate.oldest_seconds() == 4.0
+    gate.leave(second)
+    assert gate.open_ended == 0
 
 
 async def test_what_the_engine_has_already_counts_though_the_gate_is_closed():

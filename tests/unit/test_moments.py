@@ -66,21 +66,30 @@ async def test_requests_that_do_not_end_are_left_alone():
     assert (core.gate.is_open, core.gate.in_flight) == (True, 1)
 
 
-@pytest.mark.parametrize("kind", ["request", "tunnel (WebSocket)"])
-async def test_nobody_is_held_for_what_will_not_end_in_time(monkeypatch, kind):
-    """It has taken longer than requests are given already: refused at once, with what it is and what helps."""
+@pytest.mark.parametrize(
+    ("is_open_ended", "seconds", "reason"),
+    [
+        (
+            False,
+            42,
+            "a request has been under way for 42 s, longer than requests are given to finish (gate.drain_seconds",
+        ),
+        (True, 0, "1 WebSocket is open, which ends when the client wants"),
+    ],
+)
+async def test_nobody_is_held_for_what_will_not_end_in_time(monkeypatch, is_open_ended, seconds, reason):
+    """Refused at once, with what it is and what helps; a session that was opened just now is no better."""
     core, moments = await core_with()
-    (await core.gate.enter()).kind = kind
+    (await core.gate.enter()).is_open_ended = is_open_ended
     core.fake.running = 1
-    await core.tick(42)
+    await core.tick(seconds)
     monkeypatch.setattr(core.gate, "closed", lambda *_, **__: pytest.fail("requests were held"))
     with pytest.raises(NoMoment) as caught:
         async with when(core, moments):
             pytest.fail("there is no moment")
-    assert str(caught.value).startswith(f"a {kind} has been under way for 42 s, longer than requests are given")
-    assert "gate.drain_seconds" in str(caught.value)
+    assert str(caught.value).startswith(reason)
     assert caught.value.held_seconds is None
-    assert "would be refused now: a " in moments.plan("idle path", core.poller.capabilities)
+    assert f"would be refused now: {reason}" in moments.plan("idle path", core.poller.capabilities)
 
 
 async def test_a_hold_in_vain_is_told_with_its_length():
