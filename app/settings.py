@@ -252,7 +252,7 @@ class Settings(BaseModel):
     )
     recorder_dir: Path | None = Field(
         None,
-        description="folder that the workers share, under the same path, for recorders and snapshots; none: none",
+        description="folder that the workers share, under the same path, for recorders and snapshots; unset: disabled",
     )
     recorder_rate: float = Field(
         10.0, ge=1, le=100, allow_inf_nan=False, description="samples a second that each worker records"

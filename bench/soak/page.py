@@ -136,8 +136,8 @@ def page(options: Options, measured: Measured, *, command: str, machine: str, da
     return f"""# Soak
 
 For operators who want to know what hostile clients cost ordinary ones. {options.clients} clients stream answers through
-one sidecar for {options.seconds / 60:g} minutes; in four fifths of that time attackers do beside them all that a client
-should not. `make soak-proxy` runs it with 200 clients for 30 minutes.
+one sidecar for {options.seconds / 60:g} minutes; in four fifths of that time attackers misbehave at the
+same time. `make soak-proxy` runs it with 200 clients for 30 minutes.
 
 Written by `{command}` on {day}. Machine: {machine}; engine, sidecar, clients and attackers share it.
 
