@@ -184,11 +184,6 @@ class AdminToken:
             return "ADMIN_TOKEN"  # the setting's value, which nobody but who set it can name
         return f"$(highwater token --port {port})" if self._is_temporary else f"$(cat {self._path})"
 
-    @property
-    def known(self) -> str | None:
-        """The token as last read, without a look at the file: for where every request passes."""
-        return self._token
-
     def close(self) -> None:
         """Remove the file that was made for this run: a token outlives no sidecar."""
         if self._path is None or not (self._is_temporary and self._was_made_here):
@@ -216,6 +211,7 @@ class AdminToken:
             self._signature = signature
             self._shut(str(exc))
         except OSError as exc:
+            self._signature = None  # the same file is read again once it can be
             self._shut(_cannot_be_made(self._path, exc))
         else:
             if self.problem is not None:

@@ -43,7 +43,7 @@ from app.policy_store import PolicyStore
 from app.poller import Poller
 from app.proxy.client import ClientConnection, protocol
 from app.proxy.failures import Failure
-from app.proxy.heads import Destination, path_class
+from app.proxy.heads import LIVE_STREAM, Destination, path_class
 from app.proxy.limits import ProxyLimits
 from app.proxy.proxy import Proxy
 from app.readings import EventKind, Report
@@ -78,6 +78,7 @@ OWN_PATHS_HINT = ". The sidecar's own: /memory, /dashboard, /metrics, /policy, /
 CONTROL_BODY_BYTES = 1024 * 1024
 PATH_BYTES_REMEMBERED = 256
 # Paths with a part that varies; what is there is the control plane's to say.
+_LIVE_PATHS = frozenset({"/memory/events"})
 _OWN_BENEATH = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/")
 HISTORY_SAMPLES_MOST = 86_400  # a day at one a second: 120 MB with eight ranks
 
@@ -156,7 +157,7 @@ class Front:
     def _judge(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
         path = unquote_to_bytes(raw_path).decode("utf-8", "replace")
         if not websocket and (path in self._own or path.startswith(_OWN_BENEATH)):
-            return Destination("own")
+            return Destination("own", LIVE_STREAM if path in _LIVE_PATHS else "other")
         verdict = self._allowed.judge(method.decode(), raw_path)
         if verdict.admitted:
             return Destination("engine", path_class(verdict.route))

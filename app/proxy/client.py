@@ -15,7 +15,7 @@ from app.proxy.chunks import BadChunks, Chunks
 from app.proxy.exchange import Exchange
 from app.proxy.failures import Failure, error_answer
 from app.proxy.forwarded import forwarding
-from app.proxy.heads import NOT_HTTP, Destination, Header, RequestHead, has_bare_line_feed, read_request
+from app.proxy.heads import LIVE_STREAM, NOT_HTTP, Destination, Header, RequestHead, has_bare_line_feed, read_request
 from app.proxy.own import OwnConversation
 from app.proxy.proxy import Proxy
 from app.proxy.roles import Client, Conversation
@@ -299,7 +299,7 @@ class ClientConnection(Client):
         where = self._judge(head.method, head.path, head.websocket)
         if self._is_surplus:
             self._is_surplus = self._proxy.crowd > 0
-            if self._is_surplus and where.to == "engine":
+            if self._is_surplus and (where.to == "engine" or where.path_class == LIVE_STREAM):
                 where = Destination("nowhere", refusal=self._proxy.too_many_connections)
         if where.refusal is not None:
             # The body, if one comes, is nobody's; a client that waits to be asked for it cannot be told from its next
@@ -350,6 +350,15 @@ class ClientConnection(Client):
             self.writing.reset()
         else:
             self.writing.close()
+
+    def drop(self) -> None:
+        """Close at once; what was not taken is lost."""
+        self.writing.abort()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What was written and neither the client nor its socket has taken."""
+        return self.transport.get_write_buffer_size()
 
     def shutdown(self) -> None:
         """The server stops: close, now or after the answer."""

@@ -31,7 +31,10 @@ HOP_BY_HOP = frozenset(
 TAKEN_OUT = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
 _TAKEN_OUT = re.compile(rb"\r\n(%b):[ \t]*([^\r]*)" % b"|".join(sorted(TAKEN_OUT)), re.IGNORECASE)
 # What no trailer may bring: framing and routing (RFC 9110 6.5.1).
-NEVER_A_TRAILER = TAKEN_OUT | {b"authorization", b"content-encoding", b"content-type", b"cookie"}
+NEVER_A_TRAILER = TAKEN_OUT | {
+    *(b"authorization", b"api-key", b"x-api-key", b"x-auth-token"),
+    *(b"content-encoding", b"content-type", b"cookie"),
+}
 # An answer's framing is kept, and so are its trailers.
 _ANSWER_HOP_BY_HOP = HOP_BY_HOP - {b"transfer-encoding", b"trailer"}
 # Where an answer says where something is. Not Refresh, which is nobody's standard and which vLLM never sends.
@@ -84,6 +87,10 @@ class Destination:
     to: Literal["engine", "own", "nowhere"]
     path_class: str = "other"
     refusal: Failure | None = None
+
+
+LIVE_STREAM = "live_stream"
+"""The path class of a sidecar path whose answer does not end by itself."""
 
 
 def path_class(path: str) -> str:
@@ -141,7 +148,7 @@ class RequestHead:
     host = b""
     _upgrade: bytes | None = None
     _request_id: bytes | None = None
-    _tokens: frozenset[bytes] = frozenset()
+    _tokens: set[bytes] | None = None  # of its Connection lines
 
     def __init__(self, raw: bytes, method: bytes = b"", target: bytes = b"", *, is_http10: bool = False) -> None:
         self.raw = raw
@@ -181,7 +188,7 @@ class RequestHead:
             return "a request has one Content-Length, or one Transfer-Encoding"
         if hosts != 1 and (hosts or not self.is_http10):
             return "a request has one Host"
-        if self._upgrade == b"websocket" and b"upgrade" in self._tokens:
+        if self._upgrade == b"websocket" and self._tokens and b"upgrade" in self._tokens:
             # Any other protocol is not taken up: the request is served as if it had not asked (RFC 9110 7.8).
             # With another method it would be that method that the engine acts on.
             self.websocket = self.method == b"GET" and not (self.has_body or self.is_http10)
@@ -191,8 +198,13 @@ class RequestHead:
         if name == b"x-request-id":
             self._request_id = value if _SANE_REQUEST_ID.fullmatch(value) else None
         elif name == b"connection":
-            self._tokens |= {token.strip() for token in value.lower().split(b",")}
-            if b"close" in self._tokens:
+            tokens = {token.strip() for token in value.lower().split(b",")}
+            # In place: a head may have thousands of these lines; a copy of all tokens for each would hold up the loop.
+            if self._tokens is None:
+                self._tokens = tokens
+            else:
+                self._tokens.update(tokens)
+            if b"close" in tokens:
                 self.keep_alive = False
         elif name == b"expect":
             self.expects_continue = value.lower() == b"100-continue" and not self.is_http10
@@ -244,7 +256,8 @@ class RequestHead:
 
     def _less_named(self, lines: bytes) -> bytes:
         first, *rest = lines.split(b"\r\n")
-        kept = (line for line in rest if line.partition(b":")[0].lower() not in self._tokens)
+        named = self._tokens or set()
+        kept = (line for line in rest if line.partition(b":")[0].lower() not in named)
         return b"\r\n".join([first, *kept])
 
     def for_ourselves(self) -> bytes:

@@ -39,6 +39,8 @@ class ProxyLimits:
     """A complete answer that waits for its client has client_wait_seconds, and a second more for so many bytes: it is
     memory that nobody else gets meanwhile. Answers that still come from the engine are not held, and may be read as
     slowly as the client likes."""
+    max_unread_bytes: int = 64 * 1024 * 1024
+    """Of answers that clients have not read, all together: beyond it those go that leave most."""
     max_connections: int | None = None
     """Clients connected at once that may ask the engine; None: any number."""
     linger_seconds: float = 5.0

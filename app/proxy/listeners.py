@@ -15,6 +15,8 @@ from typing import Any
 
 # Each costs a system call that finds nothing whenever a single client connects.
 ACCEPTED_PER_TURN = 8
+# A connection is counted once its TLS handshake is over; until then it takes a descriptor, on these for no longer.
+HANDSHAKE_SECONDS = 5.0
 
 
 async def accept_several(
@@ -36,11 +38,16 @@ async def accept_several(
         Further servers, to be closed as the others.
     """
     loop = asyncio.get_running_loop()
-    listening = [sock for server in servers for sock in getattr(server, "sockets", ())]
+    patience = None if tls is None else HANDSHAKE_SECONDS
     return [
         await loop.create_server(
-            make_protocol, sock=socket.fromfd(sock.fileno(), sock.family, sock.type), ssl=tls, backlog=backlog
+            make_protocol,
+            sock=socket.fromfd(sock.fileno(), sock.family, sock.type),
+            ssl=tls,
+            ssl_handshake_timeout=patience,
+            backlog=backlog,
         )
-        for sock in listening
+        for server in servers
+        for sock in server.sockets
         for _ in range(ACCEPTED_PER_TURN - 1)
     ]

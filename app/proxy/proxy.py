@@ -40,6 +40,21 @@ class Timed(Protocol):
         """A while has passed."""
 
 
+class Connected(Timed, Protocol):
+    """A client's connection."""
+
+    @property
+    def peer(self) -> str:
+        """Its address and port."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """Written to it, and not taken yet."""
+
+    def drop(self) -> None:
+        """Close at once; what was not taken is lost."""
+
+
 class Ending(Timed, Protocol):
     """Can be made to end."""
 
@@ -108,7 +123,7 @@ class Proxy:
         self.client_ticks = self._ticks(self.limits.client_wait_seconds)
         self.linger_ticks = self._ticks(self.limits.linger_seconds)
         self.exchanges: set[Ending] = set()
-        self.clients: set[Timed] = set()
+        self.clients: set[Connected] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._pool: Pool | None = None
@@ -273,10 +288,31 @@ class Proxy:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def _shed_unread(self) -> None:
+        """Cut the clients that leave most unread, where all of them together leave too much.
+
+        An answer of the sidecar's own is made whole, and one connection has one of them at most; but connections are
+        many, and some answers have megabytes.
+        """
+        unread = [(size, id(client), client) for client in self.clients if (size := client.unread_bytes)]
+        total = sum(size for size, _, _ in unread)
+        for size, _, client in sorted(unread, reverse=True):
+            if total <= self.limits.max_unread_bytes:
+                return
+            total -= size
+            self._log.warning(
+                "unread",
+                "%s has not read %d bytes of its answers, and all clients together too much: cut",
+                client.peer,
+                size,
+            )
+            client.drop()
+
     def _tick(self) -> None:
         """One look at every clock: a timer per request would cost more than the request's own bookkeeping."""
         self._timer = asyncio.get_running_loop().call_later(self.limits.tick_seconds, self._tick)
         self.pool.sweep()
+        self._shed_unread()
         for ticks in (*self.exchanges, *self.clients):
             try:
                 ticks.tick()

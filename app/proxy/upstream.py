@@ -47,6 +47,7 @@ class EngineConnection:
         transport: once connected.
         reading: held while the client takes no more.
         writing: the one way to send it something.
+        is_counted: the pool counts it as open.
         answered: requests served so far.
         idle_since: loop time.
     """
@@ -57,6 +58,7 @@ class EngineConnection:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.is_counted = False
         self.answered = 0
         self.idle_since = 0.0
         self._asker: Asker | None = None
@@ -107,12 +109,12 @@ class EngineConnection:
         self.transport = cast("asyncio.Transport", transport)
         self.reading = Reading(self.transport)
         self.writing = Writing(self.transport, self._pool.turn)
-        self._pool.open += 1
         keep_alive(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Closed, by whomever."""
-        self._pool.open -= 1
+        if self.is_counted:
+            self._pool.open -= 1
         asker, self._asker = self._asker, None
         self._parser = None  # it holds our methods: a cycle would be the garbage collector's work
         if asker is None:
@@ -339,6 +341,9 @@ class Pool:
             return CONNECT_TIMEOUT
         except OSError as exc:  # refused, no such name, no such file; and a TLS handshake that fails
             return NO_DESCRIPTORS if exc.errno in _NO_DESCRIPTOR else CONNECT
+        # Here and not when it is made: of one whose client has left meanwhile, uvloop says only that it is made.
+        made.is_counted = True
+        self.open += 1
         return made
 
     def keep(self, connection: EngineConnection) -> None:

@@ -147,14 +147,15 @@ class Access(SecurityBase):
 
     def without_token(self, head: bytes) -> bytes:
         """A request's head without the admin token, for who sends it to the engine by mistake."""
-        token = self._token.known
+        token = self._token.current()
         # Every proxied request comes here: to look for the bytes costs a tenth of a microsecond, to read lines more.
         if token is None or token.encode() not in head:
             return head
         self._log.warning(
             "misplaced_token", "a client sends the admin token with requests to the engine; it is not passed on"
         )
-        return _CREDENTIALS.sub(lambda line: b"" if token.encode() in line[0] else line[0], head)
+        without = _CREDENTIALS.sub(lambda line: b"" if token.encode() in line[0] else line[0], head)
+        return without.replace(token.encode(), b"")  # in a query, a cookie or any other header
 
 
 class ControlGuard:

@@ -34,6 +34,7 @@ _DELTAS = TypeAdapter(tuple[RankDelta, ...])
 _FORBID = ConfigDict(extra="forbid")
 
 
+MIN_STEP_SECONDS = 0.001
 NOT_READ = (
     "nobody has read the entries of this engine yet, and without the admin token no worker is asked; send it, "
     "Authorization: Bearer TOKEN (`highwater token --port PORT` prints it)"
@@ -66,7 +67,7 @@ class HistoryQuery(BaseModel):
     model_config = _FORBID
 
     since: str | None = Field(None, max_length=128, description="Unix seconds, or a mark; default: all that is kept")
-    step: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False, description="one reading in so many seconds")
+    step: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False, description="one reading in so many seconds; 0: all")
     recorded: bool = Field(False, description="adds what the workers' flight recorders hold, at their own rate")
 
 
@@ -136,6 +137,7 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
     async def readings(query: Annotated[HistoryQuery, Query()]) -> Response:
         """Readings from the ring, oldest first, and the events of that span."""
         since = _moment(history.marks, query.since)
+        step = max(query.step, MIN_STEP_SECONDS) if query.step else 0.0
         body = {
             "schema": 1,
             "now": time.time(),
@@ -148,7 +150,7 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
             body["recorded"] = await services.flight.samples(since)
         # Anybody may ask, and an hour of many ranks is megabytes: not on the loop that proxies, and one at a time.
         async with history_turn:
-            content = await asyncio.to_thread(lambda: _history_json(body, *history.readings(since, query.step)))
+            content = await asyncio.to_thread(lambda: _history_json(body, *history.readings(since, step)))
         return Response(content, media_type="application/json")
 
     @router.get("/memory/events", responses={200: {"content": {"text/event-stream": {}}}})

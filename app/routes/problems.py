@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,12 +13,16 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from app.errors import NotAvailable, RequestError, sentences
+from app.limited_log import LimitedLog
 
 # For an engine that starts, sleeps or is busy; as the data plane says it of one that is away.
 RETRY_AFTER_SECONDS = "5"
 _CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 
+MAX_PROBLEMS = 20
+
 log = logging.getLogger("highwater.http")
+limited = LimitedLog(log)
 
 
 class Problem(BaseModel):
@@ -52,14 +57,17 @@ def answer_problems(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, exc: RequestValidationError) -> JSONResponse:
-        if any(error["loc"] == ("body",) for error in exc.errors()) and not _is_json(request):
+        is_of_body = any(error["loc"] == ("body",) and error["type"] != "missing" for error in exc.errors())
+        if is_of_body and not _is_json(request):
             sent = request.headers.get("content-type", "none")
             return _problem(
                 415, "not_json", f"the body's Content-Type is {sent!r}; send Content-Type: application/json"
             )
         if any(error["type"] == "json_invalid" for error in exc.errors()):
             return _problem(400, "bad_json", "the body is not valid JSON")
-        return _problem(422, "invalid", "; ".join(sentences(exc.errors())))
+        problems = list(sentences(exc.errors()))
+        more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+        return _problem(422, "invalid", "; ".join([*problems[:MAX_PROBLEMS], *more]))
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, exc: HTTPException) -> JSONResponse:
@@ -69,7 +77,8 @@ def answer_problems(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, exc: Exception) -> JSONResponse:
-        log.error("%s %s failed unexpectedly", request.method, request.url.path, exc_info=exc)
+        told = "".join(traceback.format_exception(exc))
+        limited.warning("unexpected", "%s %s failed unexpectedly: %s", request.method, request.url.path, told)
         return _problem(500, "internal", "unexpected; the sidecar's log has the details")
 
 

@@ -528,7 +528,13 @@ def proxy() -> list[Builder]:
         series_panel(
             "Refused by the sidecar",
             "Each second, by reason. Forbidden: control paths of the engine, which no client has a use for.",
-            [Query(f"sum by (reason) (rate(highwater_proxy_refused_total{{{SERVER}}}{rate}))", "{{reason}}")],
+            [
+                Query(f"sum by (reason) (rate(highwater_proxy_refused_total{{{SERVER}}}{rate}))", "{{reason}}"),
+                Query(
+                    f"sum by (reason) (rate(highwater_control_denied_total{{{SERVER}}}{rate}))",
+                    "control call: {{reason}}",
+                ),
+            ],
             unit=PER_SECOND,
             width=8,
         ),

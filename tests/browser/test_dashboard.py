@@ -267,7 +267,7 @@ async def test_a_sidecar_without_a_token_says_what_to_set(visit, tmp_path):
         page = await visit(here.port)
         await page.click("#reset_encoder_cache")
         await shown(page, ".result[data-level=bad]", "The sidecar has no admin token")
-        await shown(page, ".result[data-level=bad]", "HIGHWATER_ADMIN_TOKEN_FILE")
+        await shown(page, ".result[data-level=bad]", "its log says why and what to change")
         assert done(here.fake) == []
 
 

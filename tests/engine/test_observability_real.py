@@ -31,6 +31,8 @@ EMPTY_HERE = {
     "highwater_torch_": "PyTorch keeps no allocator statistics on CPU",
     "-deriv(highwater_device_memory_free_bytes": "the memory of this machine need not be getting less just now",
     "highwater_proxy_upstream_errors_total": "the engine failed no request",
+    "highwater_device_releasable_bytes": "a CPU has no allocator's reserve",
+    "highwater_host_memory_pinned_bytes": "a CPU worker pins no host memory",
     "highwater_poll_failures_total": "no source failed",
     "highwater_proxy_requests_shed_total": "no request was shed",
     "highwater_proxy_refused_total": "no request was refused",
@@ -131,7 +133,7 @@ def test_every_query_brings_data_or_is_listed_with_the_reason(
     # What docs/grafana.md says that a scrape costs.
     counted = {name: int(ask(f"count({{{chosen}}})")[0]["value"][1]) for name, chosen in COUNTED.items()}
     print(counted)  # noqa: T201 - with `pytest -s`
-    assert counted["ours"] < 300
+    assert counted["ours"] < 400
     assert counted["of the rank"] < 40
 
 

@@ -153,11 +153,11 @@ def recoveries(sidecar: DemoSidecar) -> list[dict[str, Any]]:
 async def test_a_sidecar_killed_while_it_holds_requests_holds_none_afterwards(victim: Engine, tmp_path: Path) -> None:
     """Nothing of the gate outlives it; the engine was never paused."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
-        upload, reset, held = await reset_that_holds_a_request(sidecar, victim)
+        stream, reset, held = await reset_that_holds_a_request(sidecar, victim)
         kill(sidecar_process(sidecar, victim))
         assert isinstance(await reset, httpx.HTTPError)
         await held  # its connection is gone with the sidecar
-        upload.close()
+        stream.close()
     assert not is_paused(victim)
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as successor:
         await is_served(successor.url, victim)
@@ -167,15 +167,20 @@ async def test_a_sidecar_killed_while_it_holds_requests_holds_none_afterwards(vi
 async def reset_that_holds_a_request(
     sidecar: DemoSidecar, engine: Engine
 ) -> tuple[asyncio.StreamWriter, asyncio.Task[httpx.Response | httpx.HTTPError], asyncio.Task[None]]:
-    """A request under way for as long as its connection is, the reset that waits for it, and one that is held."""
-    _, upload = await asyncio.open_connection("127.0.0.1", sidecar.port)
-    # Its body does not end.
-    upload.write(b"POST /v1/completions HTTP/1.1\r\nhost: sidecar\r\ncontent-length: 100\r\n\r\n{")
+    """A long answer under way, the reset that waits for it, and a request that is held."""
+    _, stream = await asyncio.open_connection("127.0.0.1", sidecar.port)
+    body = json.dumps(
+        {"model": engine.served_model, "prompt": "on", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    ).encode()
+    stream.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: sidecar\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    )
     await until(lambda: "highwater_proxy_requests_in_flight 1.0" in metrics(sidecar))
     reset = asyncio.create_task(ask(sidecar, "/reset_mm_cache?mode=safe"))
     held = asyncio.create_task(ask_until_one_fails(sidecar, engine))
     await until(lambda: "highwater_proxy_requests_held 1.0" in metrics(sidecar))
-    return upload, reset, held
+    return stream, reset, held
 
 
 async def ask_until_one_fails(sidecar: DemoSidecar, engine: Engine) -> None:
@@ -191,9 +196,9 @@ def metrics(sidecar: DemoSidecar) -> str:
 async def test_an_engine_killed_during_a_reset(victim: Engine, tmp_path: Path) -> None:
     """The reset fails and says why, nobody is held any longer; the next engine serves at once."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
-        upload, reset, held = await reset_that_holds_a_request(sidecar, victim)
+        stream, reset, held = await reset_that_holds_a_request(sidecar, victim)
         kill(victim.pids())
-        upload.close()
+        stream.close()
         answer = await reset
         await held  # let go, to an engine that is not there any more
         assert isinstance(answer, httpx.Response)
@@ -217,7 +222,12 @@ async def test_a_full_disk_costs_the_pause_and_not_the_reset(victim: Engine, tmp
         assert isinstance(answer, httpx.Response)
         assert (answer.json()["outcome"], answer.json()["moment"]) == ("done", "gate")
         put = await asyncio.to_thread(
-            httpx.put, f"{sidecar.url}/policy", json={"mode": "act"}, trust_env=False, timeout=PATIENCE
+            httpx.put,
+            f"{sidecar.url}/policy",
+            json={"mode": "act"},
+            headers=sidecar.authorization(),
+            trust_env=False,
+            timeout=PATIENCE,
         )
         assert (put.status_code, put.json()["error"]["code"]) == (507, "not_kept")
         assert sidecar.call("GET", "/policy")["mode"] == "observe"
