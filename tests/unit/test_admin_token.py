@@ -52,7 +52,7 @@ def test_a_token_that_was_set_is_the_token():
     """No file is looked at."""
     token = AdminToken(TOKEN, None)
     token.start()
-    assert (token.current(), token.known, token.problem) == (TOKEN, TOKEN, None)
+    assert (token.current(), token.current(), token.problem) == (TOKEN, TOKEN, None)
 
 
 def test_a_missing_file_is_made_for_its_owner_alone(path, clock, caplog):
@@ -88,7 +88,7 @@ def test_a_file_that_changed_is_read_again(path, clock):
     (path.parent / "next").replace(path)
     assert token.current() == TOKEN
     clock.now += LOOK_SECONDS
-    assert (token.current(), token.known) == (OTHER, OTHER)
+    assert (token.current(), token.current()) == (OTHER, OTHER)
 
 
 def test_callers_do_not_decide_how_often_the_file_is_looked_at(path, clock, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_file_that_was_removed_is_made_anew(path, clock):
     path.unlink()
     clock.now += LOOK_SECONDS
     assert token.current() not in (first, None)
-    assert read_token(path) == token.known
+    assert read_token(path) == token.current()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_rotation_to_an_unusable_file_closes_control(path, clock):
     token.start()
     path.chmod(0o644)
     clock.now += LOOK_SECONDS
-    assert (token.current(), token.known) == (None, None)
+    assert (token.current(), token.current()) == (None, None)
     path.chmod(0o600)
     clock.now += LOOK_SECONDS
     assert token.current() == TOKEN
