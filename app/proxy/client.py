@@ -432,7 +432,8 @@ class ClientConnection(Client):
         """How many ticks the next request may take to come."""
         if self._is_surplus:  # somebody else may need its place, for a probe
             return self._proxy.linger_ticks
-        return self._proxy.client_ticks if self._is_within_head else self._proxy.client_idle_ticks
+        is_within_request = self._is_within_head or self._receiving is not None  # a body may come behind its answer
+        return self._proxy.client_ticks if is_within_request else self._proxy.client_idle_ticks
 
     def _look_at_what_is_unsent(self) -> None:
         """An answer of our own is written whole: who does not take it is let go, and the memory with it."""
