@@ -20,12 +20,12 @@ HANDSHAKE_SECONDS = 5.0
 
 
 async def accept_several(
-    servers: Sequence[asyncio.Server],
+    servers: Sequence[Any],  # uvloop's has a list of sockets where asyncio's has a tuple, and compiled code would mind
     make_protocol: Callable[[], Any],
     *,
     tls: ssl.SSLContext | None,
     backlog: int,
-) -> list[asyncio.Server]:
+) -> list[Any]:
     """Listen several times on what is listened on already.
 
     Args:
