@@ -11,7 +11,7 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -52,6 +52,7 @@ class Engine:
         request_seconds: Deadline of every other request.
         ssl_context: For an https ``url``.
         transport: Replaces the network in tests.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class Engine:
         request_seconds: float = 5.0,
         ssl_context: ssl.SSLContext | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url
+        self._clock = clock
         self.rpc_allowed = False
         self._rpc_deadline = rpc_deadline_seconds
         self._turn = asyncio.Lock()
@@ -218,12 +221,12 @@ class Engine:
         """How long the worker call that is under way has waited; ``None`` without one."""
         if self._outstanding is None or self._outstanding.done():
             return None
-        return time.monotonic() - self._outstanding_since
+        return self._clock() - self._outstanding_since
 
     @property
     def rpc_answer_age_seconds(self) -> float | None:
         """Since the workers answered a call last; ``None`` if they never did."""
-        return None if self._answered_at is None else time.monotonic() - self._answered_at
+        return None if self._answered_at is None else self._clock() - self._answered_at
 
     async def rpc(self, op: str, payload: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Call our worker extension on every worker that this API server can reach.
@@ -243,7 +246,7 @@ class Engine:
             self._refuse_while_outstanding()
             body = {"method": RPC_METHOD, "args": [op, json.dumps(payload or {})]}
             call = asyncio.create_task(self._client.post("/collective_rpc", json=body, timeout=None))
-            self._outstanding, self._outstanding_op, self._outstanding_since = call, op, time.monotonic()
+            self._outstanding, self._outstanding_op, self._outstanding_since = call, op, self._clock()
             call.add_done_callback(_look_at)
             done, _ = await asyncio.wait({call}, timeout=self._rpc_deadline)
             if not done:
@@ -254,12 +257,12 @@ class Engine:
         except httpx.HTTPError as exc:
             raise self._unreachable(f"worker call {op}", exc) from exc
         answers = _worker_answers(op, response)
-        self._answered_at = time.monotonic()
+        self._answered_at = self._clock()
         return answers
 
     def _refuse_while_outstanding(self) -> None:
         if self._outstanding is not None and not self._outstanding.done():
-            waited = time.monotonic() - self._outstanding_since
+            waited = self._clock() - self._outstanding_since
             raise EngineUnresponsive(f"worker call {self._outstanding_op} sent {waited:.0f} s ago has not come back")
 
 

@@ -54,7 +54,8 @@ class Governor:
         rules: The policy's rules.
         mode: ``act``, or ``observe``: decide and record, and do nothing.
         max_actions_per_hour: How many remedies may be started within an hour, over all rules.
-        clock: Seconds that only go forward.
+        clock: Monotonic seconds.
+        wall_clock: Unix seconds.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Governor:
         mode: PolicyMode,
         max_actions_per_hour: int = ACTIONS_PER_HOUR,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.rules = tuple(rules)
         self.mode = mode
@@ -75,6 +77,7 @@ class Governor:
         self._poller = poller
         self._history = history
         self._clock = clock
+        self._wall_clock = wall_clock
         self._memories: dict[str, RuleMemory] = {}
         self._problems: dict[str, str] = {}
         # One each: what was only observed must not use up what may really be done.
@@ -187,7 +190,7 @@ class Governor:
     def status(self) -> PolicyStatus:
         """The policy as it stands."""
         now = self._clock()
-        to_unix = time.time() - now
+        to_unix = self._wall_clock() - now
         statuses = tuple(self._rule_status(rule, now, to_unix) for rule in self.rules)
         phases = {status.phase for status in statuses}
         state: RulePhase = next((phase for phase in _URGENCY if phase in phases), "below")

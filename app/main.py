@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -217,11 +218,20 @@ class Loops:
         return not any(task.done() for task in self._tasks)
 
 
-def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None = None) -> Sidecar:
+def create_app(
+    settings: Settings,
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+    *,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> Sidecar:
     """Wire a sidecar.
 
     Args:
         settings: All of them.
+        clock: Monotonic seconds: everything that waits or measures. Where the recorders' files are read it must be
+            ``CLOCK_MONOTONIC``, which the workers of this machine share.
+        wall_clock: Unix seconds: everything that is told to people.
         transport: Replaces the network towards the engine on the control plane, in tests.
     """
     tls = listening_context(settings.tls.files)
@@ -231,8 +241,11 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         rpc_deadline_seconds=settings.rpc_deadline_seconds,
         ssl_context=engine_tls,
         transport=transport,
+        clock=clock,
     )
-    history = History(min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST))
+    history = History(
+        min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST), clock=wall_clock
+    )
     state = StateFile(settings.state_file)
     policy = PolicyStore(state, settings.policy)
     startup: tuple[tuple[EventKind, str | None], ...] = (("recovery", state.problem), ("policy", policy.news))
@@ -240,7 +253,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         if told is not None:
             history.record(kind, told)
             log.warning("%s", told)
-    gate = Gate(hold_seconds=settings.gate.hold_seconds, max_held=settings.gate.max_held)
+    gate = Gate(hold_seconds=settings.gate.hold_seconds, max_held=settings.gate.max_held, clock=clock)
     # The parts that count are made before the parts that are counted: hence the late looks.
     exporter = Exporter(
         lambda: poller.current(),  # noqa: PLW0108
@@ -249,7 +262,7 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         connections=lambda: proxy.connections(),  # noqa: PLW0108
         dropped_lines=lambda: 0 if proxy.access_log is None else proxy.access_log.dropped,
     )
-    flight = _flight(settings, engine, lambda: len(proxy.exchanges))
+    flight = _flight(settings, engine, lambda: len(proxy.exchanges), clock, wall_clock)
     poller = Poller(
         engine,
         all_sources(engine),
@@ -260,11 +273,12 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         engine_has_extension=settings.engine_has_extension,
         observer=exporter,
         flight=flight,
+        clock=wall_clock,
     )
     pause = Pause(engine, state, history, arm=partial(arm, tls=settings.engine_tls.files))
-    moments = Moments(engine, gate, pause, drain_seconds=settings.gate.drain_seconds)
+    moments = Moments(engine, gate, pause, drain_seconds=settings.gate.drain_seconds, clock=clock)
     remedies = all_remedies(host_budget_bytes=settings.trim.host_budget_bytes)
-    relief = Relief(engine, poller, history, moments, remedies=remedies, observer=exporter)
+    relief = Relief(engine, poller, history, moments, remedies=remedies, observer=exporter, clock=clock)
     governor = Governor(
         relief,
         poller,
@@ -272,8 +286,10 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         rules=[rule.rule() for rule in policy.in_force.rules],
         mode=policy.in_force.mode,
         max_actions_per_hour=policy.in_force.max_actions_per_hour,
+        clock=clock,
+        wall_clock=wall_clock,
     )
-    incidents = _incidents(settings)
+    incidents = _incidents(settings, wall_clock)
     box = BlackBox(
         incidents,
         history,
@@ -324,10 +340,10 @@ def create_app(settings: Settings, *, transport: httpx.AsyncBaseTransport | None
         policy=policy,
         history=history,
         exporter=exporter,
-        entries=EncoderCacheEntries(engine),
+        entries=EncoderCacheEntries(engine, clock=clock),
         incidents=incidents,
         flight=flight,
-        snapshots=Snapshots(engine, poller, history, settings.recorder_dir),
+        snapshots=Snapshots(engine, poller, history, settings.recorder_dir, clock=wall_clock),
         report=lambda: replace(poller.current(), policy=governor.status()),
         alive=loops.alive,
         hangs=lambda: box.hangs,
@@ -374,17 +390,25 @@ def _access(settings: Settings, exporter: Exporter) -> tuple[AdminToken, Access]
     return token, access
 
 
-def _incidents(settings: Settings) -> Incidents:
+def _incidents(settings: Settings, wall_clock: Callable[[], float]) -> Incidents:
     kept = settings.incidents
     incidents = Incidents(
-        IncidentStore(kept.folder, keep=kept.keep, max_bytes=kept.max_bytes), engine_log=settings.engine_log
+        IncidentStore(kept.folder, keep=kept.keep, max_bytes=kept.max_bytes),
+        engine_log=settings.engine_log,
+        clock=wall_clock,
     )
     if incidents.problem is not None:
         log.warning("%s", incidents.problem)
     return incidents
 
 
-def _flight(settings: Settings, engine: Engine, proxied: Callable[[], int]) -> Flight | None:
+def _flight(
+    settings: Settings,
+    engine: Engine,
+    proxied: Callable[[], int],
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+) -> Flight | None:
     if settings.recorder_dir is None:
         return None
     return Flight(
@@ -394,6 +418,8 @@ def _flight(settings: Settings, engine: Engine, proxied: Callable[[], int]) -> F
         seconds=settings.recorder_seconds,
         step_seconds_most=settings.step_seconds_most,
         proxied=proxied,
+        clock=wall_clock,
+        monotonic=clock,
     )
 
 

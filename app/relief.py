@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -81,6 +81,7 @@ class Relief:
         moments: Finds the moment.
         remedies: All there are.
         observer: Who counts remedies.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Relief:
         *,
         remedies: Sequence[Remedy],
         observer: RemedyObserver,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.remedies: Mapping[str, Remedy] = {remedy.name: remedy for remedy in remedies}
         self._engine = engine
@@ -99,6 +101,7 @@ class Relief:
         self._history = history
         self._moments = moments
         self._observer = observer
+        self._clock = clock
         self._turn = asyncio.Lock()
 
     @property
@@ -217,7 +220,7 @@ class Relief:
             plan = f"dry run; {self._moments.plan(need, capabilities)}"
             return Measured(_result(order.remedy, "observed", reason=plan), before.ranks, before.ranks)
 
-        started = time.monotonic()
+        started = self._clock()
         try:
             async with self._moments.when(need, capabilities) as moment:
                 run = await self._run(order)
@@ -237,7 +240,7 @@ class Relief:
         freed_bytes, freed_components = total(deltas)
         result = replace(
             _result(order.remedy, "done" if run.ok else "failed", reason=reason),
-            seconds=time.monotonic() - started,
+            seconds=self._clock() - started,
             freed_bytes=freed_bytes,
             freed_components=freed_components,
             ranks=deltas,

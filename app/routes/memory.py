@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import secrets
-import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -140,7 +139,7 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
         step = max(query.step, MIN_STEP_SECONDS) if query.step else 0.0
         body = {
             "schema": 1,
-            "now": time.time(),
+            "now": history.now(),
             "events": _EVENTS.dump_python(history.events(since=since), mode="json"),
             "marks": [{"name": mark.name, "at": mark.at} for mark in history.marks.values()],
         }

@@ -791,8 +791,8 @@ def core_on(
     gate = Gate(clock=clock)
     pause = Pause(engine, StateFile(state_file), history, arm=fake.arm)
     moments = Moments(engine, gate, pause, drain_seconds=0.05, clock=clock)
-    relief = Relief(engine, poller, history, moments, remedies=REMEDIES, observer=counted)
-    governor = Governor(relief, poller, history, rules=rules, mode=mode, clock=clock)
+    relief = Relief(engine, poller, history, moments, remedies=REMEDIES, observer=counted, clock=clock)
+    governor = Governor(relief, poller, history, rules=rules, mode=mode, clock=clock, wall_clock=clock)
     poller.listeners.append(moments.notice)
     return Core(fake, clock, engine, history, poller, governor, relief, gate, pause, counted, recorders)
 

@@ -46,7 +46,7 @@ def progress(answer):
 
 def test_a_trim_ends_when_its_time_is_up_and_says_what_is_left(bench, clock):
     """The engine steps between two calls; the same call again goes on."""
-    answer = ask(bench.worker, "trim")
+    answer = ask(bench.worker, "trim", '{"max_seconds": 0.2}')
     assert (answer["spilled_entries"], progress(answer)) == (2, (False, 4, 400))
     answer = ask(bench.worker, "trim", '{"max_seconds": 0.3}')
     assert (answer["spilled_entries"], progress(answer)) == (3, (False, 1, 100))
@@ -75,7 +75,7 @@ def test_every_call_moves_something(bench, clock):
 def test_a_restore_ends_when_its_time_is_up_and_says_what_is_left(bench, clock):
     """The reserve is kept for what is still away."""
     ask(bench.worker, "trim", '{"max_seconds": 9}')
-    answer = ask(bench.worker, "restore")
+    answer = ask(bench.worker, "restore", '{"max_seconds": 0.2}')
     assert (answer["restored_entries"], answer["left_entries"], progress(answer)) == (2, 4, (False, 4, 400))
     assert answer["encoder_cache"]["restore_reserve_bytes"] == 100
     answer = ask(bench.worker, "restore", '{"max_seconds": 9}')
