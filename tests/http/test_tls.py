@@ -17,6 +17,7 @@ import trustme
 from app.demo.process import free_port
 from app.engine import Engine
 from app.errors import EngineUnreachable, EngineUntrusted
+from app.proxy.listeners import HANDSHAKE_SECONDS
 from app.resume_guard import arm
 from app.tls import TlsFiles, engine_context, listening_context
 from tests.fakes.upstream import Upstream
@@ -228,6 +229,20 @@ async def until(true: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not await true():  # noqa: ASYNC110 - it has no events for us
             await asyncio.sleep(0.05)
+
+
+async def test_who_begins_no_tls_is_left_after_seconds(certificates, tmp_path):
+    """Whoever accepted the connection: each holds a descriptor, and counts nowhere until its handshake is over."""
+    clients = certificates.issue("listening")
+    files = {"tls__cert_file": clients.cert_file, "tls__key_file": clients.key_file}
+    async with highwater(tmp_path, certificates.ca_file, engine_url="http://127.0.0.1:9", **files) as client:
+        port = client.base_url.port or 0
+        silent = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(64)))
+        async with asyncio.timeout(6 * HANDSHAKE_SECONDS):  # uvicorn's own would wait for a minute
+            ends = await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
+        for _, writer in silent:
+            writer.close()
+    assert all(end == b"" or isinstance(end, ConnectionError) for end in ends)
 
 
 async def test_serve_speaks_tls_on_both_sides(certificates, upstream, tmp_path):

@@ -33,6 +33,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app.main",),  # L5: wires
     ("app.demo", "app.sidecar_options"),  # L6: what people start
     ("app.experiment", "app.healthcheck", "app.incidents_command", "app.terminal"),
+    ("app.server",),
     ("app.cli",),
 )
 LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
@@ -61,7 +62,7 @@ DOORS = {
         "app.terminal",
     },
     "pygal": {"app.experiment.chart"},
-    "uvicorn": {"app.cli", "app.proxy.own", "app.proxy.client"},
+    "uvicorn": {"app.server", "app.proxy.own", "app.proxy.client"},
     "packaging": {"app.capabilities", "app.demo"},
     "tabulate": {"app.table"},
     "tenacity": {"app.moments", "app.pause", "app.remedies", "app.resume_guard"},
@@ -138,7 +139,7 @@ def test_only_the_wiring_knows_settings():
 
 def test_only_main_knows_everybody():
     """Nobody but those who start it imports the wiring."""
-    assert {m for m in modules("app") if "app.main" in imports(m)} == {"app.cli"}
+    assert {m for m in modules("app") if "app.main" in imports(m)} == {"app.cli", "app.server"}
 
 
 @pytest.mark.parametrize("module", ["app.policy", "app.attribution", "app.readings", "app.allowlist", "app.movement"])
