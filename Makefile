@@ -66,7 +66,7 @@ sbom: $(READY) ## What the sidecar is made of, from an environment installed by 
 	  --validate -o dist/sbom.cdx.json build/sbom/bin/python
 
 # promtool and prometheus judge our metrics and alerts, Alertmanager passes one on. Debian has them in two packages.
-tools:
+tools: ## Prometheus, Alertmanager and Chromium, installed where they are missing (Debian)
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null && \
 	command -v prometheus-alertmanager >/dev/null || { \
 	  echo 'installing prometheus (for promtool) and prometheus-alertmanager'; \
@@ -79,7 +79,7 @@ tools:
 	  $$SUDO apt-get -qq update && $$SUDO apt-get -qq install -y --no-install-recommends chromium >/dev/null; }
 
 # The data plane is measured beside nginx, by two small C programs. Without nginx the benchmark says so and goes on.
-peers:
+peers: ## nginx and a C compiler, likewise: what the data plane is measured beside
 	@PATH="$$PATH:/usr/sbin"; command -v nginx >/dev/null && command -v cc >/dev/null || { \
 	  echo 'installing nginx and gcc (for the data plane benchmark)'; \
 	  SUDO=$$( [ "$$(id -u)" = 0 ] || echo sudo ); \

@@ -179,6 +179,14 @@ class NotKept(RequestError):
         super().__init__(f"state_file: {path} could not be written: {reason}; what was kept before still is")
 
 
+# Where pydantic's own words say what Python would want, and not what an operator writes.
+_PLAIN = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a JSON list",
+}
+
+
 def sentences(errors: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """A pydantic error list as one sentence a problem: key, value, and what would be right. Never shows a token."""
     for error in errors:
@@ -186,6 +194,8 @@ def sentences(errors: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         if error["type"] == "extra_forbidden":
             yield f"{key}: there is no such key"
             continue
-        shown = "" if "token" in key or error["type"] == "missing" or not key else f"{error['input']!r} "
-        message = error["msg"].removeprefix("Value error, ")
+        # A file that holds the token may be named; the token itself never is.
+        is_secret = "token" in key and key != "admin_token_file"
+        shown = "" if is_secret or error["type"] == "missing" or not key else f"{error['input']!r} "
+        message = _PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
         yield f"{key}: {shown if len(shown) <= _SHOWN_LENGTH else ''}{message}".removeprefix(": ")

@@ -386,6 +386,8 @@ def _access(settings: Settings, exporter: Exporter) -> tuple[AdminToken, Access]
         token = AdminToken(None, settings.admin_token_file)
     else:
         token = AdminToken(None, default_token_file(settings.port, os.environ), is_temporary=True)
+    if settings.trust_loopback:
+        log.info("control calls from this machine's own addresses need no token (trust_loopback)")
     access = Access(token, port=settings.port, trust_loopback=settings.trust_loopback, denied=exporter.control_denied)
     return token, access
 
