@@ -203,7 +203,7 @@ async def test_the_report_in_json(running):
     assert rank["device"] == device
     assert (rank["releasable_bytes"], rank["components"]["torch_cached_bytes"]) == (CACHED, CACHED)
     assert rank["host_memory"]["pinned_bytes"] == running.fake.workers[0].pinned
-    assert report["engine"]["capabilities"]["pause"] == "mode"
+    assert report["engine"]["capabilities"]["is_paused"] is True
     assert report["growth"]["since_ready_bytes"] == ENCODER_BYTES
     assert (report["policy"]["state"], report["encoder_cache"]["entries"]) == ("below", IMAGES)
     assert (rank["source"], report["ranks_missing"], report["movement"]) == ("rpc", [], None)
