@@ -140,6 +140,7 @@ class WorkerMemory:
     used_bytes: int | None = None
     torch: TorchMemory = TorchMemory()
     releasable_bytes: int | None = None
+    trimmable_bytes: int | None = None
     weights_bytes: int | None = None
     kv_cache_bytes: int | None = None
     encoder_cache: EncoderCache | None = None
@@ -194,7 +195,8 @@ class Budget:
 class RankReading:
     """One worker's memory, accounted for.
 
-    ``releasable_bytes`` is what ``release`` would give back to the device now; ``None`` where that is not known.
+    ``releasable_bytes`` is what ``release`` would give back to the device now, and ``trimmable_bytes`` what it would gain
+    by a trim without a target; ``None`` where that is not known, or the worker would refuse to trim.
     """
 
     rank: int | None
@@ -213,6 +215,7 @@ class RankReading:
     torch: TorchMemory
     components: Components
     releasable_bytes: int | None = None
+    trimmable_bytes: int | None = None
     encoder_cache: EncoderCache | None
     budget: Budget
     host_memory: HostMemory

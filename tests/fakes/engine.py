@@ -105,6 +105,12 @@ class FakeWorker:
     def used(self) -> int:
         return self.allocated + self.cached + self.non_torch
 
+    @property
+    def trimmable(self) -> int:
+        """All of them, less one for the way back where none is away yet."""
+        kept = 0 if self.spilled else max(self.entries.values(), default=0)
+        return max(0, sum(self.entries.values()) - kept)
+
     def forget_entries(self) -> None:
         self.cached += sum(self.entries.values())
         self.entries.clear()
@@ -143,6 +149,7 @@ class FakeWorker:
                 "ooms": self.ooms,
             },
             "releasable_bytes": self.cached,
+            "trimmable_bytes": self.trimmable,
             "weights_bytes": self.weights,
             "kv_cache_bytes": self.kv_cache,
             "kv_cache_reserved_bytes": self.kv_cache,
