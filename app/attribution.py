@@ -50,6 +50,7 @@ def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
         torch=worker.torch,
         components=components,
         releasable_bytes=worker.releasable_bytes,
+        trimmable_bytes=worker.trimmable_bytes,
         encoder_cache=worker.encoder_cache,
         budget=Budget(
             gpu_memory_utilization=worker.budget.gpu_memory_utilization,

@@ -163,36 +163,6 @@ class Engine:
         response = await self._send("POST", url, timeout=self._rpc_deadline)
         return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
 
-    async def pause(self, seconds: float) -> None:
-        """Let running requests finish and new ones wait; returns when none runs.
-
-        Args:
-            seconds: How long that may take. Afterwards the engine is to be resumed by whoever called.
-
-        Raises:
-            EngineUnresponsive: Requests were still running then; the engine takes no new ones until it is resumed.
-            EngineRefused: It will not.
-            EngineUnreachable: No connection.
-        """
-        # Both dialects: a parameter that a version does not know is ignored, and the default aborts every request.
-        # Never clear_cache: it lets the processor caches drift apart (0.12 to 0.21) or ends the engine (KV connectors).
-        query = {"mode": "wait", "wait_for_inflight_requests": "true", "clear_cache": "false"}
-        await self._command("/pause", query, seconds)
-
-    async def resume(self) -> None:
-        """Undo a pause; harmless where there is none.
-
-        Raises:
-            EngineError: No good answer.
-        """
-        await self._command("/resume", {}, None)
-
-    async def _command(self, path: str, query: Mapping[str, str], seconds: float | None) -> None:
-        response = await self._send("POST", path, params=query, timeout=seconds)
-        if response.status_code >= HTTP_ERROR:
-            said = response.text[:200]
-            raise EngineRefused(f"POST {path} answered {response.status_code}: {said}", response.status_code)
-
     async def _send(
         self, method: str, path: str, *, params: Mapping[str, str] | None = None, timeout: float | None = None
     ) -> httpx.Response:
@@ -215,6 +185,11 @@ class Engine:
         return EngineUnreachable(told)
 
     # --- worker calls ---
+
+    @property
+    def rpc_deadline_seconds(self) -> float:
+        """After this a worker call counts as unresponsive."""
+        return self._rpc_deadline
 
     @property
     def rpc_outstanding_seconds(self) -> float | None:

@@ -136,7 +136,7 @@ class Exporter:
         )
         self._hold_seconds = histogram(
             "reset_hold_seconds",
-            "How long new requests waited for a remedy, at the gate or in the paused engine.",
+            "How long new requests waited for a remedy at the gate.",
             _RESET_BUCKETS,
             "remedy",
             "moment",

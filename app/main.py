@@ -38,8 +38,6 @@ from app.gate import Gate
 from app.governor import Governor
 from app.history import History
 from app.incidents import Incidents, IncidentStore
-from app.moments import Moments
-from app.pause import Pause
 from app.policy_store import PolicyStore
 from app.poller import Poller
 from app.proxy.client import ClientConnection, protocol
@@ -48,9 +46,8 @@ from app.proxy.heads import LIVE_STREAM, Destination, path_class
 from app.proxy.limits import ProxyLimits
 from app.proxy.proxy import Proxy
 from app.readings import EventKind, Report
-from app.relief import Relief
+from app.relief import Quiescer, Relief
 from app.remedies import all_remedies
-from app.resume_guard import arm
 from app.routes.access import Access, ControlGuard
 from app.routes.body_limit import BodyLimit
 from app.routes.control import control_router
@@ -275,10 +272,9 @@ def create_app(
         flight=flight,
         clock=wall_clock,
     )
-    pause = Pause(engine, state, history, arm=partial(arm, tls=settings.engine_tls.files))
-    moments = Moments(engine, gate, pause, drain_seconds=settings.gate.drain_seconds, clock=clock)
+    quiescer = Quiescer(engine, gate, drain_seconds=settings.gate.drain_seconds, clock=clock)
     remedies = all_remedies(host_budget_bytes=settings.trim.host_budget_bytes)
-    relief = Relief(engine, poller, history, moments, remedies=remedies, observer=exporter, clock=clock)
+    relief = Relief(engine, poller, history, quiescer, remedies=remedies, observer=exporter, clock=clock)
     governor = Governor(
         relief,
         poller,
@@ -298,7 +294,7 @@ def create_app(
         policy=governor.status,
         step_seconds_most=settings.step_seconds_most,
     )
-    poller.listeners += [moments.notice, governor.notice, box.notice]
+    poller.listeners += [quiescer.notice, governor.notice, box.notice]
     token, access = _access(settings, exporter)
     proxy = Proxy(
         settings.engine_url,
@@ -318,13 +314,10 @@ def create_app(
         token.start()
         await proxy.start()
         loops.start()
-        recovery = asyncio.create_task(pause.recover())
         try:
             yield
         finally:
             history.close()
-            recovery.cancel()
-            await asyncio.wait({recovery})
             await box.finish()
             await loops.stop()
             if flight is not None:

@@ -22,8 +22,8 @@ Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
 # What let a control call in: the admin token, or a loopback address where trust_loopback is set.
 Credential: TypeAlias = Literal["token", "loopback"]
 Mode: TypeAlias = Literal["safe", "now"]
-# How the moment for a remedy was made: any will do; the engine paused; new requests held and the rest let finish.
-Moment: TypeAlias = Literal["any", "pause", "gate"]
+# The moment of a remedy: any will do; or new requests were held at the gate, and the rest had finished.
+Moment: TypeAlias = Literal["any", "gate"]
 # Where a rank's reading is from: its answer to our call, or its flight recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
 Verdict: TypeAlias = Literal["moving", "idle", "busy", "stuck", "unknown"]
@@ -140,6 +140,7 @@ class WorkerMemory:
     used_bytes: int | None = None
     torch: TorchMemory = TorchMemory()
     releasable_bytes: int | None = None
+    trimmable_bytes: int | None = None
     weights_bytes: int | None = None
     kv_cache_bytes: int | None = None
     encoder_cache: EncoderCache | None = None
@@ -194,7 +195,8 @@ class Budget:
 class RankReading:
     """One worker's memory, accounted for.
 
-    ``releasable_bytes`` is what ``release`` would give back to the device now; ``None`` where that is not known.
+    ``releasable_bytes`` is what ``release`` would give back to the device now, and ``trimmable_bytes`` what it would gain
+    by a trim without a target; ``None`` where that is not known, or the worker would refuse to trim.
     """
 
     rank: int | None
@@ -213,6 +215,7 @@ class RankReading:
     torch: TorchMemory
     components: Components
     releasable_bytes: int | None = None
+    trimmable_bytes: int | None = None
     encoder_cache: EncoderCache | None
     budget: Budget
     host_memory: HostMemory
@@ -492,8 +495,8 @@ class RemedyResult:
         ranks: The same by rank.
         frees: What this remedy can free, in words.
         spares: What it cannot, in words.
-        moment: How the moment for it was made; ``None`` where it did not come to that.
-        held_seconds: How long new requests waited for it, at the gate or in the paused engine.
+        moment: Whether requests were held for it; ``None`` where it did not come to that.
+        held_seconds: How long new requests waited for it at the gate.
         detail: What the workers said of it, rank by rank.
     """
 

@@ -274,9 +274,7 @@ class Settings(BaseModel):
     shutdown_seconds: float = Field(
         30.0, ge=0, le=3600, allow_inf_nan=False, description="how long streams may go on after the signal to stop"
     )
-    state_file: Path | None = Field(
-        None, description="keeps PUT /policy and a pause of the engine across restarts; none: neither is done"
-    )
+    state_file: Path | None = Field(None, description="keeps PUT /policy across restarts; unset: disabled")
     access_log: str | None = Field(
         None,
         description="writes a JSON line for each request that ended: `-` for standard output, or a file's absolute "

@@ -30,15 +30,12 @@ from app.flight import Flight
 from app.gate import Gate
 from app.governor import Governor
 from app.history import History
-from app.moments import Moments
-from app.pause import Pause
 from app.policy import Rule
 from app.poller import Poller
 from app.readings import RankReading, RemedyResult, Report, Trigger, WorkerMemory
-from app.relief import Relief
+from app.relief import Quiescer, Relief
 from app.remedies import REMEDIES
 from app.sources import Source, all_sources
-from app.state_file import StateFile
 from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 
 MIB = 1024 * 1024
@@ -108,6 +105,12 @@ class FakeWorker:
     def used(self) -> int:
         return self.allocated + self.cached + self.non_torch
 
+    @property
+    def trimmable(self) -> int:
+        """All of them, less one for the way back where none is away yet."""
+        kept = 0 if self.spilled else max(self.entries.values(), default=0)
+        return max(0, sum(self.entries.values()) - kept)
+
     def forget_entries(self) -> None:
         self.cached += sum(self.entries.values())
         self.entries.clear()
@@ -146,6 +149,7 @@ class FakeWorker:
                 "ooms": self.ooms,
             },
             "releasable_bytes": self.cached,
+            "trimmable_bytes": self.trimmable,
             "weights_bytes": self.weights,
             "kv_cache_bytes": self.kv_cache,
             "kv_cache_reserved_bytes": self.kv_cache,
@@ -299,22 +303,6 @@ class FakeWorker:
         }
 
 
-@dataclass
-class FakeGuard:
-    """What would resume the engine."""
-
-    url: str
-    seconds: float
-    armed: bool = True
-    took_over: bool = False
-
-    async def disarm(self) -> None:
-        self.armed = False
-
-    def take_over(self) -> None:
-        self.took_over = True
-
-
 @dataclass(frozen=True)
 class Call:
     """One request as it arrived."""
@@ -364,10 +352,8 @@ class FakeEngine:
         self.data_parallel = data_parallel
         self.model = "Qwen/Qwen3-VL-32B-Instruct"
         self.running, self.waiting, self.kv_usage, self.paused, self.asleep = 0, 0, 0.0, False, False
-        self.api_processes: int | None = 1  # what /server_info tells; None where it does not
         self.mute = False  # --disable-log-stats
         self.root_path = ""  # --root-path
-        self.aborted = 0  # requests that a pause of the wrong dialect cut short
         self.tokens = 0  # prompt tokens so far; they move when it works
         self.ec_connector = False
         self.prefix_blocks_in_use = False
@@ -382,7 +368,6 @@ class FakeEngine:
         self.snapshot: Callable[[FakeWorker, dict[str, Any]], dict[str, Any]] | None = None
         self.breaks = False  # the connection breaks at a worker call's answer
         self.calls: list[Call] = []
-        self.guards: list[FakeGuard] = []
         self.rpcs_in_flight = 0
         self.most_rpcs_in_flight = 0
         self._clock, self.proc = clock, proc
@@ -456,11 +441,6 @@ class FakeEngine:
         reached = [worker for worker in self.workers if worker.dp_rank == 0]
         return tuple(map(account, _WIRE.validate_python([self._answer(worker, "memory") for worker in reached])))
 
-    async def arm(self, url: str, seconds: float) -> FakeGuard:
-        """What resumes this engine, instead of a process."""
-        self.guards.append(FakeGuard(url, seconds))
-        return self.guards[-1]
-
     def transport(self) -> httpx.AsyncBaseTransport:
         """A transport that ends here, and that can lose the connection or the patience."""
         return _Transport(self)
@@ -481,11 +461,6 @@ class FakeEngine:
 
     def _table(self) -> dict[str, tuple[str, Callable[[Request], Any], tuple[str, ...]]]:
         dev, pausing = self.dev_mode, self._has("0.12") and (self.dev_mode or not self._has("0.16"))
-        pause_parameters = (
-            ("mode", "clear_cache") if self._has("0.32") else ("wait_for_inflight_requests", "clear_cache")
-        )
-        if self._has("0.16") and not self._has("0.32"):
-            pause_parameters = ("mode", *pause_parameters)
         rows = (
             (True, "/version", "GET", lambda _: JSONResponse({"version": self.version}), ()),
             (True, "/health", "GET", _empty, ()),
@@ -498,7 +473,7 @@ class FakeEngine:
             (dev and self._has("0.16"), "/reset_encoder_cache", "POST", self._reset_encoder_cache, ()),
             (dev, "/sleep", "POST", _empty, ("level", "mode")),
             (dev, "/is_sleeping", "GET", lambda _: JSONResponse({"is_sleeping": self.asleep}), ()),
-            (pausing, "/pause", "POST", self._pause, pause_parameters),
+            (pausing, "/pause", "POST", self._pause, ()),
             (pausing, "/resume", "POST", self._resume, ()),
             (pausing, "/is_paused", "GET", lambda _: JSONResponse({"is_paused": self.paused}), ()),
         )
@@ -541,7 +516,6 @@ class FakeEngine:
             "pipeline_parallel_size": self.pipeline_parallel,
             "data_parallel_size": self.data_parallel,
             "distributed_executor_backend": "mp",
-            "_api_process_count": self.api_processes,
         }
         config = {
             "model_config": {"model": "/models/qwen3-vl", "served_model_name": self.model},
@@ -578,17 +552,10 @@ class FakeEngine:
             ]
         return PlainTextResponse("\n".join(lines) + "\n")
 
-    # --- pausing ---
+    # --- what Highwater never asks for ---
 
-    async def _pause(self, request: Request) -> Response:
-        """Answers when nothing runs any more, as vLLM does for mode=wait; any other call would abort requests."""
-        asked = request.query_params
-        waits = asked.get("mode") == "wait" if self._has("0.16") else asked.get("wait_for_inflight_requests") == "true"
-        if not waits or asked.get("clear_cache") != "false":
-            self.running, self.aborted = 0, self.aborted + self.running
+    def _pause(self, _: Request) -> Response:
         self.paused = True
-        if self.running:
-            raise httpx.ReadTimeout("")  # what a client sees of a wait that outlasts its patience
         return JSONResponse({"status": "paused"})
 
     def _resume(self, _: Request) -> Response:
@@ -736,7 +703,7 @@ class Core:
     governor: Governor
     relief: Relief
     gate: Gate
-    pause: Pause
+    quiescer: Quiescer
     counted: Counted
     flight: Flight | None = None
 
@@ -761,7 +728,6 @@ def core_on(
     sources: Callable[[Engine], Sequence[Source]] = all_sources,
     engine_has_extension: bool = False,
     rpc_deadline_seconds: float = 0.02,
-    state_file: Path | None = None,
     flight: Path | None = None,
     **knobs: Any,
 ) -> Core:
@@ -789,12 +755,11 @@ def core_on(
         clock=clock,
     )
     gate = Gate(clock=clock)
-    pause = Pause(engine, StateFile(state_file), history, arm=fake.arm)
-    moments = Moments(engine, gate, pause, drain_seconds=0.05, clock=clock)
-    relief = Relief(engine, poller, history, moments, remedies=REMEDIES, observer=counted, clock=clock)
+    quiescer = Quiescer(engine, gate, drain_seconds=0.05, clock=clock)
+    relief = Relief(engine, poller, history, quiescer, remedies=REMEDIES, observer=counted, clock=clock)
     governor = Governor(relief, poller, history, rules=rules, mode=mode, clock=clock, wall_clock=clock)
-    poller.listeners.append(moments.notice)
-    return Core(fake, clock, engine, history, poller, governor, relief, gate, pause, counted, recorders)
+    poller.listeners.append(quiescer.notice)
+    return Core(fake, clock, engine, history, poller, governor, relief, gate, quiescer, counted, recorders)
 
 
 def flight_on(fake: FakeEngine, engine: Engine, clock: FakeClock, folder: Path, proc: FakeProc) -> Flight:

@@ -202,8 +202,9 @@ async def test_the_report_in_json(running):
     device = {"type": "npu", "index": 0, "physical_index": 0, "name": "Ascend910B3", "uuid": "npu-0-0"}
     assert rank["device"] == device
     assert (rank["releasable_bytes"], rank["components"]["torch_cached_bytes"]) == (CACHED, CACHED)
+    assert rank["trimmable_bytes"] == (IMAGES - 1) * IMAGE_BYTES
     assert rank["host_memory"]["pinned_bytes"] == running.fake.workers[0].pinned
-    assert report["engine"]["capabilities"]["pause"] == "mode"
+    assert report["engine"]["capabilities"]["is_paused"] is True
     assert report["growth"]["since_ready_bytes"] == ENCODER_BYTES
     assert (report["policy"]["state"], report["encoder_cache"]["entries"]) == ("below", IMAGES)
     assert (rank["source"], report["ranks_missing"], report["movement"]) == ("rpc", [], None)

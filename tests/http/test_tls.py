@@ -1,4 +1,4 @@
-"""TLS on real ports: the server's loop, the engine client, the guard, and `highwater serve` as a whole."""
+"""TLS on real ports: the server's loop, the engine client, and `highwater serve` as a whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from app.demo.process import free_port
 from app.engine import Engine
 from app.errors import EngineUnreachable, EngineUntrusted
 from app.proxy.listeners import HANDSHAKE_SECONDS
-from app.resume_guard import arm
 from app.tls import TlsFiles, engine_context, listening_context
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import serving
@@ -163,30 +162,6 @@ async def test_an_https_engine_is_not_believed_without_a_context(certificates, u
     async with tls_engine(upstream, certificates.engine(asks=False)) as url, Engine(url) as engine:
         with pytest.raises(EngineUntrusted):
             await engine.exists("/health")
-
-
-async def test_the_guard_resumes_over_tls(certificates, upstream):
-    """With its own connection, from the files."""
-    told = asyncio.Event()
-
-    async def answer(call) -> None:
-        await call.answer(b'{"status": "resumed"}')
-        told.set()
-
-    upstream.on("/resume")(answer)
-    ours = certificates.believing(certificates.issue("sidecar"))
-    async with tls_engine(upstream, certificates.engine(asks=True)) as url, asyncio.timeout(PATIENCE):
-        guard = await arm(url, 0.01, tls=ours)
-        await told.wait()
-        assert await guard.process.wait() == 0
-
-
-async def test_a_guard_with_files_that_do_not_load_is_not_armed(certificates, upstream):
-    """That comes out before anything is paused."""
-    ours = certificates.believing(certificates.issue("sidecar"))
-    ours.key_file.write_text("no key")
-    with pytest.raises(OSError, match="the guard ended with status 1"):
-        await arm("https://127.0.0.1:1", 60.0, tls=ours)
 
 
 # --- the whole ---

@@ -63,7 +63,7 @@ def story() -> tuple[Report, RemedyResult]:
     clock.advance(60.0)
     fake.workers[1].forget_entries()
     now = fake.readings()
-    result = RemedyResult(remedy="reset_encoder_cache", outcome="done", seconds=0.4, moment="pause", held_seconds=0.2)
+    result = RemedyResult(remedy="reset_encoder_cache", outcome="done", seconds=0.4, moment="gate", held_seconds=0.2)
     freed_bytes, components = total(freed(grown, now))
     status = EngineStatus(
         url="http://engine:8000",

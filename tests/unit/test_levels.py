@@ -20,14 +20,13 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app", "app.allocator", "app.descriptors", "app.errors", "app.limited_log", "app.private_file", "app.readings"),
     ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
-    ("app.movement", "app.policy", "app.safety", "app.table", "app.traffic"),
-    ("app.policy_settings", "app.resume_guard", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
+    ("app.movement", "app.policy", "app.table", "app.traffic"),
+    ("app.policy_settings", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
     ("app.access_log",),
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
     ("app.exporter", "app.flight", "app.gate", "app.history", "app.settings_sources"),  # L3: loops, data plane
-    ("app.black_box", "app.pause", "app.poller", "app.proxy"),
-    ("app.moments", "app.snapshots"),
-    ("app.relief",),
+    ("app.black_box", "app.poller", "app.proxy"),
+    ("app.relief", "app.snapshots"),
     ("app.governor",),
     ("app.routes",),  # L4: the HTTP face
     ("app.main",),  # L5: wires
@@ -40,6 +39,7 @@ LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 FOLDERS = (
     "app.incidents",
     "app.proxy",
+    "app.relief",
     "app.remedies",
     "app.sources",
     "app.routes",
@@ -65,7 +65,7 @@ DOORS = {
     "uvicorn": {"app.server", "app.proxy.own", "app.proxy.client"},
     "packaging": {"app.capabilities", "app.demo"},
     "tabulate": {"app.table"},
-    "tenacity": {"app.moments", "app.pause", "app.remedies", "app.resume_guard"},
+    "tenacity": {"app.relief", "app.remedies"},
 }
 
 

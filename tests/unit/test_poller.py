@@ -125,7 +125,7 @@ async def test_a_restart_with_another_version_is_detected_again():
     core.fake.reload("0.33.0")
     await core.tick()
     assert (await core.tick()).engine.version == "0.33.0"
-    assert core.poller.capabilities.pause == "mode"
+    assert core.poller.capabilities.reset_prefix_cache
 
 
 async def test_one_new_worker_is_not_another_engine(core):

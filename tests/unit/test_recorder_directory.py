@@ -95,7 +95,7 @@ def test_the_newest_sample_is_what_the_worker_would_answer(recorder, writers):
     """With the identity's words, and the components that come of it."""
     writer = writers(rank=1, tp_rank=1)
     writer.sample(-0.1, memory=memory(used_bytes=1))
-    writer.sample(0.0)
+    writer.sample(0.0, memory=memory(releasable_bytes=5, trimmable_bytes=7))
     writer.table()
     record = only(recorder)
     newest = record.newest
@@ -103,7 +103,12 @@ def test_the_newest_sample_is_what_the_worker_would_answer(recorder, writers):
     assert (newest.rank, newest.tp_rank, newest.host, newest.pid, newest.taken_at) == (1, 1, "node-a", 4242, WALL)
     assert (newest.device.name, newest.budget.gpu_memory_utilization) == ("Ascend910B3", 0.9)
     assert (newest.used_bytes, newest.encoder_cache.entries, newest.torch.ooms) == (61_464_379_392, 31, 0)
-    assert account(newest).components.weights_bytes == 31_459_200_000
+    reading = account(newest)
+    assert (reading.components.weights_bytes, reading.releasable_bytes, reading.trimmable_bytes) == (
+        31_459_200_000,
+        5,
+        7,
+    )
     assert (record.status, record.age_seconds, record.name) == ("alive", 0.0, "rank 1 (pid 4242 on node-a)")
 
 

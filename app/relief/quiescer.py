@@ -1,18 +1,14 @@
-"""Makes the moment in which a remedy harms nobody, and ends it whatever happens.
+"""Sees to it that no request is between a client and the engine, for as long as a remedy needs that.
 
-::
+New requests wait at the gate, those under way finish, and the engine's own counts must agree. Where that is not to be
+had in time it refuses: requests are not cut short, and the held ones go on. Nobody is held at all where something under
+way has already taken longer than requests are given to finish.
 
-    any     nothing to do
-    pause   the engine lets its requests finish and makes new ones wait; resumed afterwards (``pause``)
-    gate    new requests are held here, those under way finish, the engine's own counts agree; opened afterwards
-
-A moment that cannot be made in time is refused: requests are not cut short, and what was held goes on. Nothing is held
-at all where something under way has already taken longer than requests are given to finish.
+The engine itself is never paused: a pause would outlive this process, and the gate cannot.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,53 +16,54 @@ from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_fixed
 
-from app.capabilities import Capabilities
 from app.engine import Engine
 from app.gate import Gate
-from app.pause import CannotPause, Pause
 from app.readings import EngineLoad, Moment, Report
-from app.safety import Need, choose_moment
+from app.relief.states import States
 from app.sources.engine_metrics import EngineMetrics
 
 # The engine's counts lag behind its answers by a step; requests that others sent stay longer.
 SETTLE_SECONDS = 2.0
 LOOK_SECONDS = 0.1
+# The same, and one answer of the engine's that comes late.
+DRAINED_SECONDS = 3.0
 # For so long after the engine was seen to work on what did not pass the gate, the gate is no proof of anything.
 BYPASS_SECONDS = 60.0
-# What a reset itself may take at most, beyond the wait for it.
-RESET_SECONDS = 10.0
+# What a remedy may take while requests are held for it.
+CALL_SECONDS = 10.0
+# The gate's own deadline comes after those of the states in which it is closed, so that they tell what went wrong.
+GATE_MARGIN_SECONDS = 1.0
 
 
-class NoMoment(Exception):
-    """No safe moment came; nothing was done. The message says why, and what would help.
+class CannotQuiesce(Exception):
+    """Requests cannot be held, or did not finish in time; nothing was done. The message says why, and what would help.
 
     Attributes:
-        held_seconds: How long new requests waited in vain, where any moment was tried.
+        held_seconds: How long new requests waited in vain, where any did.
     """
 
     held_seconds: float | None = None
 
 
 @dataclass(slots=True)
-class Made:
-    """The moment that was made.
+class Quiesced:
+    """How it was done.
 
     Attributes:
-        kind: How.
-        held_seconds: How long new requests waited, known when it is over.
+        moment: Whether requests were held.
+        held_seconds: How long new requests waited, known when it is over; ``None`` where none had to.
     """
 
-    kind: Moment
+    moment: Moment
     held_seconds: float | None = None
 
 
-class Moments:
-    """Makes moments.
+class Quiescer:
+    """Holds requests for remedies.
 
     Args:
         engine: The engine.
         gate: Where the data plane's requests pass.
-        pause: Pauses the engine.
         drain_seconds: How long requests under way may take to finish.
         clock: Seconds that only go forward.
     """
@@ -75,22 +72,15 @@ class Moments:
         self,
         engine: Engine,
         gate: Gate,
-        pause: Pause,
         *,
         drain_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = EngineMetrics(engine)
         self._gate = gate
-        self._pause = pause
         self._drain_seconds = drain_seconds
         self._clock = clock
         self._bypassed_at: float | None = None
-
-    @property
-    def drain_seconds(self) -> float:
-        """How long requests under way may take to finish."""
-        return self._drain_seconds
 
     def notice(self, report: Report) -> None:
         """Look out for requests that the engine has and the gate has not seen."""
@@ -99,63 +89,37 @@ class Moments:
         if running and quiet:
             self._bypassed_at = self._clock()
 
-    def plan(self, need: Need, capabilities: Capabilities) -> str:
-        """What would be done, for a dry run."""
-        kind = choose_moment(need, capabilities, may_pause=self._pause.possible)
-        if kind == "gate" and (reason := self._takes_too_long()) is not None:
+    def plan(self) -> str:
+        """What would be done now, for a dry run."""
+        if (reason := self._takes_too_long()) is not None:
             return f"would be refused now: {reason}"
-        return {
-            "any": "needs no special moment",
-            "pause": f"would pause the engine for at most {self._drain_seconds:g} s until its requests are done",
-            "gate": f"would hold new requests for at most {self._drain_seconds:g} s until those under way are done",
-        }[kind]
+        return f"would hold new requests for at most {self._drain_seconds:g} s until those under way are done"
 
     @asynccontextmanager
-    async def when(self, need: Need, capabilities: Capabilities) -> AsyncIterator[Made]:
-        """The moment, for as long as the block lasts.
+    async def quiet(self, states: States, *, then_pace: bool) -> AsyncIterator[Quiesced]:
+        """Hold new requests, with none under way, for as long as the block lasts.
 
         Args:
-            need: What must be still.
-            capabilities: What the engine can do.
+            states: Of the relief that needs it.
+            then_pace: Let requests through one by one for a while afterwards: those that come together would overtake
+                each other in vLLM, and it fails a request that overtakes another one with the same new image.
 
         Raises:
-            NoMoment: It could not be made. Nothing is held or paused any more.
+            CannotQuiesce: Requests cannot be held, or did not finish in time; none is held any more.
             EngineError: The engine could not be asked.
         """
-        kind = choose_moment(need, capabilities, may_pause=self._pause.possible)
-        if kind == "pause":
-            began, made = self._clock(), Made("pause")
-            try:
-                async with self._pause.paused(self._drain_seconds):
-                    yield made
-                    return
-            except CannotPause as exc:
-                if not exc.nothing_happened:
-                    raise self._in_vain(str(exc), began) from exc
-            finally:
-                made.held_seconds = self._clock() - began
-            kind = "gate"  # the pause was not to be had; requests can still be held here
-        if kind == "gate":
-            async with self._held(then_pace=need == "idle path") as made:
-                yield made
-        else:
-            yield Made("any")
-
-    @asynccontextmanager
-    async def _held(self, *, then_pace: bool) -> AsyncIterator[Made]:
         if self._bypassed_at is not None and (ago := self._clock() - self._bypassed_at) < BYPASS_SECONDS:
-            raise NoMoment(
+            raise CannotQuiesce(
                 f"{ago:.0f} s ago the engine had requests that are none of this sidecar's (or whose clients had left); "
                 "they cannot be held here. Send all traffic through the sidecar"
             )
         if (reason := self._takes_too_long()) is not None:
-            raise NoMoment(reason)
-        began, made = self._clock(), Made("gate")
-        # Paced, as what an idle path was needed for may have emptied the processor caches: vLLM then fails a request
-        # that overtakes another one with the same image, as requests do that come together.
-        with self._gate.closed(self._drain_seconds + RESET_SECONDS, then_pace=then_pace):
+            raise CannotQuiesce(reason)
+        began, quiesced = self._clock(), Quiesced("gate")
+        at_most = self._drain_seconds + DRAINED_SECONDS + CALL_SECONDS + GATE_MARGIN_SECONDS
+        with self._gate.closed(at_most, then_pace=then_pace):
             try:
-                async with asyncio.timeout(self._drain_seconds):
+                async with states.enter("closing", self._drain_seconds):
                     await self._gate.drained()
             except TimeoutError as exc:
                 raise self._in_vain(
@@ -163,11 +127,16 @@ class Moments:
                     "(gate.drain_seconds); they were left alone, and new ones were held no longer",
                     began,
                 ) from exc
-            await self._engine_is_idle()
             try:
-                yield made
+                async with states.enter("drained", DRAINED_SECONDS):
+                    await self._engine_is_idle(began)
+            except TimeoutError as exc:
+                late = f"the engine did not tell within {DRAINED_SECONDS:g} s whether requests run"
+                raise self._in_vain(late, began) from exc
+            try:
+                yield quiesced
             finally:
-                made.held_seconds = self._clock() - began
+                quiesced.held_seconds = self._clock() - began
 
     def _takes_too_long(self) -> str | None:
         """Why requests would be held in vain, if that can be known before."""
@@ -185,16 +154,16 @@ class Moments:
             "set gate.drain_seconds to more than it takes"
         )
 
-    def _in_vain(self, message: str, began: float) -> NoMoment:
-        refusal = NoMoment(message)
+    def _in_vain(self, message: str, began: float) -> CannotQuiesce:
+        refusal = CannotQuiesce(message)
         refusal.held_seconds = self._clock() - began
         return refusal
 
-    async def _engine_is_idle(self) -> None:
+    async def _engine_is_idle(self, began: float) -> None:
         """The engine's own counts say the same.
 
         Raises:
-            NoMoment: It has requests that did not pass the gate, or does not tell.
+            CannotQuiesce: It has requests that did not pass the gate, or does not tell.
             EngineError: It could not be asked.
         """
         looks = AsyncRetrying(
@@ -203,18 +172,20 @@ class Moments:
             wait=wait_fixed(LOOK_SECONDS),
         )
         try:
-            await looks(self._look)
+            await looks(self._look, began)
         except RetryError as exc:
             load: EngineLoad = exc.last_attempt.result()
             self._bypassed_at = self._clock()
-            raise NoMoment(
+            raise self._in_vain(
                 f"the engine has {load.requests_running} requests running and {load.requests_waiting} waiting that are "
                 "none of this sidecar's (or whose clients have left); they cannot be held here. Send all traffic "
-                "through the sidecar"
+                "through the sidecar",
+                began,
             ) from exc
 
-    async def _look(self) -> EngineLoad:
+    async def _look(self, began: float) -> EngineLoad:
         load = (await self._load.read()).load
         if load is None or load.requests_running is None or load.requests_waiting is None:
-            raise NoMoment("the engine does not tell its requests (was it started with --disable-log-stats?)")
+            unknown = "the engine does not tell its requests (was it started with --disable-log-stats?)"
+            raise self._in_vain(unknown, began)
         return load

@@ -1,7 +1,7 @@
-"""Act, measure, record: carries one remedy out at a time, at a moment in which it harms nobody.
+"""Act, measure, record: carries one remedy out at a time, while it harms nobody.
 
-Each is measured by a fresh poll before and after it. Every remedy asked for leaves an event, also one that was refused
-or failed.
+One that was done is measured by a fresh poll before and after it. Every remedy asked for leaves an event, also one that
+was refused, failed or cancelled. What it waits for, and for how long at most, stands in ``states``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,24 @@ from typing import Any, Literal, Protocol
 from app.attribution import freed, total
 from app.capabilities import Capabilities
 from app.engine import Engine, EngineAnswer
-from app.errors import EngineError, NotAvailable, Refused, UnknownName
+from app.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
 from app.history import History
-from app.moments import Moments, NoMoment
 from app.poller import Poller
 from app.readings import UNNEEDED, Caller, Mode, Outcome, RankReading, RemedyResult, Report, Target, Trigger
+from app.relief.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
+from app.relief.states import State, States
 from app.remedies import PLAIN, Ask, Remedy, Run
 from app.remedies.remedy import no_extension
-from app.remedies.rounds import tell_workers_in_rounds
+from app.remedies.rounds import MAX_SECONDS, tell_workers_in_rounds
 from app.table import mib
 
 JUST_BEFORE_SECONDS = 0.25
+# How long a remedy may be tried again that the engine puts off: its blocks come free a step after its requests.
+PATIENCE_SECONDS = 2.0
+# What one poll asks besides the workers.
+QUESTIONS_SECONDS = 20.0
+# Beyond what the calls of a state may take by themselves, so that they tell what went wrong.
+MARGIN_SECONDS = 1.0
 
 log = logging.getLogger("highwater.relief")
 
@@ -78,7 +85,7 @@ class Relief:
         engine: The engine.
         poller: For capabilities, and for fresh readings around each remedy.
         history: Where events go.
-        moments: Finds the moment.
+        quiescer: Holds requests where a remedy needs that.
         remedies: All there are.
         observer: Who counts remedies.
         clock: Monotonic seconds.
@@ -89,7 +96,7 @@ class Relief:
         engine: Engine,
         poller: Poller,
         history: History,
-        moments: Moments,
+        quiescer: Quiescer,
         *,
         remedies: Sequence[Remedy],
         observer: RemedyObserver,
@@ -99,10 +106,16 @@ class Relief:
         self._engine = engine
         self._poller = poller
         self._history = history
-        self._moments = moments
+        self._quiescer = quiescer
         self._observer = observer
         self._clock = clock
         self._turn = asyncio.Lock()
+        self._states = States()
+
+    @property
+    def state(self) -> State:
+        """What the relief under way is doing; ``idle`` without one."""
+        return self._states.now
 
     @property
     def busy(self) -> bool:
@@ -188,17 +201,22 @@ class Relief:
         if (problem := no_extension(self._poller.capabilities)) is not None:
             raise Refused(problem)
         async with self._turn:
-            try:
-                run = await tell_workers_in_rounds(self._engine, "restore", {})
-            except EngineError as exc:
-                raise NotAvailable(str(exc)) from exc
-            report = await self._poller.poll()
+            with self._states.one_relief():
+                try:
+                    async with self._states.enter("calling", self._rounds_seconds()):
+                        run = await tell_workers_in_rounds(self._engine, "restore", {})
+                except EngineError as exc:
+                    raise NotAvailable(str(exc)) from exc
+                except TimeoutError as exc:
+                    raise NotAvailable(f"restore has not ended within {self._rounds_seconds():g} s") from exc
+                report = await self._poll("measuring") if run.ok else None
         if not run.ok:
             raise Refused(f"restore: {run.reason}")
-        spilled = report.encoder_cache.host_bytes if report.encoder_cache else 0
+        spilled = report.encoder_cache.host_bytes if report is not None and report.encoder_cache else None
+        left = "what is left on the host is not known" if spilled is None else f"{mib(spilled)} MiB left on the host"
         self._history.record(
             "reset",
-            f"encoder outputs brought back to the device, {mib(spilled)} MiB left on the host",
+            f"encoder outputs brought back to the device, {left}",
             caller=caller,
         )
         return list(run.detail)
@@ -207,63 +225,111 @@ class Relief:
 
     async def _carry_out(self, order: _Order) -> Measured:
         async with self._turn:
-            return await self._measure(order)
+            with self._states.one_relief():
+                try:
+                    return await self._relieve(order)
+                except RequestError:
+                    raise  # recorded where it arose
+                except BaseException as exc:
+                    # Cancelled, or what nobody thought of: raised again, and told first, as the remedy may have run.
+                    what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
+                    self._record(order, _result(order.remedy, "failed", reason=f"{what} while {self.state}"))
+                    raise
 
-    async def _measure(self, order: _Order) -> Measured:
+    async def _relieve(self, order: _Order) -> Measured:
         before = await self._before(order)
         capabilities = self._poller.capabilities
         refusal = _refusal(order, capabilities, before)
         if refusal is not None:
             return self._refused(order, before, refusal)
-        need = "nothing" if order.force else order.remedy.need(capabilities, order.mode)
+        is_held = not order.force and order.remedy.needs_gate(capabilities, order.mode)
         if order.dry_run:
-            plan = f"dry run; {self._moments.plan(need, capabilities)}"
+            plan = f"dry run; {self._quiescer.plan() if is_held else 'no request has to wait for it'}"
             return Measured(_result(order.remedy, "observed", reason=plan), before.ranks, before.ranks)
 
         started = self._clock()
+        quiesced: Quiesced | None = None
         try:
-            async with self._moments.when(need, capabilities) as moment:
-                run = await self._run(order)
-        except NoMoment as exc:
+            if is_held:
+                async with self._quiescer.quiet(self._states, then_pace=order.remedy.paces_after) as quiesced:
+                    run = await self._call(order, CALL_SECONDS)
+            else:
+                quiesced, run = Quiesced("any"), await self._call(order, self._rounds_seconds())
+        except CannotQuiesce as exc:
             return self._refused(order, before, str(exc), exc.held_seconds)
         except EngineError as exc:
-            # Before the remedy, where the moment could not be made: then nothing was done either.
-            moment, run = None, Run(ok=False, reason=str(exc))
+            # The gate's question before the remedy: nothing was done.
+            run = Run(ok=False, reason=str(exc))
         if run.refused:
             return self._refused(order, before, run.reason or "refused by the workers")
-        after = await self._poller.poll()
-        readings = () if after.stale else after.ranks
-        reason: str | None = run.reason
-        if run.ok and before.ranks and not readings:
-            reason = f"not measured, as no reading came after it: {after.engine.hint or after.engine.state}"
+        if run.ok and order.remedy.needs_release and order.release_after and self._engine.rpc_allowed:
+            run = await self._release_after(run)
+        readings, unmeasured = await self._after(before) if quiesced is not None else ((), None)
+        if not run.ok:
+            # Nobody knows how much of it was done, nor by when: the difference would be anybody's.
+            readings, unmeasured = (), "not measured"
         deltas = freed(before.ranks, readings)
         freed_bytes, freed_components = total(deltas)
         result = replace(
-            _result(order.remedy, "done" if run.ok else "failed", reason=reason),
+            _result(order.remedy, "done" if run.ok else "failed", reason=_joined(run.reason, unmeasured)),
             seconds=self._clock() - started,
             freed_bytes=freed_bytes,
             freed_components=freed_components,
             ranks=deltas,
-            moment=moment.kind if moment is not None else None,
-            held_seconds=moment.held_seconds if moment is not None else None,
+            moment=quiesced.moment if quiesced is not None else None,
+            held_seconds=quiesced.held_seconds if quiesced is not None else None,
             detail=run.detail,
         )
         self._record(order, result)
         return Measured(result, before.ranks, readings, run.answer)
 
-    async def _run(self, order: _Order) -> Run:
-        """The remedy, and release after it where only that shows the device the bytes.
-
-        What fails here has its place in the result, so that the moment ends as it should.
-        """
+    async def _call(self, order: _Order, seconds: float) -> Run:
+        """The remedy itself. What fails here has its place in the result, so that the gate opens in order."""
+        ask = replace(order.ask, patience_seconds=PATIENCE_SECONDS if order.mode == "safe" else 0.0)
         try:
-            patience = self._moments.drain_seconds if order.mode == "safe" else 0.0
-            run = await order.remedy.run(self._engine, replace(order.ask, patience_seconds=patience))
-            if run.ok and order.remedy.needs_release and order.release_after and self._engine.rpc_allowed:
-                await self._engine.rpc("release")
+            async with self._states.enter("calling", seconds):
+                return await order.remedy.run(self._engine, ask)
+        except TimeoutError:
+            return Run(ok=False, reason=f"it has not ended within {seconds:g} s")
         except EngineError as exc:
             return Run(ok=False, reason=str(exc))
+
+    async def _release_after(self, run: Run) -> Run:
+        """Have the allocator give back what the remedy gave it: only then does the device see the bytes."""
+        seconds = 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
+        try:
+            async with self._states.enter("releasing", seconds):
+                await self._engine.rpc("release")
+        except TimeoutError:
+            return replace(run, ok=False, reason=f"done, but the release after it has not ended within {seconds:g} s")
+        except EngineError as exc:
+            return replace(run, ok=False, reason=f"done, but not the release after it: {exc}")
         return run
+
+    async def _after(self, before: Report) -> tuple[tuple[RankReading, ...], str | None]:
+        """The readings after a remedy that was done, and why there are none where there were some before it."""
+        report = await self._poll("measuring")
+        if report is None:
+            return (), f"not measured, as no reading came within {self._poll_seconds():g} s"
+        readings = () if report.stale else report.ranks
+        if before.ranks and not readings:
+            return (), f"not measured, as no reading came after it: {report.engine.hint or report.engine.state}"
+        return readings, None
+
+    async def _poll(self, state: State) -> Report | None:
+        """One poll; ``None`` where it does not end in time."""
+        try:
+            async with self._states.enter(state, self._poll_seconds()):
+                return await self._poller.poll()
+        except TimeoutError:
+            return None
+
+    def _poll_seconds(self) -> float:
+        return self._engine.rpc_deadline_seconds + QUESTIONS_SECONDS
+
+    def _rounds_seconds(self) -> float:
+        # The first call may wait for a poll's, and the last one begins just before the rounds' own time is up.
+        return MAX_SECONDS + 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
 
     def _refused(self, order: _Order, before: Report, reason: str, held_seconds: float | None = None) -> Measured:
         result = replace(_result(order.remedy, "refused", reason=reason), held_seconds=held_seconds)
@@ -281,13 +347,19 @@ class Relief:
         age = report.age_seconds
         # Now means from now on: an operator's own measurement must not begin before it.
         if order.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
-            report = await self._poller.poll()
+            polled = await self._poll("reading")
+            if polled is None:
+                raise self._not_available(order, f"no reading came within {self._poll_seconds():g} s")
+            report = polled
         state = report.engine.state
         if state in {"down", "starting", "unresponsive"}:
-            reason = f"the engine is {state}" + (f": {report.engine.hint}" if report.engine.hint else "")
-            self._record(order, _result(order.remedy, "failed", reason=reason))
-            raise NotAvailable(reason)
+            hint = f": {report.engine.hint}" if report.engine.hint else ""
+            raise self._not_available(order, f"the engine is {state}{hint}")
         return replace(report, ranks=()) if report.stale else report
+
+    def _not_available(self, order: _Order, reason: str) -> NotAvailable:
+        self._record(order, _result(order.remedy, "failed", reason=reason))
+        return NotAvailable(reason)
 
     def _record(self, order: _Order, result: RemedyResult) -> None:
         self._observer.remedy_ended(result, order.trigger)
@@ -310,6 +382,10 @@ def _refusal(order: _Order, capabilities: Capabilities, before: Report) -> str |
     if order.trigger == "policy" and since is not None and not capabilities.at_least(since):
         return f"before vLLM {since} only an operator may ask for it: a request that does not pass here would be harmed"
     return order.remedy.refusal(capabilities, before.engine, order.mode)
+
+
+def _joined(*reasons: str | None) -> str | None:
+    return "; ".join(reason for reason in reasons if reason) or None
 
 
 def _result(remedy: Remedy, outcome: Outcome, *, reason: str | None) -> RemedyResult:
