@@ -38,6 +38,7 @@ from app.gate import Gate
 from app.governor import Governor
 from app.history import History
 from app.incidents import Incidents, IncidentStore
+from app.life import Lives, local_start
 from app.moments import Moments
 from app.pause import Pause
 from app.policy_store import PolicyStore
@@ -244,7 +245,9 @@ def create_app(
         clock=clock,
     )
     history = History(
-        min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST), clock=wall_clock
+        min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST),
+        clock=wall_clock,
+        monotonic=clock,
     )
     state = StateFile(settings.state_file)
     policy = PolicyStore(state, settings.policy)
@@ -273,7 +276,10 @@ def create_app(
         engine_has_extension=settings.engine_has_extension,
         observer=exporter,
         flight=flight,
-        clock=wall_clock,
+        lives=Lives(state, started_at=local_start()),
+        max_step_seconds=settings.max_step_seconds,
+        clock=clock,
+        wall_clock=wall_clock,
     )
     pause = Pause(engine, state, history, arm=partial(arm, tls=settings.engine_tls.files))
     moments = Moments(engine, gate, pause, drain_seconds=settings.gate.drain_seconds, clock=clock)
@@ -296,7 +302,6 @@ def create_app(
         flight=flight,
         baseline=lambda: poller.baseline,
         policy=governor.status,
-        max_step_seconds=settings.max_step_seconds,
     )
     poller.listeners += [moments.notice, governor.notice, box.notice]
     token, access = _access(settings, exporter)
@@ -346,7 +351,6 @@ def create_app(
         snapshots=Snapshots(engine, poller, history, settings.recorder_dir, clock=wall_clock),
         report=lambda: replace(poller.current(), policy=governor.status()),
         alive=loops.alive,
-        hangs=lambda: box.hangs,
         server_info=partial(engine.get, "/server_info"),
         control=access,
     )

@@ -25,6 +25,7 @@ from app.remedies import PLAIN, Ask, Remedy, Run
 from app.remedies.remedy import no_extension
 from app.remedies.rounds import tell_workers_in_rounds
 from app.table import mib
+from app.verdict import RUNNING, in_words
 
 JUST_BEFORE_SECONDS = 0.25
 
@@ -282,9 +283,8 @@ class Relief:
         # Now means from now on: an operator's own measurement must not begin before it.
         if order.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
             report = await self._poller.poll()
-        state = report.engine.state
-        if state in {"down", "starting", "unresponsive"}:
-            reason = f"the engine is {state}" + (f": {report.engine.hint}" if report.engine.hint else "")
+        if report.engine.state not in RUNNING:
+            reason = in_words(report.engine)
             self._record(order, _result(order.remedy, "failed", reason=reason))
             raise NotAvailable(reason)
         return replace(report, ranks=()) if report.stale else report
