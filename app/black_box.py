@@ -29,6 +29,7 @@ from app.readings import (
 )
 from app.sources.recorder import RankRecord, Sample
 from app.table import rank_title
+from app.verdict import RUNNING
 
 SPAN_SECONDS = 600.0
 EVENTS_MOST = 50
@@ -37,8 +38,8 @@ FINISH_SECONDS = 3.0
 
 log = logging.getLogger("highwater.incidents")
 
-# In these an engine is there: one that has only ever been starting cannot die, nor begin to hang.
-_IS_THERE: frozenset[EngineState] = frozenset({"ready", "paused", "sleeping"})
+# What an incident is opened for, as the engine comes into the state. One that has only ever been starting has no life.
+_HUNG: frozenset[EngineState] = frozenset({"stuck", "not_answering"})
 
 
 @dataclass(slots=True)
@@ -54,11 +55,7 @@ class _Life:
 
 
 class BlackBox:
-    """Opens and closes incidents.
-
-    Attributes:
-        hangs: Whether the engine will not go on by itself. One that is unresponsive may be in a long step where no
-            recorder tells.
+    """Opens and closes incidents, by the state of the engine that the poller found.
 
     Args:
         incidents: Where they are kept.
@@ -66,7 +63,6 @@ class BlackBox:
         flight: The flight recorders, if there are any.
         baseline: The first readings of this life of the engine.
         policy: The policy as it stands.
-        step_seconds_most: Where no recorder tells, an engine that is unresponsive for less may be in one long step.
     """
 
     def __init__(
@@ -77,16 +73,12 @@ class BlackBox:
         flight: Flight | None,
         baseline: Callable[[], tuple[RankReading, ...]],
         policy: Callable[[], PolicyStatus],
-        step_seconds_most: float,
     ) -> None:
         self._incidents = incidents
         self._history = history
         self._flight = flight
         self._baseline = baseline
         self._policy = policy
-        self._step_seconds_most = step_seconds_most
-        self._unresponsive_since: float | None = None
-        self.hangs = False
         self._state: EngineState = "starting"
         self._life: _Life | None = None
         # By rank: the process that counts, and its count.
@@ -98,19 +90,18 @@ class BlackBox:
 
     def notice(self, report: Report) -> None:
         """A new report is there. Never blocks the poller."""
-        self._state = report.engine.state
+        before, self._state = self._state, report.engine.state
         more_ooms = self._more_ooms(report)
         life = self._remember(report)
-        begins_to_hang = self._begins_to_hang(life)
         if life is None:
             return
-        if self._state == "down":
+        if self._state == "gone":
             self._life = None
             if life.records and all(record.status == "ended" for record in life.records):
                 self._history.record("state", "the engine ended in order: every worker closed its flight recorder")
             else:
                 self._open("died", life, report)
-        elif begins_to_hang:
+        elif self._state in _HUNG and before not in _HUNG:
             self._open("hung", life, report)
         elif more_ooms:
             ranks = ", ".join(f"rank {rank_title(dp, rank)}" for dp, rank in more_ooms)
@@ -139,17 +130,6 @@ class BlackBox:
 
     # --- noticing ---
 
-    def _begins_to_hang(self, life: _Life | None) -> bool:
-        if self._state != "unresponsive":
-            self._unresponsive_since, self.hangs = None, False
-            return False
-        now = self._history.now()
-        if self._unresponsive_since is None:
-            self._unresponsive_since = now
-        is_told_by_recorders = life is not None and bool(life.records)
-        hung, self.hangs = self.hangs, is_told_by_recorders or now - self._unresponsive_since >= self._step_seconds_most
-        return self.hangs and not hung
-
     def _more_ooms(self, report: Report) -> list[tuple[int, int]]:
         """The ranks whose process counts more failures than it did."""
         more = []
@@ -166,14 +146,14 @@ class BlackBox:
     def _remember(self, report: Report) -> _Life | None:
         """What is known of this life of the engine; ``None`` where there is none."""
         engine, life = report.engine, self._life
-        if engine.state in _IS_THERE and (life is None or _are_others(life.ranks, report)):
+        if engine.state in RUNNING and (life is None or _are_others(life.ranks, report)):
             life = self._life = _Life()
         if life is None:
             return None
         flight = self._flight
         if flight is not None and flight.recorder.instance is not None:
             life.records, life.instance = flight.records, flight.recorder.instance
-        elif flight is not None and life.instance is not None and engine.state == "down":
+        elif flight is not None and life.instance is not None and engine.state == "gone":
             life.records = flight.records  # the last moments of who is followed no more
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth

@@ -6,6 +6,7 @@
     ├── SettingsError            a setting is wrong; carries every problem found
     ├── EngineError              a word said to the engine got no good answer
     │   ├── EngineUnreachable    no connection: it is down, starting, or the URL is wrong
+    │   │   ├── EngineNotListening  connections are refused: no process has the port, or the socket
     │   │   └── EngineUntrusted  no TLS with it: a certificate that one side does not accept
     │   ├── EngineUnresponsive   connected, but no answer within the deadline
     │   ├── EngineRefused        an HTTP status that is not the one hoped for
@@ -58,6 +59,10 @@ class EngineUnreachable(EngineError):
     """No connection to the engine could be made, or it broke before an answer."""
 
     reason = "unreachable"
+
+
+class EngineNotListening(EngineUnreachable):
+    """Connections are refused: no process has the port, or the socket."""
 
 
 class EngineUntrusted(EngineUnreachable):

@@ -20,6 +20,7 @@ from app.policy import PolicyMode
 from app.readings import EngineState, PolicyStatus, RankReading, RemedyResult, Report, RulePhase, Trigger
 from app.table import device_title, rank_title
 from app.traffic import Connections, Traffic
+from app.verdict import RUNNING
 
 _RANK_LABELS = ("rank", "device", "host")
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -238,8 +239,13 @@ def _engine_families(report: Report) -> Iterator[Metric]:
     state = report.engine.state
     yield GaugeMetricFamily(
         "highwater_engine_up",
-        "Whether the engine answered the last poll.",
-        value=float(state not in {"down", "starting", "unresponsive"}),
+        "Whether the engine is up, as far as is known: also while it is slow, busy, paused or asleep.",
+        value=float(state in RUNNING),
+    )
+    yield CounterMetricFamily(
+        "highwater_engine_restarts",
+        "Starts of the engine that the sidecar saw after the first.",
+        value=float(report.engine.restarts),
     )
     states = _gauge("engine_state", "1 for the state that the engine is in.", ("state",))
     for name in get_args(EngineState):

@@ -38,6 +38,7 @@ from app.gate import Gate
 from app.governor import Governor
 from app.history import History
 from app.incidents import Incidents, IncidentStore
+from app.life import Lives, local_start
 from app.policy_store import PolicyStore
 from app.poller import Poller
 from app.proxy.client import ClientConnection, protocol
@@ -241,7 +242,9 @@ def create_app(
         clock=clock,
     )
     history = History(
-        min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST), clock=wall_clock
+        min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST),
+        clock=wall_clock,
+        monotonic=clock,
     )
     state = StateFile(settings.state_file)
     policy = PolicyStore(state, settings.policy)
@@ -270,7 +273,10 @@ def create_app(
         engine_has_extension=settings.engine_has_extension,
         observer=exporter,
         flight=flight,
-        clock=wall_clock,
+        lives=Lives(state, started_at=local_start()),
+        max_step_seconds=settings.max_step_seconds,
+        clock=clock,
+        wall_clock=wall_clock,
     )
     quiescer = Quiescer(engine, gate, drain_seconds=settings.gate.drain_seconds, clock=clock)
     remedies = all_remedies(host_budget_bytes=settings.trim.host_budget_bytes)
@@ -292,7 +298,6 @@ def create_app(
         flight=flight,
         baseline=lambda: poller.baseline,
         policy=governor.status,
-        step_seconds_most=settings.step_seconds_most,
     )
     poller.listeners += [quiescer.notice, governor.notice, box.notice]
     token, access = _access(settings, exporter)
@@ -339,7 +344,6 @@ def create_app(
         snapshots=Snapshots(engine, poller, history, settings.recorder_dir, clock=wall_clock),
         report=lambda: replace(poller.current(), policy=governor.status()),
         alive=loops.alive,
-        hangs=lambda: box.hangs,
         server_info=partial(engine.get, "/server_info"),
         control=access,
     )
@@ -411,7 +415,7 @@ def _flight(
         settings.recorder_dir,
         rate=settings.recorder_rate,
         seconds=settings.recorder_seconds,
-        step_seconds_most=settings.step_seconds_most,
+        max_step_seconds=settings.max_step_seconds,
         proxied=proxied,
         clock=wall_clock,
         monotonic=clock,

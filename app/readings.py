@@ -12,7 +12,10 @@ from typing import Any, Literal, TypeAlias
 
 SCHEMA = 1
 
-EngineState: TypeAlias = Literal["ready", "starting", "paused", "sleeping", "unresponsive", "down"]
+# What each one means, and what follows from it: app/verdict.py.
+EngineState: TypeAlias = Literal[
+    "starting", "ready", "paused", "sleeping", "busy", "slow", "stuck", "not_answering", "gone"
+]
 RulePhase: TypeAlias = Literal["below", "above", "acting", "cooling", "futile"]
 EventKind: TypeAlias = Literal[
     "reset", "refusal", "mark", "state", "policy", "baseline", "recovery", "incident", "snapshot"
@@ -133,6 +136,7 @@ class WorkerMemory:
     pp_rank: int | None = None
     host: str | None = None
     pid: int | None = None
+    pid_started: int | None = None
     taken_at: float
     device: Device
     total_bytes: int | None = None
@@ -195,8 +199,9 @@ class Budget:
 class RankReading:
     """One worker's memory, accounted for.
 
-    ``releasable_bytes`` is what ``release`` would give back to the device now, and ``trimmable_bytes`` what it would gain
-    by a trim without a target; ``None`` where that is not known, or the worker would refuse to trim.
+    ``releasable_bytes`` is what ``release`` would give back to the device now, and ``trimmable_bytes`` what it would
+    gain by a trim without a target; ``None`` where that is not known, or the worker would refuse to trim.
+    ``pid_started`` is in the kernel's ticks since boot. ``taken_at`` is by the clock of the rank's own machine.
     """
 
     rank: int | None
@@ -214,6 +219,7 @@ class RankReading:
     used_ratio: float | None
     torch: TorchMemory
     components: Components
+    pid_started: int | None = None
     releasable_bytes: int | None = None
     trimmable_bytes: int | None = None
     encoder_cache: EncoderCache | None
@@ -290,10 +296,28 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """The engine as the last poll found it."""
+    """The engine as the last poll found it.
+
+    Attributes:
+        url: Where it is.
+        state: The verdict (app/verdict.py).
+        since: When that began, in Unix seconds; ``None`` before the first poll.
+        started_at: When its first process was started, in Unix seconds; ``None`` where that is not known.
+        restarts: How many lives of it before this one the sidecar has seen.
+        version: vLLM's.
+        model: The one it serves.
+        requests_running: Requests in the running batch.
+        requests_waiting: Requests queued in the scheduler.
+        kv_cache_usage_ratio: Of the fullest engine.
+        capabilities: What it can do.
+        hint: Why it is in that state, or what to do; ``None`` where there is nothing to say.
+    """
 
     url: str
     state: EngineState
+    since: float | None = None
+    started_at: float | None = None
+    restarts: int = 0
     version: str | None = None
     model: str | None = None
     requests_running: int | None = None
@@ -335,12 +359,14 @@ class Growth:
         bytes_per_second: The slope over the last minute.
         host_since_ready_bytes: The workers' resident set size (RSS) since then.
         baseline_taken_at: When that first reading was taken.
+        reason: Why growth since then is not known; ``None`` where it is, or where there is nothing to say yet.
     """
 
     since_ready_bytes: int | None = None
     bytes_per_second: float | None = None
     host_since_ready_bytes: int | None = None
     baseline_taken_at: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,7 +450,7 @@ class Report:
     """What ``GET /memory`` shows.
 
     Attributes:
-        taken_at: When the workers' readings were taken; ``None`` until the first.
+        taken_at: When the oldest of the workers' readings was taken, by this machine's clock; ``None`` until the first.
         age_seconds: Since then.
         stale: Whether that is too long ago to act on.
         ranks_missing: Those that should be there and are not.

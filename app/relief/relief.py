@@ -26,6 +26,7 @@ from app.remedies import PLAIN, Ask, Remedy, Run
 from app.remedies.remedy import no_extension
 from app.remedies.rounds import MAX_SECONDS, tell_workers_in_rounds
 from app.table import mib
+from app.verdict import RUNNING, in_words
 
 JUST_BEFORE_SECONDS = 0.25
 # How long a remedy may be tried again that the engine puts off: its blocks come free a step after its requests.
@@ -351,10 +352,8 @@ class Relief:
             if polled is None:
                 raise self._not_available(order, f"no reading came within {self._poll_seconds():g} s")
             report = polled
-        state = report.engine.state
-        if state in {"down", "starting", "unresponsive"}:
-            hint = f": {report.engine.hint}" if report.engine.hint else ""
-            raise self._not_available(order, f"the engine is {state}{hint}")
+        if report.engine.state not in RUNNING:
+            raise self._not_available(order, in_words(report.engine))
         return replace(report, ranks=()) if report.stale else report
 
     def _not_available(self, order: _Order, reason: str) -> NotAvailable:

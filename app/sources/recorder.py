@@ -99,6 +99,7 @@ class RankRecord:
         table: The entries of its encoder cache; ``None`` before the first.
         mono: Its last word, on its own monotonic clock.
         age_seconds: Since its last word.
+        reading_age_seconds: Since ``newest`` held; ``None`` before the first.
         records: The samples that are new since the last read, oldest first.
         status: Whether it writes, and why not.
     """
@@ -111,6 +112,7 @@ class RankRecord:
     age_seconds: float
     records: tuple[Sample, ...]
     status: RankStatus
+    reading_age_seconds: float | None = None
 
     @property
     def name(self) -> str:
@@ -494,6 +496,7 @@ class _Writer:
         self._looked_before: float | None = None
         self._looked_at: float | None = None
         self._newest: WorkerMemory | None = None
+        self._newest_mono = 0.0
         self._written: _Word | None = None
         self._sampled: _Word | None = None
         self._beaten: _Word | None = None
@@ -539,15 +542,17 @@ class _Writer:
             self._news_at, self._looked_before = now, self._looked_at
         self._looked_at = now
         age = self._age_seconds(now, wall)
+        newest, mono = self._reading(), last.mono if (last := self._last) is not None else 0.0
         return RankRecord(
             identity=self.ring.identity,
-            newest=self._reading(),
+            newest=newest,
             moving=self._moving(self.ring.dump()),
             table=self._table,
-            mono=last.mono if (last := self._last) is not None else 0.0,
+            mono=mono,
             age_seconds=age,
             records=samples or (),
             status=self._status(age, has_news=has_news),
+            reading_age_seconds=None if newest is None else age + max(mono - self._mono_of(newest), 0.0),
         )
 
     @property
@@ -595,7 +600,7 @@ class _Writer:
         if not is_within_bounds(newest):
             self._odd_sample = "corrupt sample: a number that nothing has"
             return
-        self._newest, self._odd_sample = newest, None
+        self._newest, self._newest_mono, self._odd_sample = newest, word.mono, None
 
     # --- what they come to ---
 
@@ -623,6 +628,12 @@ class _Writer:
             )
             newest = replace(newest, notes=(*newest.notes, Note(name="used_bytes", reason=as_of)))
         return replace(newest, taken_at=beaten.at)
+
+    def _mono_of(self, reading: WorkerMemory) -> float:
+        """When a reading held, on the writer's monotonic clock: of its last sample, or of the heartbeat after it."""
+        beaten, newest = self._beaten, self._newest
+        is_confirmed = beaten is not None and newest is not None and reading.taken_at != newest.taken_at
+        return beaten.mono if beaten is not None and is_confirmed else self._newest_mono
 
     def _moving(self, dump: WatchdogDump | None) -> Moving | None:
         words = [word for word in (self._sampled, self._beaten) if word is not None]
@@ -678,7 +689,7 @@ def _rank_order(record: RankRecord) -> tuple[int, int, int]:
 
 def _head(identity: Identity) -> dict[str, Any]:
     """What every answer of a worker begins with, and what never changes."""
-    names = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "device")
+    names = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started", "device")
     return {name: getattr(identity, name) for name in names}
 
 

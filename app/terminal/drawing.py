@@ -23,7 +23,7 @@ from app.terminal.view import HISTORY_SECONDS, View
 NARROWEST = 40
 _WIDE = 76
 _DIM = "bright_black"
-_STATES = {"ready": "green", "starting": "yellow", "paused": "yellow", "sleeping": "yellow"}
+_STATES = {"ready": "green", **dict.fromkeys(("starting", "paused", "sleeping", "busy", "slow"), "yellow")}
 _PHASES = {"below": "green", "cooling": "cyan", "above": "yellow", "acting": "magenta", "futile": "red"}
 _KINDS = {"reset": "green", "refusal": "yellow", "incident": "red", "mark": "cyan", "policy": "magenta"}
 _OLD_SECONDS = 15.0

@@ -30,12 +30,14 @@ from app.flight import Flight
 from app.gate import Gate
 from app.governor import Governor
 from app.history import History
+from app.life import Lives
 from app.policy import Rule
 from app.poller import Poller
 from app.readings import RankReading, RemedyResult, Report, Trigger, WorkerMemory
 from app.relief import Quiescer, Relief
 from app.remedies import REMEDIES
 from app.sources import Source, all_sources
+from app.state_file import StateFile
 from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 
 MIB = 1024 * 1024
@@ -70,6 +72,17 @@ class FakeClock:
 
 
 @dataclass
+class FakeWallClock:
+    """Unix seconds, which somebody may set while the machine's other clock goes on."""
+
+    clock: FakeClock
+    set_by: float = 0.0
+
+    def __call__(self) -> float:
+        return self.clock.now + self.set_by
+
+
+@dataclass
 class FakeWorker:
     """One worker: where its bytes are. What is freed moves to torch's cached blocks, and `release` gives those back."""
 
@@ -79,6 +92,8 @@ class FakeWorker:
     tp_rank: int = 0
     pp_rank: int = 0
     ooms: int = 0
+    pid_started: int | None = 123456  # the number that FakeProc tells
+    skew: float = 0.0  # its machine's clock is set so many seconds ahead of ours
     weights: int = WEIGHTS
     kv_cache: int = KV_POOL
     other_tensors: int = OTHER_TENSORS
@@ -358,6 +373,7 @@ class FakeEngine:
         self.ec_connector = False
         self.prefix_blocks_in_use = False
         self.down = False
+        self.broken: list[bool] = []  # whether the next connections break; the last first
         self.late: set[str] = set()  # paths that do not answer in time
         self.failing: dict[str, int] = {}  # paths that answer with this status
         self.on_reset: Callable[[], object] = lambda: None  # called at every reset
@@ -612,7 +628,8 @@ class FakeEngine:
             "pp_rank": worker.pp_rank,
             "host": "node-a",
             "pid": worker.pid,
-            "taken_at": now,
+            "pid_started": worker.pid_started,
+            "taken_at": now + worker.skew,
         }
         bodies: dict[str, Callable[[], dict[str, Any]]] = {
             "hello": worker.hello,
@@ -660,7 +677,9 @@ class _Transport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if self._engine.down:
-            raise httpx.ConnectError("All connection attempts failed", request=request)
+            raise httpx.ConnectError("All connection attempts failed", request=request) from ConnectionRefusedError()
+        if self._engine.broken and self._engine.broken.pop():
+            raise httpx.RemoteProtocolError("Server disconnected without sending a response.", request=request)
         if request.url.path in self._engine.late:
             raise httpx.ReadTimeout("", request=request)
         response = await self._asgi.handle_async_request(request)
@@ -705,6 +724,7 @@ class Core:
     gate: Gate
     quiescer: Quiescer
     counted: Counted
+    wall: FakeWallClock
     flight: Flight | None = None
 
     async def tick(self, seconds: float = 1.0, *, spare_idle: bool = False) -> Report:
@@ -729,6 +749,7 @@ def core_on(
     engine_has_extension: bool = False,
     rpc_deadline_seconds: float = 0.02,
     flight: Path | None = None,
+    state_file: Path | None = None,
     **knobs: Any,
 ) -> Core:
     """Wire the core as `app.main` does, but for the clock and the network; `knobs` are FakeEngine's.
@@ -737,9 +758,13 @@ def core_on(
     """
     clock, counted = FakeClock(), Counted()
     proc = FakeProc(flight / "proc") if flight is not None else None
+    wall = FakeWallClock(clock)
     fake = FakeEngine(version, clock=clock, proc=proc, **knobs)
-    engine = Engine("http://engine:8000", rpc_deadline_seconds=rpc_deadline_seconds, transport=fake.transport())
-    history = History(100, clock=clock)
+    engine = Engine(
+        "http://engine:8000", rpc_deadline_seconds=rpc_deadline_seconds, transport=fake.transport(), clock=clock
+    )
+    history = History(100, clock=wall, monotonic=clock)
+    state = StateFile(state_file)
     recorders = None
     if flight is not None and proc is not None:
         recorders = flight_on(fake, engine, clock, flight / "recorder", proc)
@@ -752,14 +777,16 @@ def core_on(
         engine_has_extension=engine_has_extension,
         observer=counted,
         flight=recorders,
+        lives=Lives(state),
         clock=clock,
+        wall_clock=wall,
     )
     gate = Gate(clock=clock)
     quiescer = Quiescer(engine, gate, drain_seconds=0.05, clock=clock)
     relief = Relief(engine, poller, history, quiescer, remedies=REMEDIES, observer=counted, clock=clock)
-    governor = Governor(relief, poller, history, rules=rules, mode=mode, clock=clock, wall_clock=clock)
+    governor = Governor(relief, poller, history, rules=rules, mode=mode, clock=clock, wall_clock=wall)
     poller.listeners.append(quiescer.notice)
-    return Core(fake, clock, engine, history, poller, governor, relief, gate, quiescer, counted, recorders)
+    return Core(fake, clock, engine, history, poller, governor, relief, gate, quiescer, counted, wall, recorders)
 
 
 def flight_on(fake: FakeEngine, engine: Engine, clock: FakeClock, folder: Path, proc: FakeProc) -> Flight:
@@ -774,7 +801,7 @@ def flight_on(fake: FakeEngine, engine: Engine, clock: FakeClock, folder: Path, 
         folder,
         rate=RECORDER_RATE,
         seconds=RECORDER_SECONDS,
-        step_seconds_most=120.0,
+        max_step_seconds=120.0,
         clock=clock,
         monotonic=monotonic(clock),
         sleep=sleep,

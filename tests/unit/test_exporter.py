@@ -47,7 +47,8 @@ _NAMES = (
     "engine_requests_waiting engine_kv_cache_usage_ratio policy_mode policy_rule_info policy_signal_value "
     "encoder_cache_embeds encoder_cache_capacity_embeds proxy_request_duration_seconds proxy_request_bytes_total "
     "proxy_response_bytes_total proxy_refused_total proxy_connections proxy_engine_connections "
-    "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total control_denied_total"
+    "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total control_denied_total "
+    "engine_restarts_total"
 )
 PROMISED = tuple(_NAMES.split())
 PER_RANK = {name for name in PROMISED if re.match(r"devices?_|memory_|torch_|encoder_|host_|growth_", name)}
@@ -175,7 +176,7 @@ def test_the_page_is_the_golden_one():
 def test_every_promised_family_is_there_and_no_other():
     """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
-    assert len(PROMISED) == 67
+    assert len(PROMISED) == 68
 
 
 def test_promtool_has_nothing_to_say():
@@ -210,7 +211,10 @@ def test_a_stale_report_shows_no_rank():
 
 @pytest.mark.parametrize(
     ("state", "up"),
-    [("ready", 1), ("paused", 1), ("sleeping", 1), ("starting", 0), ("down", 0), ("unresponsive", 0)],
+    [
+        *[(state, 1) for state in ("ready", "busy", "slow", "paused", "sleeping")],
+        *[(state, 0) for state in ("starting", "stuck", "not_answering", "gone")],
+    ],
 )
 def test_one_state_is_one(state, up):
     """engine_state has a series for each state, so that alerts need no absent()."""
@@ -218,7 +222,7 @@ def test_one_state_is_one(state, up):
     text = classic(exporter_of(replace(report, engine=replace(report.engine, state=state))))
     states = samples(text, "engine_state", "state")
     assert {name for (name,), value in states.items() if value} == {state}
-    assert len(states) == 6
+    assert len(states) == 9
     assert samples(text, "engine_up") == {(): up}
 
 

@@ -20,11 +20,12 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app", "app.allocator", "app.descriptors", "app.errors", "app.limited_log", "app.private_file", "app.readings"),
     ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
-    ("app.movement", "app.policy", "app.table", "app.traffic"),
+    ("app.movement", "app.policy", "app.table", "app.traffic", "app.verdict"),
     ("app.policy_settings", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
     ("app.access_log",),
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
-    ("app.exporter", "app.flight", "app.gate", "app.history", "app.settings_sources"),  # L3: loops, data plane
+    # L3: loops, data plane
+    ("app.exporter", "app.flight", "app.gate", "app.history", "app.life", "app.settings_sources"),
     ("app.black_box", "app.poller", "app.proxy"),
     ("app.relief", "app.snapshots"),
     ("app.governor",),
@@ -65,7 +66,7 @@ DOORS = {
     "uvicorn": {"app.server", "app.proxy.own", "app.proxy.client"},
     "packaging": {"app.capabilities", "app.demo"},
     "tabulate": {"app.table"},
-    "tenacity": {"app.relief", "app.remedies"},
+    "tenacity": {"app.engine", "app.relief", "app.remedies"},
 }
 
 
@@ -142,7 +143,9 @@ def test_only_main_knows_everybody():
     assert {m for m in modules("app") if "app.main" in imports(m)} == {"app.cli", "app.server"}
 
 
-@pytest.mark.parametrize("module", ["app.policy", "app.attribution", "app.readings", "app.allowlist", "app.movement"])
+@pytest.mark.parametrize(
+    "module", ["app.policy", "app.attribution", "app.readings", "app.allowlist", "app.movement", "app.verdict"]
+)
 def test_the_pure_core_has_no_clock_and_no_io(module):
     """Readings and a time go in, a decision comes out."""
     impure = {"time", "asyncio", "logging", "os", "socket", "pathlib", "datetime", "random"}

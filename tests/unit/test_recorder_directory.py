@@ -857,7 +857,7 @@ def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, bea
     record = only(recorder)
     if record.newest is not None:
         reading = account(record.newest)
-        _pack(Report(taken_at=1.0, engine=EngineStatus(url="", state="ready"), ranks=(reading,)))
+        _pack(Report(taken_at=1.0, engine=EngineStatus(url="", state="ready"), ranks=(reading,)), 1.0)
     json.dumps([record.moving and record.moving.stack, recorder.last_records(writer.path)], allow_nan=False)
     recorder.close()
 
