@@ -296,7 +296,7 @@ def create_app(
         flight=flight,
         baseline=lambda: poller.baseline,
         policy=governor.status,
-        step_seconds_most=settings.step_seconds_most,
+        max_step_seconds=settings.max_step_seconds,
     )
     poller.listeners += [moments.notice, governor.notice, box.notice]
     token, access = _access(settings, exporter)
@@ -416,7 +416,7 @@ def _flight(
         settings.recorder_dir,
         rate=settings.recorder_rate,
         seconds=settings.recorder_seconds,
-        step_seconds_most=settings.step_seconds_most,
+        max_step_seconds=settings.max_step_seconds,
         proxied=proxied,
         clock=wall_clock,
         monotonic=clock,

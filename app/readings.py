@@ -12,7 +12,10 @@ from typing import Any, Literal, TypeAlias
 
 SCHEMA = 1
 
-EngineState: TypeAlias = Literal["ready", "starting", "paused", "sleeping", "unresponsive", "down"]
+# What each one means, and what follows from it: app/verdict.py.
+EngineState: TypeAlias = Literal[
+    "starting", "ready", "paused", "sleeping", "busy", "slow", "stuck", "not_answering", "gone"
+]
 RulePhase: TypeAlias = Literal["below", "above", "acting", "cooling", "futile"]
 EventKind: TypeAlias = Literal[
     "reset", "refusal", "mark", "state", "policy", "baseline", "recovery", "incident", "snapshot"
