@@ -139,7 +139,7 @@ class Poller:
     @property
     def life(self) -> EngineLife:
         """The engine's present life."""
-        return EngineLife(id="", baseline=self._baseline)
+        return EngineLife(id=",".join(str(rank.pid) for rank in self._baseline), baseline=self._baseline)
 
     async def run(self) -> None:
         """Poll until cancelled, on a grid that a slow poll does not shift."""

@@ -794,6 +794,7 @@ def core_on(
     relief = Relief(engine, poller, history, moments, remedies=REMEDIES, observer=counted, clock=clock)
     governor = Governor(relief, poller, history, rules=rules, mode=mode, clock=clock, wall_clock=clock)
     poller.listeners.append(moments.notice)
+    poller.pace = governor.poll_interval
     return Core(fake, clock, engine, history, poller, governor, relief, gate, pause, counted, recorders)
 
 
