@@ -52,6 +52,7 @@ def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
         components=components,
         releasable_bytes=worker.releasable_bytes,
         trimmable_bytes=worker.trimmable_bytes,
+        asleep_tags=worker.asleep_tags,
         encoder_cache=worker.encoder_cache,
         budget=Budget(
             gpu_memory_utilization=worker.budget.gpu_memory_utilization,

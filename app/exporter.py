@@ -16,8 +16,19 @@ from prometheus_client.registry import Collector
 
 from app import __version__
 from app.attribution import COMPONENTS, device_total, host_ratio, used_total
-from app.policy import PolicyMode
-from app.readings import EngineState, PolicyStatus, RankReading, RemedyResult, Report, RulePhase, Trigger
+from app.policy.rules import RATIO_SIGNALS
+from app.readings import (
+    EngineState,
+    PolicyLevel,
+    PolicyMode,
+    PolicyStatus,
+    RankReading,
+    RemedyResult,
+    Report,
+    RulePhase,
+    RuleStatus,
+    Trigger,
+)
 from app.table import device_title, rank_title
 from app.traffic import Connections, Traffic
 from app.verdict import RUNNING
@@ -129,8 +140,18 @@ class Exporter:
         self._resets = counter(
             "resets_total", "Remedies run, refused, failed or only observed.", "remedy", "trigger", "outcome"
         )
+        self._actions = counter(
+            "policy_actions_total",
+            "Remedies that the policy ran on a rule's behalf; ineffective: done, and it gave less than it had to.",
+            "rule",
+            "remedy",
+            "outcome",
+        )
         self._freed = counter(
-            "reset_freed_bytes_total", "Bytes that remedies gave back, by component.", "remedy", "component"
+            "reset_freed_bytes_total",
+            "Bytes that remedies gave back of what they can free, by component.",
+            "remedy",
+            "component",
         )
         self._reset_seconds = histogram(
             "reset_duration_seconds", "Time from a remedy's start to the reading after it.", _RESET_BUCKETS, "remedy"
@@ -171,11 +192,12 @@ class Exporter:
         self._reset_seconds.labels(result.remedy).observe(result.seconds)
         if result.moment is not None and result.held_seconds is not None:
             self._hold_seconds.labels(result.remedy, result.moment).observe(result.held_seconds)
-        for component in COMPONENTS:
-            # Negative where traffic took more meanwhile; a counter only goes up.
-            self._freed.labels(result.remedy, _short(component)).inc(
-                max(getattr(result.freed_components, component) or 0, 0)
-            )
+        for component, size in _given_back(result):
+            self._freed.labels(result.remedy, _short(component)).inc(size)
+
+    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
+        """The policy ran a remedy on a rule's behalf, or would have."""
+        self._actions.labels(rule, remedy, outcome).inc()
 
     def control_denied(self, reason: str) -> None:
         """A control call was not let in."""
@@ -191,6 +213,26 @@ class Exporter:
     def expose_with(self, engine_text: str) -> tuple[bytes, str]:
         """Our families and then the engine's own; in the classic form, which is what vLLM speaks."""
         return generate_latest(self._registry) + engine_text.encode(), self.content_type_classic
+
+
+def _given_back(result: RemedyResult) -> Iterator[tuple[str, int]]:
+    """Bytes by component, of those alone that the remedy can free: the rest of a difference is traffic's.
+
+    Summed over many resets it would be gigabytes. A counter only goes up, so what traffic took more is 0.
+    """
+    parts = result.freed_components
+    cached = parts.torch_cached_bytes or 0
+    if result.remedy == "release":
+        # On NPU empty_cache drops the operators' workspaces as well, on CPU the heap's free pages: both are non_torch.
+        told = [size for answer in result.detail if isinstance(size := answer.get("freed_bytes"), int)]
+        other = parts.non_torch_bytes or 0
+        given = max(cached, 0), max(other, 0)
+        left = sum(told) - given[0] if told else given[1]
+        yield "torch_cached_bytes", given[0]
+        yield "non_torch_bytes", max(min(given[1], left), 0)
+    elif result.remedy in {"trim_encoder_cache", "reset_encoder_cache"}:
+        # Without a release after it, as on the drop-in path, the bytes are the allocator's now and not given back.
+        yield "encoder_cache_bytes", max((parts.encoder_cache_bytes or 0) + min(cached, 0), 0)
 
 
 class _DroppedLines(Collector):
@@ -280,20 +322,50 @@ def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:
     modes = _gauge("policy_mode", "1 for the mode that the policy is in.", ("mode",))
     for mode in get_args(PolicyMode):
         modes.add_metric((mode,), float(mode == policy.mode))
+    levels = _gauge("policy_level", "1 for how memory stands by the rule that is worst off.", ("level",))
+    for level in get_args(PolicyLevel):
+        levels.add_metric((level,), float(level == policy.level))
+    recent = _gauge("policy_actions_last_hour", "Remedies that the policy started within the last hour.")
+    recent.add_metric((), policy.actions_last_hour)
     rules = _gauge("policy_rule_info", "Always 1; the signal that the rule watches is a label.", ("rule", "signal"))
-    values = _gauge("policy_signal_value", "What the rule watches, as of the last report, in its unit.", ("rule",))
     states = _gauge("policy_state", "1 for the state that the rule is in.", ("rule", "state"))
-    high = _gauge("policy_high_water", "The value at which the rule acts, in its signal's unit.", ("rule",))
-    low = _gauge("policy_low_water", "The value at which the rule is satisfied, in its signal's unit.", ("rule",))
+    short = _gauge(
+        "policy_short_bytes",
+        "Device memory that is missing to the rule's low water once high water is crossed; 0 before.",
+        ("rule", "rank"),
+    )
     for rule in policy.rules:
         for phase in get_args(RulePhase):
             states.add_metric((rule.name, phase), float(phase == rule.phase))
-        high.add_metric((rule.name,), rule.high_water)
-        low.add_metric((rule.name,), rule.low_water)
         rules.add_metric((rule.name, rule.signal), 1.0)
-        if rule.value is not None:
-            values.add_metric((rule.name,), rule.value)
-    yield from (modes, rules, states, values, high, low)
+        for rank in rule.ranks:
+            if rank.short_bytes is not None:
+                short.add_metric((rule.name, rank_title(rank.dp_rank, rank.rank, unknown="")), rank.short_bytes)
+    yield from (modes, levels, recent, rules, states, short)
+    for unit in ("bytes", "ratio"):
+        yield from _water_families([rule for rule in policy.rules if _unit(rule) == unit], unit)
+
+
+def _water_families(rules: list[RuleStatus], unit: str) -> Iterator[Metric]:
+    """What rules of one unit watch, and where they act: no family mixes units."""
+    for name, text, read in _WATERS:
+        family = _gauge(f"policy_{name}_{unit}", text, ("rule",))
+        for rule in rules:
+            value = read(rule)
+            if value is not None:
+                family.add_metric((rule.name,), value)
+        yield family
+
+
+_WATERS: tuple[tuple[str, str, Callable[[RuleStatus], float | None]], ...] = (
+    ("signal", "What the rule watches, on the rank that is worst off, as of the last report.", lambda r: r.value),
+    ("high_water", "Where the rule acts; of that rank, where each has its own.", lambda r: r.high_water),
+    ("low_water", "Where the rule is satisfied; of that rank, where each has its own.", lambda r: r.low_water),
+)
+
+
+def _unit(rule: RuleStatus) -> str:
+    return "ratio" if rule.signal in RATIO_SIGNALS else "bytes"
 
 
 def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:

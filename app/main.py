@@ -287,7 +287,7 @@ def create_app(
         history,
         rules=[rule.rule() for rule in policy.in_force.rules],
         mode=policy.in_force.mode,
-        max_actions_per_hour=policy.in_force.max_actions_per_hour,
+        observer=exporter,
         clock=clock,
         wall_clock=wall_clock,
     )
@@ -300,6 +300,7 @@ def create_app(
         policy=governor.status,
     )
     poller.listeners += [quiescer.notice, governor.notice, box.notice]
+    poller.pace = governor.poll_interval
     token, access = _access(settings, exporter)
     proxy = Proxy(
         settings.engine_url,

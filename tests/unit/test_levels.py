@@ -38,6 +38,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 )
 LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 FOLDERS = (
+    "app.policy",
     "app.incidents",
     "app.proxy",
     "app.relief",
