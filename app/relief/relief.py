@@ -312,7 +312,8 @@ class Relief:
         report = await self._poll("measuring")
         if report is None:
             return (), f"not measured, as no reading came within {self._poll_seconds():g} s"
-        readings = () if report.stale else report.ranks
+        # The poller keeps the very same readings where a round brought none: an engine that was late once is not lost.
+        readings = () if report.stale or report.ranks is before.ranks else report.ranks
         if before.ranks and not readings:
             return (), f"not measured, as no reading came after it: {report.engine.hint or report.engine.state}"
         return readings, None
