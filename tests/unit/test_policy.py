@@ -110,6 +110,7 @@ def test_an_engine_that_does_not_work_is_left_alone(engine):
     watch = Watch()
     assert watch.look(full(0.1, cached=3.0), state=engine) is None
     assert watch.view.phase == "held"
+    assert watch.view.level == ("held" if engine in {"starting", "sleeping"} else "urgent")
 
 
 def test_no_fresh_reading_no_action():
@@ -427,6 +428,14 @@ def test_an_idle_engine_is_tidied_once():
     watch.look(full(2.5, cached=2.0), running=1)
     seen = [watch.look(full(2.5, cached=2.0), **idle) for _ in range(32)]
     assert [action for action in seen if action is not None]
+
+
+def test_requests_that_come_and_go_between_two_readings_are_traffic():
+    """Nobody sees them run; their tokens are counted all the same."""
+    watch = Watch()
+    seen = [watch.look(full(2.5, cached=2.0), running=0, work_done=float(number // 10)) for number in range(300)]
+    assert seen == [None] * 300
+    assert [watch.look(full(2.5, cached=2.0), running=0, work_done=29.0) for _ in range(31)][-1] is not None
 
 
 @pytest.mark.parametrize(
