@@ -320,6 +320,7 @@ class EngineStatus:
         kv_cache_usage_ratio: Of the fullest engine.
         capabilities: What it can do.
         hint: Why it is in that state, or what to do; ``None`` where there is nothing to say.
+        work_done: Tokens and requests counted so far: the same number twice means that nothing ran in between.
     """
 
     url: str
@@ -332,6 +333,7 @@ class EngineStatus:
     requests_running: int | None = None
     requests_waiting: int | None = None
     kv_cache_usage_ratio: float | None = None
+    work_done: float | None = None
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     hint: str | None = None
 
