@@ -195,8 +195,8 @@ class Budget:
 class RankReading:
     """One worker's memory, accounted for.
 
-    ``releasable_bytes`` is what ``release`` would give back to the device now, and ``trimmable_bytes`` what it would gain
-    by a trim without a target; ``None`` where that is not known, or the worker would refuse to trim.
+    ``releasable_bytes`` is what the device would gain by a ``release`` now, and ``trimmable_bytes`` by a trim without a
+    target; ``None`` where that is not known, or the worker would refuse to trim.
     """
 
     rank: int | None
