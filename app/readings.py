@@ -206,10 +206,10 @@ class RankReading:
     Attributes:
         pid_started: When its process was started, in the kernel's ticks since boot.
         taken_at: By the clock of the rank's own machine.
-        releasable_bytes: What ``release`` would give back to the device now; ``None`` where that is not known.
-        trimmable_bytes: What the device would gain by a trim without a target now; ``None`` where that is not known, or
-            the worker would refuse to trim.
-        asleep_tags: What of the engine is asleep (``weights``, ``kv_cache``), likewise.
+        releasable_bytes: What the device would gain by a ``release`` now; ``None`` where that is not known.
+        trimmable_bytes: What it would gain by a trim without a target; ``None`` likewise, and where the worker would
+            refuse to trim.
+        asleep_tags: What of the engine is asleep (``weights``, ``kv_cache``); ``None`` where that is not known.
     """
 
     rank: int | None

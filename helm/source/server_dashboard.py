@@ -346,7 +346,7 @@ def policy() -> list[Builder]:
         ),
         series_panel(
             "How long requests were held, 90 %",
-            "For a moment in which a remedy harms nobody.",
+            "At the gate, while a remedy runs that needs it.",
             [Query(f"histogram_quantile(0.9, {by_remedy} ({held}))", "{{remedy}}")],
             unit=SECONDS,
         ),
@@ -360,7 +360,7 @@ def policy() -> list[Builder]:
         ),
         states_panel(
             "Engine over time",
-            "Paused for a moment beside a remedy is in order.",
+            "The sidecar itself pauses no engine: paused is somebody else's doing.",
             Query(f"max by (state) (highwater_engine_state{{{SERVER}}})", "{{state}}"),
         ),
     ]

@@ -374,6 +374,7 @@ class FakeEngine:
         self.root_path = ""  # --root-path
         self.tokens = 0  # prompt tokens so far; they move when it works
         self.ec_connector = False
+        self.encoder_decoder = False  # a model as Whisper is
         self.prefix_blocks_in_use = False
         self.down = False
         self.broken: list[bool] = []  # whether the next connections break; the last first
@@ -537,7 +538,11 @@ class FakeEngine:
             "distributed_executor_backend": "mp",
         }
         config = {
-            "model_config": {"model": "/models/qwen3-vl", "served_model_name": self.model},
+            "model_config": {
+                "model": "/models/qwen3-vl",
+                "served_model_name": self.model,
+                "hf_config": {"is_encoder_decoder": self.encoder_decoder},
+            },
             "parallel_config": parallel,
             "cache_config": {"gpu_memory_utilization": 0.9},
             "ec_transfer_config": {"ec_connector": "ECExampleConnector"} if self.ec_connector else None,
