@@ -381,8 +381,8 @@ class Poller:
             self._state_since = self._wall_clock()
         status = self._status(seen.load or EngineLoad(), outcome)
         if ranks is None:
-            # What was last known stays, with its age, and marked as stale where no engine is there to confirm it.
-            lost = was.stale or verdict.state not in RUNNING
+            # What was last known stays, with its age, and marked as stale where the engine did not confirm it.
+            lost = was.stale or outcome.failure is not None
             expected = self.capabilities.ranks_expected
             self._last = replace(was, engine=status, stale=lost, ranks_expected=expected, movement=outcome.movement)
         else:

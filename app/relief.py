@@ -283,7 +283,8 @@ class Relief:
         # Now means from now on: an operator's own measurement must not begin before it.
         if order.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
             report = await self._poller.poll()
-        if report.engine.state not in RUNNING:
+        is_late = report.stale and report.engine.state in ("busy", "slow")
+        if is_late or report.engine.state not in RUNNING:
             reason = in_words(report.engine)
             self._record(order, _result(order.remedy, "failed", reason=reason))
             raise NotAvailable(reason)

@@ -136,10 +136,10 @@ async def more(core: Core, seconds: float = 2.0) -> None:
     await core.tick(seconds)
 
 
-async def test_a_used_up_budget_stops_the_policy_and_is_told_once(monkeypatch):
+async def test_a_used_up_budget_stops_the_policy_and_is_told_once():
     """Until the oldest of the hour has left it; an event is no alarm clock that rings with every poll."""
     core = await with_budget(2)
-    monkeypatch.setattr("app.governor.time.time", lambda: core.clock.now + 5000)
+    core.wall.set_by = 5000.0
     first_at = core.clock.now + 2 + 5000
     for _ in range(6):
         await more(core)
@@ -246,18 +246,18 @@ async def test_observe_decides_and_does_nothing():
     assert core.summaries("reset")[0] == "release observed: the policy is in observe mode"
 
 
-@pytest.mark.parametrize("state", ["stale", "unresponsive", "down", "sleeping"])
+@pytest.mark.parametrize("state", ["stale", "busy", "gone", "sleeping"])
 async def test_no_fresh_report_no_action(state):
     """The policy fails closed."""
     core = await grown()
     await core.poller.poll()
     if state == "stale":
         core.clock.advance(11.0)
-    elif state == "unresponsive":
+    elif state == "busy":
         core.fake.hang = asyncio.Event()
         await core.poller.poll()
     else:
-        core.fake.down, core.fake.asleep = state == "down", state == "sleeping"
+        core.fake.down, core.fake.asleep = state == "gone", state == "sleeping"
         await core.poller.poll()
     await core.governor.consider()
     assert core.fake.resets() == []
