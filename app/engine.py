@@ -61,7 +61,7 @@ class Engine:
 
     Args:
         url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
-        rpc_deadline_seconds: After this a worker call counts as unresponsive; it is awaited, never repeated.
+        rpc_deadline_seconds: After this a worker call counts as late; it is awaited, never repeated.
         request_seconds: Deadline of every other request.
         ssl_context: For an https ``url``.
         transport: Replaces the network in tests.

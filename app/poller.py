@@ -193,7 +193,7 @@ class Poller:
             missed = max(int((now - next_at) // self._poll_seconds), 0)
             next_at += (missed + 1) * self._poll_seconds
             while (left := next_at - time.monotonic()) > 0:
-                pace, look = self._next_look()
+                pace, look = self._asked_pace()
                 await asyncio.sleep(min(pace, left))
                 if pace < left:
                     await self._guarded(look)
@@ -205,6 +205,15 @@ class Poller:
             # The loop is the product: whatever one round met, the next must come. It is logged and counted.
             log.exception("poll failed unexpectedly")
             self._observer.poll_failed("poller", "unexpected")
+
+    def _asked_pace(self) -> tuple[float, Callable[[], Awaitable[object]]]:
+        try:
+            return self._next_look()
+        except Exception:
+            # As above: it is somebody else's answer, and polls come without it.
+            log.exception("the pace could not be asked for")
+            self._observer.poll_failed("poller", "unexpected")
+            return self._poll_seconds, self.look
 
     def _next_look(self) -> tuple[float, Callable[[], Awaitable[object]]]:
         """After how many seconds to look again, and how."""
@@ -381,8 +390,8 @@ class Poller:
             self._state_since = self._wall_clock()
         status = self._status(seen.load or EngineLoad(), outcome)
         if ranks is None:
-            # What was last known stays, with its age, and marked as stale where no engine is there to confirm it.
-            lost = was.stale or verdict.state not in RUNNING
+            # What was last known stays, with its age, and marked as stale where the engine did not confirm it.
+            lost = was.stale or outcome.failure is not None
             expected = self.capabilities.ranks_expected
             self._last = replace(was, engine=status, stale=lost, ranks_expected=expected, movement=outcome.movement)
         else:

@@ -353,7 +353,8 @@ class Relief:
             if polled is None:
                 raise self._not_available(order, f"no reading came within {self._poll_seconds():g} s")
             report = polled
-        if report.engine.state not in RUNNING:
+        is_late = report.stale and report.engine.state in ("busy", "slow")
+        if is_late or report.engine.state not in RUNNING:
             raise self._not_available(order, in_words(report.engine))
         return replace(report, ranks=()) if report.stale else report
 

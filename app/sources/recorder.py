@@ -51,6 +51,10 @@ _STATE, _STARTED = 0, 19  # fields of /proc/<pid>/stat, counted from behind the 
 # A frame as Python's faulthandler writes it: `  File "/usr/lib/python3/a.py", line 12 in run`.
 _FRAME = re.compile(r'  File "(?:.*/)?([^"]*)", line ([0-9]+) in (.*)')
 
+# Functions in which a step makes what it runs next: torch.compile (torch/_dynamo/convert_frame.py, _inductor), Triton's
+# compiler and its tuning, and the capture of graphs (vLLM's model runners).
+_COMPILES = frozenset({"_compile", "compile", "compile_fx", "do_bench", "capture_model", "_capture_cudagraphs"})
+
 _WORKER = TypeAdapter(WorkerMemory)
 
 
@@ -723,10 +727,10 @@ def _word(body: Mapping[str, Any]) -> _Word | None:
 def _is_at_rest(heartbeat: _Word, *, since: _Word) -> bool:
     """Whether the worker has begun nothing since a sample, and has nothing under way."""
     calls, moving = _whole(heartbeat.body.get("calls")), _part(heartbeat.body, "moving")
-    under_way = (moving.get("step_seconds"), moving.get("output_seconds"), moving.get("rpc"))
+    under_way = [moving.get(name) for name in ("step_seconds", "output_seconds", "rpc", "call")]
     sees_steps = _whole(moving.get("steps_begun")) is not None  # else it may be in one
     has_begun = calls is None or calls != _whole(since.body.get("calls"))
-    return sees_steps and not has_begun and under_way == (None, None, None)
+    return sees_steps and not has_begun and under_way == [None] * len(under_way)
 
 
 def _moving(word: _Word) -> Moving | None:
@@ -742,6 +746,9 @@ def _moving(word: _Word) -> Moving | None:
         output_seconds=_number(moving.get("output_seconds")),
         rpc=_text(moving.get("rpc")),
         rpc_seconds=_number(moving.get("rpc_seconds")),
+        call=_text(moving.get("call")),
+        call_seconds=_number(moving.get("call_seconds")),
+        is_compiling=isinstance(dump, str) and _is_compiling(dump),
         stack=_stack(dump, None) if isinstance(dump, str) else (),
     )
 
@@ -758,6 +765,12 @@ def _stack(dump: str, thread: int | None) -> tuple[str, ...]:
     part = next((part for part in parts if mark in part), parts[0])
     found = islice((match for line in part.splitlines() if (match := _FRAME.fullmatch(line))), _STACK_MOST)
     return tuple(line for match in found if (line := _text(f"{match[1]}:{match[2]} {match[3]}")))
+
+
+def _is_compiling(dump: str) -> bool:
+    """Whether the first thread of a dump, that which is in what lasts, compiles or captures."""
+    frames = map(_FRAME.fullmatch, dump.partition("\n\n")[0].splitlines())
+    return any(frame is not None and frame[3] in _COMPILES for frame in frames)
 
 
 def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:

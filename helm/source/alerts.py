@@ -105,23 +105,55 @@ and ignoring (rank, device, host) (changes(highwater_engine_up[{{window}}]) == 0
         ranks=True,
     ),
     Alert(
-        name="HighwaterEngineUnresponsive",
-        expr='max without (state) (highwater_engine_state{{state="unresponsive"}}) == 1',
+        name="HighwaterEngineStuck",
+        expr='max without (state) (highwater_engine_state{{state="stuck"}}) == 1',
         holds=MINUTE,
         severity="critical",
-        summary=f"The engine of {_WHERE} does not move",
+        summary=f"The engine of {_WHERE} is stuck",
         description=(
-            "Its workers answer nobody, or their flight recorders show that they will not go on by themselves. vLLM's "
-            "`/health` may well say 200 all the while: it does not ask the workers. Requests hang."
+            "Its workers' recorders show that it will not go on by itself. vLLM's `/health` may well say 200 all the "
+            "while: it does not ask the workers. Requests hang."
         ),
     ),
     Alert(
-        name="HighwaterEngineDown",
-        expr='max without (state) (highwater_engine_state{{state="down"}}) == 1',
-        holds=5 * MINUTE,
+        name="HighwaterEngineNotAnswering",
+        expr='max without (state) (highwater_engine_state{{state="not_answering"}}) == 1',
+        holds=MINUTE,
+        severity="warning",
+        summary=f"The engine of {_WHERE} answers no call",
+        description=(
+            "For longer than `max_step_seconds` it has answered nothing, and no recorder tells whether it moves. It "
+            "hangs, or a step takes very long. It is not ready, and is not restarted."
+        ),
+    ),
+    Alert(
+        name="HighwaterEngineGone",
+        # An end is a state for a minute: after that the engine is waited for as starting.
+        expr='max without (state) (max_over_time(highwater_engine_state{{state="gone"}}[{recent}])) == 1',
+        window=30 * MINUTE,
+        holds=0,
+        severity="warning",
+        summary=f"The engine of {_WHERE} ended",
+        description="Within the last five minutes it was there, and then nothing listened at its address.",
+    ),
+    Alert(
+        name="HighwaterEngineNotStarted",
+        expr='max without (state) (highwater_engine_state{{state=~"starting|gone"}}) == 1',
+        holds=30 * MINUTE,
         severity="critical",
-        summary=f"The engine of {_WHERE} is gone",
-        description="It was there, and for five minutes nothing has answered at its address.",
+        summary=f"The engine of {_WHERE} does not come up",
+        description="For half an hour nothing has answered at its address: it does not start, or loads for very long.",
+    ),
+    Alert(
+        name="HighwaterEnginePaused",
+        expr='max without (state) (highwater_engine_state{{state="paused"}}) == 1',
+        holds=5 * MINUTE,
+        severity="warning",
+        summary=f"The engine of {_WHERE} is paused",
+        description=(
+            "For five minutes it has taken requests and run none. Highwater did not pause it, and does not resume it: "
+            "`POST /resume` of vLLM does."
+        ),
     ),
     Alert(
         name="HighwaterRanksMissing",
@@ -139,8 +171,8 @@ and ignoring (rank, device, host) (changes(highwater_engine_up[{{window}}]) == 0
         name="HighwaterReportStale",
         # The second half: an engine that serves, of whose workers nothing was ever read. Its value is 1.
         expr="""(highwater_report_age_seconds > 60
-  unless ignoring (state) (highwater_engine_state{{state=~"down|starting|unresponsive"}} == 1))
-or (max without (state) (highwater_engine_state{{state=~"ready|paused"}}) == 1
+  unless ignoring (state) (highwater_engine_state{{state=~"gone|starting|stuck|not_answering"}} == 1))
+or (max without (state) (highwater_engine_state{{state=~"ready|busy|slow|paused"}}) == 1
   unless highwater_report_age_seconds)""",
         holds=5 * MINUTE,
         severity="warning",

@@ -73,7 +73,7 @@ def glance() -> list[Builder]:
         ),
         stat_panel(
             "Engines not up",
-            "Down, starting or unresponsive.",
+            "Gone, starting, stuck or not answering.",
             Query(not_up),
             unit=COUNT,
             steps=bad,

@@ -358,6 +358,13 @@ def policy() -> list[Builder]:
             at_most=1,
             height=5,
         ),
+        series_panel(
+            "Engine restarts",
+            "Starts of the engine that the sidecar saw after the first.",
+            [Query(f"max(highwater_engine_restarts_total{{{SERVER}}})", "restarts")],
+            unit="none",
+            height=5,
+        ),
         states_panel(
             "Engine over time",
             "The sidecar itself pauses no engine: paused is somebody else's doing.",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.flight import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Flight, missing_ranks
-from app.poller import GROWTH_SECONDS
+from app.poller import GROWTH_SECONDS, LOOK_SECONDS
 from app.readings import Report
 from tests.fakes.engine import IMAGE_BYTES, RECORDER_RATE, RECORDER_SECONDS, USED_READY, Core, FakeWorker, core_on
 from tests.fakes.recorders import FakeRecorder
@@ -707,7 +707,7 @@ async def test_a_gone_engines_files_are_not_believed(core):
     for seconds, state in ((1.0, "ready"), (2.0, "gone"), (3.0, "gone")):
         report = await spared(core)
         assert (report.engine.state, report.age_seconds) == (state, pytest.approx(seconds))
-        assert (report.stale, report.ranks, report.movement) == (state == "gone", seen, None)
+        assert (report.stale, report.ranks, report.movement) == (True, seen, None)
     assert "nothing answers any more at http://engine:8000" in (report.engine.hint or "")
 
 
@@ -811,3 +811,80 @@ async def test_the_slope_is_of_all_ranks(fly):
         core.fake.serve_images(1)
         report = await spared(core)
     assert report.growth.bytes_per_second == pytest.approx(2 * IMAGE_BYTES, rel=0.3)
+
+
+# --- looking more often ---
+
+
+async def test_a_look_reads_the_files_and_asks_nobody(core):
+    """Listeners hear of what it found; the engine's state is that of the last poll."""
+    await aloft(core)
+    told: list[Report] = []
+    core.poller.listeners.append(told.append)
+    core.clock.advance(0.2)
+    core.fake.serve_images(1)
+    core.fake.end_step()
+    core.fake.record()
+    core.fake.calls.clear()
+    report = await core.poller.look()
+    assert [rank.used_bytes for rank in report.ranks] == [USED_READY + IMAGE_BYTES] * 2
+    assert (report.engine.state, report.age_seconds, report.stale) == ("ready", 0.0, False)
+    assert (core.fake.calls, told) == ([], [report])
+
+
+async def test_it_is_looked_as_often_as_is_asked(core):
+    """By the files where they tell all, and no more often than every twentieth of a second."""
+    await aloft(core)
+    assert core.poller._next_look() == (1.0, core.poller.look)
+    core.poller.pace = lambda report: 0.2 if report.ranks else 9.0
+    assert core.poller._next_look() == (0.2, core.poller.look)
+    core.poller.pace = lambda _: 0.0
+    assert core.poller._next_look()[0] == LOOK_SECONDS
+
+
+async def test_without_recorders_it_is_polled_once_a_second_at_most():
+    """Each poll is a call that makes workers spin."""
+    core = core_on()
+    await core.tick()
+    core.poller.pace = lambda _: 0.1
+    seconds, look = core.poller._next_look()
+    assert seconds == 1.0
+    core.fake.calls.clear()
+    await look()
+    assert core.fake.asked("/metrics")
+
+
+async def test_a_pace_that_fails_costs_no_poll(core, monkeypatch):
+    """It is asked within the loop, which goes on."""
+    await aloft(core)
+    core.poller._poll_seconds = 0.001
+    polls: list[int] = []
+
+    async def poll(**_):
+        polls.append(1)
+        if len(polls) == 3:
+            raise asyncio.CancelledError
+
+    def pace(_):
+        raise ZeroDivisionError
+
+    core.poller.pace = pace
+    monkeypatch.setattr(core.poller, "poll", poll)
+    with pytest.raises(asyncio.CancelledError):
+        await core.poller.run()
+    assert ("poller", "unexpected") in core.counted.failures
+
+
+# --- calls of somebody else's ---
+
+
+async def test_a_worker_call_behind_another_ones_is_busy(core):
+    """Weights that are loaded anew for a minute: no step, and our call waits; nobody is to restart that."""
+    await aloft(core)
+    core.fake.hang = asyncio.Event()
+    for worker in core.fake.workers:
+        worker.recorder.call, worker.recorder.call_since = "reload_weights", core.clock.now
+    states = [(await core.tick(20.0)).engine.state for _ in range(3)]
+    assert states == ["busy"] * 3
+    assert "in the engine's call reload_weights for 6" in (core.poller.current().engine.hint or "")
+    core.fake.hang.set()

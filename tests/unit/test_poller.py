@@ -124,7 +124,7 @@ async def test_one_refused_connection_is_not_an_end(core):
     core.fake.serve_images()
     core.fake.down = True
     report = await core.tick()
-    assert (report.engine.state, report.stale) == ("ready", False)
+    assert (report.engine.state, report.stale) == ("ready", True)
     assert "it is asked once more before it counts as gone" in (report.engine.hint or "")
     core.fake.down = False
     assert (await core.tick()).growth.since_ready_bytes == GROWN
@@ -274,18 +274,18 @@ async def test_paused_and_sleeping_are_told(core, knob, state):
 
 
 async def test_without_recorders_workers_that_do_not_answer_may_be_in_a_long_step(core):
-    """The call is not repeated, what was last known grows old, and after the longest step the engine is not ready."""
+    """The call is not repeated, what was last known is stale, and after the longest step the engine is not ready."""
     await core.tick()
     core.fake.hang = asyncio.Event()
-    for seconds in (1.0, 9.0, 110.0):
+    for seconds in (1.0, 119.0):
         report = await core.tick(seconds)
-        assert (report.engine.state, report.stale) == ("busy", seconds > 9.0)
+        assert (report.engine.state, report.stale) == ("busy", True)
         assert "worker call memory" in (report.engine.hint or "")
     report = await core.tick(1.0)
     assert (report.engine.state, report.stale) == ("not_answering", True)
     assert "it has answered no call for 120 s (worker call memory" in (report.engine.hint or "")
     assert core.fake.ops() == ["memory", "memory"]
-    assert core.counted.failures == [("workers", "unresponsive")] * 4
+    assert core.counted.failures == [("workers", "unresponsive")] * 3
     assert core.fake.asked("/is_paused")[1:] == [], "nothing more is asked of a loop that stands still"
     core.fake.hang.set()
     await core.engine.aclose()

@@ -576,6 +576,8 @@ def test_a_heartbeat_tells_what_is_under_way(worker, tmp_path):
         "output_seconds": None,
         "rpc": "hello",
         "rpc_seconds": 0.25,
+        "call": None,
+        "call_seconds": None,
     }
     assert (seen[1]["moving"]["step_seconds"], seen[1]["moving"]["output_seconds"]) == (None, 0.25)
     assert (seen[0]["calls"], seen[1]["calls"], records(path)[-1]["calls"]) == (2, 2, 2)
