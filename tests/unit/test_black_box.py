@@ -514,13 +514,14 @@ async def test_one_that_cannot_be_handled_costs_only_itself(one, monkeypatch, ca
     await one.come_up()
     handled: list[object] = []
 
-    async def handle(noticed):
+    async def handle(*noticed):
         handled.append(noticed)
         if len(handled) == 1:
             raise ZeroDivisionError
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(one.box, "_handle", handle)
+    for part in ("_write", "_end_all"):
+        monkeypatch.setattr(one.box, part, handle)
     for down in (True, False):
         one.fake.down = down
         await one.core.tick()

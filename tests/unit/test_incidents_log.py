@@ -59,6 +59,8 @@ LINES = {
         "ERROR 01-16 17:16:49 [core_client.py:605] Engine core proc EngineCore_DP0 died unexpectedly, shutting down "
         "client."
     ),
+    "server_process_died": ("RuntimeError: Process ApiServer_0 (PID: 412) died with exit code -9"),
+    "configuration_refused": "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
     "engine_start_failed": (
         "(APIServer pid=963) RuntimeError: Engine core initialization failed. See root cause above."
     ),
@@ -86,6 +88,11 @@ OTHER_FORMS = {
     "(EngineCore_DP0 pid=559) ERROR 10-20 03:20:50 [core.py:720] EngineCore encountered a fatal error.": "engine_dead",
     "MultiModalCacheMissError: Expected a cached item for mm_hash='abc'": "mm_cache_drift",
     "bash: line 1:   412 Killed                  vllm serve": "killed_for_host_memory",
+    # vLLM 0.12.0's own file, colours and all.
+    "\x1b[0;36m(APIServer pid=20084)\x1b[0;0m ERROR 11-22 05:34:05 [core_client.py:600] Engine core proc "
+    "EngineCore_DP0 died unexpectedly, shutting down client.": "engine_core_died",
+    "\x1b[0;36m(EngineCore_DP0 pid=7)\x1b[0;0m \x1b[31mERROR\x1b[0m 11-22 05:34:05 [core.py:720] RuntimeError: CUDA "
+    "driver error: out of memory": "cuda_out_of_memory",
     "2026-11-21T14:22:33.123456789+00:00 stderr F RuntimeError: NPU out of memory. Tried": "npu_out_of_memory",
     '{"log":"AssertionError: Encoder cache miss for 0e41.\\n","stream":"stderr"}': "encoder_cache_miss",
 }
@@ -105,6 +112,7 @@ HARMLESS = [
     "(APIServer pid=1) ERROR 10-22 09:43:49 [serving_chat.py:200] RuntimeError: CUDA out of memory",
     "(APIServer pid=1) NPU out of memory",
     "INFO:     NPU out of memory",
+    "\x1b[0;36m(APIServer pid=1)\x1b[0;0m ERROR 11-22 05:34:05 [serving_chat.py:2] RuntimeError: CUDA out of memory",
     "ValueError: CUDA out of memory is what the client wrote",
     "the words NPU out of memory within a line",
     "(EngineCore pid=9) INFO 10-22 09:43:49 [gpu_worker.py:360] Available KV cache memory: 44.30 GiB",
@@ -218,7 +226,7 @@ def test_a_link_is_followed(tmp_path):
 def test_what_cannot_be_read_is_told(tmp_path):
     """And does not hang: nobody writes into that pipe."""
     os.mkfifo(tmp_path / "pipe")
-    for name, why in [("none", "no such file"), ("pipe", "is not a file"), (".", "is a directory")]:
+    for name, why in [("none", "no such file"), ("pipe", "is not a file"), (".", "is not a file")]:
         lines, problem = read_tail(tmp_path / name)
         assert lines == []
         assert why in problem

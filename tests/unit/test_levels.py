@@ -25,6 +25,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app.access_log",),
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
     ("app.exporter", "app.flight", "app.gate", "app.history", "app.settings_sources"),  # L3: loops, data plane
+    ("app.oom_kills",),
     ("app.black_box", "app.pause", "app.poller", "app.proxy"),
     ("app.moments", "app.snapshots"),
     ("app.relief",),
