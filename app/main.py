@@ -327,6 +327,7 @@ def create_app(
             await asyncio.wait({recovery})
             await box.finish()
             await loops.stop()
+            incidents.close()
             if flight is not None:
                 flight.close()
             await proxy.aclose()

@@ -201,6 +201,11 @@ class Incidents:
         counted = (self._tracked or {}).get(incident_id)
         return incident if incident is None or counted is None else _counted(incident, counted)
 
+    def close(self) -> None:
+        """Let the engine's log go."""
+        if self._starts is not None:
+            self._starts.close()
+
     # --- in a thread ---
 
     def _open(self, evidence: Evidence) -> tuple[Headline, bool]:

@@ -121,7 +121,7 @@ class Starts:
     def is_begun_by(self, header: int) -> bool:
         """Say whether a line that begins starts begins another one, or goes on with this one."""
         last = self._open
-        if last is None or last.ended_at is not None or header < last.header:
+        if last is None or last.header == 0 or last.ended_at is not None or header < last.header:
             return True
         return header == last.header and header != _ENGINE_CORE
 
