@@ -56,6 +56,7 @@ class Governor:
         max_actions_per_hour: How many remedies may be started within an hour, over all rules.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
+        internal_error: Counts a fault of our own.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class Governor:
         max_actions_per_hour: int = ACTIONS_PER_HOUR,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        internal_error: Callable[[], None] = lambda: None,
     ) -> None:
+        self._internal_error = internal_error
         self.rules = tuple(rules)
         self.mode = mode
         self.max_actions_per_hour = max_actions_per_hour
@@ -98,7 +101,8 @@ class Governor:
             try:
                 await self.consider()
             except Exception:
-                # One odd report must not end the watch; it is logged, and the next report is looked at afresh.
+                # One odd report must not end the watch; it is logged and counted, and the next one is looked at afresh.
+                self._internal_error()
                 log.exception("the policy failed unexpectedly")
 
     async def consider(self) -> None:

@@ -82,6 +82,7 @@ class Poller:
         observer: Who counts polls.
         flight: The workers' flight recorders, if they have any.
         clock: Unix seconds.
+        internal_error: Counts a fault of our own.
     """
 
     def __init__(
@@ -97,7 +98,9 @@ class Poller:
         idle_poll_seconds: float = 5.0,
         flight: Flight | None = None,
         clock: Callable[[], float] = time.time,
+        internal_error: Callable[[], None] = lambda: None,
     ) -> None:
+        self._internal_error = internal_error
         self.capabilities = Capabilities()
         self.metrics_text = ""
         self.listeners: list[Callable[[Report], None]] = []
@@ -142,6 +145,7 @@ class Poller:
                 await self.poll(spare_idle=True)
             except Exception:
                 # The loop is the product: whatever one round met, the next must come. It is logged and counted.
+                self._internal_error()
                 log.exception("poll failed unexpectedly")
                 self._observer.poll_failed("poller", "unexpected")
             now = time.monotonic()

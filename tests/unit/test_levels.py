@@ -17,7 +17,16 @@ ROOT = Path(__file__).parents[2]
 # own folder. The comments are the levels of the drawing; a level has two rows where one of its units uses another.
 ROWS: tuple[tuple[str, ...], ...] = (
     # L0: the words
-    ("app", "app.allocator", "app.descriptors", "app.errors", "app.limited_log", "app.private_file", "app.readings"),
+    (
+        "app",
+        "app.allocator",
+        "app.descriptors",
+        "app.errors",
+        "app.internal_errors",
+        "app.limited_log",
+        "app.private_file",
+        "app.readings",
+    ),
     ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
     ("app.movement", "app.policy", "app.safety", "app.table", "app.traffic"),
