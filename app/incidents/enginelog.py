@@ -24,7 +24,9 @@ LINE_MOST = 400
 # Of one message: the first ones, which are nearest to the cause, and the last one.
 FIRST_LINES = 2
 # What stands before a message: a container runtime's time and stream, and vLLM's logger: process, level, time, file
-# (vllm/logging_utils/formatter.py; without the brackets up to 0.7). torch's C++ libraries begin with `[rank0]:`.
+# (vllm/logging_utils/formatter.py; without the brackets up to 0.7). The chart's own logging has Python's name of the
+# process in brackets, which is `MainProcess` for the API server: there the file tells. torch's C++ libraries begin with
+# `[rank0]:`.
 _PREFIX = re.compile(
     r"""
     (?:\{"log":")?
@@ -32,6 +34,7 @@ _PREFIX = re.compile(
     (?:\((?P<process>[A-Za-z][^()]{0,60})\)\s+)?
     (?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):?\s+)?
     (?:\d\d-\d\d\s\d\d:\d\d:\d\d\s+)?
+    (?:\[(?!MainProcess)(?P<named>[A-Za-z][^\[\]]{0,60}?)\spid=\d+\]\s+|\[MainProcess\spid=\d+\]\s+)?
     (?:\[?(?P<file>[\w/.-]+\.py):\d+\]\s*)?
     (?:\[rank\d+\]:\s*)?
     \s*
@@ -41,7 +44,7 @@ _PREFIX = re.compile(
 # vLLM up to 0.12 colours the process's name in files, too; others do where they are told to.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # The API server's modules that log what a client sent (vllm/entrypoints, vllm/v1/engine), and its process's name.
-_API_SERVER = "APIServer"
+_API_SERVER = ("APIServer", "ApiServer")
 _API_SERVER_FILES = re.compile(
     r"(?:.*/)?(?:serving\w*|api_server|api_router|async_llm\w*|logger|launcher|protocol|chat_utils|\w*processor"
     r"|preprocess|renderer|server_utils|llm_engine|core_client)\.py"
@@ -89,7 +92,7 @@ def parse(text: str) -> Line:
     if prefix is None:
         return Line(text, text[:LINE_MOST], None, None, None)
     message = text[prefix.end() : prefix.end() + LINE_MOST]
-    return Line(text, message, prefix["process"], prefix["level"], prefix["file"])
+    return Line(text, message, prefix["process"] or prefix["named"], prefix["level"], prefix["file"])
 
 
 @dataclass(slots=True)

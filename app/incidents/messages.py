@@ -357,7 +357,8 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
         name="engine_start_failed",
         pattern=(
             r"(?:RuntimeError(?:: |\(['\"]))?Engine core initialization failed"
-            r"|EngineCore failed to start|WorkerProc failed to start"
+            r"|EngineCore failed to start"
+            r"|(?:Exception(?:: |\(['\"]))?WorkerProc (?:failed to start|initialization failed)"
         ),
         title="the engine did not start",
         meaning="A consequence: what stopped the start stands above it in the log.",

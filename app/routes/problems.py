@@ -46,7 +46,7 @@ PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def answer_problems(app: FastAPI, internal_error: Callable[[], None]) -> None:
+def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: None) -> None:
     """Let ``app`` answer every error in our shape.
 
     Args:

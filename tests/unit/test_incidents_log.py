@@ -88,6 +88,17 @@ OTHER_FORMS = {
     "(EngineCore_DP0 pid=559) ERROR 10-20 03:20:50 [core.py:720] EngineCore encountered a fatal error.": "engine_dead",
     "MultiModalCacheMissError: Expected a cached item for mm_hash='abc'": "mm_cache_drift",
     "bash: line 1:   412 Killed                  vllm serve": "killed_for_host_memory",
+    # As the chart has vLLM log.
+    "ERROR 11-22 05:32:10 [EngineCore_DP0 pid=7] [core.py:1510] EngineCore failed to start.": "engine_start_failed",
+    "ERROR 11-22 05:32:10 [EngineCore pid=7] [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly": (
+        "worker_died"
+    ),
+    "ERROR 11-22 05:32:10 [MainProcess pid=1] [core_client.py:600] Engine core proc EngineCore_DP0 died unexpectedly": (
+        "engine_core_died"
+    ),
+    "ERROR 06-29 19:20:00 [core.py:515] Exception: WorkerProc initialization failed due to an exception in a": (
+        "engine_start_failed"
+    ),
     # vLLM 0.12.0's own file, colours and all.
     "\x1b[0;36m(APIServer pid=20084)\x1b[0;0m ERROR 11-22 05:34:05 [core_client.py:600] Engine core proc "
     "EngineCore_DP0 died unexpectedly, shutting down client.": "engine_core_died",
@@ -115,6 +126,8 @@ HARMLESS = [
     "\x1b[0;36m(APIServer pid=1)\x1b[0;0m ERROR 11-22 05:34:05 [serving_chat.py:2] RuntimeError: CUDA out of memory",
     "ValueError: CUDA out of memory is what the client wrote",
     "the words NPU out of memory within a line",
+    "ERROR 11-22 05:32:10 [MainProcess pid=1] [serving_chat.py:2] RuntimeError: CUDA out of memory",
+    "ERROR 11-22 05:32:10 [ApiServer_0 pid=1] [serving_chat.py:2] RuntimeError: CUDA out of memory",
     "(EngineCore pid=9) INFO 10-22 09:43:49 [gpu_worker.py:360] Available KV cache memory: 44.30 GiB",
 ]
 

@@ -178,6 +178,22 @@ def test_without_first_lines_the_messages_of_a_start_tell(log):
     assert (log.look(), log.look(5.0)) == ([], [["no_room_for_kv_cache", "engine_start_failed"]])
 
 
+def test_the_charts_own_log_is_followed(log):
+    """It has Python's names of the processes, and bare lines of tracebacks."""
+    log.look()
+    log.write(
+        "INFO 11-22 05:31:49 [MainProcess pid=1] [api_utils.py:286] non-default args: {}",
+        "INFO 11-22 05:31:58 [EngineCore pid=7] [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: m",
+        "ERROR 11-22 05:32:10 [EngineCore pid=7] [core.py:1510] EngineCore failed to start.",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+        "INFO 11-22 05:32:49 [MainProcess pid=1] [api_utils.py:286] non-default args: {}",
+    )
+    assert log.look() == [["no_room_for_kv_cache", "engine_start_failed"]]
+    log.write("INFO 11-22 05:33:49 [MainProcess pid=1] [entry.py:140] Starting vLLM server on http://0.0.0.0:8000")
+    log.write("ERROR 11-22 05:32:10 [EngineCore pid=7] [core.py:1510] EngineCore encountered a fatal error.")
+    assert (log.look(), log.look(60.0)) == ([], [])
+
+
 def test_what_was_written_before_the_engine_was_ready_is_no_news(log):
     """A failure of an hour ago is not this one's."""
     log.write(FAILED, NO_ROOM)
