@@ -39,6 +39,7 @@ from app.governor import Governor
 from app.history import History
 from app.incidents import Incidents, IncidentStore
 from app.life import Lives, local_start
+from app.oom_kills import OomKillWatch
 from app.policy_store import PolicyStore
 from app.poller import Poller
 from app.proxy.client import ClientConnection, protocol
@@ -261,6 +262,7 @@ def create_app(
         held=lambda: gate.held,
         connections=lambda: proxy.connections(),  # noqa: PLW0108
         dropped_lines=lambda: 0 if proxy.access_log is None else proxy.access_log.dropped,
+        incidents=lambda: incidents.counts,
     )
     flight = _flight(settings, engine, lambda: len(proxy.exchanges), clock, wall_clock)
     poller = Poller(
@@ -277,6 +279,7 @@ def create_app(
         max_step_seconds=settings.max_step_seconds,
         clock=clock,
         wall_clock=wall_clock,
+        internal_error=exporter.internal_errors.counter("poller"),
     )
     quiescer = Quiescer(engine, gate, drain_seconds=settings.gate.drain_seconds, clock=clock)
     remedies = all_remedies(host_budget_bytes=settings.trim.host_budget_bytes)
@@ -290,14 +293,17 @@ def create_app(
         observer=exporter,
         clock=clock,
         wall_clock=wall_clock,
+        internal_error=exporter.internal_errors.counter("policy"),
     )
-    incidents = _incidents(settings, wall_clock)
+    incidents = _incidents(settings, clock, wall_clock, exporter.internal_errors.counter("diagnosis"))
     box = BlackBox(
         incidents,
         history,
         flight=flight,
         baseline=lambda: poller.baseline,
         policy=governor.status,
+        oom_kills=OomKillWatch(clock=clock),
+        internal_error=exporter.internal_errors.counter("incidents"),
     )
     poller.listeners += [quiescer.notice, governor.notice, box.notice]
     poller.pace = governor.poll_interval
@@ -312,6 +318,7 @@ def create_app(
         forwarded=settings.proxy.forwarded,
         root_path=settings.engine_root_path,
         withhold=access.without_token,
+        internal_error=exporter.internal_errors.counter("proxy"),
     )
     loops = Loops(poller.run, governor.run, box.run, TlsWatch(tls, engine_tls).run)
 
@@ -326,6 +333,7 @@ def create_app(
             history.close()
             await box.finish()
             await loops.stop()
+            incidents.close()
             if flight is not None:
                 flight.close()
             await proxy.aclose()
@@ -348,7 +356,7 @@ def create_app(
         server_info=partial(engine.get, "/server_info"),
         control=access,
     )
-    control, own_paths = _control_plane(services, lifespan)
+    control, own_paths = _control_plane(services, lifespan, exporter.internal_errors.counter("http"))
     front = Front(own_paths, AllowList(settings.proxy.extra_paths, settings.engine_root_path))
     poller.listeners.append(RootPathWatch(front, lambda: poller.capabilities.root_path, history).notice)
     return Sidecar(
@@ -390,12 +398,19 @@ def _access(settings: Settings, exporter: Exporter) -> tuple[AdminToken, Access]
     return token, access
 
 
-def _incidents(settings: Settings, wall_clock: Callable[[], float]) -> Incidents:
+def _incidents(
+    settings: Settings,
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+    internal_error: Callable[[], None],
+) -> Incidents:
     kept = settings.incidents
     incidents = Incidents(
         IncidentStore(kept.folder, keep=kept.keep, max_bytes=kept.max_bytes),
         engine_log=settings.engine_log,
         clock=wall_clock,
+        monotonic=clock,
+        internal_error=internal_error,
     )
     if incidents.problem is not None:
         log.warning("%s", incidents.problem)
@@ -423,7 +438,9 @@ def _flight(
     )
 
 
-def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) -> tuple[FastAPI, frozenset[str]]:
+def _control_plane(
+    services: Services, lifespan: Callable[[FastAPI], object], internal_error: Callable[[], None]
+) -> tuple[FastAPI, frozenset[str]]:
     """The FastAPI application and the paths that it answers."""
     app = FastAPI(
         title="Highwater",
@@ -439,5 +456,5 @@ def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) ->
         app.include_router(router(services))
     app.include_router(incidents_router(services.incidents))
     app.include_router(dashboard_router())
-    answer_problems(app)
+    answer_problems(app, internal_error)
     return app, frozenset(app.openapi()["paths"]) | {"/memory/openapi.json", "/dashboard"}

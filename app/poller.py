@@ -106,6 +106,7 @@ class Poller:
         max_step_seconds: The longest step, or worker call, that may be in order.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
+        internal_error: Counts a fault of our own.
 
     Attributes:
         capabilities: What the engine can do.
@@ -132,7 +133,9 @@ class Poller:
         max_step_seconds: float = 120.0,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        internal_error: Callable[[], None] = lambda: None,
     ) -> None:
+        self._internal_error = internal_error
         self.capabilities = Capabilities()
         self.metrics_text = ""
         self.listeners: list[Callable[[Report], None]] = []
@@ -186,13 +189,13 @@ class Poller:
 
     async def run(self) -> None:
         """Poll until cancelled, on a grid that a slow poll does not shift; in between look as often as is asked."""
-        next_at = time.monotonic()  # what asyncio sleeps by
+        now = asyncio.get_running_loop().time  # what asyncio sleeps by
+        next_at = now()
         while True:
             await self._guarded(partial(self.poll, spare_idle=True))
-            now = time.monotonic()
-            missed = max(int((now - next_at) // self._poll_seconds), 0)
+            missed = max(int((now() - next_at) // self._poll_seconds), 0)
             next_at += (missed + 1) * self._poll_seconds
-            while (left := next_at - time.monotonic()) > 0:
+            while (left := next_at - now()) > 0:
                 pace, look = self._asked_pace()
                 await asyncio.sleep(min(pace, left))
                 if pace < left:
@@ -203,6 +206,7 @@ class Poller:
             await ask()
         except Exception:
             # The loop is the product: whatever one round met, the next must come. It is logged and counted.
+            self._internal_error()
             log.exception("poll failed unexpectedly")
             self._observer.poll_failed("poller", "unexpected")
 
@@ -211,6 +215,7 @@ class Poller:
             return self._next_look()
         except Exception:
             # As above: it is somebody else's answer, and polls come without it.
+            self._internal_error()
             log.exception("the pace could not be asked for")
             self._observer.poll_failed("poller", "unexpected")
             return self._poll_seconds, self.look

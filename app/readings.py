@@ -110,6 +110,7 @@ class HostMemory:
     """Host memory as the worker's process sees it.
 
     ``pinned_bytes`` of it are locked in place for copies to and from the device; ``None`` where that is not known.
+    ``cgroup_oom_kills`` counts the processes of its container that the kernel has killed for memory.
     """
 
     rss_bytes: int | None = None
@@ -118,6 +119,7 @@ class HostMemory:
     node_total_bytes: int | None = None
     node_available_bytes: int | None = None
     pinned_bytes: int | None = None
+    cgroup_oom_kills: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

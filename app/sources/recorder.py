@@ -620,6 +620,9 @@ class _Writer:
         rss = _whole(beaten.body.get("rss_bytes"))
         if rss is not None:
             newest = replace(newest, host_memory=replace(newest.host_memory, rss_bytes=rss))
+        kills = _whole(beaten.body.get("cgroup_oom_kills"))
+        if kills is not None:
+            newest = replace(newest, host_memory=replace(newest.host_memory, cgroup_oom_kills=kills))
         if not _is_at_rest(beaten, since=sampled):
             return newest
         encoder = newest.encoder_cache

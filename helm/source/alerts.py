@@ -222,6 +222,28 @@ and ignoring (state) (highwater_policy_state{{{{state="futile"}}}} == 1)
         ranks=True,
     ),
     Alert(
+        name="HighwaterIncident",
+        # A count that is remembered over a restart does not fall, so that a restart is no burst of new ones.
+        expr="increase(highwater_incidents_total[{window}]) > 0",
+        holds=0,
+        severity="warning",
+        summary=f"An incident was written for {_WHERE}: {{{{ $labels.kind }}}}",
+        description=(
+            "The engine died, hung, ran out of memory or failed to start. `highwater incidents` has what was known at "
+            "that moment, what it means and what to change."
+        ),
+    ),
+    Alert(
+        name="HighwaterInternalErrors",
+        expr="increase(highwater_internal_errors_total[{window}]) > 0",
+        holds=0,
+        severity="warning",
+        summary=f"The sidecar of {_WHERE} met an unexpected exception: {{{{ $labels.part }}}}",
+        description=(
+            "A part of the sidecar failed and went on. What it was doing then was not done; its log has the exception."
+        ),
+    ),
+    Alert(
         name="HighwaterEncoderCacheAtCapacity",
         # vLLM evicts late: a busy cache is always nearly full. It hurts where requests wait for room in it.
         expr="""highwater_encoder_cache_embeds / highwater_encoder_cache_capacity_embeds >= 0.95

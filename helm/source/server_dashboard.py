@@ -636,6 +636,16 @@ def sidecar() -> list[Builder]:
             unit=PER_SECOND,
             width=6,
         ),
+        series_panel(
+            "Incidents and internal errors",
+            "Within a quarter of an hour. `highwater incidents` shows the first, the sidecar's log the others.",
+            [
+                Query(f"increase(highwater_incidents_total{{{SERVER}}}[15m])", "incident: {{kind}}"),
+                Query(f"increase(highwater_internal_errors_total{{{SERVER}}}[15m])", "internal error: {{part}}"),
+            ],
+            unit=COUNT,
+            width=6,
+        ),
     ]
 
 

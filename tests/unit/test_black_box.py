@@ -13,6 +13,7 @@ from app.black_box import BACKLOG, BlackBox
 from app.engine import Engine
 from app.errors import EngineUnresponsive
 from app.incidents import Incident, Incidents, IncidentStore
+from app.oom_kills import OomKillWatch
 from app.readings import EngineStatus, PolicyStatus, Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 
@@ -22,17 +23,24 @@ POLICY = PolicyStatus(level="calm", mode="act", summary="calm")
 class Boxed:
     """A core with a black box, whose writing a test has done."""
 
-    def __init__(self, core: Core, folder: Path | None) -> None:
+    def __init__(self, core: Core, folder: Path | None, log: Path | None = None) -> None:
         self.core, self.fake, self.clock = core, core.fake, core.clock
-        self.incidents = Incidents(IncidentStore(folder), clock=core.clock)
+        self.kills: int | None = 0
+        self.errors = 0
+        self.incidents = Incidents(IncidentStore(folder), engine_log=log, clock=core.clock, monotonic=core.clock)
         self.box = BlackBox(
             self.incidents,
             core.history,
             flight=core.flight,
             baseline=lambda: core.poller.baseline,
             policy=lambda: POLICY,
+            oom_kills=OomKillWatch(lambda: self.kills, core.clock),
+            internal_error=self._count,
         )
         core.poller.listeners.append(self.box.notice)
+
+    def _count(self) -> None:
+        self.errors += 1
 
     async def tick(self, seconds: float = 1.0) -> Report:
         """A poll as the loop makes it, and everything written that was noticed."""
@@ -73,15 +81,16 @@ def boxed(tmp_path):
     """A maker of boxed cores, with flight recorders or without; what they hold open is closed in the end."""
     made: list[Boxed] = []
 
-    def make(version: str = "0.32.0", *, recorders: bool = True, **knobs) -> Boxed:
+    def make(version: str = "0.32.0", *, recorders: bool = True, log: Path | None = None, **knobs) -> Boxed:
         kept = tmp_path / "incidents"
         kept.mkdir()
         core = core_on(version, flight=tmp_path / "flight" if recorders else None, **knobs)
-        made.append(Boxed(core, kept))
+        made.append(Boxed(core, kept, log))
         return made[-1]
 
     yield make
     for one in made:
+        one.incidents.close()
         if one.core.flight is not None:
             one.core.flight.close()
         for worker in one.fake.workers:
@@ -326,6 +335,77 @@ async def test_an_engine_on_its_way_back_makes_none(one, monkeypatch):
     assert await one.kinds() == ["died"]
 
 
+NO_ROOM = (
+    "(EngineCore pid=7) ERROR [core.py:1510] EngineCore failed to start.\n"
+    "(EngineCore pid=7) ERROR [core.py:1510] ValueError: No available memory for the cache blocks. Try increasing\n"
+)
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+async def test_a_start_that_fails_is_an_incident(boxed, tmp_path, was_there):
+    """Of an engine that was never there, and of one that is started again after its death; ready ends it."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    one = boxed(log=log)
+    if was_there:
+        await one.come_up()
+    one.fake.down = True
+    await one.tick()
+    with log.open("a") as file:
+        file.write(NO_ROOM)
+    for _ in range(3):
+        await one.tick(10.0)
+    assert await one.kinds() == (["died"] if was_there else []) + ["start_failed"]
+    (headline, *_) = await one.incidents.headlines()
+    incident = await one.incidents.read(headline.id)
+    assert incident.summary == "The engine failed to start: the log says that nothing is left for the KV cache"
+    assert (incident.ranks, incident.ended_at) == ((), None), "the ranks of another engine tell nothing of it"
+    assert one.told()[-1] == f"incident {incident.id}: {incident.summary}"
+    one.fake.down = False
+    one.fake.start_again()
+    await one.tick()
+    assert (await one.incidents.read(headline.id)).ended_at == one.clock.now
+
+
+async def test_the_log_is_looked_at_while_the_poller_runs(boxed, tmp_path):
+    """Not only when the sidecar ends: a start's last lines, and an incident's, five seconds later."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    one = boxed(log=log)
+    await one.come_up()
+    writing = asyncio.create_task(one.box.run())
+    one.fake.down = True
+    await one.core.tick()
+    await one.box._waiting.join()
+    log.write_text("(EngineCore pid=7) ERROR [core.py:1512] RuntimeError: CUDA driver error: out of memory\n" + NO_ROOM)
+    for _ in range(2):
+        await one.core.tick(3.0)
+        await one.box._waiting.join()
+    (died,) = await one.incidents.headlines()
+    assert died.summary.startswith("The engine died")
+    assert "found no room on the GPU" in died.summary
+    await one.core.tick(3.0)
+    await one.box._waiting.join()
+    writing.cancel()
+    await asyncio.wait({writing})
+    assert await one.kinds() == ["died", "start_failed"]
+
+
+async def test_a_kill_by_the_kernel_is_told_with_the_death(either):
+    """As the sidecar's own group counts it; an old one is another matter."""
+    await either.come_up()
+    either.kills = 1
+    await either.tick()
+    await either.tick(100.0)
+    either.kills = 3
+    either.fake.down = True
+    await either.tick()
+    incident = await either.only()
+    finding = next(finding for finding in incident.findings if finding.name == "killed_by_kernel")
+    assert (finding.weight, finding.figures) == ("likely", {"oom_kills": 2})
+    assert "the kernel killed a process of this container for memory" in incident.summary
+
+
 async def test_what_an_earlier_sidecar_left_open_is_ended(one):
     """The engine is ready: it cannot be going on."""
     await one.come_up()
@@ -539,19 +619,20 @@ async def test_one_that_cannot_be_handled_costs_only_itself(one, monkeypatch, ca
     await one.come_up()
     handled: list[object] = []
 
-    async def handle(noticed):
+    async def handle(*noticed):
         handled.append(noticed)
         if len(handled) == 1:
             raise ZeroDivisionError
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(one.box, "_handle", handle)
+    for part in ("_write", "_end_all"):
+        monkeypatch.setattr(one.box, part, handle)
     for down in (True, True, False):
         one.fake.down = down
         await one.core.tick()
     with pytest.raises(asyncio.CancelledError):
         await one.box.run()
-    assert len(handled) == 2
+    assert (len(handled), one.errors) == (2, 1)
     assert "could not be handled" in caplog.text
 
 

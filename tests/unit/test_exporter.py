@@ -51,7 +51,7 @@ _NAMES = (
     "encoder_cache_embeds encoder_cache_capacity_embeds proxy_request_duration_seconds proxy_request_bytes_total "
     "proxy_response_bytes_total proxy_refused_total proxy_connections proxy_engine_connections "
     "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total control_denied_total "
-    "engine_restarts_total"
+    "engine_restarts_total incidents_total internal_errors_total"
 )
 PROMISED = tuple(_NAMES.split())
 PER_RANK = {name for name in PROMISED if re.match(r"devices?_|memory_|torch_|encoder_|host_|growth_", name)}
@@ -133,7 +133,15 @@ ENDED = (
 
 
 def exporter_of(report: Report, result: RemedyResult | None = None) -> Exporter:
-    exporter = Exporter(lambda: report, lambda: POLICY, lambda: 3, lambda: CONNECTIONS, lambda: 2)
+    exporter = Exporter(
+        lambda: report,
+        lambda: POLICY,
+        lambda: 3,
+        lambda: CONNECTIONS,
+        lambda: 2,
+        incidents=lambda: {"died": 2, "hung": 0},
+    )
+    exporter.internal_errors.counter("poller")()
     exporter.polled(0.003)
     exporter.poll_failed("workers", "garbled")
     if result is not None:
@@ -194,7 +202,7 @@ def test_the_page_is_the_golden_one():
 def test_every_promised_family_is_there_and_no_other():
     """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
-    assert len(PROMISED) == 75
+    assert len(PROMISED) == 77
 
 
 def test_promtool_has_nothing_to_say():

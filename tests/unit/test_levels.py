@@ -17,7 +17,16 @@ ROOT = Path(__file__).parents[2]
 # own folder. The comments are the levels of the drawing; a level has two rows where one of its units uses another.
 ROWS: tuple[tuple[str, ...], ...] = (
     # L0: the words
-    ("app", "app.allocator", "app.descriptors", "app.errors", "app.limited_log", "app.private_file", "app.readings"),
+    (
+        "app",
+        "app.allocator",
+        "app.descriptors",
+        "app.errors",
+        "app.internal_errors",
+        "app.limited_log",
+        "app.private_file",
+        "app.readings",
+    ),
     ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
     ("app.movement", "app.policy", "app.table", "app.traffic", "app.verdict"),
@@ -26,6 +35,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
     # L3: loops, data plane
     ("app.exporter", "app.flight", "app.gate", "app.history", "app.life", "app.settings_sources"),
+    ("app.oom_kills",),
     ("app.black_box", "app.poller", "app.proxy"),
     ("app.relief", "app.snapshots"),
     ("app.governor",),

@@ -200,6 +200,18 @@ def test_an_idle_workers_sample_is_as_fresh_as_its_heartbeat(recorder, writers, 
     assert record.records == (), "and the history has it once"
 
 
+def test_a_worker_that_outlives_another_tells_of_the_kernels_kill(recorder, writers, machine):
+    """It begins no step after that, and so takes no sample: the heartbeat has the count."""
+    writer = writers()
+    writer.sample(0.0, memory=memory(host_memory={"rss_bytes": 5_000, "cgroup_oom_kills": 1}))
+    machine.seconds = 2
+    writer.heartbeat(2, cgroup_oom_kills=2)
+    assert only(recorder).newest.host_memory.cgroup_oom_kills == 2
+    machine.seconds = 3
+    writer.heartbeat(3)
+    assert only(recorder).newest.host_memory.cgroup_oom_kills == 1
+
+
 @pytest.mark.parametrize(
     ("what", "change"),
     [

@@ -341,6 +341,8 @@ class Recorder:
             calls=self._calls_begun(),
             moving=self._moving(now.mono, call),
             rss_bytes=self._host.rss_bytes,
+            # Whoever outlives a rank that the kernel killed begins no step after it, and so takes no sample.
+            cgroup_oom_kills=self._host.cgroup_oom_kills,
             dump=dump,
         )
         with suppress(OSError, ValueError):  # as above
