@@ -21,13 +21,14 @@ from app.readings import (
     EngineStatus,
     HostMemory,
     PolicyStatus,
+    RankPressure,
     RemedyResult,
     Report,
     RuleStatus,
     TorchMemory,
 )
 from app.traffic import Connections
-from tests.fakes.engine import FakeClock, FakeEngine
+from tests.fakes.engine import MIB, FakeClock, FakeEngine
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 
@@ -39,12 +40,14 @@ _NAMES = (
     "torch_alloc_retries_total torch_ooms_total encoder_cache_bytes encoder_cache_entries "
     "encoder_cache_oldest_age_seconds host_memory_rss_bytes host_memory_used_ratio growth_bytes "
     "growth_bytes_per_second engine_up engine_state ranks_expected ranks_reported report_age_seconds "
-    "poll_duration_seconds poll_failures_total policy_state policy_high_water policy_low_water resets_total "
+    "poll_duration_seconds poll_failures_total resets_total "
     "reset_freed_bytes_total reset_duration_seconds proxy_requests_total proxy_requests_in_flight "
     "proxy_time_to_first_byte_seconds proxy_client_disconnects_total proxy_upstream_errors_total build_info "
     "encoder_cache_spills_total encoder_cache_restores_total encoder_cache_restore_seconds_total "
     "reset_hold_seconds proxy_requests_held proxy_requests_shed_total engine_info engine_requests_running "
-    "engine_requests_waiting engine_kv_cache_usage_ratio policy_mode policy_rule_info policy_signal_value "
+    "engine_requests_waiting engine_kv_cache_usage_ratio policy_mode policy_level policy_rule_info "
+    "policy_state policy_short_bytes policy_actions_last_hour policy_actions_total policy_signal_bytes "
+    "policy_signal_ratio policy_high_water_bytes policy_high_water_ratio policy_low_water_bytes policy_low_water_ratio "
     "encoder_cache_embeds encoder_cache_capacity_embeds proxy_request_duration_seconds proxy_request_bytes_total "
     "proxy_response_bytes_total proxy_refused_total proxy_connections proxy_engine_connections "
     "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total control_denied_total"
@@ -89,13 +92,25 @@ def story() -> tuple[Report, RemedyResult]:
 
 
 POLICY = PolicyStatus(
-    state="cooling",
     mode="act",
+    level="short",
+    summary="short by 2,168 MiB on rank 0; the last relief did not reach low water, so it rests",
     rules=(
         RuleStatus(
-            name="device", signal="device_used_ratio", high_water=0.93, low_water=0.9, phase="cooling", value=0.986
+            name="device",
+            signal="device_free_bytes",
+            phase="resting",
+            value=904 * MIB,
+            high_water=1536 * MIB,
+            low_water=3072 * MIB,
+            ranks=(
+                RankPressure(rank=0, dp_rank=None, free_bytes=904 * MIB, short_bytes=2168 * MIB),
+                RankPressure(rank=1, dp_rank=None, free_bytes=4096 * MIB, short_bytes=0),
+            ),
         ),
+        RuleStatus(name="host", signal="host_used_ratio", phase="calm", value=0.16, high_water=0.9, low_water=0.8),
     ),
+    actions_last_hour=1,
 )
 
 
@@ -119,6 +134,7 @@ def exporter_of(report: Report, result: RemedyResult | None = None) -> Exporter:
     exporter.poll_failed("workers", "garbled")
     if result is not None:
         exporter.remedy_ended(result, "policy")
+        exporter.policy_acted("device", result.remedy, result.outcome)
     exporter.remedy_ended(RemedyResult(remedy="reset_mm_cache", outcome="refused"), "drop-in")
     for _ in range(7):
         exporter.traffic.request_started()
@@ -175,7 +191,7 @@ def test_the_page_is_the_golden_one():
 def test_every_promised_family_is_there_and_no_other():
     """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
-    assert len(PROMISED) == 67
+    assert len(PROMISED) == 74
 
 
 def test_promtool_has_nothing_to_say():
@@ -252,12 +268,32 @@ def test_before_the_first_reading_the_page_is_there():
     assert samples(text, "engine_info", "version", "model") == {("", ""): 1.0}
 
 
-def test_the_policy_tells_its_mode_and_what_each_rule_watches():
-    """One mode is 1; a rule's value is there where it is known, and its signal gives the unit."""
+def test_the_policy_tells_its_mode_and_how_memory_stands_by_it():
+    """One mode and one level are 1, and so is one state of each rule."""
     text = classic(exporter_of(*story()))
     assert samples(text, "policy_mode", "mode") == {("act",): 1.0, ("observe",): 0.0}
-    assert samples(text, "policy_rule_info", "rule", "signal") == {("device", "device_used_ratio"): 1.0}
-    assert samples(text, "policy_signal_value", "rule") == {("device",): 0.986}
+    levels, states = samples(text, "policy_level", "level"), samples(text, "policy_state", "rule", "state")
+    assert [level for level, value in levels.items() if value] == [("short",)]
+    assert [state for state, value in states.items() if value] == [("device", "resting"), ("host", "calm")]
+
+
+def test_no_family_of_the_policy_mixes_units():
+    """What a rule watches is in bytes or a ratio by its signal, and so are its waters."""
+    text = classic(exporter_of(*story()))
+    assert samples(text, "policy_rule_info", "rule", "signal").keys() == {
+        ("device", "device_free_bytes"),
+        ("host", "host_used_ratio"),
+    }
+    for name in ("signal", "high_water", "low_water"):
+        assert samples(text, f"policy_{name}_bytes", "rule").keys() == {("device",)}
+        assert samples(text, f"policy_{name}_ratio", "rule").keys() == {("host",)}
+
+
+def test_what_is_missing_is_told_by_rank():
+    """Bytes to low water where high water is crossed, else 0: an alert needs no more."""
+    text = classic(exporter_of(*story()))
+    short = samples(text, "policy_short_bytes", "rule", "rank")
+    assert short == {("device", "0"): 2168 * MIB, ("device", "1"): 0.0}
 
 
 def test_components_sum_to_used_in_the_page_too():
