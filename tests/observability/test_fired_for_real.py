@@ -147,5 +147,5 @@ async def test_high_water_that_nobody_relieves_reaches_whoever_is_on_call(tmp_pa
     assert labels.items() <= fired["labels"].items()
     notes = fired["annotations"]
     assert notes["summary"] == "vl-0 is short of memory by rule device, and nothing has relieved it"
-    assert "2.8GiB must be given back on one rank" in notes["description"]
+    assert "2.806GiB must be given back on one rank" in notes["description"]
     assert notes["runbook_url"] == "https://example.org/runbooks/HighwaterShortageNotRelieved.md"
