@@ -61,15 +61,12 @@ def test_the_readmes_commands_are_the_makefiles():
     assert set(told) <= targets
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/policy.md", "docs/kubernetes.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/policy.md"])
 def test_the_policys_examples_are_valid(document: str):
-    """What is given for a file, or for `config` of the chart, is a policy."""
+    """What is given for a file is a policy."""
     blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
-    told = [block for block in map(yaml.safe_load, blocks) if isinstance(block, dict)]
-    found = [part["policy"] for block in told for part in (block, block.get("config", {})) if "policy" in part]
-    assert found
-    for policy in found:
-        assert PolicySettings.model_validate(policy).rules
+    (found,) = [block["policy"] for block in map(yaml.safe_load, blocks) if "policy" in block]
+    assert PolicySettings.model_validate(found).rules
 
 
 def test_the_policys_change_by_hand_is_valid():
