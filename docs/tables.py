@@ -29,7 +29,6 @@ GIB = 1024**3
 # What mem_get_info calls the total, which is less than the name says; others of the same name differ by some MiB.
 DEVICES = (
     ("NVIDIA L4, 24 GB", int(22.0 * GIB)),
-    ("NVIDIA A100, 40 GB", int(39.4 * GIB)),
     ("Ascend 910B, 64 GB", 65_452_113_920),
     ("NVIDIA H100, 80 GB", int(79.2 * GIB)),
     ("NVIDIA H200, 141 GB", int(139.8 * GIB)),
