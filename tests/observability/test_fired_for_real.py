@@ -125,8 +125,8 @@ async def test_high_water_that_nobody_relieves_reaches_whoever_is_on_call(tmp_pa
     for name in ("prometheus", "prometheus-alertmanager"):
         tool(name)
     fake, told = FakeEngine(), Told()
-    fake.serve_images()  # 98.6 % of the device
-    rules = [{"name": "device", "signal": "device_used_ratio", "high_water": 0.95, "low_water": 0.94}]
+    fake.serve_images()  # 93.6 % of the device
+    rules = [{"name": "device", "signal": "device_used_ratio", "high_water": 0.93, "low_water": 0.92}]
     settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_POLICY__RULES": json.dumps(rules)}
     settings["HIGHWATER_IDLE_POLL_SECONDS"] = "1"
     async with contextlib.AsyncExitStack() as stack:
@@ -147,5 +147,5 @@ async def test_high_water_that_nobody_relieves_reaches_whoever_is_on_call(tmp_pa
     assert labels.items() <= fired["labels"].items()
     notes = fired["annotations"]
     assert notes["summary"] == "vl-0 is short of memory by rule device, and nothing has relieved it"
-    assert "2.806GiB must be given back on one rank" in notes["description"]
+    assert "1006MiB must be given back on one rank" in notes["description"]
     assert notes["runbook_url"] == "https://example.org/runbooks/HighwaterShortageNotRelieved.md"
