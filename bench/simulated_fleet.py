@@ -27,6 +27,7 @@ from app.readings import (
     Growth,
     HostMemory,
     PolicyStatus,
+    RankPressure,
     RemedyResult,
     Report,
     RuleStatus,
@@ -132,6 +133,7 @@ class Sidecar:
             remedy=name, outcome="done", seconds=0.4, moment="gate", held_seconds=0.2, freed_components=_FREED
         )
         self._exporter.remedy_ended(result, "policy")
+        self._exporter.policy_acted("device", name, result.outcome)
 
     def _report(self) -> Report:
         ranks = tuple(account(self._worker(rank)) for rank in range(self._ranks))
@@ -193,16 +195,26 @@ class Sidecar:
         )
 
     def _policy(self) -> PolicyStatus:
-        used = (51 * GIB + self._encoder_bytes) / (64 * GIB)
+        free = 13 * GIB - self._encoder_bytes
+        ranks = tuple(
+            RankPressure(rank=rank, dp_rank=None, free_bytes=free, short_bytes=0) for rank in range(self._ranks)
+        )
         return PolicyStatus(
-            state="below",
             mode="act",
+            level="calm",
+            summary="memory is not short",
             rules=(
                 RuleStatus(
-                    name="device", signal="device_used_ratio", high_water=0.93, low_water=0.9, phase="below", value=used
+                    name="device",
+                    signal="device_free_bytes",
+                    phase="calm",
+                    value=free,
+                    high_water=2 * GIB,
+                    low_water=4 * GIB,
+                    ranks=ranks,
                 ),
                 RuleStatus(
-                    name="host", signal="host_used_ratio", high_water=0.9, low_water=0.8, phase="below", value=0.16
+                    name="host", signal="host_used_ratio", high_water=0.9, low_water=0.8, phase="calm", value=0.16
                 ),
             ),
         )
