@@ -61,7 +61,7 @@ def test_the_storys_numbers_are_read_at_a_glance():
 
 def test_each_rank_has_a_bar_with_its_parts_and_the_mark():
     """In letters where there is no colour."""
-    (bar,) = [line for line in drawn(FULL, 160).splitlines() if line.startswith("1 npu:1")]
+    (bar,) = [line for line in drawn(FULL, 200).splitlines() if line.startswith("1 npu:1")]
     cells = bar.split()[2]
     assert [letter for letter in "WKEOCN|" if letter not in cells] == []
     assert cells.index("W") < cells.index("K") < cells.index("E") < cells.index("N") <= len(cells)
