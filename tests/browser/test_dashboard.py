@@ -433,7 +433,7 @@ async def test_each_ranks_waters_are_lines_in_its_own_chart(visit):
     """Where the engine's plan leaves it another slack; the legend names only what is the same everywhere."""
 
     def holds_more_at_rest(fake: FakeEngine) -> None:
-        fake.workers[1].cached, fake.workers[1].non_torch = 0, 5600 * MIB
+        fake.workers[1].cached, fake.workers[1].non_torch = 0, 6000 * MIB
 
     async with beside(holds_more_at_rest, policy=PolicySettings()) as here:
         page = await visit(here.port)
