@@ -25,7 +25,7 @@ from typing import Final
 from app.attribution import card, rank_key
 from app.policy.gains import RankKey, credit, freed, is_integrated, total, word
 from app.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable
-from app.policy.rules import MIB, Rule
+from app.policy.rules import MIB, MIN_GAIN_BYTES, Rule
 from app.readings import UNNEEDED, Outcome, PolicyLevel, RankFreed, RankReading, RemedyResult, Report, RulePhase, Target
 
 URGENT_REST_SECONDS: Final = 5.0
@@ -103,6 +103,7 @@ class RuleMemory:
         since: When it entered it.
         reached_since: Since when the signal has been at high water, without a break in fresh readings.
         relief: The remedies that the relief in progress has run; ``None`` where none is in progress.
+        relief_ranks: The ranks that called for it.
         rest_from: When the last relief ended that did not reach low water; ``None`` where it did.
         runs: Each remedy's last run.
         ranks: Each rank's last figures.
@@ -112,6 +113,7 @@ class RuleMemory:
     since: float | None = None
     reached_since: float | None = None
     relief: tuple[str, ...] | None = None
+    relief_ranks: frozenset[RankKey] = frozenset()
     rest_from: float | None = None
     runs: Mapping[str, LastRun] = field(default_factory=dict)
     ranks: Mapping[RankKey, RankMemory] = field(default_factory=dict)
@@ -126,12 +128,14 @@ class LifeMemory:
         rules: By rule's name.
         idle_since: Since when no request is known to run or wait; ``None`` while one does, or nobody knows.
         is_tidied: Whether this idle period has had its release.
+        work_done: The engine's counters of work, when they were last known.
     """
 
     life: str = ""
     rules: Mapping[str, RuleMemory] = field(default_factory=dict)
     idle_since: float | None = None
     is_tidied: bool = False
+    work_done: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +259,10 @@ def _look(
         worst=_worst(rule, counted),
         finding=next((one.note for one in found if one.is_finding), None),
     )
+    if report.engine.state not in WORKING_STATES:
+        doing = report.engine.state.replace("_", " ")
+        view = replace(view, phase="held", reason=f"the engine is {doing}: nothing is run until it answers soon again")
+        return replace(memory, reached_since=None, relief=None), view, None
     if not counted:
         view = replace(view, phase="held", level=level if silent else "held", reason=_held_words(found, silent))
         return replace(memory, reached_since=None, relief=None), view, None
@@ -284,8 +292,6 @@ def _hold(report: Report) -> tuple[PolicyLevel, str] | None:
         return "held", f"the engine is {state}"
     if report.stale:
         return "unknown", f"no fresh reading of the workers (the engine is {state.replace('_', ' ')})"
-    if state not in WORKING_STATES:
-        return "held", f"the engine is {state.replace('_', ' ')}: nothing is run until it answers soon again"
     return None
 
 
@@ -293,30 +299,38 @@ def _climb(
     rule: Rule, memory: RuleMemory, counted: Sequence[Pressure], facts: Facts, now: float
 ) -> tuple[RuleMemory, Action | None, bool]:
     """One step of a relief: begin it, go on with it, or end it; and whether memory is short with nothing to give."""
-    urgent = any(_is_urgent(memory, one, now) for one in counted)
-    over = any(_is_over(rule, memory, one, now) for one in counted)
-    memory = replace(memory, reached_since=(memory.reached_since if memory.reached_since is not None else now))
-    if not over:
-        memory = replace(memory, reached_since=None)
-    if memory.relief is not None and all(is_relieved(rule, one) for one in counted):
-        memory = replace(memory, relief=None, rest_from=None)
+    over = frozenset(one.key for one in counted if _is_over(rule, memory, one, now))
+    since = memory.reached_since if memory.reached_since is not None else now
+    memory = replace(memory, reached_since=since if over else None)
+    memory = _end_if_relieved(rule, memory, counted)
     if memory.relief is None:
-        if not over or now - (memory.reached_since or now) < rule.sustain_seconds:
+        if not over or now - since < rule.sustain_seconds:
             return memory, None, False
+        urgent = any(_is_urgent(memory, one, now) for one in counted)
         rest = URGENT_REST_SECONDS if urgent else rule.cooldown_seconds
         if memory.rest_from is not None and now < memory.rest_from + rest:
             return memory, None, False
-        memory = replace(memory, relief=(), rest_from=None)
+        memory = replace(memory, relief=(), relief_ranks=frozenset(), rest_from=None)
+    memory = replace(memory, relief_ranks=memory.relief_ranks | over)
     action = _next(rule, memory, counted, facts, now)
     if action is not None:
         return memory, action, False
     # Where nothing was run, nothing needs a rest: it acts as soon as there is something to give back.
-    return replace(memory, relief=None, rest_from=now if memory.relief else None), None, over and not memory.relief
+    ended = max((memory.runs[name].at for name in memory.relief or () if name in memory.runs), default=None)
+    return replace(memory, relief=None, rest_from=ended), None, bool(over) and not memory.relief
+
+
+def _end_if_relieved(rule: Rule, memory: RuleMemory, counted: Sequence[Pressure]) -> RuleMemory:
+    """A relief that reached low water on the ranks that called for it needs no rest."""
+    asked = [one for one in counted if one.key in memory.relief_ranks]
+    if memory.relief is None or not all(is_relieved(rule, one) for one in asked):
+        return memory
+    return replace(memory, relief=None, rest_from=None)
 
 
 def _next(rule: Rule, memory: RuleMemory, counted: Sequence[Pressure], facts: Facts, now: float) -> Action | None:
     """The first remedy in order that can give enough on a rank in need."""
-    needy = [one for one in counted if not is_relieved(rule, one)]
+    needy = [one for one in counted if one.key in memory.relief_ranks and not is_relieved(rule, one)]
     for remedy in rule.remedies:
         if remedy in (memory.relief or ()) or remedy in facts.unavailable:
             continue
@@ -456,8 +470,13 @@ def _worst_level(levels: Iterable[PolicyLevel]) -> PolicyLevel:
 def _idle(memory: LifeMemory, report: Report, now: float) -> LifeMemory:
     engine = report.engine
     is_idle = not report.stale and engine.requests_running == 0 and engine.requests_waiting == 0
+    # A short request may come and go between two readings; it leaves its tokens in the counters.
+    has_worked = None not in {engine.work_done, memory.work_done} and engine.work_done != memory.work_done
+    memory = replace(memory, work_done=engine.work_done if engine.work_done is not None else memory.work_done)
     if not is_idle:
         return replace(memory, idle_since=None, is_tidied=False)
+    if has_worked:
+        return replace(memory, idle_since=now, is_tidied=False)
     return memory if memory.idle_since is not None else replace(memory, idle_since=now)
 
 
@@ -510,6 +529,8 @@ def learn(
     *,
     before: Sequence[RankReading],
     after: Sequence[RankReading],
+    seen: Report,
+    facts: Facts,
     now: float,
 ) -> LifeMemory:
     """Take in how the action went.
@@ -520,6 +541,8 @@ def learn(
         result: What became of it.
         before: The readings before it.
         after: The readings after it; empty where there were none.
+        seen: The last report, which brought these.
+        facts: What else is known of the engine.
         now: When it ended.
     """
     rule, remedy = action.rule, action.remedy
@@ -542,6 +565,9 @@ def learn(
     relief = None if ends else known.relief
     rest_from = now if ends and not action.is_tidying else known.rest_from
     known = replace(known, runs={**known.runs, remedy: run}, relief=relief, rest_from=rest_from)
+    if not seen.stale and after:
+        # Now, or the next wave would be taken for a relief that has not helped.
+        known = _end_if_relieved(rule, known, pressures(rule, seen, facts))
     return replace(memory, rules={**memory.rules, rule.name: known})
 
 
@@ -551,8 +577,8 @@ def _judge(action: Action, run: LastRun, after: Sequence[RankReading], now: floa
     left = {rank_key(one): word(action.remedy, action.rule.signal, one).size for one in after}
     waits, effective = dict(run.waits), False
     for key, (said, gain) in action.ranks.items():
-        given = gave.get(key, 0)
-        if run.outcome == "done" and (given >= gain or not after):
+        given = gave.get(key, gain)  # what was not measured is taken to have helped
+        if run.outcome == "done" and given >= gain:
             waits.pop(key, None)
             effective = True
         elif run.outcome == "done":
@@ -585,11 +611,12 @@ def _words(
 ) -> str | None:
     parts = []
     if level in {"short", "urgent"}:
-        needy = [one for one in counted if one.need_bytes > 0]
-        if needy:
-            parts.append(_short(max(needy, key=lambda one: one.need_bytes)))
+        needy = sorted(counted, key=lambda one: -one.need_bytes)
+        if needy[0].need_bytes > 0:
+            parts.append(_short(needy[0]))
         if is_helpless:
             parts.append("nothing here to give back" + _because(rule, facts))
+            parts += [text for text in [_elsewhere(needy, facts)] if text]
     if resting:
         parts.append("the last relief did not reach low water, so it rests")
     if silent:
@@ -600,6 +627,16 @@ def _words(
 def _because(rule: Rule, facts: Facts) -> str:
     blocked = [f"{name}: {why}" for name in rule.remedies if (why := facts.unavailable.get(name)) is not None]
     return f" ({'; '.join(blocked)})" if blocked else ""
+
+
+def _elsewhere(needy: Sequence[Pressure], facts: Facts) -> str | None:
+    """What grew outside PyTorch since the engine became ready: no remedy reaches it."""
+    was = {rank_key(reading): reading.components.non_torch_bytes for reading in facts.baseline}
+    now, then = needy[0].reading.components.non_torch_bytes, was.get(needy[0].key)
+    if now is None or then is None or now - then < MIN_GAIN_BYTES:
+        return None
+    grown = (now - then) // MIB
+    return f"{grown:,} MiB more than at the start are held outside PyTorch, by libraries or by other processes there"
 
 
 def _silence(silent: Mapping[RankKey, PolicyLevel]) -> str:
