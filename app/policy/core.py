@@ -200,7 +200,7 @@ def decide(
     """Look at one report.
 
     Args:
-        rules: In order: the first one that has something to do does it.
+        rules: One of those that have something to do does it: an urgent one first, then who has not acted for longest.
         report: The last one, with its age.
         facts: What else is known of the engine.
         memory: What is remembered of its life.
@@ -220,8 +220,13 @@ def decide(
             action = _tidy(view, looked)
         if action is not None:
             actions.append(action)
-    chosen = next((action for action in actions if not action.is_tidying), next(iter(actions), None))
-    return replace(memory, rules=memories), Decision(action=chosen, views=tuple(views))
+    urgent = {view.rule.name for view in views if view.level == "urgent"}
+
+    def turn(action: Action) -> tuple[bool, bool, float]:
+        runs = memories[action.rule.name].runs.values()
+        return action.is_tidying, action.rule.name not in urgent, max((run.at for run in runs), default=-math.inf)
+
+    return replace(memory, rules=memories), Decision(action=min(actions, key=turn, default=None), views=tuple(views))
 
 
 # --- one rule ---

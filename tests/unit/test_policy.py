@@ -581,6 +581,40 @@ def test_the_three_resets_may_stand_in_a_rule():
     assert watch.act(before, reading(rest=int(0.9 * H100))) == "reset_encoder_cache"
 
 
+def test_rules_take_turns():
+    """One that always has something to do does not keep the others from it."""
+    grown = {"high_water": 1, "low_water": 0, "cooldown_seconds": 0.0}
+    watch = Watch(
+        Rule(name="cache", signal="encoder_cache_bytes", remedies=("reset_encoder_cache",), **grown),
+        Rule(name="grown", signal="device_growth_bytes", remedies=("release",), **grown),
+    )
+    before, seen = full(2.5, cached=1.0, encoder=1.0), []
+    for _ in range(4):
+        action = watch.see(report(before, growth=Growth(since_ready_bytes=GIB)))
+        assert action is not None
+        seen.append(action.remedy)
+        watch.memory = begin(watch.memory, action)
+        watch.memory = learn(
+            watch.memory,
+            action,
+            RemedyResult(remedy=action.remedy, outcome="done"),
+            before=[before],
+            after=[full(4.5)],
+            seen=report(full(4.5), growth=Growth(since_ready_bytes=0)),
+            facts=watch.facts,
+            now=watch.now,
+        )
+    assert seen == ["reset_encoder_cache", "release"] * 2
+
+
+def test_on_cpu_a_release_has_no_figure():
+    """An operator's rule may run it there; what it gave shows in the process's own size."""
+    rule = Rule(name="grown", signal="device_growth_bytes", high_water=GIB, low_water=0, remedies=("release",))
+    action = Watch(rule).see(report(full(2.5, device="cpu", releasable=None), growth=Growth(since_ready_bytes=GIB)))
+    assert action is not None
+    assert action.ranks[0, 0][0] is None
+
+
 def test_an_observed_remedy_is_told_once():
     """Nothing was changed by it, so that nothing is learnt at the next poll."""
     watch = Watch()
