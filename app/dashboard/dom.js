@@ -74,6 +74,28 @@ export function table({ caption, head, rows, numeric = [], wide = [] }) {
   );
 }
 
+/** A table of text that is kept while its shape stays, so that a selection, a scroll and the focus outlive a reading. */
+export class KeptTable {
+  /** @param {HTMLElement} box @param {{caption: string, head: string[], numeric?: number[], wide?: number[]}} parts */
+  constructor(box, parts) {
+    this.box = box;
+    this.parts = parts;
+    this.shape = "";
+  }
+
+  /** @param {string[][]} rows the first cell of each is its header */
+  show(rows) {
+    const shape = JSON.stringify(rows.map(([first]) => first));
+    if (shape !== this.shape) {
+      this.shape = shape;
+      fill(this.box, scroll(this.parts.caption, table({ ...this.parts, rows })));
+      return;
+    }
+    const cells = this.box.querySelectorAll("tbody th, tbody td");
+    rows.flat().forEach((text, index) => setText(cells[index], text));
+  }
+}
+
 /** A spot of a colour of the palette. @param {string} variable */
 export function swatch(variable) {
   const spot = el("i", { class: "swatch", "aria-hidden": "true" });

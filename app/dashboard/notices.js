@@ -3,7 +3,9 @@
  */
 
 import { el, fill, setAttribute, setText } from "./dom.js";
-import { clock, count, duration, gib, UNKNOWN, words } from "./format.js";
+import { clock, count, duration, gib, known, UNKNOWN, words } from "./format.js";
+import { rankName } from "./plots.js";
+import { isDormant, shortRanks } from "./pressure.js";
 
 const STATE_WORDS = {
   ready: "ready",
@@ -49,6 +51,8 @@ const STATE_ADVICE = {
 };
 const VERDICT_LEVEL = { moving: "good", idle: "quiet", busy: "warn", stuck: "bad", unknown: "quiet" };
 
+const RANKS_TOLD = 4;
+
 /** @typedef {{state: "connecting" | "live" | "lost", reason: string, retryAt: number, since: number}} Connection */
 
 /** The pills of the header. @param {HTMLElement} model @param {HTMLElement} detail @param {HTMLElement} state @param {HTMLElement} movement */
@@ -91,12 +95,13 @@ function isStale(report, age) {
   return report.stale || (report.taken_at !== null && age > Math.max(30, (report.age_seconds ?? 0) + 20));
 }
 
-/** The sentences above all else; unchanged ones are left alone. */
+/** The sentences above all else; unchanged ones are left alone, and figures change in place. */
 export class Notices {
   /** @param {HTMLElement} box */
   constructor(box) {
     this.box = box;
     this.shape = "";
+    this.frame = "";
   }
 
   /** @param {any} report @param {Connection} connection @param {number} age @param {any[]} incidents */
@@ -112,17 +117,29 @@ export class Notices {
     const shape = JSON.stringify(notices);
     if (shape === this.shape) return;
     this.shape = shape;
+    // What is said anew is announced anew: where only a figure moved, the text alone is changed.
+    const frame = JSON.stringify(notices.map(({ text, items, ...kept }) => ({ ...kept, items: items?.length })));
+    if (frame === this.frame) return this.#rewrite(notices);
+    this.frame = frame;
     fill(this.box, ...notices.map(written));
+  }
+
+  #rewrite(notices) {
+    notices.forEach(({ text, items = [] }, index) => {
+      const [paragraph, ...lines] = this.box.children[index].querySelectorAll("p, li");
+      if (text) setText(paragraph, text);
+      items.forEach((item, line) => setText((text ? lines : [paragraph, ...lines])[line], item));
+    });
   }
 }
 
-function written({ level, name, title, text, items = [], link }) {
+function written({ level, name, title, text, items = [], link, live }) {
   return el(
     "div",
     { class: "notice", role: level === "bad" ? "alert" : "status", "data-level": level, "data-notice": name },
     el("strong", {}, title),
-    text ? el("p", {}, text) : null,
-    items.length ? el("ul", {}, ...items.map((item) => el("li", {}, item))) : null,
+    text ? el("p", { "aria-live": live ?? null }, text) : null,
+    items.length ? el("ul", { "aria-live": live ?? null }, ...items.map((item) => el("li", {}, item))) : null,
     link ? el("a", { href: link.href }, link.text) : null,
   );
 }
@@ -174,9 +191,42 @@ function* ranks(report) {
 }
 
 function* policy(report) {
-  for (const rule of report?.policy?.rules ?? []) {
-    if (rule.problem) yield { level: "warn", name: "rule", title: `Rule ${rule.name}`, text: rule.problem };
+  const { policy: status } = report ?? {};
+  if (!status) return;
+  if (status.level === "short" || status.level === "urgent") yield shortage(status);
+  for (const rule of status.rules) {
+    if (!isDormant(rule, report)) continue;
+    yield { level: "warn", name: "rule", title: `Rule ${rule.name} cannot act`, text: rule.reason ?? "" };
   }
+}
+
+function shortage({ level, summary, rules }) {
+  const items = rules.flatMap((rule) =>
+    shortRanks(rule)
+      .slice(0, RANKS_TOLD)
+      .map((one) => {
+        const name = rankName(one, rule.ranks);
+        return `${name}: ${gib(one.free_bytes)} free, ${gib(one.short_bytes)} missing; ${couldGive(one)}`;
+      }),
+  );
+  return {
+    level: level === "urgent" ? "bad" : "warn",
+    name: "shortage",
+    title: level === "urgent" ? "Memory is very short" : "Memory is short",
+    text: `${summary}.`,
+    items,
+    live: "off", // the title is announced; how much it is just now is not, each second anew
+  };
+}
+
+/** What could be given back on a rank, in words. @param {any} one */
+function couldGive({ can_release_bytes: release, can_trim_bytes: trim }) {
+  const gains = [
+    release > 0 ? `release could give ${gib(release)}` : null,
+    trim > 0 ? `trim encoder cache ${gib(trim)}` : null,
+  ].filter(Boolean);
+  if (gains.length) return gains.join(", ");
+  return known(release) && known(trim) ? "nothing to give back" : "what could be given back is not known";
 }
 
 function* recent(incidents) {

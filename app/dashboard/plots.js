@@ -173,7 +173,8 @@ export class Plots {
         plot.sub,
         `${deviceName(rank)} · ${gib(rank.used_bytes)} of ${gib(rank.total_bytes)} · ${percent(rank.used_ratio)}`,
       );
-      const described = `${rankName(rank, report.ranks)}: ${gib(rank.used_bytes)} of ${gib(rank.total_bytes)} used, ${percent(rank.used_ratio)}. ${told(notes, time)}`;
+      const waters = watersTold(report.policy?.rules ?? [], rank);
+      const described = `${rankName(rank, report.ranks)}: ${gib(rank.used_bytes)} of ${gib(rank.total_bytes)} used, ${percent(rank.used_ratio)}.${waters} ${told(notes, time)}`;
       plot.show(STACK_SERIES, view, { height, lanes: report.ranks.length > 2 ? 1 : 2, unit: String, described });
     }
   }
@@ -202,7 +203,7 @@ export class Plots {
     const total = rank.total_bytes === null ? null : rank.total_bytes / GIB;
     const whole = this.scale === "device" || (this.scale === "auto" && (rank.used_ratio ?? 0) >= WHOLE_FROM);
     const top = whole && total !== null ? total * 1.03 : most * 1.15 || 1;
-    const waters = [...deviceWaters(rules, rank.total_bytes)];
+    const waters = [...deviceWaters(rules, rank)];
     if (total !== null) waters.push({ value: total, label: "", variable: "--muted", solid: true });
     return { time, range: [0, top], data, told, annotations, waters };
   }
@@ -297,7 +298,7 @@ const LINES = [
     series: byRank("--c-encoder", (table) => (index) => table.encoder_cache_bytes[index]),
     range: zeroTo,
     unit: gibTick,
-    waters: ({ policy, ranks }) => encoderWaters(policy?.rules ?? [], ranks.length),
+    waters: ({ policy }) => encoderWaters(policy?.rules ?? []),
     sub: ({ encoder_cache: cache, ranks }) =>
       `${gib(cache?.device_bytes)}${ranks.length > 1 ? ` on ${ranks.length} ranks` : ""}`,
   },
@@ -338,39 +339,44 @@ const LINES = [
     series: () => [{ ...ofEngine("kv_cache_usage_ratio", "KV cache in use", "--c-kv", percent), stepped: false }],
     range: () => [0, 1.05],
     unit: (value) => `${Math.round(value * 100)} %`,
-    waters: ({ policy }) => ratioWaters(policy?.rules ?? [], "kv_cache_usage_ratio"),
     sub: ({ engine }) => percent(engine.kv_cache_usage_ratio),
   },
 ];
 
 // --- water lines ---
 
-function* deviceWaters(rules, total) {
-  if (!known(total)) return;
-  for (const rule of rules) {
-    const place = { device_used_ratio: (water) => water * total, device_free_bytes: (water) => total - water }[
-      rule.signal
-    ];
-    if (!place) continue;
+/** Each rank's device has waters of its own: so many bytes free. */
+function* deviceWaters(rules, rank) {
+  if (!known(rank.total_bytes)) return;
+  for (const one of ownPressures(rules, rank)) {
     // Without words, which would hide what they stand before: the legend has them.
-    yield { ...water(place(rule.high_water) / GIB, rule, "high"), label: "" };
-    yield { ...water(place(rule.low_water) / GIB, rule, "low"), label: "" };
+    yield { value: (rank.total_bytes - one.high_free_bytes) / GIB, label: "", variable: "--high" };
+    if (known(one.low_free_bytes))
+      yield { value: (rank.total_bytes - one.low_free_bytes) / GIB, label: "", variable: "--low" };
   }
 }
 
-function encoderWaters(rules, ranks) {
-  // The signal is summed over the ranks, the lines are one rank's each; every rank holds a full copy.
-  const own = rules.filter((rule) => rule.signal === "encoder_cache_bytes");
-  return own.map((rule) => water(rule.high_water / Math.max(ranks, 1) / GIB, rule, "high"));
+function watersTold(rules, rank) {
+  return ownPressures(rules, rank)
+    .map(({ high_free_bytes: high, low_free_bytes: low }) => ` High water ${gib(high)} free, low water ${gib(low)}.`)
+    .join("");
 }
 
-function ratioWaters(rules, signal) {
-  return rules.filter((rule) => rule.signal === signal).map((rule) => water(rule.high_water, rule, "high"));
+function ownPressures(rules, rank) {
+  return rules
+    .flatMap((rule) => rule.ranks)
+    .filter((one) => rankKey(one) === rankKey(rank) && known(one.high_free_bytes));
 }
 
-function water(value, rule, which) {
-  const level = signalValue(rule.signal, which === "high" ? rule.high_water : rule.low_water);
-  return { value, label: `${which} water ${level}`, variable: which === "high" ? "--high" : "--low" };
+/** Of the rules that watch the encoder cache: a rank's own, and so are the lines. */
+function encoderWaters(rules) {
+  return rules
+    .filter((rule) => rule.signal === "encoder_cache_bytes" && known(rule.high_water))
+    .map((rule) => ({
+      value: rule.high_water / GIB,
+      label: `high water ${signalValue(rule.signal, rule.high_water)}`,
+      variable: "--high",
+    }));
 }
 
 // --- annotations ---

@@ -1,21 +1,40 @@
 /**
- * The policy: its rules as they stand, what they did last, and what they may still do.
+ * The policy: how memory stands, its rules, how each rank stands to them, and what was done last.
  */
 
 import { get } from "./api.js";
-import { el, fill, scroll, table } from "./dom.js";
-import { clock, count, gib, signalValue, UNKNOWN, words } from "./format.js";
+import { el, fill, KeptTable } from "./dom.js";
+import { clock, count, gib, gibNumber, known, signalValue, words } from "./format.js";
+import { rankName, total } from "./plots.js";
+import { LEVELS } from "./pressure.js";
 
 const DECISIONS_SHOWN = 6;
+
+const RULES = {
+  caption: "Rules",
+  head: ["rule", "signal", "now", "high water", "low water", "state", "remedies"],
+  numeric: [2, 3, 4],
+  wide: [5, 6],
+};
+const RANKS = {
+  caption: "Each rank, in GiB",
+  head: ["rank", "rule", "free", "high water", "low water", "missing", "release can give", "trim can give", "note"],
+  numeric: [2, 3, 4, 5, 6, 7],
+  wide: [8],
+};
 
 /** The panel. */
 export class PolicyPanel {
   /** @param {HTMLElement} box */
   constructor(box) {
     this.head = el("div", {});
-    this.rules = el("div", {});
+    this.none = el("p", { class: "empty", hidden: true }, "No rules: nothing is done by itself.");
+    const [rules, ranks] = [el("div", { class: "lines" }), el("div", {})];
+    this.rules = new KeptTable(rules, RULES);
+    this.ranks = new KeptTable(ranks, RANKS);
     this.decisions = el("div", {});
-    box.append(this.head, this.rules, el("h3", {}, "Last decisions"), this.decisions);
+    this.tables = el("div", {}, this.none, rules, ranks);
+    box.append(this.head, this.tables, el("h3", {}, "Last decisions"), this.decisions);
     this.shape = "";
     this.source = null;
     this.decided = "";
@@ -46,35 +65,29 @@ export class PolicyPanel {
     this.shape = shape;
     if (!policy) {
       fill(this.head, el("p", { class: "empty" }, "Not known."));
-      fill(this.rules);
+      this.tables.hidden = true;
       return;
     }
     fill(this.head, this.#sentence(policy));
-    fill(
-      this.rules,
-      policy.rules.length
-        ? ruleTable(policy.rules)
-        : el("p", { class: "empty" }, "No rules: nothing is done by itself."),
-    );
+    this.tables.hidden = false;
+    this.none.hidden = policy.rules.length > 0;
+    this.rules.box.hidden = !policy.rules.length;
+    this.rules.show(policy.rules.map(ruleRow));
+    const ranks = policy.rules.flatMap((rule) => rule.ranks.map((one) => rankRow(rule, one)));
+    this.ranks.box.hidden = !ranks.length;
+    this.ranks.show(ranks);
   }
 
-  #sentence({ state, mode, budget }) {
-    const acts = mode === "observe" ? "It only observes: it decides and records, and does nothing." : "It acts.";
-    const spent = budget
-      ? ` ${count(budget.started_last_hour)} of ${count(budget.max_actions_per_hour)} actions this hour${budget.used_up ? `: used up${budget.until ? ` until ${clock(budget.until)}` : ""}` : ""}.`
-      : "";
+  #sentence({ level, summary, mode, actions_last_hour: done }) {
+    const acts = mode === "observe" ? "It only observes." : "It acts.";
     const source = this.source
       ? ` From ${words(this.source.source)}${this.source.kept_in ? `, kept in ${this.source.kept_in}` : ""}.`
       : "";
     return el(
       "p",
       {},
-      el(
-        "span",
-        { class: "pill", "data-level": state === "futile" ? "bad" : state === "below" ? "good" : "warn" },
-        words(state),
-      ),
-      ` ${acts}${spent}${source}`,
+      el("span", { class: "pill", "data-level": LEVELS[level] ?? "quiet" }, words(level)),
+      ` ${summary}. ${acts} ${count(done)} action${done === 1 ? "" : "s"} in the last hour.${source}`,
     );
   }
 }
@@ -88,40 +101,41 @@ function decisionList(decisions) {
   );
 }
 
-function ruleTable(rules) {
-  const rows = rules.map((rule) => [
+function ruleRow(rule) {
+  const since = rule.since ? ` since ${clock(rule.since)}` : "";
+  const rests = rule.rest_until ? `, rests until ${clock(rule.rest_until)}` : "";
+  return [
     rule.name,
     words(rule.signal),
     signalValue(rule.signal, rule.value),
     signalValue(rule.signal, rule.high_water),
     signalValue(rule.signal, rule.low_water),
-    words(rule.phase) + (rule.since ? ` since ${clock(rule.since)}` : ""),
-    remedies(rule.remedies),
-  ]);
-  return scroll(
-    "Rules of the policy",
-    table({
-      caption: "Rules",
-      head: ["rule", "signal", "now", "high water", "low water", "state", "remedies"],
-      rows,
-      numeric: [2, 3, 4],
-      wide: [6],
-    }),
-  );
+    `${words(rule.phase)}${since}${rests}${rule.reason ? `\n${rule.reason}` : ""}`,
+    rule.remedies.map((remedy) => remedyLine(remedy, rule.ranks)).join("\n"),
+  ];
 }
 
-function remedies(list) {
-  return el(
-    "ul",
-    { class: "plain" },
-    ...list.map((remedy) => {
-      const freed = remedy.last_freed_bytes === null ? "" : `, freed ${gib(remedy.last_freed_bytes)}`;
-      const last =
-        remedy.last_run_at === null
-          ? "not run yet"
-          : `${remedy.last_outcome ?? UNKNOWN} ${clock(remedy.last_run_at)}${freed}`;
-      const futile = remedy.futile ? `; futile${remedy.retry_at ? ` until ${clock(remedy.retry_at)}` : ""}` : "";
-      return el("li", { title: remedy.last_reason ?? "" }, `${words(remedy.name)}: ${last}${futile}`);
-    }),
-  );
+/** What a remedy could give, and how it went last. */
+function remedyLine(remedy, ranks) {
+  const gain = { release: "can_release_bytes", trim_encoder_cache: "can_trim_bytes" }[remedy.name];
+  const could = gain ? total(ranks.map((one) => one[gain])) : null;
+  const freed = remedy.last_freed_bytes === null ? "" : `, freed ${gib(remedy.last_freed_bytes)}`;
+  const why = remedy.last_reason ? ` (${remedy.last_reason})` : "";
+  const last =
+    remedy.last_run_at === null
+      ? "not run yet"
+      : `${remedy.last_outcome ?? "run"} ${clock(remedy.last_run_at)}${freed}${why}`;
+  return [
+    `${words(remedy.name)}: ${last}`,
+    known(could) ? `could give ${gib(could)}` : null,
+    remedy.unavailable ? `not by itself here: ${remedy.unavailable}` : null,
+  ]
+    .filter(Boolean)
+    .join("; ");
+}
+
+function rankRow(rule, one) {
+  const waters = [one.free_bytes, one.high_free_bytes, one.low_free_bytes, one.short_bytes];
+  const gains = [one.can_release_bytes, one.can_trim_bytes];
+  return [rankName(one, rule.ranks), rule.name, ...[...waters, ...gains].map(gibNumber), one.note ?? ""];
 }

@@ -3,13 +3,12 @@
  */
 
 import { el, setText, swatch } from "./dom.js";
-import { exact, gibNumber, percent, signalValue } from "./format.js";
+import { exact, gib, gibNumber, known, percent } from "./format.js";
 import { COMPONENTS } from "./palette.js";
 import { deviceName, rankName, reservedNotAllocated, skew } from "./plots.js";
 import { rankKey } from "./readings.js";
 
 const WHOLE = "whole device";
-const WATER_SIGNALS = new Set(["device_used_ratio", "device_free_bytes"]);
 
 const COLUMNS = [
   { name: "used", field: "used_bytes", read: (rank) => rank.used_bytes },
@@ -25,10 +24,11 @@ const COLUMNS = [
 /** The components, and the lines across the stacks. @param {HTMLElement} list @param {any[]} rules of the policy */
 export function writeLegend(list, rules) {
   const waters = rules
-    .filter(({ signal }) => WATER_SIGNALS.has(signal))
-    .flatMap(({ signal, high_water: high, low_water: low }) => [
-      ["--high", `high water ${signalValue(signal, high)}`],
-      ["--low", `low water ${signalValue(signal, low)}`],
+    .map(({ ranks }) => ranks.filter((one) => known(one.high_free_bytes)))
+    .filter((ranks) => ranks.length)
+    .flatMap((ranks) => [
+      ["--high", `high water${free(ranks.map((one) => one.high_free_bytes))}`],
+      ["--low", `low water${free(ranks.map((one) => one.low_free_bytes))}`],
     ]);
   const shape = JSON.stringify(waters);
   if (shape === list.dataset.shape) return;
@@ -41,6 +41,12 @@ export function writeLegend(list, rules) {
       return el("li", {}, dash, text);
     }),
   );
+}
+
+/** Of water lines that are the same on all ranks, the bytes; else each rank's chart has its own. @param {number[]} sizes */
+function free(sizes) {
+  const shown = new Set(sizes.map(gib));
+  return shown.size === 1 ? `: ${[...shown][0]} free` : ", each rank its own";
 }
 
 /** The table of ranks; cells are kept, so that a selection in it outlives a reading. */

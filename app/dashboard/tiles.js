@@ -21,6 +21,7 @@ import {
 } from "./format.js";
 import { COMPONENTS } from "./palette.js";
 import { rankName, reservedNotAllocated, total } from "./plots.js";
+import { isDormant, LEVELS, pressureOf } from "./pressure.js";
 import { rankKey } from "./readings.js";
 
 const SLOPE_SECONDS = 60;
@@ -39,18 +40,13 @@ function most(ranks, read) {
  * @param {import("./readings.js").Readings} readings @param {any} report
  */
 export function timeLeft(readings, report) {
-  const waters = (report.policy?.rules ?? [])
-    .filter((rule) => rule.signal === "device_used_ratio")
-    .map((rule) => rule.high_water);
   let [full, highWater] = [Infinity, Infinity];
   for (const rank of report.ranks) {
     const slope = readings.slope(rankKey(rank), SLOPE_SECONDS);
     if (slope === null || slope < SLOWEST || !known(rank.free_bytes)) continue;
     full = Math.min(full, rank.free_bytes / slope);
-    for (const water of waters) {
-      const left = known(rank.total_bytes) && known(rank.used_bytes) ? water * rank.total_bytes - rank.used_bytes : -1;
-      if (left > 0) highWater = Math.min(highWater, left / slope);
-    }
+    const left = rank.free_bytes - (pressureOf(report, rank)?.high_free_bytes ?? Infinity);
+    if (left > 0) highWater = Math.min(highWater, left / slope);
   }
   const near = (seconds) => (seconds <= FARTHEST_SECONDS ? seconds : null);
   return { full: near(full), highWater: near(highWater) };
@@ -126,7 +122,7 @@ export class Tiles {
     const fullest = most(ranks, (rank) => rank.used_ratio) ?? most(ranks, (rank) => rank.used_bytes);
     const named = several && fullest ? `fullest of ${ranks.length}: ${rankName(fullest, ranks)} · ` : "";
     this.#used(report, fullest, named);
-    this.#headroom(ranks);
+    this.#headroom(report);
     this.#growth(report, several);
     this.#encoder(report, several);
     this.#reserved(ranks);
@@ -138,7 +134,7 @@ export class Tiles {
       sub: `${count(engine.requests_waiting)} waiting`,
       extra: `KV cache ${percent(engine.kv_cache_usage_ratio)} in use`,
     });
-    this.#policy(report.policy);
+    this.#policy(report);
     this.#last(events.find((event) => event.result?.outcome === "done"));
   }
 
@@ -156,14 +152,14 @@ export class Tiles {
   }
 
   #used(report, fullest, named) {
-    const rules = (report.policy?.rules ?? []).filter((rule) => rule.signal === "device_used_ratio");
-    const water = rules.length ? Math.min(...rules.map((rule) => rule.high_water)) : null;
+    const pressure = fullest ? pressureOf(report, fullest) : null;
+    const water = pressure && fullest.total_bytes ? 1 - pressure.high_free_bytes / fullest.total_bytes : null;
     const ratio = fullest?.used_ratio ?? null;
-    const over = known(ratio) && water !== null && ratio >= water;
+    const over = pressure?.short_bytes > 0;
     this.used.showBytes(fullest?.used_bytes, {
       sub: fullest ? `${named}of ${gib(fullest.total_bytes)} · ${percent(ratio)}` : "no reading yet",
       extra: fullest
-        ? `${mib(fullest.used_bytes)} of ${mib(fullest.total_bytes)} MiB${water === null ? "" : ` · high water ${percent(water)}${over ? " reached" : ""}`}`
+        ? `${mib(fullest.used_bytes)} of ${mib(fullest.total_bytes)} MiB${water === null ? "" : ` · high water ${percent(water)}${over ? ", passed" : ""}`}`
         : "",
       level: over ? "bad" : null,
     });
@@ -174,13 +170,25 @@ export class Tiles {
     this.bar.show(fullest, water);
   }
 
-  #headroom(ranks) {
+  #headroom(report) {
+    const { ranks } = report;
     const tightest = most(ranks, (rank) => (known(rank.free_bytes) ? -rank.free_bytes : null));
+    const pressure = tightest ? pressureOf(report, tightest) : null;
+    const missing = pressure?.short_bytes;
+    const share = tightest?.budget;
     this.headroom.showBytes(tightest?.free_bytes, {
-      sub: ranks.length > 1 && tightest ? `free, ${rankName(tightest, ranks)} has the least` : "free on the device",
-      extra: known(tightest?.budget.requested_bytes)
-        ? `vLLM's share: ${gib(tightest.budget.requested_bytes)} (${tightest.budget.gpu_memory_utilization ?? UNKNOWN})`
+      sub: [
+        ranks.length > 1 && tightest ? `free, ${rankName(tightest, ranks)} has the least` : "free on the device",
+        known(share?.requested_bytes)
+          ? `vLLM's share: ${gib(share.requested_bytes)} (${share.gpu_memory_utilization ?? UNKNOWN})`
+          : null,
+      ]
+        .filter(Boolean)
+        .join(" · "),
+      extra: pressure
+        ? `high water ${gib(pressure.high_free_bytes)}, low water ${gib(pressure.low_free_bytes)}${missing ? `: ${gib(missing)} missing` : ""}`
         : "",
+      level: missing ? LEVELS[report.policy.level] : null,
     });
   }
 
@@ -258,27 +266,32 @@ export class Tiles {
     });
   }
 
-  #policy(policy) {
+  #policy(report) {
+    const { policy } = report;
     if (!policy) {
       this.policy.show({ number: UNKNOWN });
       return;
     }
-    const level = { futile: "bad", acting: "warn", above: "warn" }[policy.state] ?? null;
-    const rule = policy.rules.find((one) => one.phase === policy.state) ?? policy.rules[0];
+    const rule = policy.rules.find((one) => one.phase === policy.level) ?? policy.rules[0];
+    const level = LEVELS[policy.level];
+    const done = policy.actions_last_hour;
+    const [first, ...rest] = (rule?.reason ?? "").split("; ");
     this.policy.show({
-      number: words(policy.state),
+      number: words(policy.level),
       unit: policy.mode === "observe" ? "observes only" : "acts",
-      sub: rule
-        ? `${rule.name}: ${signalValue(rule.signal, rule.value)} of ${signalValue(rule.signal, rule.high_water)}`
-        : "no rules",
-      extra: policy.budget?.used_up
-        ? "the hourly budget is used up"
-        : policy.rules.find((one) => one.problem)
-          ? "a rule has a problem, see below"
-          : "",
-      level,
+      sub: rule ? first || stands(rule) : "no rules",
+      extra: policy.rules.some((one) => isDormant(one, report))
+        ? "a rule cannot act, see above"
+        : rest.join("; ") || `${count(done)} action${done === 1 ? "" : "s"} in the last hour`,
+      level: level === "good" || level === "quiet" ? null : level,
     });
   }
+}
+
+function stands({ name, signal, value, high_water: high }) {
+  const where = signal === "device_free_bytes" ? "below" : "at"; // of free bytes fewer are worse
+  const acts = known(high) ? `, acts ${where} ${signalValue(signal, high)}` : "";
+  return `${name}: ${signalValue(signal, value)}${acts}`;
 }
 
 /** The fullest device as one bar of its components, with the high-water mark on it. */

@@ -182,12 +182,19 @@ class Happened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRule:
-    """What the policy was told to watch."""
+    """What the policy was told to watch.
+
+    Attributes:
+        high_water: Where it acts; ``None`` where that follows from the engine's plan, rank by rank.
+        remedies: What it may run.
+        high_free: By rank, with how much less free on the device it acts, in bytes; empty where it watches no device.
+    """
 
     name: str
     signal: str
-    high_water: float
+    high_water: float | None = None
     remedies: tuple[str, ...] = ()
+    high_free: Mapping[RankKey, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -481,21 +481,27 @@ def allocator_trouble(e: Experiment) -> Finding | None:
 
 
 def over_high_water(e: Experiment) -> Finding | None:
-    """Whether a rule's high water was passed while the policy was told only to look."""
-    used = [
-        point.used_bytes / point.total_bytes for point in _points(e, PEAK) if point.total_bytes and point.used_bytes
+    """Whether the peak left less free than a rule's high water while the policy was told only to look."""
+    if e.policy_mode != "observe":
+        return None
+    under = [
+        (high - free, rule, point, free, high)
+        for rule in e.rules
+        for point in _points(e, PEAK)
+        if (free := point.free_bytes) is not None
+        and (high := rule.high_free.get(point.key)) is not None
+        and free < high
     ]
-    rules = [rule for rule in e.rules if rule.signal == "device_used_ratio"]
-    if not used or not rules or e.policy_mode != "observe":
+    if not under:
         return None
-    rule = min(rules, key=lambda each: each.high_water)
-    if max(used) < rule.high_water:
-        return None
+    _, rule, point, free, high = max(under, key=lambda each: each[0])
     return Finding(
         name="over_high_water",
         weight="look",
-        title=f"the peak ({max(used):.1%}) passed high water ({rule.high_water:.1%}), and the policy only observes",
-        text=f"In mode act the rule {rule.name} would have given memory back by itself.",
+        title=f"{point.name} had {size(free)} free at the peak, less than high water ({size(high)}), and the "
+        "policy only observes",
+        text=f"In mode act the rule {rule.name} would have run {' or '.join(rule.remedies)}, where that could give "
+        "something back.",
         advice=(known.POLICY_EARLIER,),
     )
 
@@ -530,19 +536,19 @@ def others_acted(e: Experiment) -> Finding | None:
 # --- what the remedies gave back ---
 
 
-def futile_remedies(e: Experiment) -> Finding | None:
+def ineffective_remedies(e: Experiment) -> Finding | None:
     """Which remedies were done and freed nothing."""
-    futile = [step for step in e.steps if step.outcome == "done" and _is_nothing(e, step)]
-    if not futile:
+    ineffective = [step for step in e.steps if step.outcome == "done" and _is_nothing(e, step)]
+    if not ineffective:
         return None
-    names = " and ".join(step.remedy for step in futile)
-    reasons = " ".join(_sentence(f"{step.remedy} frees {step.frees}, and not {step.spares}") for step in futile)
+    names = " and ".join(step.remedy for step in ineffective)
+    reasons = " ".join(_sentence(f"{step.remedy} frees {step.frees}, and not {step.spares}") for step in ineffective)
     return Finding(
-        name="futile_remedies",
-        weight="look" if any(step.remedy == "reset_mm_cache" for step in futile) else "note",
-        title=f"{names} {'was' if len(futile) == 1 else 'were'} done and freed nothing on the device",
+        name="ineffective_remedies",
+        weight="look" if any(step.remedy == "reset_mm_cache" for step in ineffective) else "note",
+        title=f"{names} {'was' if len(ineffective) == 1 else 'were'} done and freed nothing on the device",
         text=f"The engine answered well each time, which says nothing of memory. {reasons}",
-        advice=(known.MM_PROCESSOR_CACHE,) if any(step.remedy == "reset_mm_cache" for step in futile) else (),
+        advice=(known.MM_PROCESSOR_CACHE,) if any(step.remedy == "reset_mm_cache" for step in ineffective) else (),
     )
 
 
@@ -616,7 +622,7 @@ RULES: Final[tuple[Rule, ...]] = (
     allocator_trouble,
     headroom,
     growth,
-    futile_remedies,
+    ineffective_remedies,
     gave_back,
     refused_remedies,
     fragmentation,

@@ -26,10 +26,11 @@ from app.experiment.experiment import (
     event_of,
 )
 from app.incidents.plain import plain
-from app.readings import Components, Device, EncoderCache, RankReading, Report, TorchMemory, WorkerMemory
+from app.readings import Components, Device, EncoderCache, PolicyStatus, RankReading, Report, TorchMemory, WorkerMemory
 
 LARGEST = 5
 _REPORT: Final = TypeAdapter(Report)
+_POLICY: Final = TypeAdapter(PolicyStatus)
 _RANKS: Final = TypeAdapter(tuple[RankReading, ...])
 _OUTCOMES: Final = {"done", "refused", "failed"}
 # What of vLLM's configuration bears on memory: its section and key there, and the flag that sets it.
@@ -176,14 +177,20 @@ def step_of(result: Mapping[str, Any]) -> RemedyStep:
 
 
 def rules_of(answer: Mapping[str, Any]) -> tuple[str | None, tuple[PolicyRule, ...]]:
-    """The policy's mode and rules, of ``GET /policy``."""
+    """The policy's mode and rules, with where they act on each rank, of ``GET /policy``."""
     with understood("/policy"):
+        ranks = {rule.name: rule.ranks for rule in _POLICY.validate_python(answer["status"]).rules}
         rules = (
             PolicyRule(
                 name=str(rule["name"]),
                 signal=str(rule["signal"]),
-                high_water=float(rule["high_water"]),
+                high_water=float(rule["high_water"]) if rule["high_water"] is not None else None,
                 remedies=tuple(map(str, rule.get("remedies") or ())),
+                high_free={
+                    (one.dp_rank or 0, one.rank or 0): one.high_free_bytes
+                    for one in ranks.get(rule["name"], ())
+                    if one.high_free_bytes is not None
+                },
             )
             for rule in answer["rules"]
         )

@@ -21,12 +21,24 @@ from app.experiment.document import (
     Paragraph,
     Table,
 )
-from app.experiment.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, RankKey, RankPoint, RemedyStep, changes
+from app.experiment.experiment import (
+    AFTER,
+    BEFORE,
+    PEAK,
+    Experiment,
+    Moment,
+    PolicyRule,
+    RankKey,
+    RankPoint,
+    RemedyStep,
+    changes,
+)
 from app.experiment.findings import all_advice, findings
 from app.experiment.timeline import timelines
 from app.incidents import advice as known
 from app.incidents.plain import plain
 from app.incidents.text import duration, moment
+from app.policy import FALLING_SIGNALS, RATIO_SIGNALS
 from app.table import UNKNOWN, component_title, device_title, mib
 
 # More ranks than these are shown on demand, below the sum of all.
@@ -363,8 +375,18 @@ def _setup(e: Experiment) -> Iterator[tuple[Inline, Inline]]:
     yield "sidecar", Foreign(plain(e.sidecar_url))
     yield "policy", e.policy_mode or UNKNOWN
     for rule in e.rules:
-        told = f"{rule.signal} >= {rule.high_water:g}: {', '.join(rule.remedies)}"
+        told = f"{_high_water(rule)}: {', '.join(rule.remedies)}"
         yield Foreign(plain(f"rule {rule.name}", 80)), Foreign(plain(told, 200))
+
+
+def _high_water(rule: PolicyRule) -> str:
+    """Where the rule acts: at a value of its signal, or with so much less free than the engine's plan leaves."""
+    if rule.high_water is not None:
+        is_ratio = rule.signal in RATIO_SIGNALS
+        water = f"{rule.high_water:g}" if is_ratio else f"{mib(round(rule.high_water))} MiB"
+        return f"{rule.signal} {'<=' if rule.signal in FALLING_SIGNALS else '>='} {water}"
+    waters = [mib(size) for size in sorted(set(rule.high_free.values()))]
+    return f"{rule.signal} under {' or '.join(waters)} MiB" if waters else f"{rule.signal} by the engine's plan"
 
 
 def _meanings(e: Experiment) -> Iterator[tuple[Inline, Inline]]:

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 
 from app.admin_token import is_loopback
 from app.capabilities import EXTENSION, parse_version
-from app.readings import Event, Report
+from app.readings import Event, Report, RuleStatus
 from app.table import missing_text
-from app.terminal.sizes import signal_text, span_text
+from app.terminal.outlook import is_dormant
+from app.terminal.sizes import span_text, waters_text
 
 Level: TypeAlias = Literal["ok", "warn", "fail", "skip"]
 # How a control path answers: to a call without a token, and to one with the token that was found here.
@@ -221,21 +222,26 @@ def recorder(facts: Facts) -> Finding:
 
 
 def thresholds(facts: Facts) -> Finding:
-    """No rule would fire for ever, as its high water lies under what the engine uses at rest."""
+    """Every rule can act: its waters are ones that the engine can reach, and what it watches is known."""
     policy = facts.report.policy
     if policy is None or not policy.rules:
         return Finding(
             "thresholds", "warn", "there are no rules: nothing is given back by itself", "see docs/policy.md"
         )
-    wrong = [rule.problem for rule in policy.rules if rule.problem]
-    if wrong:
-        return Finding("thresholds", "fail", "; ".join(wrong), "PUT /policy, or HIGHWATER_POLICY__RULES")
-    unknown = [rule.name for rule in policy.rules if rule.value is None]
-    if unknown and facts.knows_engine:
-        text = f"the engine does not tell what these rules watch: {', '.join(unknown)}"
-        return Finding("thresholds", "warn", text, "PUT /policy with a signal that it tells")
-    shown = (f"{rule.name} acts at {signal_text(rule.signal, rule.high_water)}" for rule in policy.rules)
-    return Finding("thresholds", "ok", ", ".join(shown))
+    dormant = [rule for rule in policy.rules if is_dormant(rule, facts.report)]
+    if dormant:
+        text = "; ".join(f"rule {rule.name} cannot act: {rule.reason}" for rule in dormant)
+        return Finding("thresholds", "fail", text, "PUT /policy, or HIGHWATER_POLICY__RULES; see docs/policy.md")
+    if facts.report.stale or not facts.report.ranks:
+        return _unknown("thresholds")
+    odd = sorted({f"rank {one.rank}: {one.note}" for rule in policy.rules for one in rule.ranks if one.note})
+    if odd and any(rule.phase != "held" for rule in policy.rules):
+        return Finding("thresholds", "warn", f"left out by the policy: {'; '.join(odd[:3])}", "see docs/policy.md")
+    return Finding("thresholds", "ok", "; ".join(f"{rule.name} {_waters(rule)}" for rule in policy.rules))
+
+
+def _waters(rule: RuleStatus) -> str:
+    return waters_text(rule.signal, rule.high_water, rule.low_water) or f"is held: {rule.reason}"
 
 
 def mode(facts: Facts) -> Finding:
@@ -246,9 +252,13 @@ def mode(facts: Facts) -> Finding:
     if policy.mode == "observe":
         change = 'PUT /policy {"mode": "act"}, or HIGHWATER_POLICY__MODE=act'
         return Finding("policy", "warn", "only observes: nothing is given back by itself", change)
-    if policy.budget is not None and policy.budget.max_actions_per_hour == 0:
-        return Finding("policy", "warn", "may do nothing: max_actions_per_hour is 0", "PUT /policy with more")
-    return Finding("policy", "ok", "acts")
+    remedies = {remedy.name: remedy.unavailable for rule in policy.rules for remedy in rule.remedies}
+    blocked = [f"{name}: {why}" for name, why in remedies.items() if why is not None]
+    if blocked and len(blocked) == len(remedies):
+        return Finding("policy", "warn", f"can only observe here: {'; '.join(blocked)}", "see docs/relief.md")
+    count = policy.actions_last_hour
+    text = f"acts; {count} {'action' if count == 1 else 'actions'} in the last hour"
+    return Finding("policy", "ok", f"{text}; not by itself here: {'; '.join(blocked)}" if blocked else text)
 
 
 def state_file(facts: Facts) -> Finding:

@@ -12,19 +12,35 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from app.policy import FALLING_SIGNALS
-from app.readings import Event, MissingRank, RankReading, Report, RuleStatus
+from app.readings import Event, MissingRank, RankPressure, RankReading, Report, RuleStatus
 from app.table import component_title, device_title
 from app.terminal.bars import PARTS, Pen, binned
-from app.terminal.outlook import fullest, mark_of, seconds_to_full
-from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span_text
+from app.terminal.outlook import (
+    can_give,
+    fullest,
+    mark_of,
+    pressure_of,
+    seconds_to_full,
+    seconds_to_high_water,
+    short_ranks,
+)
+from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span_text, waters_text
 from app.terminal.view import HISTORY_SECONDS, View
 
 NARROWEST = 40
 _WIDE = 76
+_WIDER = 110
 _DIM = "bright_black"
 _STATES = {"ready": "green", **dict.fromkeys(("starting", "paused", "sleeping", "busy", "slow"), "yellow")}
-_PHASES = {"below": "green", "cooling": "cyan", "above": "yellow", "acting": "magenta", "futile": "red"}
+_PHASES = {
+    "calm": "green",
+    "short": "yellow",
+    "urgent": "bold red",
+    "acting": "magenta",
+    "resting": "cyan",
+    "held": "yellow",
+    "unknown": "yellow",
+}
 _KINDS = {"reset": "green", "refusal": "yellow", "incident": "red", "mark": "cyan", "policy": "magenta"}
 _OLD_SECONDS = 15.0
 # A sparkline's full height is at least this share of the device, so that noise looks like noise.
@@ -33,6 +49,7 @@ _GAP_SECONDS = 20.0
 _SOON_SECONDS = 3600.0
 _CHART_LINES = 6
 _EVENTS_FIRST = 3
+_RANKS_TOLD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +122,7 @@ class Drawing:
         age = self.view.age_seconds(self.now)
         right = Text()
         if self.report.policy is not None:
-            right.append("policy ", _DIM).append(self.report.policy.state, _PHASES[self.report.policy.state])
+            right.append("policy ", _DIM).append(self.report.policy.level, _PHASES[self.report.policy.level])
             right.append(", ", _DIM)
         right.append("never read" if age is None else f"read {span_text(age)} ago", _DIM)
         if self.report.stale or age is None:
@@ -129,8 +146,8 @@ class Drawing:
     def _ranks(self, most: int | None) -> list[Text]:
         """A title and a bar for each rank; of more than there is room for, those with the highest use."""
         report = self.report
-        marked = mark_of(report)
-        right = "" if marked is None else f"{self.pen.glyphs.mark} high water {share_text(marked)}"
+        waters = self._high_waters()
+        right = f"{self.pen.glyphs.mark} high water {waters}" if waters else ""
         expected = UNKNOWN if report.ranks_expected is None else str(report.ranks_expected)
         lines = [self._title(f"ranks {report.ranks_reported} of {expected}", right)]
         shown: Sequence[RankReading] = report.ranks
@@ -152,6 +169,15 @@ class Drawing:
             lines.append(Text("  no reading of any worker yet", _DIM))
         return lines
 
+    def _high_waters(self) -> str:
+        """With how much free the policy acts, on all ranks."""
+        pressures = (pressure_of(self.report, rank) for rank in self.report.ranks)
+        sizes = sorted(
+            {size_text(one.high_free_bytes): one.high_free_bytes or 0 for one in pressures if one}.items(),
+            key=lambda pair: pair[1],
+        )
+        return f"{' to '.join(dict.fromkeys((sizes[0][0], sizes[-1][0])))} free" if sizes else ""
+
     def _rank_name(self, rank: RankReading) -> str:
         number = UNKNOWN if rank.rank is None else str(rank.rank)
         several_engines = any(other.dp_rank for other in self.report.ranks)
@@ -164,17 +190,19 @@ class Drawing:
         return " ".join(parts)
 
     def _rank_line(self, rank: RankReading, name: str) -> Text:
-        ratio, marked = rank.used_ratio, mark_of(self.report, rank)
+        ratio, pressure = rank.used_ratio, pressure_of(self.report, rank)
         if self.width >= _WIDE:
             numbers = f" {share_text(ratio):>7} {size_text(rank.used_bytes):>10} of {size_text(rank.total_bytes):>10}"
         else:
             numbers = f" {share_text(ratio):>7} {size_text(rank.used_bytes):>10}"
+        if self.width >= _WIDER:
+            numbers += f" {size_text(rank.free_bytes):>10} free"
         total = float(rank.total_bytes or rank.used_bytes or 1)
+        marked = mark_of(self.report, rank)
         sizes = [getattr(rank.components, part) for part, _, _ in PARTS]
         line = Text(f"{name} ")
         line.append_text(self.pen.stacked(sizes, total, max(self.width - len(name) - len(numbers) - 1, 4), marked))
-        reached = ratio is not None and marked is not None and ratio >= marked
-        line.append(numbers, "bold red" if reached else "")
+        line.append(numbers, "bold red" if pressure is not None and pressure.short_bytes else "")
         return line
 
     # --- components ---
@@ -239,10 +267,9 @@ class Drawing:
         line = _fact("growth", f"{size_text(growth.since_ready_bytes, signed=True)} since ready")
         if growth.bytes_per_second is not None:
             line.append(f", {size_text(growth.bytes_per_second, signed=True)}/s")
-        left = seconds_to_full(self.report)
-        if left is not None:
-            pace = " at this pace" if self.width >= _WIDE else ""
-            line.append(f", full in {span_text(left)}{pace}", "bold red" if left < _SOON_SECONDS else "yellow")
+        for what, left in (("high water", seconds_to_high_water(self.report)), ("full", seconds_to_full(self.report))):
+            if left is not None and (what == "full" or self.width >= _WIDE):
+                line.append(f", {what} in {span_text(left)}", "bold red" if left < _SOON_SECONDS else "yellow")
         return line
 
     def _requests(self) -> Text | None:
@@ -308,15 +335,14 @@ class Drawing:
         policy = self.report.policy
         if policy is None:
             return []
-        budget = policy.budget
         right = (
-            "" if budget is None else f"{budget.started_last_hour} of {budget.max_actions_per_hour} actions this hour"
+            f"{policy.actions_last_hour} {'action' if policy.actions_last_hour == 1 else 'actions'} in the last hour"
         )
-        lines = [self._title(f"policy: {policy.state}, {_mode(policy.mode)}", right)]
-        for rule in policy.rules:
-            lines.append(self._rule(rule))
-            if rule.problem:
-                lines += _wrapped(f"  ! {rule.problem}", self.width, 2, "bold red")
+        lines = [self._title(f"policy: {policy.level}, {_mode(policy.mode)}", right)]
+        rules = [(self._rule(rule), self._details(rule)) for rule in policy.rules]
+        # Where there is room for the rules alone, they are what is seen.
+        lines += [line for line, _ in rules]
+        lines += [line for _, details in rules for line in details]
         if not policy.rules:
             lines.append(Text("  no rules: nothing is given back unless asked for", _DIM))
         return lines
@@ -328,14 +354,22 @@ class Drawing:
         signal = rule.signal if self.width >= _WIDE else rule.signal.replace("device_", "").replace("_bytes", "")
         line.append(f"{signal} ")
         line.append(signal_text(rule.signal, rule.value), "bold")
-        word = "acts at" if rule.signal not in FALLING_SIGNALS else "acts down at"
-        line.append(f"  {word} {signal_text(rule.signal, rule.high_water)}", _DIM)
-        if self.width >= _WIDE:
-            line.append(f", rests at {signal_text(rule.signal, rule.low_water)}", _DIM)
-        worn = [remedy.name for remedy in rule.remedies if remedy.futile]
-        if worn:
-            line.append(f"  futile: {', '.join(worn)}", "yellow")
+        waters = waters_text(rule.signal, rule.high_water, rule.low_water)
+        if waters:
+            line.append(f"  {waters if self.width >= _WIDE else waters.split(',')[0]}", _DIM)
+        if rule.rest_until is not None:
+            line.append(f"  rests until {_clock(rule.rest_until)}", "cyan")
         return line
+
+    def _details(self, rule: RuleStatus) -> list[Text]:
+        """Why the rule stands as it does, and on each rank that is short what is missing and what could be given."""
+        name = f"{rule.name}: " if self.report.policy is not None and len(self.report.policy.rules) > 1 else ""
+        lines = _wrapped(f"  ! {name}{rule.reason}", self.width, 2, _PHASES[rule.phase]) if rule.reason else []
+        short = short_ranks(rule)
+        lines += [_shortage(one) for one in short[:_RANKS_TOLD]]
+        if len(short) > _RANKS_TOLD:
+            lines.append(Text(f"    and {len(short) - _RANKS_TOLD} more ranks", _DIM))
+        return lines
 
     def _events(self, most: int) -> list[Text]:
         """The newest first, at most so many beneath the title."""
@@ -373,6 +407,20 @@ def _fact(name: str, text: str) -> Text:
     return Text().append(f"{name:<14}", _DIM).append(text)
 
 
+def _shortage(one: RankPressure) -> Text:
+    where = f"{one.dp_rank}.{one.rank}" if one.dp_rank else f"{one.rank}"
+    line = Text(f"    rank {where}: {size_text(one.free_bytes)} free, {size_text(one.short_bytes)} missing; ")
+    gains = ", ".join(f"{remedy} {size_text(size)}" for remedy, size in can_give([one]).items())
+    if gains:
+        return line.append(f"could give: {gains}")
+    is_known = one.can_release_bytes is not None and one.can_trim_bytes is not None
+    return line.append("nothing to give back" if is_known else "what could be given back is not known", "yellow")
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
 def _mode(mode: str) -> str:
     return "acts" if mode == "act" else "only observes"
 
@@ -384,8 +432,7 @@ def _missing_line(rank: MissingRank) -> Text:
 
 
 def _event_line(event: Event) -> Text:
-    at = time.strftime("%H:%M:%S", time.localtime(event.at))
-    line = Text().append(f"{at} ", _DIM)
+    line = Text().append(f"{_clock(event.at)} ", _DIM)
     failed = event.result is not None and event.result.outcome in ("failed", "refused")
     line.append(f"{event.kind:<9}", "yellow" if failed else _KINDS.get(event.kind, ""))
     return line.append(event.summary)

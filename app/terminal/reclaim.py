@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from app.attribution import COMPONENTS
-from app.policy import SIGNAL_REMEDIES
+from app.policy import ALL_REMEDIES
 from app.table import component_title, table
 from app.terminal.sizes import UNKNOWN, size_text
 
@@ -16,7 +16,7 @@ _FAILURES: Final = frozenset({"refused", "failed"})
 
 def known_remedies() -> list[str]:
     """Those that this version knows, for shell completion. What there is, the sidecar says."""
-    return sorted({name for names in SIGNAL_REMEDIES.values() for name in names})
+    return sorted(ALL_REMEDIES)
 
 
 def succeeded(results: Sequence[Mapping[str, Any]]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from app.policy import FALLING_SIGNALS
+
 UNKNOWN = "-"
 _KIB, _MIB, _GIB = 1024, 1024**2, 1024**3
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86_400.0
@@ -32,6 +34,14 @@ def share_text(share: float | None) -> str:
 def signal_text(signal: str, value: float | None) -> str:
     """The value of a policy's signal in its unit."""
     return share_text(value) if signal.endswith("_ratio") else size_text(value)
+
+
+def waters_text(signal: str, high: float | None, low: float | None) -> str:
+    """Where a rule acts and where it stops, in its signal's unit; empty where that is not known yet."""
+    if high is None or low is None:
+        return ""
+    word = "acts below" if signal in FALLING_SIGNALS else "acts at"
+    return f"{word} {signal_text(signal, high)}, stops at {signal_text(signal, low)}"
 
 
 def span_text(seconds: float | None) -> str:

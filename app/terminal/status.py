@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from app.attribution import COMPONENTS
-from app.readings import Event, Report
+from app.readings import Event, Report, RuleStatus
 from app.table import component_title, device_title, missing_text, table
-from app.terminal.outlook import fullest, seconds_to_full
-from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span_text
+from app.terminal.outlook import (
+    can_give,
+    fullest,
+    is_dormant,
+    pressure_of,
+    seconds_to_full,
+    seconds_to_high_water,
+    short_ranks,
+)
+from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span_text, waters_text
 
 OK, ATTENTION, CRITICAL = 0, 1, 2
 WORDS: Final = {OK: "OK", ATTENTION: "ATTENTION", CRITICAL: "CRITICAL"}
 _DEAD: Final = frozenset({"gone", "stuck", "not_answering"})
-_CALM: Final = frozenset({"below", "cooling"})
+_SHORT: Final = frozenset({"short", "urgent"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,7 @@ class Verdict:
 
 
 def judged(report: Report) -> Verdict:
-    """Whether all is well: the engine ready, every rank heard of just now, the policy below high water."""
+    """Whether all is well: the engine ready, every rank heard of just now, memory not short, every rule at work."""
     state, policy = report.engine.state, report.policy
     worries = []
     if state != "ready":
@@ -37,13 +45,21 @@ def judged(report: Report) -> Verdict:
     if report.ranks_expected is not None and report.ranks_reported < report.ranks_expected:
         worries.append(f"{report.ranks_expected - report.ranks_reported} of {report.ranks_expected} ranks are missing")
     if policy is not None:
-        worries += [f"rule {rule.name} is {rule.phase}" for rule in policy.rules if rule.phase not in _CALM]
-        worries += [f"rule {rule.name} would fire for ever" for rule in policy.rules if rule.problem]
-        if policy.budget is not None and policy.budget.used_up:
-            worries.append("the policy has used up its actions of this hour")
+        worries += [worry for rule in policy.rules if (worry := _worry(rule, report)) is not None]
     if not worries:
         return Verdict(OK)
     return Verdict(CRITICAL if state in _DEAD else ATTENTION, tuple(worries))
+
+
+def _worry(rule: RuleStatus, report: Report) -> str | None:
+    """Why somebody should look after the rule; ``None`` where nobody need."""
+    why = f": {rule.reason}" if rule.reason else ""
+    if rule.phase in _SHORT or rule.phase == "acting":
+        return f"rule {rule.name} is {rule.phase}{why}"
+    # A rest after a relief that fell short of low water is a worry only where memory is short all the same.
+    if rule.phase == "resting" and report.policy is not None and report.policy.level in _SHORT:
+        return f"rule {rule.name} is resting{why}"
+    return f"rule {rule.name} cannot act{why}" if is_dormant(rule, report) else None
 
 
 def is_relief(event: Event) -> bool:
@@ -67,20 +83,19 @@ def status_lines(report: Report, verdict: Verdict, last_reset: Event | None, *, 
     """The screen, without its end of line."""
     engine = report.engine
     count = f"{report.ranks_reported} rank{'' if report.ranks_reported == 1 else 's'}"
-    ready = f"the engine is ready, {count}, policy {report.policy.state if report.policy else UNKNOWN}"
+    ready = f"the engine is ready, {count}, policy {report.policy.level if report.policy else UNKNOWN}"
     rows = {
         "engine": f"vLLM {engine.version or '(version unknown)'} {engine.model or ''} at {engine.url}: {engine.state}",
         "hint": engine.hint,
         "ranks": _ranks(report),
         "movement": report.movement.summary if report.movement is not None else None,
         **_memory(report),
-        "policy": _policy(report),
+        **_policy(report),
         "last reset": _last_reset(last_reset, now),
     }
     return [
         f"{WORDS[verdict.code]}: {'; '.join(verdict.reasons) or ready}",
         *(f"{name:<13} {text}" for name, text in rows.items() if text),
-        *_problems(report),
     ]
 
 
@@ -98,7 +113,9 @@ def _memory(report: Report) -> Mapping[str, str | None]:
     for rank in fullest(report.ranks)[:1]:
         what = f"rank {rank.rank if rank.rank is not None else '?'} {device_title(rank.device)}"
         used = f"{size_text(rank.used_bytes)} of {size_text(rank.total_bytes)} used ({share_text(rank.used_ratio)})"
-        rows["fullest"] = f"{what}: {used}, headroom {size_text(rank.budget.headroom_bytes)}"
+        pressure = pressure_of(report, rank)
+        water = "" if pressure is None else f" (high water {size_text(pressure.high_free_bytes)})"
+        rows["fullest"] = f"{what}: {used}, {size_text(rank.free_bytes)} free{water}"
         parts = ((component_title(name), getattr(rank.components, name)) for name in COMPONENTS)
         rows["components"] = ", ".join(f"{name} {size_text(size)}" for name, size in parts if size)
     cache, growth, engine = report.encoder_cache, report.growth, report.engine
@@ -109,9 +126,10 @@ def _memory(report: Report) -> Mapping[str, str | None]:
         )
     if growth.since_ready_bytes is not None:
         pace = "" if growth.bytes_per_second is None else f", {size_text(growth.bytes_per_second, signed=True)}/s"
-        left = seconds_to_full(report)
-        full = "" if left is None else f", full in {span_text(left)} at this pace"
-        rows["growth"] = f"{size_text(growth.since_ready_bytes, signed=True)} since ready{pace}{full}"
+        ends = {"high water": seconds_to_high_water(report), "full": seconds_to_full(report)}
+        left = "".join(f", {what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
+        left += " at this pace" if left else ""
+        rows["growth"] = f"{size_text(growth.since_ready_bytes, signed=True)} since ready{pace}{left}"
     if engine.requests_running is not None:
         rows["requests"] = (
             f"{engine.requests_running} running, {engine.requests_waiting or 0} waiting, "
@@ -120,20 +138,19 @@ def _memory(report: Report) -> Mapping[str, str | None]:
     return rows
 
 
-def _policy(report: Report) -> str | None:
-    if report.policy is None:
-        return None
-    rules = ", ".join(
-        f"{rule.name} {signal_text(rule.signal, rule.value)} (acts at {signal_text(rule.signal, rule.high_water)})"
-        for rule in report.policy.rules
-    )
-    return f"{report.policy.state} (mode {report.policy.mode}); {rules or 'no rules'}"
-
-
-def _problems(report: Report) -> Iterator[str]:
-    for rule in report.policy.rules if report.policy is not None else ():
-        if rule.problem:
-            yield f"{'problem':<13} {rule.problem}"
+def _policy(report: Report) -> Mapping[str, str | None]:
+    policy = report.policy
+    if policy is None:
+        return {}
+    rows: dict[str, str | None] = {"policy": f"{policy.level} (mode {policy.mode}); {policy.summary}"}
+    for rule in policy.rules:
+        waters = waters_text(rule.signal, rule.high_water, rule.low_water)
+        shown = f"{rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
+        why = f"; {rule.reason}" if rule.reason and rule.reason not in policy.summary else ""
+        gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short_ranks(rule)).items())
+        could = f"; could give there: {gains}" if gains else ""
+        rows[f"rule {rule.name}"] = f"{rule.phase}, {shown}{why}{could}"
+    return rows
 
 
 def _last_reset(event: Event | None, now: float) -> str:

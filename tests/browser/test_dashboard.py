@@ -11,16 +11,22 @@ from axe_playwright_python.async_playwright import Axe
 from app.attribution import COMPONENTS
 from app.demo.process import free_port
 from app.demo.sidecar import DemoSidecar
+from app.policy_settings import PolicySettings, RuleSettings
 from tests.browser.conftest import ELSEWHERE, beside
 from tests.browser.measure import RING, an_hour_of_eight, flood, heap_bytes, times_to_paint
 from tests.browser.sample import Story, an_hour
-from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, USED_AFTER, FakeEngine
+from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, MIB, TOTAL, USED_AFTER, FakeEngine
 from tests.http.conftest import serving
 from tests.http.test_control_plane import TOKEN
 
 GIB = 1024**3
 HOSTILE = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>&amp;"
 UNKNOWN, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+WATERS = """async key => {
+  const { inspect } = await import("./dashboard/main.js");
+  const { waters } = inspect.plots.stacks.get(key).chart.view;
+  return Object.fromEntries(waters.filter((one) => !one.solid).map((one) => [one.variable, one.value]));
+}"""
 RANK_CELLS = ("used_bytes", "free_bytes", "total_bytes")
 
 
@@ -382,6 +388,97 @@ async def test_it_finds_a_restarted_sidecar_again(visit, tmp_path):
             await asyncio.to_thread(first.stop)
 
 
+# --- the policy ---
+
+
+async def test_a_shortage_is_told_with_what_is_missing_where(visit):
+    """Above all else, rank by rank, with what could be given back; and in the tile and the panel of the policy."""
+    async with beside(policy=PolicySettings(mode="observe")) as here:
+        page = await visit(here.port)
+        assert await page.locator("[data-notice=shortage]").count() == 0
+        await shown(page, "[data-tile=policy]", "calm")
+        here.fake.workers[1].cached = 0
+        here.fake.workers[1].non_torch += CACHED + 3200 * MIB
+        await here.sidecar.poll()
+        (rule,) = (await here.memory())["policy"]["rules"]
+        assert rule["ranks"][1]["short_bytes"] > 0
+        missing = f"{rule['ranks'][1]['short_bytes'] / GIB:.2f} GiB missing"
+        await shown(page, "[data-notice=shortage]", "Memory is short")
+        await shown(page, "[data-notice=shortage] li", missing)
+        assert await page.locator("[data-notice=shortage] li").count() == 1
+        await shown(page, "[data-tile=headroom]", missing)
+        await shown(page, "[data-tile=policy]", "short by")
+        await shown(page, "#policy .pill[data-level=warn]", "short")
+        cells = page.locator("#policy tbody tr").filter(has=page.get_by_role("rowheader", name="rank 1")).locator("td")
+        assert f"{rule['ranks'][1]['short_bytes'] / GIB:.2f}" in await cells.all_inner_texts()
+
+
+async def test_a_figure_that_moves_is_no_new_notice(visit):
+    """Whoever listens hears of the shortage once; the number is that of the last reading."""
+    async with beside(policy=PolicySettings(mode="observe")) as here:
+        here.fake.serve_images(IMAGES)
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        notice = page.locator("[data-notice=shortage]")
+        await notice.evaluate("element => { window.announced = element }")
+        before = await notice.inner_text()
+        here.fake.workers[0].non_torch += 40 * MIB
+        await here.sidecar.poll()
+        await page.wait_for_function("before => window.announced.innerText !== before", arg=before)
+        assert await page.evaluate("window.announced.isConnected")
+        assert await notice.locator("p").get_attribute("aria-live") == "off"
+
+
+async def test_each_ranks_waters_are_lines_in_its_own_chart(visit):
+    """Where the engine's plan leaves it another slack; the legend names only what is the same everywhere."""
+
+    def holds_more_at_rest(fake: FakeEngine) -> None:
+        fake.workers[1].cached, fake.workers[1].non_torch = 0, 6000 * MIB
+
+    async with beside(holds_more_at_rest, policy=PolicySettings()) as here:
+        page = await visit(here.port)
+        await page.locator("#rank-charts").scroll_into_view_if_needed()
+        ranks = (await here.memory())["policy"]["rules"][0]["ranks"]
+        assert ranks[0]["high_free_bytes"] != ranks[1]["high_free_bytes"]
+        for rank in ranks:
+            drawn = await page.evaluate(WATERS, f"0:{rank['rank']}")
+            lines = {"--high": rank["high_free_bytes"], "--low": rank["low_free_bytes"]}
+            assert drawn == {name: pytest.approx((TOTAL - free) / GIB) for name, free in lines.items()}
+        await shown(page, "#legend", "high water, each rank its own")
+        described = await page.get_by_role("img").filter(has=page.locator("canvas")).first.get_attribute("aria-label")
+        assert f"High water {ranks[0]['high_free_bytes'] / GIB:.2f} GiB free" in described
+
+
+async def test_a_rule_that_cannot_act_is_told_with_the_reason(visit):
+    """Its waters cannot be reached: nothing that it could do would ever be enough."""
+    tight = RuleSettings(name="tight", signal="device_used_ratio", high_water=0.5, low_water=0.4)
+    async with beside(policy=PolicySettings(rules=(tight,))) as here:
+        page = await visit(here.port)
+        await shown(page, "[data-notice=rule]", "Rule tight cannot act")
+        await shown(page, "[data-notice=rule]", "cannot be reached")
+        await shown(page, "[data-tile=policy]", "a rule cannot act")
+
+
+async def test_whatever_the_policy_says_is_text(visit):
+    """Reasons carry names of engines, hosts and libraries."""
+    async with beside(policy=PolicySettings(mode="observe")) as here:
+        here.fake.serve_images(IMAGES)
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        told = await here.memory()
+        policy = told["policy"] | {"summary": HOSTILE}
+        (rule,) = policy["rules"]
+        rule |= {"name": HOSTILE, "signal": HOSTILE, "reason": HOSTILE}
+        rule["ranks"][0] |= {"note": HOSTILE}
+        rule["remedies"][0] |= {"name": HOSTILE, "unavailable": HOSTILE, "last_reason": HOSTILE}
+        take = "async report => (await import('./dashboard/main.js')).inspect.takeReport(report)"
+        await page.evaluate(take, told | {"policy": policy})
+        await shown(page, "[data-notice=shortage] p", HOSTILE)
+        await shown(page, "#policy td", HOSTILE)
+        assert await page.evaluate("window.pwned") is None
+        assert await page.locator("img, main script").count() == 0
+
+
 # --- for everyone ---
 
 
@@ -389,12 +486,13 @@ async def test_it_finds_a_restarted_sidecar_again(visit, tmp_path):
 @pytest.mark.parametrize("width", [390, 1440])
 async def test_nothing_is_in_anyones_way(visit, scheme, width):
     """Axe finds nothing, with a dialog or without; and nothing is wider than a phone."""
-    async with beside(admin_token=TOKEN) as here:
+    async with beside(admin_token=TOKEN, policy=PolicySettings(mode="observe")) as here:
         an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake))
-        here.fake.workers[1].non_torch += GIB
+        here.fake.workers[1].non_torch += 2 * GIB  # so that a notice and the policy's tables are there
         await here.sidecar.poll()
         page = await visit(here.port, color_scheme=scheme, viewport={"width": width, "height": 900})
         await page.locator("#resets tbody tr").first.wait_for()
+        await page.locator("[data-notice=shortage] li").first.wait_for()
         await page.get_by_text("As a table").first.click()
         assert await page.evaluate("document.documentElement.scrollWidth") <= width
         assert violations(await Axe().run(page)) == []

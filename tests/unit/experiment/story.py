@@ -135,7 +135,14 @@ def story() -> Experiment:
             Happened(at=end, kind="mark", summary="mark 'bench of the 32B model: load ended' at 123,096.0 MiB used"),
         ),
         policy_mode="observe",
-        rules=(PolicyRule(name="device", signal="device_used_ratio", high_water=0.93, remedies=("release",)),),
+        rules=(
+            PolicyRule(
+                name="device",
+                signal="device_free_bytes",
+                remedies=("release",),
+                high_free={(0, rank): 1560 * MIB for rank in (0, 1)},
+            ),
+        ),
         settings={"--gpu-memory-utilization": "0.9", "--max-num-batched-tokens": "16384"},
         recorded=True,
         version="0.1.0",

@@ -200,8 +200,18 @@ def test_allocator_trouble_counts_what_came_under_the_load():
 def test_a_policy_that_only_observes_is_told_what_it_let_pass():
     """Mode act would have done something."""
     finding = rules.over_high_water(story())
-    assert "(99.1%) passed high water (93.0%)" in finding.title
+    assert "rank 0 had 572 MiB free at the peak, less than high water (1.52 GiB)" in finding.title
+    assert "would have run release," in finding.text
     assert rules.over_high_water(replace(story(), policy_mode="act")) is None
+
+
+def test_each_rank_is_held_against_its_own_high_water():
+    """What leaves enough free on one device may be too little on another."""
+    (rule,) = story().rules
+    second = replace(rule, high_free={(0, 1): 1000 * MIB})
+    assert rules.over_high_water(replace(story(), rules=(second,))).title.startswith("rank 1 had")
+    assert rules.over_high_water(replace(story(), rules=(replace(rule, high_free={(0, 0): 500 * MIB}),))) is None
+    assert rules.over_high_water(replace(story(), rules=(replace(rule, high_free={}),))) is None
 
 
 def test_what_the_policy_did_is_part_of_the_figures():
@@ -217,10 +227,10 @@ def test_what_the_policy_did_is_part_of_the_figures():
 def test_a_remedy_that_answers_well_and_frees_nothing_is_named():
     """200 says nothing of memory."""
     step = RemedyStep(remedy="reset_mm_cache", outcome="done", freed_bytes=0, frees="images", spares="device memory")
-    finding = rules.futile_remedies(replace(story(), steps=(step,)))
+    finding = rules.ineffective_remedies(replace(story(), steps=(step,)))
     assert finding.title == "reset_mm_cache was done and freed nothing on the device"
     assert "frees images, and not device memory" in finding.text
-    assert rules.futile_remedies(story()) is None
+    assert rules.ineffective_remedies(story()) is None
 
 
 def test_a_refused_remedy_is_told_with_its_reason():

@@ -12,10 +12,11 @@ from app.experiment import series as kept
 from app.experiment.command_line import masked, shown_command
 from app.experiment.files import NoReport, ReportFiles
 from app.experiment.load import NotStarted, find, shell_code
-from app.experiment.readings import points_of, report_of, settings_of, snapshot_of, step_of
+from app.experiment.readings import points_of, report_of, rules_of, settings_of, snapshot_of, step_of
 from app.experiment.series import Series, peaks, usual_gap
 from tests.fakes.engine import IMAGES, USED_READY, FakeEngine
 from tests.unit.experiment.story import MIB, START, moment, point
+from tests.unit.terminal.reports import HIGH, as_json, policy
 
 NOW = 1_763_660_000.0
 
@@ -30,9 +31,19 @@ def test_readings_are_validated_where_they_enter():
         (points_of, [{"rank": 0}]),
         (step_of, {}),
         (step_of, {"outcome": 1}),
+        (rules_of, {"mode": "act", "rules": []}),
+        (rules_of, {"mode": "act", "rules": [{"name": "device"}], "status": as_json(policy())}),
     ):
         with pytest.raises(SidecarUnreachable, match="is not what a sidecar of this version answers"):
             ask(answer)
+
+
+def test_a_rule_is_known_with_where_it_acts_on_each_rank():
+    """The default rule has no waters of its own: they follow from the engine's plan."""
+    rule = {"name": "device", "signal": "device_free_bytes", "high_water": None, "remedies": ["release"]}
+    mode, (known,) = rules_of({"mode": "observe", "rules": [rule], "status": as_json(policy())})
+    assert (mode, known.high_water, known.remedies) == ("observe", None, ("release",))
+    assert known.high_free == {(0, 0): HIGH, (0, 1): HIGH}
 
 
 def test_the_fullest_ranks_encoder_cache_is_told():

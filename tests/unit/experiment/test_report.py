@@ -14,7 +14,7 @@ from app.experiment.markdown import markdown
 from app.experiment.page import CONTENT_SECURITY_POLICY, page
 from app.experiment.report import document
 from app.experiment.timeline import timelines, used_line
-from tests.unit.experiment.story import START, point, story
+from tests.unit.experiment.story import MIB, START, point, story
 
 NASTY = "</style><script>alert(1)</script><img src=x onerror=y> | `code` ``` **bold** [a](http://x) @octocat #1"
 
@@ -96,6 +96,23 @@ def test_both_forms_say_the_same():
     numbers = set(re.findall(r"\d[\d,]*\.\d", shown))
     assert numbers
     assert {number for number in numbers if number not in text} == set()
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, "device_free_bytes under 1,560.0 MiB: release"),
+        ({"high_free": {(0, 0): MIB, (0, 1): 2 * MIB}}, "device_free_bytes under 1.0 or 2.0 MiB: release"),
+        ({"high_free": {}}, "device_free_bytes by the engine's plan: release"),
+        ({"signal": "device_used_ratio", "high_water": 0.93}, "device_used_ratio >= 0.93: release"),
+        ({"high_water": 2.0 * 1024 * MIB}, "device_free_bytes <= 2,048.0 MiB: release"),
+    ],
+)
+def test_a_rule_is_told_with_where_it_acts(changed, told):
+    """At a value, or with less free than the engine's plan leaves each rank."""
+    e = story()
+    _, text = both(replace(e, rules=(replace(e.rules[0], **changed),)))
+    assert told in text
 
 
 def test_the_page_needs_nothing_and_runs_nothing():

@@ -9,19 +9,20 @@ from pydantic import TypeAdapter
 
 from app.capabilities import Capabilities
 from app.readings import (
-    ActionBudget,
     Components,
     EncoderCacheTotals,
     EngineStatus,
     Event,
     Growth,
     PolicyStatus,
+    RankPressure,
     RankReading,
     RemedyResult,
+    RemedyState,
     Report,
     RuleStatus,
 )
-from tests.fakes.engine import FakeEngine
+from tests.fakes.engine import MIB, FakeEngine
 
 NOW = 1_763_660_000.0
 CAPABILITIES = Capabilities(
@@ -33,8 +34,34 @@ CAPABILITIES = Capabilities(
     reset_encoder_cache=True,
     data_parallel=1,
 ).public()
+HIGH, LOW = 1560 * MIB, 3120 * MIB
+FREE = 4654 * MIB
+
+
+def pressure(rank: int = 0, **changed: Any) -> RankPressure:
+    """A rank of the story's machine, as the default rule sees it; with nothing missing unless a test says so."""
+    made = RankPressure(
+        rank=rank,
+        dp_rank=0,
+        free_bytes=FREE,
+        high_free_bytes=HIGH,
+        low_free_bytes=LOW,
+        short_bytes=0,
+        can_release_bytes=282 * MIB,
+        can_trim_bytes=0,
+    )
+    return replace(made, **changed)
+
+
 DEVICE = RuleStatus(
-    name="device", signal="device_used_ratio", high_water=0.93, low_water=0.9, phase="below", value=0.925
+    name="device",
+    signal="device_free_bytes",
+    phase="calm",
+    value=FREE,
+    high_water=HIGH,
+    low_water=LOW,
+    ranks=(pressure(0), pressure(1)),
+    remedies=tuple(RemedyState(name=name) for name in ("release", "trim_encoder_cache", "reset_encoder_cache")),
 )
 
 
@@ -75,10 +102,30 @@ def report(**changed: Any) -> Report:
 
 
 def policy(*rules: RuleStatus, **changed: Any) -> PolicyStatus:
-    """A policy that acts, below high water."""
-    budget = ActionBudget(max_actions_per_hour=60, started_last_hour=1, used_up=False)
-    made = PolicyStatus(state="below", mode="act", rules=rules or (DEVICE,), budget=budget)
+    """A policy that acts, with all calm."""
+    calm = "rank 0 has 4,654 MiB free, the least of all for its size; below 1,560 MiB memory is given back"
+    made = PolicyStatus(mode="act", level="calm", summary=calm, rules=rules or (DEVICE,), actions_last_hour=1)
     return replace(made, **changed)
+
+
+def short_policy(phase: str = "short", *, can_release: int = 0, can_trim: int = 0, **changed: Any) -> PolicyStatus:
+    """The same with rank 1 short by 620 MiB; nothing can be given back unless a test says so."""
+    free = LOW - 620 * MIB if phase == "resting" else HIGH - 100 * MIB
+    one = pressure(1, free_bytes=free, short_bytes=620 * MIB, can_release_bytes=can_release, can_trim_bytes=can_trim)
+    reason = "short by 620 MiB on rank 1" + ("" if can_release or can_trim else "; nothing here to give back")
+    rule = replace(DEVICE, phase=phase, value=free, reason=reason, ranks=(pressure(0), one))
+    return policy(rule, **{"level": "urgent" if phase == "urgent" else "short", "summary": reason, **changed})
+
+
+HELD = replace(
+    DEVICE,
+    signal="device_used_ratio",
+    phase="held",
+    value=None,
+    high_water=0.5,
+    low_water=0.4,
+    reason="device.low_water: 0.4 of device_used_ratio cannot be reached: rank 0 uses 0.81 at rest",
+)
 
 
 def event(summary: str = "reset_encoder_cache done", *, id_: int = 1, at: float = NOW, kind: str = "reset") -> Event:

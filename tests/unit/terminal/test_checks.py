@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from app.readings import ActionBudget, MissingRank, Movement, Note
+from app.readings import MissingRank, Movement, Note, RemedyState
 from app.settings import keys, variable
 from app.terminal import checks
 from app.terminal.check import check_json, check_text
 from app.terminal.checks import CHECKS, Facts, checked, exit_code
-from tests.unit.terminal.reports import CAPABILITIES, DEVICE, NOW, event, policy, ranks, report
+from tests.unit.terminal.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
 
 MOVING = Movement(verdict="moving", since_seconds=1.0, ranks=(), summary="steps begin and end")
 INCIDENT = {"id": "20261121T143233Z-died", "at": NOW - 100, "last_at": None, "summary": "the engine died"}
@@ -40,6 +40,12 @@ def facts(url="http://127.0.0.1:8001", **changed) -> Facts:
     return Facts(url=url, now=NOW, report=told, **own | given)
 
 
+ODD = replace(DEVICE, ranks=(pressure(0), pressure(1, note="asleep: weights")))
+NO_REMEDY = replace(DEVICE, remedies=(RemedyState(name="release", unavailable="not loaded"),))
+ONE_LESS = replace(
+    DEVICE,
+    remedies=(RemedyState(name="release"), RemedyState(name="reset_encoder_cache", unavailable="before vLLM 0.16")),
+)
 GONE = {"state": "starting", "version": None, "capabilities": {}, "hint": "is vLLM running there?", "ranks": (),
         "taken_at": None, "age_seconds": None, "stale": True, "movement": None, "ranks_expected": None,
         "ranks_reported": 0}  # fmt: skip
@@ -93,16 +99,15 @@ def test_all_is_as_it_should_be():
         ("recorder", {"movement": None}, "warn", "a hang cannot be told", "HIGHWATER_RECORDER_DIR"),
         ("recorder", {"movement": replace(MOVING, verdict="stuck", summary="1 step")}, "fail", "1 step", None),
         ("thresholds", {"rules": replace(policy(), rules=())}, "warn", "no rules", "policy.md"),
-        ("thresholds", {"rules": policy(replace(DEVICE, problem="for ever"))}, "fail", "for ever", "PUT /policy"),
-        ("thresholds", {"rules": policy(replace(DEVICE, value=None))}, "warn", "device", "PUT /policy"),
+        ("thresholds", {"rules": policy(HELD)}, "fail", "cannot be reached", "PUT /policy"),
+        ("thresholds", {"rules": policy(), "stale": True}, "skip", "cannot be told", None),
+        ("thresholds", {"rules": policy(HELD), "state": "sleeping"}, "ok", "acts at", None),
+        ("thresholds", {"rules": policy(ODD)}, "warn", "rank 1: asleep: weights", "policy.md"),
+        ("thresholds", {}, "ok", "device acts below 1.52 GiB, stops at 3.05 GiB", None),
         ("mode", {"rules": policy(mode="observe")}, "warn", "only observes", "HIGHWATER_POLICY__MODE=act"),
-        (
-            "mode",
-            {"rules": policy(budget=ActionBudget(max_actions_per_hour=0, started_last_hour=0, used_up=True))},
-            "warn",
-            "may do nothing",
-            "PUT /policy",
-        ),
+        ("mode", {"rules": policy(NO_REMEDY)}, "warn", "can only observe here: release: not loaded", "relief.md"),
+        ("mode", {"rules": policy(ONE_LESS)}, "ok", "not by itself here: reset_encoder_cache: before vLLM 0.16", None),
+        ("mode", {}, "ok", "acts; 1 action in the last hour", None),
         ("state_file", {"policy": {"source": "put", "kept": False}}, "warn", "ends with", "HIGHWATER_STATE_FILE"),
         ("state_file", {"policy": {"source": "put", "kept": True, "kept_in": "/s"}}, "ok", "/s", None),
         ("state_file", {"events": [event("/s is /s.corrupt-1", kind="recovery")]}, "warn", "corrupt", "policy.md"),

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from app.readings import Growth, MissingRank, Movement, RuleStatus
+from app.readings import Growth, MissingRank, Movement
 from app.terminal.answers import report_of
 from app.terminal.bars import ASCII, Pen
 from app.terminal.drawing import Drawing
 from app.terminal.view import View
-from tests.unit.terminal.reports import DEVICE, NOW, as_json, event, policy, ranks, report
+from tests.fakes.engine import MIB
+from tests.unit.terminal.reports import DEVICE, HELD, NOW, as_json, event, policy, pressure, ranks, report, short_policy
 
 LETTERS = Pen(ASCII, colour=False)
 
@@ -44,14 +45,15 @@ def test_the_storys_numbers_are_read_at_a_glance():
     for words in (
         "vLLM 0.32.0 Qwen/Qwen3-VL-32B-Instruct",
         "ranks 2 of 2",
-        "high water 93.0 %",
+        "high water 1.52 GiB free",
         "98.6 %  60.11 GiB of  60.96 GiB",
         "encoder cache   3.69 GiB",
         "+3.69 GiB",
         "3 running, 1 waiting, KV cache 41.0 % used",
         "31 entries, 7.39 GiB on devices",
-        "policy: below, acts",
-        "device_used_ratio 92.5 %  acts at 93.0 %, rests at 90.0 %",
+        "policy: calm, acts",
+        "1 action in the last hour",
+        "calm    device: device_free_bytes 4.54 GiB  acts below 1.52 GiB, stops at 3.05 GiB",
         "reset_encoder_cache done, freed 3,782.0 MiB in 0.40 s",
     ):
         assert words in shown, words
@@ -59,7 +61,7 @@ def test_the_storys_numbers_are_read_at_a_glance():
 
 def test_each_rank_has_a_bar_with_its_parts_and_the_mark():
     """In letters where there is no colour."""
-    (bar,) = [line for line in drawn(FULL).splitlines() if line.startswith("1 npu:1")]
+    (bar,) = [line for line in drawn(FULL, 200).splitlines() if line.startswith("1 npu:1")]
     cells = bar.split()[2]
     assert [letter for letter in "WKEOCN|" if letter not in cells] == []
     assert cells.index("W") < cells.index("K") < cells.index("E") < cells.index("N") <= len(cells)
@@ -74,6 +76,11 @@ def test_it_fits_whatever_the_terminal(width, height):
     assert drawn(replace(FULL, report=crowd).without_sidecar("gone " * 40, 100.0), width, height)
 
 
+def test_where_there_is_room_each_rank_tells_what_is_free():
+    """That is what the policy looks at."""
+    assert "60.11 GiB of  60.96 GiB    872 MiB free" in drawn(FULL, 120)
+
+
 def test_sixteen_ranks_on_a_small_terminal_are_the_fullest():
     """How many more there are is said, and the policy's state is still there."""
     crowd = list(ranks(16))
@@ -82,7 +89,7 @@ def test_sixteen_ranks_on_a_small_terminal_are_the_fullest():
     assert "11 npu:11 " in shown
     assert "more, with less in use" in shown
     assert "rank 11 npu:11, the fullest" in shown
-    assert "policy below" in shown
+    assert "policy calm" in shown
 
 
 def test_all_ranks_are_there_where_there_is_room():
@@ -142,18 +149,49 @@ def test_a_rank_of_which_little_is_known_has_a_line():
 def test_growth_tells_when_the_memory_is_full():
     """At the pace of the last minute."""
     shown = drawn(view(minutes=0, growth=Growth(since_ready_bytes=3_965_517_824, bytes_per_second=2e6)))
-    assert "+3.69 GiB since ready, +1.9 MiB/s, full in " in shown
+    assert "+3.69 GiB since ready, +1.9 MiB/s, high water in 54 m 4 s, full in 1 h 21 m" in shown
 
 
-def test_a_rule_that_helps_no_more_says_which_remedies_are_worn_out():
-    """And one that would fire for ever, why."""
-    wrong = RuleStatus(
-        name="tight", signal="device_used_ratio", high_water=0.5, low_water=0.4, phase="futile", value=0.925,
-        problem="rule tight: high_water 0.5 is under the engine's own baseline; it would fire for ever",
-    )  # fmt: skip
-    shown = drawn(view(minutes=0, policy=policy(DEVICE, wrong, state="futile")))
-    assert "futile  tight: device_used_ratio 92.5 %  acts at 50.0 %" in shown
-    assert "it would fire for ever" in shown
+def test_a_shortage_says_what_is_missing_where_and_what_could_be_given_back():
+    """Of the ranks that are short alone, the worst off first."""
+    shown = drawn(view(minutes=0, policy=short_policy(can_release=100 * MIB, can_trim=700 * MIB)))
+    assert "short   device: device_free_bytes 1.43 GiB  acts below 1.52 GiB" in shown
+    assert "! short by 620 MiB on rank 1" in shown
+    assert "rank 1: 1.43 GiB free, 620 MiB missing; could give: release 100 MiB, trim_encoder_cache 700 MiB" in shown
+    assert "rank 0: " not in shown
+    helpless = drawn(view(minutes=0, policy=short_policy("urgent")))
+    assert "! short by 620 MiB on rank 1; nothing here to give back" in helpless
+    assert "620 MiB missing; nothing to give back" in helpless
+
+
+def test_what_the_workers_do_not_tell_is_not_called_nothing():
+    """A worker may not say what could be given back."""
+    told = short_policy()
+    rule = replace(told.rules[0], ranks=(pressure(1, short_bytes=MIB, can_release_bytes=None),))
+    assert "what could be given back is not known" in drawn(view(minutes=0, policy=replace(told, rules=(rule,))))
+
+
+def test_of_many_ranks_that_are_short_the_worst_are_told():
+    """How many more there are is said."""
+    told = short_policy()
+    rule = replace(told.rules[0], ranks=tuple(pressure(number, short_bytes=number * MIB) for number in range(9)))
+    shown = drawn(view(minutes=0, policy=replace(told, rules=(rule,))))
+    assert [f"rank {number}: " in shown for number in (8, 5, 4)] == [True, True, False]
+    assert "and 4 more ranks" in shown
+
+
+def test_a_rule_that_cannot_act_says_why():
+    """By its name, where there are several; one without waters tells none."""
+    bare = replace(HELD, name="bare", high_water=None, low_water=None, ranks=())
+    shown = drawn(view(minutes=0, policy=policy(DEVICE, bare, level="held")))
+    assert "held    bare: device_used_ratio -" in shown
+    assert "! bare: device.low_water: 0.4 of device_used_ratio cannot be reached" in shown
+
+
+def test_ranks_that_act_at_different_fills_tell_the_span():
+    """Each engine's plan leaves what it leaves."""
+    rule = replace(DEVICE, ranks=(pressure(0), pressure(1, high_free_bytes=512 * MIB)))
+    assert "high water 512 MiB to 1.52 GiB free" in drawn(view(minutes=0, policy=policy(rule)))
 
 
 def test_an_engine_that_is_stuck_is_said():
@@ -168,7 +206,9 @@ def test_nothing_that_a_terminal_obeys_is_drawn():
     told = as_json(report(hint=evil))
     told["engine"]["model"] = evil
     told["ranks"][0] |= {"host": evil, "device": {"type": evil, "index": 0, "name": evil}}
-    told["policy"]["rules"][0]["problem"] = evil
+    told["policy"] |= {"summary": evil}
+    told["policy"]["rules"][0] |= {"name": evil, "reason": evil, "phase": "held"}
+    told["policy"]["rules"][0]["ranks"][0] |= {"note": evil}
     shown = drawn(view(minutes=0).with_report(report_of(told), 100.0))
     assert all(letter.isprintable() or letter == "\n" for letter in shown)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.policy import RATIO_SIGNALS, SIGNAL_REMEDIES
-from app.terminal.sizes import share_text, signal_text, size_given, size_text, span_text
+from app.terminal.sizes import share_text, signal_text, size_given, size_text, span_text, waters_text
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -55,6 +55,13 @@ def test_a_share_is_in_percent():
 def test_a_signal_is_told_in_its_unit(signal):
     """Ratios in percent, all others as sizes."""
     assert signal_text(signal, 0.5).endswith("%") == (signal in RATIO_SIGNALS)
+
+
+def test_waters_are_told_in_the_direction_in_which_the_signal_is_worse():
+    """Less free memory is worse; what is not known yet is left out."""
+    assert waters_text("device_free_bytes", GIB, 2 * GIB) == "acts below 1.00 GiB, stops at 2.00 GiB"
+    assert waters_text("device_used_ratio", 0.9, 0.8) == "acts at 90.0 %, stops at 80.0 %"
+    assert waters_text("device_free_bytes", None, None) == ""
 
 
 @pytest.mark.parametrize(("text", "size"), [("1GiB", GIB), ("512 MiB", 512 * MIB), ("1.5GB", 1_500_000_000), ("7", 7)])

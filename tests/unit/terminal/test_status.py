@@ -7,34 +7,49 @@ from dataclasses import replace
 
 import pytest
 
-from app.readings import ActionBudget, Movement, RemedyResult
+from app.readings import Movement, RemedyResult
 from app.terminal.status import ATTENTION, CRITICAL, OK, is_relief, judged, since_text, status_json, status_lines
-from tests.unit.terminal.reports import DEVICE, NOW, as_json, event, policy, report
+from tests.fakes.engine import MIB
+from tests.unit.terminal.reports import DEVICE, HELD, NOW, as_json, event, policy, report, short_policy
 
-
-def rule(phase, **changed):
-    return policy(replace(DEVICE, phase=phase, **changed), state=phase)
+SLEEPING = "the engine is sleeping"
+RESTING = policy(replace(DEVICE, phase="resting", reason="the last relief did not reach low water, so it rests"))
 
 
 @pytest.mark.parametrize(
     ("changed", "code", "reason"),
     [
         ({}, OK, None),
-        ({"policy": rule("cooling")}, OK, None),
+        ({"policy": RESTING}, OK, None),
+        ({"policy": policy(level="unknown"), "stale": True}, ATTENTION, "the readings are stale"),
+        ({"policy": policy(replace(HELD, reason="the engine is sleeping")), "state": "sleeping"}, ATTENTION, SLEEPING),
         ({"policy": None}, OK, None),
         ({"ranks_expected": None}, OK, None),
         ({"state": "paused"}, ATTENTION, "the engine is paused"),
         ({"state": "starting", "taken_at": None, "stale": True}, ATTENTION, "no worker was read yet"),
         ({"stale": True}, ATTENTION, "the readings are stale"),
         ({"ranks_expected": 3}, ATTENTION, "1 of 3 ranks are missing"),
-        ({"policy": rule("above")}, ATTENTION, "rule device is above"),
-        ({"policy": rule("futile")}, ATTENTION, "rule device is futile"),
-        ({"policy": rule("below", problem="it would")}, ATTENTION, "rule device would fire for ever"),
         (
-            {"policy": policy(budget=ActionBudget(max_actions_per_hour=1, started_last_hour=1, used_up=True))},
+            {"policy": short_policy()},
             ATTENTION,
-            "the policy has used up its actions of this hour",
+            "rule device is short: short by 620 MiB on rank 1; nothing here to give back",
         ),
+        (
+            {"policy": short_policy("urgent", can_release=MIB)},
+            ATTENTION,
+            "rule device is urgent: short by 620 MiB on rank 1",
+        ),
+        (
+            {"policy": short_policy("acting", can_release=MIB)},
+            ATTENTION,
+            "rule device is acting: short by 620 MiB on rank 1",
+        ),
+        (
+            {"policy": short_policy("resting", can_release=MIB)},
+            ATTENTION,
+            "rule device is resting: short by 620 MiB on rank 1",
+        ),
+        ({"policy": policy(HELD, level="held")}, ATTENTION, f"rule device cannot act: {HELD.reason}"),
         ({"state": "gone"}, CRITICAL, "the engine is gone"),
         ({"state": "stuck"}, CRITICAL, "the engine is stuck"),
         ({"state": "not_answering"}, CRITICAL, "the engine is not answering"),
@@ -46,6 +61,7 @@ def test_what_is_made_of_a_report(changed, code, reason):
     verdict = judged(report(**changed))
     assert verdict.code == code
     assert (reason in verdict.reasons) if reason else verdict.reasons == ()
+    assert len(verdict.reasons) <= 1 or changed.get("state") == "starting"
 
 
 def test_one_screen_has_it_all():
@@ -53,14 +69,15 @@ def test_one_screen_has_it_all():
     last = replace(event("release done, freed 282.0 MiB in 0.34 s", at=NOW - 240), rule="device")
     told = report(movement=Movement(verdict="moving", since_seconds=1.0, ranks=(), summary="steps begin and end"))
     lines = status_lines(told, judged(told), last, now=NOW)
-    assert lines[0] == "OK: the engine is ready, 2 ranks, policy below"
+    assert lines[0] == "OK: the engine is ready, 2 ranks, policy calm"
     assert [line.split("  ")[0] for line in lines[1:]] == [
         "engine", "ranks", "movement", "fullest", "components", "encoder cache 31 entries, 7.39 GiB on devices, 0 B on "
-        "the host", "growth", "requests", "policy", "last reset",
+        "the host", "growth", "requests", "policy", "rule device", "last reset",
     ]  # fmt: skip
     screen = "\n".join(lines)
-    assert "rank 0 npu:0: 56.41 GiB of 60.96 GiB used (92.5 %), headroom 4.54 GiB" in screen
-    assert "below (mode act); device 92.5 % (acts at 93.0 %)" in screen
+    assert "rank 0 npu:0: 56.41 GiB of 60.96 GiB used (92.5 %), 4.54 GiB free (high water 1.52 GiB)" in screen
+    assert "calm (mode act); rank 0 has 4,654 MiB free" in screen
+    assert "calm, device_free_bytes 4.54 GiB (acts below 1.52 GiB, stops at 3.05 GiB)" in screen
     assert "4 m ago by rule device: release done" in screen
     assert len(lines) <= 24
 
@@ -76,10 +93,25 @@ def test_a_screen_without_anything_to_tell():
     assert "None" not in screen
 
 
-def test_a_rule_that_would_fire_for_ever_is_explained():
-    """On a line of its own."""
-    told = report(policy=rule("above", problem="Raise it, or lower --gpu-memory-utilization"))
-    assert status_lines(told, judged(told), None, now=NOW)[-1].endswith("lower --gpu-memory-utilization")
+def test_a_shortage_is_told_with_what_could_be_given_back_there():
+    """Or that nothing can be; the sentence stands once."""
+    lines = _screen(short_policy(can_release=100 * MIB, can_trim=700 * MIB))
+    assert lines[0].startswith("ATTENTION: rule device is short: short by 620 MiB on rank 1")
+    (rule,) = (line for line in lines if line.startswith("rule device"))
+    assert rule.endswith("stops at 3.05 GiB); could give there: release 100 MiB, trim_encoder_cache 700 MiB")
+    helpless = _screen(short_policy())
+    assert sum("nothing here to give back" in line for line in helpless[1:]) == 1
+
+
+def test_a_rule_that_is_held_says_why():
+    """Also beside one that is calm, of which the summary tells."""
+    lines = _screen(policy(DEVICE, replace(HELD, name="own")))
+    assert next(line for line in lines if line.startswith("rule own")).endswith(f"; {HELD.reason}")
+
+
+def _screen(told):
+    made = report(policy=told)
+    return status_lines(made, judged(made), None, now=NOW)
 
 
 def test_only_what_gives_back_is_a_reset():
