@@ -66,7 +66,7 @@ class BlackBox:
         flight: The flight recorders, if there are any.
         baseline: The first readings of this life of the engine.
         policy: The policy as it stands.
-        step_seconds_most: Where no recorder tells, an engine that is unresponsive for less may be in one long step.
+        max_step_seconds: Where no recorder tells, an engine that is unresponsive for less may be in one long step.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class BlackBox:
         flight: Flight | None,
         baseline: Callable[[], tuple[RankReading, ...]],
         policy: Callable[[], PolicyStatus],
-        step_seconds_most: float,
+        max_step_seconds: float,
     ) -> None:
         self._incidents = incidents
         self._history = history
         self._flight = flight
         self._baseline = baseline
         self._policy = policy
-        self._step_seconds_most = step_seconds_most
+        self._max_step_seconds = max_step_seconds
         self._unresponsive_since: float | None = None
         self.hangs = False
         self._state: EngineState = "starting"
@@ -147,7 +147,7 @@ class BlackBox:
         if self._unresponsive_since is None:
             self._unresponsive_since = now
         is_told_by_recorders = life is not None and bool(life.records)
-        hung, self.hangs = self.hangs, is_told_by_recorders or now - self._unresponsive_since >= self._step_seconds_most
+        hung, self.hangs = self.hangs, is_told_by_recorders or now - self._unresponsive_since >= self._max_step_seconds
         return self.hangs and not hung
 
     def _more_ooms(self, report: Report) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@
     │   └── SidecarRefused       it answered with an error; carries the status and what it said
     └── RequestError             an operator's request that cannot be served; carries the HTTP status
         ├── UnknownName          a remedy, rule, mark or value that does not exist (422)
+        ├── UnreachableWater     a rule's water that the engine cannot reach at rest (422)
         ├── Refused              would be unsafe or cannot help (409)
         ├── NotAvailable         the engine cannot do it now (503)
         ├── NotOffered           this engine's devices have nothing of the kind (501)
@@ -139,6 +140,13 @@ class UnknownName(RequestError):
     def __init__(self, key: str, value: object, allowed: Iterable[str]) -> None:
         choices = ", ".join(allowed) or "none yet"
         super().__init__(f"{key}: {value!r} is not known; allowed: {choices}")
+
+
+class UnreachableWater(RequestError):
+    """A rule's high or low water lies where the engine is at rest, or beyond: it would act for ever."""
+
+    status = 422
+    code = "unreachable_water"
 
 
 class Refused(RequestError):

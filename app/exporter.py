@@ -6,7 +6,7 @@ engine's numbers do not look alive. The golden file ``tests/unit/golden/metrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -16,14 +16,34 @@ from prometheus_client.registry import Collector
 
 from app import __version__
 from app.attribution import COMPONENTS, device_total, host_ratio, used_total
-from app.policy import PolicyMode
-from app.readings import EngineState, PolicyStatus, RankReading, RemedyResult, Report, RulePhase, Trigger
+from app.policy.rules import RATIO_SIGNALS
+from app.readings import (
+    EngineState,
+    PolicyLevel,
+    PolicyMode,
+    PolicyStatus,
+    RankReading,
+    RemedyResult,
+    Report,
+    RulePhase,
+    RuleStatus,
+    Trigger,
+)
 from app.table import device_title, rank_title
 from app.traffic import Connections, Traffic
 
 _RANK_LABELS = ("rank", "device", "host")
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _RESET_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+# What a remedy can free on the device, where its word stands in a component.
+FREED_COMPONENTS: Mapping[str, tuple[str, ...]] = {
+    # On NPU empty_cache drops the operators' workspaces as well, on CPU the heap's free pages: both are non_torch.
+    "release": ("torch_cached_bytes", "non_torch_bytes"),
+    "trim_encoder_cache": ("encoder_cache_bytes",),
+    "reset_encoder_cache": ("encoder_cache_bytes",),
+}
 
 
 def _of_encoder_cache(name: str) -> Callable[[RankReading], float | None]:
@@ -128,8 +148,18 @@ class Exporter:
         self._resets = counter(
             "resets_total", "Remedies run, refused, failed or only observed.", "remedy", "trigger", "outcome"
         )
+        self._actions = counter(
+            "policy_actions_total",
+            "Remedies that the policy ran on a rule's behalf; ineffective: done, and it gave less than it had to.",
+            "rule",
+            "remedy",
+            "outcome",
+        )
         self._freed = counter(
-            "reset_freed_bytes_total", "Bytes that remedies gave back, by component.", "remedy", "component"
+            "reset_freed_bytes_total",
+            "Bytes that remedies gave back of what they can free, by component.",
+            "remedy",
+            "component",
         )
         self._reset_seconds = histogram(
             "reset_duration_seconds", "Time from a remedy's start to the reading after it.", _RESET_BUCKETS, "remedy"
@@ -170,11 +200,16 @@ class Exporter:
         self._reset_seconds.labels(result.remedy).observe(result.seconds)
         if result.moment is not None and result.held_seconds is not None:
             self._hold_seconds.labels(result.remedy, result.moment).observe(result.held_seconds)
-        for component in COMPONENTS:
-            # Negative where traffic took more meanwhile; a counter only goes up.
+        # Of the other components a difference is traffic's: summed over many resets it would be gigabytes. Negative
+        # where traffic took more meanwhile; a counter only goes up.
+        for component in FREED_COMPONENTS.get(result.remedy, ()):
             self._freed.labels(result.remedy, _short(component)).inc(
                 max(getattr(result.freed_components, component) or 0, 0)
             )
+
+    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
+        """The policy ran a remedy on a rule's behalf, or would have."""
+        self._actions.labels(rule, remedy, outcome).inc()
 
     def control_denied(self, reason: str) -> None:
         """A control call was not let in."""
@@ -274,20 +309,50 @@ def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:
     modes = _gauge("policy_mode", "1 for the mode that the policy is in.", ("mode",))
     for mode in get_args(PolicyMode):
         modes.add_metric((mode,), float(mode == policy.mode))
+    levels = _gauge("policy_level", "1 for how memory stands by the rule that is worst off.", ("level",))
+    for level in get_args(PolicyLevel):
+        levels.add_metric((level,), float(level == policy.level))
+    recent = _gauge("policy_actions_last_hour", "Remedies that the policy started within the last hour.")
+    recent.add_metric((), policy.actions_last_hour)
     rules = _gauge("policy_rule_info", "Always 1; the signal that the rule watches is a label.", ("rule", "signal"))
-    values = _gauge("policy_signal_value", "What the rule watches, as of the last report, in its unit.", ("rule",))
     states = _gauge("policy_state", "1 for the state that the rule is in.", ("rule", "state"))
-    high = _gauge("policy_high_water", "The value at which the rule acts, in its signal's unit.", ("rule",))
-    low = _gauge("policy_low_water", "The value at which the rule is satisfied, in its signal's unit.", ("rule",))
+    short = _gauge(
+        "policy_short_bytes",
+        "Device memory that is missing to the rule's low water once high water is crossed; 0 before.",
+        ("rule", "rank"),
+    )
     for rule in policy.rules:
         for phase in get_args(RulePhase):
             states.add_metric((rule.name, phase), float(phase == rule.phase))
-        high.add_metric((rule.name,), rule.high_water)
-        low.add_metric((rule.name,), rule.low_water)
         rules.add_metric((rule.name, rule.signal), 1.0)
-        if rule.value is not None:
-            values.add_metric((rule.name,), rule.value)
-    yield from (modes, rules, states, values, high, low)
+        for rank in rule.ranks:
+            if rank.short_bytes is not None:
+                short.add_metric((rule.name, rank_title(rank.dp_rank, rank.rank, unknown="")), rank.short_bytes)
+    yield from (modes, levels, recent, rules, states, short)
+    for unit in ("bytes", "ratio"):
+        yield from _water_families([rule for rule in policy.rules if _unit(rule) == unit], unit)
+
+
+def _water_families(rules: list[RuleStatus], unit: str) -> Iterator[Metric]:
+    """What rules of one unit watch, and where they act: no family mixes units."""
+    for name, text, read in _WATERS:
+        family = _gauge(f"policy_{name}_{unit}", text, ("rule",))
+        for rule in rules:
+            value = read(rule)
+            if value is not None:
+                family.add_metric((rule.name,), value)
+        yield family
+
+
+_WATERS: tuple[tuple[str, str, Callable[[RuleStatus], float | None]], ...] = (
+    ("signal", "What the rule watches, on the rank that is worst off, as of the last report.", lambda r: r.value),
+    ("high_water", "Where the rule acts; of that rank, where each has its own.", lambda r: r.high_water),
+    ("low_water", "Where the rule is satisfied; of that rank, where each has its own.", lambda r: r.low_water),
+)
+
+
+def _unit(rule: RuleStatus) -> str:
+    return "ratio" if rule.signal in RATIO_SIGNALS else "bytes"
 
 
 def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:

@@ -50,7 +50,7 @@ class Flight:
         folder: Shared with the workers, under the same path.
         rate: Samples in a second.
         seconds: How long they reach back.
-        step_seconds_most: The longest step that may be in order.
+        max_step_seconds: The longest step that may be in order.
         proxied: Requests under way through this sidecar.
         clock: Unix seconds.
         monotonic: ``CLOCK_MONOTONIC``, which the workers of this machine share.
@@ -65,7 +65,7 @@ class Flight:
         *,
         rate: float,
         seconds: float,
-        step_seconds_most: float,
+        max_step_seconds: float,
         proxied: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -77,7 +77,7 @@ class Flight:
         self._folder = folder
         self._rate = rate
         self._seconds = seconds
-        self._step_seconds_most = step_seconds_most
+        self._max_step_seconds = max_step_seconds
         self._proxied = proxied
         self._monotonic = monotonic
         self._sleep = sleep
@@ -244,7 +244,7 @@ class Flight:
         now = self._monotonic()
         self._requested = requested_since(self._requested, demand, now)
         requested = 0.0 if self._requested is None else now - self._requested
-        return judge(records, demand, requested_seconds=requested, step_seconds_most=self._step_seconds_most)
+        return judge(records, demand, requested_seconds=requested, max_step_seconds=self._max_step_seconds)
 
 
 def thinned(samples: Sequence[Sample], most: int) -> Sequence[Sample]:

@@ -1,7 +1,7 @@
 """The policy's side: looks at every report, and has relief carried out where a rule says so.
 
 Deciding is the pure policy's (``policy``), doing and measuring is ``relief``'s; in between stand the rules in force,
-what is remembered of each, and what of that is told.
+what is remembered of the engine's life, and what of that is reported.
 """
 
 from __future__ import annotations
@@ -10,38 +10,47 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Final, Literal, Protocol, TypeAlias
 
-from app.errors import NotAvailable
+from app.errors import NotAvailable, UnreachableWater
 from app.history import History
-from app.policy import (
-    ACTIONS_PER_HOUR,
-    HOUR_SECONDS,
-    Decision,
-    HourlyBudget,
-    PolicyMode,
-    Rule,
-    RuleMemory,
-    Trial,
-    baseline_problem,
-    decide,
-    effect,
-    judge,
-    resting_value,
-    signal_value,
-    target,
-    usable_from,
-)
+from app.policy import Action, Decision, Facts, LifeMemory, Rule, begin, decide, learn, unreachable
+from app.policy.core import LEVELS
+from app.policy.gains import RankKey
+from app.policy.pace import Pace, follow
+from app.policy.rules import FILL_SIGNALS
+from app.policy.shown import rule_status, summary
 from app.poller import Poller
-from app.readings import ActionBudget, Caller, PolicyStatus, RemedyState, Report, RulePhase, RuleStatus
+from app.readings import Caller, PolicyLevel, PolicyMode, PolicyStatus, RemedyResult, Report
 from app.relief import Measured, Relief
 
-# The rule in the leftmost of these phases gives the policy its state.
-_URGENCY: tuple[RulePhase, ...] = ("acting", "futile", "above", "cooling", "below")
-WORKING_STATES = frozenset({"ready", "paused"})
+HOUR_SECONDS: Final = 3600.0
+QUICK_SECONDS: Final = 0.2
+FULL_WITHIN_SECONDS: Final = 10.0
+# A level that comes and goes is an event at most so often; what is done about it is always one.
+LEVEL_EVENT_SECONDS: Final = 10.0
+# vllm-ascend began to profile the encoder with its cache in 0.13; before it the KV pool left nothing for them.
+ASCEND_PROFILES_SINCE: Final = "0.13"
+
+# `ineffective`: done, and it gave less than it had to.
+ActionOutcome: TypeAlias = Literal["done", "ineffective", "refused", "failed", "observed"]
 
 log = logging.getLogger("highwater.governor")
+
+
+class ActionObserver(Protocol):
+    """Counts what the policy does."""
+
+    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
+        """One remedy was run on a rule's behalf, or would have been."""
+
+
+class _NobodyCounts:
+    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
+        """Counted nowhere."""
 
 
 class Governor:
@@ -49,11 +58,12 @@ class Governor:
 
     Args:
         relief: Carries remedies out.
-        poller: For fresh readings.
+        poller: For fresh readings, and for what hangs on the engine's life.
         history: Where events go.
         rules: The policy's rules.
         mode: ``act``, or ``observe``: decide and record, and do nothing.
-        max_actions_per_hour: How many remedies may be started within an hour, over all rules.
+        shared_cards: Devices that another engine is known to use as well.
+        observer: Counts actions.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -66,29 +76,50 @@ class Governor:
         *,
         rules: Sequence[Rule],
         mode: PolicyMode,
-        max_actions_per_hour: int = ACTIONS_PER_HOUR,
+        shared_cards: Callable[[], frozenset[str]] = frozenset,
+        observer: ActionObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.rules = tuple(rules)
         self.mode = mode
-        self.max_actions_per_hour = max_actions_per_hour
         self._relief = relief
         self._poller = poller
         self._history = history
+        self._shared_cards = shared_cards
+        self._observer = observer or _NobodyCounts()
         self._clock = clock
         self._wall_clock = wall_clock
-        self._memories: dict[str, RuleMemory] = {}
-        self._problems: dict[str, str] = {}
-        # One each: what was only observed must not use up what may really be done.
-        self._started: dict[PolicyMode, tuple[float, ...]] = {"act": (), "observe": ()}
-        self._told_budget_at = -math.inf
+        self._memory = LifeMemory()
+        self._acting: Action | None = None
+        self._actions: deque[float] = deque()
+        self._paces: dict[RankKey, Pace] = {}
+        self._told: dict[tuple[str, str], float] = {}
+        self._level: PolicyLevel = "unknown"
+        self._level_told_at = -math.inf
         self._news = asyncio.Event()
 
     def notice(self, report: Report) -> None:
         """A new report is there; ``run`` looks at it. Never blocks the poller."""
         del report
         self._news.set()
+
+    def poll_interval(self, report: Report) -> float:
+        """Seconds until the next reading is wanted; infinite where the poller's own pace will do.
+
+        The tighter it is, the closer the policy looks: while less than low water is free, or a device would be full
+        within ten seconds.
+        """
+        self._paces = follow(self._paces, report)
+        if any(pace.seconds_to_full < FULL_WITHIN_SECONDS for pace in self._paces.values()):
+            return QUICK_SECONDS
+        watched = (
+            one
+            for view in self._look(report)[1].views
+            if view.phase != "held" and view.rule.signal in FILL_SIGNALS
+            for one in view.pressures
+        )
+        return QUICK_SECONDS if any(one.need_bytes > 0 for one in watched) else math.inf
 
     async def run(self) -> None:
         """Look at every new report until cancelled."""
@@ -102,183 +133,162 @@ class Governor:
                 log.exception("the policy failed unexpectedly")
 
     async def consider(self) -> None:
-        """Judge the current report by every rule, and act where a rule says so."""
-        self._check_baselines()
-        for rule in self.rules:
-            # One step for each report: the measuring poll after a remedy brings the report for the next.
-            if rule not in self.rules:
-                continue  # replaced while a remedy of another rule ran
-            decision = self._decide(rule)
-            if decision.action == "act":
-                await self._act(rule, decision.remedy or "")
-            elif decision.action == "over_budget":
-                self._tell_budget(rule, decision.remedy or "")
+        """Judge the current report by every rule, and act where one says so: one remedy for one report.
 
-    def _decide(self, rule: Rule) -> Decision:
+        The poll that measures it brings the report for the next.
+        """
         if self._relief.busy:
-            return Decision()  # an operator's remedy is running: its effect comes first
-        memory, decision = decide(rule, self._memory(rule), self._signal(rule), self._clock(), self._budget)
-        self._remember(rule, memory)
-        return decision
+            return  # an operator's remedy is running: its effect comes first
+        if self._memory.life != self._poller.life.id:
+            self._told.clear()
+        self._memory, decision = self._look(self._poller.current())
+        self._tell(decision)
+        if decision.action is not None:
+            await self._act(decision.action)
 
-    def _signal(self, rule: Rule) -> float | None:
-        """The rule's signal, ``None`` without a fresh report of a working engine: then nothing is done."""
-        report = self._poller.current()
-        if report.stale or report.engine.state not in WORKING_STATES:
-            return None
-        return signal_value(rule.signal, report)
+    def _look(self, report: Report) -> tuple[LifeMemory, Decision]:
+        return decide(self.rules, report, self._facts(report), self._memory, self._clock())
 
-    async def _act(self, rule: Rule, remedy: str) -> None:
-        mode, unspent = self.mode, self._started[self.mode]
-        self._started[mode] = self._budget.spend(self._clock()).started
-        aim = target(rule, self._poller.current())
-        trial = Trial(at=0.0, outcome="failed")
+    def _facts(self, report: Report) -> Facts:
+        life, can = self._poller.life, self._poller.capabilities
+        is_npu = any(reading.device.type == "npu" for reading in report.ranks)
+        return Facts(
+            life=life.id,
+            baseline=life.baseline,
+            unavailable=dict(self._unavailable(report)),
+            encoder_is_profiled=not is_npu or can.version is None or can.at_least(ASCEND_PROFILES_SINCE),
+            shared_cards=self._shared_cards(),
+        )
+
+    def _unavailable(self, report: Report) -> Iterator[tuple[str, str]]:
+        can = self._poller.capabilities
+        for name in dict.fromkeys(remedy for rule in self.rules for remedy in rule.remedies):
+            remedy = self._relief.remedies[name]
+            since = remedy.automatic_since
+            if since is not None and not can.at_least(since):
+                yield name, f"before vLLM {since} only an operator may ask for it"
+            elif (refusal := remedy.refusal(can, report.engine, "safe")) is not None:
+                yield name, refusal
+
+    # --- acting ---
+
+    async def _act(self, action: Action) -> None:
+        rule, observe = action.rule, self.mode == "observe"
+        log.info("rule %s: %s: %s", rule.name, action.remedy, action.why)
+        self._memory, self._acting = begin(self._memory, action), action
+        measured = Measured(RemedyResult(remedy=action.remedy, outcome="failed"), (), ())
         try:
-            measured = await self._relief.for_rule(rule.name, remedy, target=aim, observe=mode == "observe")
-            trial = _trial(rule, measured)
-            if measured.result.outcome == "refused" and not measured.result.held_seconds:
-                self._started[mode] = unspent  # nothing was done, and no request waited for it
+            measured = await self._relief.for_rule(rule.name, action.remedy, target=action.target, observe=observe)
         except NotAvailable as exc:
             log.info("rule %s: %s", rule.name, exc)  # recorded as an event already
-            self._started[mode] = unspent
-            trial = replace(trial, reason=str(exc))
+            measured = replace(measured, result=replace(measured.result, reason=str(exc)))
         finally:
-            # Also when cancelled in the middle: the rule must not stay in "acting".
-            if rule in self.rules:
-                trial = replace(trial, at=self._clock())
-                self._remember(rule, judge(rule, self._memory(rule), remedy, trial, value=self._signal(rule)))
+            # Also when cancelled in the middle: the rule must not go on as if the remedy still ran.
+            self._acting = None
+            self._end(action, measured)
 
-    def _memory(self, rule: Rule) -> RuleMemory:
-        return self._memories.get(rule.name, RuleMemory())
+    def _end(self, action: Action, measured: Measured) -> None:
+        now, rule = self._clock(), action.rule
+        if rule not in self.rules:
+            return  # replaced meanwhile, and its memory with it
+        result = measured.result
+        self._memory = learn(self._memory, action, result, before=measured.before, after=measured.after, now=now)
+        outcome: ActionOutcome = result.outcome
+        if outcome == "done" and not self._memory.rules[rule.name].runs[action.remedy].is_effective:
+            outcome = "ineffective"
+        self._observer.policy_acted(rule.name, action.remedy, outcome)
+        if outcome in {"done", "ineffective", "failed"}:
+            self._actions.append(now)
 
-    def _remember(self, rule: Rule, memory: RuleMemory) -> None:
-        was = self._memory(rule)
-        self._memories[rule.name] = memory
-        if was.phase != memory.phase:
-            value = self._signal(rule)
-            at = "" if value is None else f" at {rule.signal} {value:g}"
-            self._history.record("policy", f"rule {rule.name}: {was.phase} -> {memory.phase}{at}", rule=rule.name)
+    # --- telling ---
 
-    @property
-    def _budget(self) -> HourlyBudget:
-        return HourlyBudget(most=self.max_actions_per_hour, started=self._started[self.mode])
-
-    def _tell_budget(self, rule: Rule, remedy: str) -> None:
-        """Say that the budget is used up: once, and again when it still, or again, is after an hour."""
+    def _tell(self, decision: Decision) -> None:
+        """Record what an operator should hear of, once and not at every poll."""
         now = self._clock()
-        if now - self._told_budget_at < HOUR_SECONDS:
-            return
-        self._told_budget_at = now
-        free_at = self._budget.allows_from(now)
-        rest = "none is allowed" if free_at is None else f"the next may start in {free_at - now:.0f} s"
-        summary = f"the budget of {self.max_actions_per_hour} actions an hour is used up: {remedy} must wait; {rest}"
-        self._history.record("policy", summary, rule=rule.name)
-        log.warning("rule %s: %s", rule.name, summary)
+        for view in decision.views:
+            if view.finding is not None:
+                kind = "helpless" if view.is_helpless else "held"
+                self._tell_once(view.rule.name, kind, f"rule {view.rule.name}: {view.finding}", now)
+        blocked = [name for rule in self.rules for name in rule.remedies]
+        report = self._poller.current()
+        if blocked and report.ranks and not report.stale:
+            why = dict(self._unavailable(report))
+            if all(name in why for name in blocked):
+                text = f"the policy can only observe here: {next(iter(why.values()))}"
+                self._tell_once("", "observes", text, now)
+        level = _level(decision)
+        if level != self._level and now - self._level_told_at >= LEVEL_EVENT_SECONDS:
+            self._history.record("policy", f"memory: {self._level} -> {level}: {summary(decision.views, level)}")
+            self._level, self._level_told_at = level, now
 
-    def _check_baselines(self) -> None:
-        # At rest means before any growth: the first readings after the engine became ready.
-        baseline = self._poller.baseline
-        for rule in self.rules:
-            problem = baseline_problem(rule, resting_value(rule.signal, baseline))
-            if problem is None:
-                self._problems.pop(rule.name, None)
-            elif self._problems.get(rule.name) != problem:
-                self._problems[rule.name] = problem
-                self._history.record("baseline", problem, rule=rule.name)
-                log.warning("%s", problem)
+    def _tell_once(self, rule: str, kind: str, text: str, now: float) -> None:
+        """Once in an engine's life; again where it is still, or again, so after an hour."""
+        if now - self._told.get((rule, kind), -math.inf) < HOUR_SECONDS:
+            return
+        self._told[rule, kind] = now
+        self._history.record("policy", text, rule=rule or None)
+        log.warning("%s", text)
 
     def status(self) -> PolicyStatus:
         """The policy as it stands."""
         now = self._clock()
-        to_unix = self._wall_clock() - now
-        statuses = tuple(self._rule_status(rule, now, to_unix) for rule in self.rules)
-        phases = {status.phase for status in statuses}
-        state: RulePhase = next((phase for phase in _URGENCY if phase in phases), "below")
-        return PolicyStatus(state=state, mode=self.mode, rules=statuses, budget=self._budget_status(now, to_unix))
-
-    def _rule_status(self, rule: Rule, now: float, to_unix: float) -> RuleStatus:
-        memory, value = self._memory(rule), self._signal(rule)
-        return RuleStatus(
-            name=rule.name,
-            signal=rule.signal,
-            high_water=rule.high_water,
-            low_water=rule.low_water,
-            phase=memory.phase,
-            value=value,
-            since=memory.since + to_unix if memory.since else None,
-            problem=self._problems.get(rule.name),
-            remedies=tuple(
-                _remedy_state(rule, memory, name, value, now=now, to_unix=to_unix) for name in rule.remedies
+        while self._actions and now - self._actions[0] >= HOUR_SECONDS:
+            self._actions.popleft()
+        report = self._poller.current()
+        memory, decision = self._look(report)
+        unavailable = dict(self._unavailable(report))
+        level = _level(decision)
+        return PolicyStatus(
+            mode=self.mode,
+            level=level,
+            summary=summary(decision.views, level, mode=self.mode),
+            rules=tuple(
+                rule_status(
+                    view,
+                    memory.rules[view.rule.name],
+                    unavailable,
+                    is_acting=self._acting is not None and self._acting.rule == view.rule,
+                    to_unix=self._wall_clock() - now,
+                )
+                for view in decision.views
             ),
+            actions_last_hour=len(self._actions),
         )
 
-    def _budget_status(self, now: float, to_unix: float) -> ActionBudget:
-        budget = self._budget
-        used_up, free_at = not budget.allows(now), budget.allows_from(now)
-        return ActionBudget(
-            max_actions_per_hour=budget.most,
-            started_last_hour=len(budget.recent(now)),
-            used_up=used_up,
-            until=free_at + to_unix if used_up and free_at is not None else None,
-        )
+    # --- changing ---
+
+    def check(self, rules: Sequence[Rule]) -> None:
+        """Look whether the engine can reach the rules' waters, as far as that is known now.
+
+        Raises:
+            UnreachableWater: It cannot.
+        """
+        report = self._poller.current()
+        ranks = () if report.stale else report.ranks
+        for rule in rules:
+            problem = unreachable(rule, self._poller.life.baseline, ranks)
+            if problem is not None:
+                raise UnreachableWater(problem)
 
     def replace_policy(
-        self,
-        rules: Sequence[Rule],
-        mode: PolicyMode,
-        what: str,
-        *,
-        max_actions_per_hour: int | None = None,
-        caller: Caller | None = None,
+        self, rules: Sequence[Rule], mode: PolicyMode, what: str, *, caller: Caller | None = None
     ) -> None:
-        """Take a new, already validated policy. What is remembered of unchanged rules stays, and what was spent.
+        """Take a new, already validated policy. What is remembered of unchanged rules stays.
 
         Args:
             rules: All of them.
-            mode: ``act`` or ``observe``.
+            mode: ``act`` or ``observe``. With another one nothing is remembered: what was only observed taught nothing.
             what: The event's words.
-            max_actions_per_hour: ``None`` leaves it as it is.
             caller: Who asked for it.
         """
-        unchanged = {rule.name for rule in rules if rule in self.rules}
-        kept = {name: memory for name, memory in self._memories.items() if name in unchanged}
+        unchanged = {rule.name for rule in rules if rule in self.rules and mode == self.mode}
+        kept = {name: memory for name, memory in self._memory.rules.items() if name in unchanged}
         self.rules, self.mode = tuple(rules), mode
-        if max_actions_per_hour is not None:
-            self.max_actions_per_hour = max_actions_per_hour
-        self._memories, self._problems, self._told_budget_at = kept, {}, -math.inf
+        self._memory = replace(self._memory, rules=kept)
+        self._told.clear()
         self._history.record("policy", what, caller=caller)
         self._news.set()
 
 
-def _trial(rule: Rule, measured: Measured) -> Trial:
-    """How a remedy went for a rule; ``at`` is the caller's to set."""
-    result = measured.result
-    was_run = result.outcome in {"done", "failed"}
-    freed = effect(rule.signal, measured.before, measured.after) if was_run else None
-    return Trial(at=0.0, outcome=result.outcome, reason=result.reason, effect=freed)
-
-
-def _remedy_state(
-    rule: Rule, memory: RuleMemory, name: str, value: float | None, *, now: float, to_unix: float
-) -> RemedyState:
-    free_at = usable_from(rule, memory, name, value)
-    futile = name in memory.worn_out and now < free_at
-    if memory.phase == "cooling":
-        free_at = max(free_at, memory.cooling_until)
-    trial = memory.trials.get(name)
-    state = RemedyState(
-        name=name,
-        futile=futile,
-        retry_at=free_at + to_unix if now < free_at else None,
-    )
-    if trial is None:
-        return state
-    freed = trial.effect
-    return replace(
-        state,
-        last_run_at=trial.at + to_unix,
-        last_outcome=trial.outcome,
-        last_reason=trial.reason,
-        last_freed_bytes=freed.total_bytes if freed is not None else None,
-        last_freed_ranks=freed.ranks if freed is not None else (),
-    )
+def _level(decision: Decision) -> PolicyLevel:
+    return max((view.level for view in decision.views), key=LEVELS.index, default="calm")

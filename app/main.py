@@ -285,7 +285,7 @@ def create_app(
         history,
         rules=[rule.rule() for rule in policy.in_force.rules],
         mode=policy.in_force.mode,
-        max_actions_per_hour=policy.in_force.max_actions_per_hour,
+        observer=exporter,
         clock=clock,
         wall_clock=wall_clock,
     )
@@ -296,9 +296,10 @@ def create_app(
         flight=flight,
         baseline=lambda: poller.baseline,
         policy=governor.status,
-        step_seconds_most=settings.step_seconds_most,
+        max_step_seconds=settings.max_step_seconds,
     )
     poller.listeners += [moments.notice, governor.notice, box.notice]
+    poller.pace = governor.poll_interval
     token, access = _access(settings, exporter)
     proxy = Proxy(
         settings.engine_url,
@@ -416,7 +417,7 @@ def _flight(
         settings.recorder_dir,
         rate=settings.recorder_rate,
         seconds=settings.recorder_seconds,
-        step_seconds_most=settings.step_seconds_most,
+        max_step_seconds=settings.max_step_seconds,
         proxied=proxied,
         clock=wall_clock,
         monotonic=clock,

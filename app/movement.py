@@ -23,7 +23,7 @@ NO_STEP_SECONDS = 10.0
 """How long the loop may owe a step, or the answer to a call."""
 LONG_SECONDS = 1.0
 """From here on a step or a call is worth a word; the recorder adds a stack from there on too."""
-STEP_SECONDS_MOST = 120.0
+MAX_STEP_SECONDS = 120.0
 
 _LOST: frozenset[RankStatus] = frozenset({"silent", "dead", "stopped"})
 _WHY_LOST = {
@@ -125,7 +125,7 @@ def judge(
     demand: Demand,
     *,
     requested_seconds: float = 0.0,
-    step_seconds_most: float = STEP_SECONDS_MOST,
+    max_step_seconds: float = MAX_STEP_SECONDS,
 ) -> Movement:
     """What the records say, all in all.
 
@@ -133,10 +133,10 @@ def judge(
         ranks: Every rank's last record.
         demand: What the engine is asked for.
         requested_seconds: For how long requests have been there without a break (``requested_since``).
-        step_seconds_most: The longest step, or call of ours, that may be in order.
+        max_step_seconds: The longest step, or call of ours, that may be in order.
     """
     verdict, since, summary = (
-        _lost(ranks) or _held_up(ranks, step_seconds_most) or _untold(ranks) or _owed(ranks, demand, requested_seconds)
+        _lost(ranks) or _held_up(ranks, max_step_seconds) or _untold(ranks) or _owed(ranks, demand, requested_seconds)
     )
     return Movement(
         verdict=verdict,
@@ -164,15 +164,15 @@ def _lost(ranks: Sequence[Recorded]) -> _Finding | None:
     return None
 
 
-def _held_up(ranks: Sequence[Recorded], step_seconds_most: float) -> _Finding | None:
+def _held_up(ranks: Sequence[Recorded], max_step_seconds: float) -> _Finding | None:
     """The longest step or call that a rank is in."""
     holds = [(hold[1], hold[0], rank) for rank in ranks if rank.status == "alive" and (hold := _hold(rank.moving))]
     if not holds:
         return None
     seconds, what, rank = max(holds, key=lambda hold: hold[0])
     place = f"{rank.name} has been {what} for {_seconds(seconds)}{_place(rank.moving)}"
-    if seconds > step_seconds_most:
-        return "stuck", seconds, f"{place}: longer than the {_seconds(step_seconds_most)} that may be in order"
+    if seconds > max_step_seconds:
+        return "stuck", seconds, f"{place}: longer than the {_seconds(max_step_seconds)} that may be in order"
     if seconds >= LONG_SECONDS:
         return "busy", seconds, place
     return "moving", None, f"steps begin and end; {rank.name} is in one"

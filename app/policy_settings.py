@@ -6,9 +6,9 @@ from typing import Annotated, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from app.policy import ACTIONS_PER_HOUR, FALLING_SIGNALS, RATIO_SIGNALS, SIGNAL_REMEDIES, PolicyMode, Rule
+from app.policy.rules import ALL_REMEDIES, FALLING_SIGNALS, MIN_GAIN_BYTES, RATIO_SIGNALS, SIGNAL_REMEDIES, Rule
+from app.readings import PolicyMode
 
-MIB = 1024 * 1024
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -19,44 +19,65 @@ class RuleSettings(BaseModel):
 
     name: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9][a-z0-9_.-]*$", description="unique name")
     signal: str = Field(description="what is watched")
-    high_water: float = Field(allow_inf_nan=False, description="the rule acts at this value or beyond")
-    low_water: float = Field(allow_inf_nan=False, description="the rule is satisfied at this value or better")
+    high_water: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description="the rule acts at this value or beyond; unset, with device_free_bytes: derived for each rank",
+    )
+    low_water: float | None = Field(
+        None, allow_inf_nan=False, description="the rule is satisfied at this value or better; unset as high_water"
+    )
     sustain_seconds: float = Field(0.0, ge=0, le=86400, allow_inf_nan=False, description="how long at high water first")
-    cooldown_seconds: float = Field(60.0, ge=0, le=86400, allow_inf_nan=False, description="rest after relief")
-    min_effect_bytes: int = Field(32 * MIB, ge=0, description="a remedy that freed less is worn out for a while")
-    remedies: tuple[str, ...] = Field(default=(), description="in this order; none: all that can lower the signal")
+    cooldown_seconds: float = Field(
+        60.0, ge=0, le=86400, allow_inf_nan=False, description="rest after a relief that did not reach low water"
+    )
+    min_gain_bytes: int = Field(
+        MIN_GAIN_BYTES, ge=0, description="a remedy runs where it can give that much, or all that is missing"
+    )
+    remedies: tuple[str, ...] = Field(default=(), description="in this order; unset: those that lower device memory")
 
     @field_validator("signal")
     @classmethod
     def _known_signal(cls, value: str) -> str:
+        if value == "kv_cache_usage_ratio":
+            raise ValueError(
+                "is no signal any more: cached blocks that no request uses do not count in it, so that no reset can "
+                "lower it. Remove the rule; the figure stays in GET /memory and in the metrics"
+            )
         if value not in SIGNAL_REMEDIES:
             raise ValueError(f"is not a signal; allowed: {', '.join(SIGNAL_REMEDIES)}")
         return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.high_water is None or self.low_water is None:
+            if self.high_water is not None or self.low_water is not None:
+                raise ValueError("high_water and low_water must be given both, or neither")
+            if self.signal != "device_free_bytes":
+                raise ValueError(f"high_water and low_water are required for {self.signal}")
+            return self
         if self.signal in FALLING_SIGNALS:
             if self.low_water <= self.high_water:
                 raise ValueError(f"low_water must be over high_water for {self.signal}: less is worse there")
         elif self.low_water >= self.high_water:
             raise ValueError("low_water must be under high_water")
-        waters = (self.high_water, self.low_water)
-        if self.signal in RATIO_SIGNALS and not all(0 <= water <= 1 for water in waters):
+        if self.signal in RATIO_SIGNALS and not all(0 <= water <= 1 for water in (self.high_water, self.low_water)):
             raise ValueError(f"high_water and low_water of {self.signal} are ratios from 0 to 1")
-        if self.signal in {"encoder_cache_bytes", "device_free_bytes"} and min(waters) < 0:
-            raise ValueError(f"high_water and low_water of {self.signal} are sizes and never negative")
-        if self.signal in {"device_growth_bytes", "host_growth_bytes"} and self.high_water <= 0:
-            raise ValueError(f"high_water of {self.signal} must be over 0: that is where growth starts")
+        if min(self.high_water, self.low_water) < 0:
+            raise ValueError(f"high_water and low_water of {self.signal} are bytes and never negative")
         return self
 
     @model_validator(mode="after")
     def _able_remedies(self) -> Self:
-        allowed = SIGNAL_REMEDIES[self.signal]
         for remedy in self.remedies:
-            if remedy not in allowed:
-                raise ValueError(f"remedy {remedy!r} cannot lower {self.signal}; allowed: {', '.join(allowed)}")
+            if remedy not in ALL_REMEDIES:
+                raise ValueError(f"remedies: {remedy!r} is not a remedy; allowed: {', '.join(ALL_REMEDIES)}")
             if self.remedies.count(remedy) > 1:
-                raise ValueError(f"remedy {remedy!r} is there twice or more")
+                raise ValueError(f"remedies: {remedy!r} is there twice or more")
+        if not (self.remedies or SIGNAL_REMEDIES[self.signal]):
+            raise ValueError(
+                f"remedies must be named for {self.signal}: what frees host memory costs cache hits or holds requests"
+            )
         return self
 
     def rule(self) -> Rule:
@@ -75,12 +96,9 @@ def _unique_names(rules: tuple[RuleSettings, ...]) -> tuple[RuleSettings, ...]:
 UniqueRules: TypeAlias = Annotated[tuple[RuleSettings, ...], Field(max_length=32), AfterValidator(_unique_names)]
 
 DEFAULT_RULES = (
-    RuleSettings(name="device", signal="device_used_ratio", high_water=0.93, low_water=0.90),
-    RuleSettings(name="host", signal="host_used_ratio", high_water=0.90, low_water=0.85, sustain_seconds=15.0),
+    # Without waters: those that follow from the engine's own plan, rank by rank (docs/policy.md).
+    RuleSettings(name="device", signal="device_free_bytes"),
 )
-
-
-ActionsPerHour: TypeAlias = Annotated[int, Field(ge=0, le=3600)]
 
 
 class PolicySettings(BaseModel):
@@ -90,9 +108,6 @@ class PolicySettings(BaseModel):
 
     mode: PolicyMode = Field("act", description="act: run remedies; observe: decide and record only")
     rules: UniqueRules = Field(DEFAULT_RULES, description="the rules, as a JSON list")
-    max_actions_per_hour: ActionsPerHour = Field(
-        ACTIONS_PER_HOUR, description="remedies that the policy may start within an hour, over all rules"
-    )
 
     def changed(self, change: PolicyChange) -> PolicySettings:
         """The policy with the change made."""
@@ -107,4 +122,3 @@ class PolicyChange(BaseModel):
 
     mode: PolicyMode | None = None
     rules: UniqueRules | None = None
-    max_actions_per_hour: ActionsPerHour | None = None

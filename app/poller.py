@@ -22,6 +22,7 @@ from app.engine import Engine
 from app.errors import EngineError, EngineUnreachable, EngineUnresponsive, EngineUntrusted
 from app.flight import Flight, is_complete, missing_ranks
 from app.history import History
+from app.life import EngineLife
 from app.readings import (
     EngineLoad,
     EngineState,
@@ -101,6 +102,7 @@ class Poller:
         self.capabilities = Capabilities()
         self.metrics_text = ""
         self.listeners: list[Callable[[Report], None]] = []
+        self.pace: Callable[[Report], float] | None = None
         self._engine = engine
         self._sources = sources
         self._history = history
@@ -133,6 +135,11 @@ class Poller:
     def baseline(self) -> tuple[RankReading, ...]:
         """The first readings after the engine became ready; empty before."""
         return self._baseline
+
+    @property
+    def life(self) -> EngineLife:
+        """The engine's present life."""
+        return EngineLife(id=",".join(str(rank.pid) for rank in self._baseline), baseline=self._baseline)
 
     async def run(self) -> None:
         """Poll until cancelled, on a grid that a slow poll does not shift."""
@@ -350,10 +357,10 @@ class Poller:
 
     def _state(self, outcome: _Round) -> EngineState:
         if outcome.failure is not None and not isinstance(outcome.failure, EngineUnresponsive):
-            return "down" if self._was_reached else "starting"
+            return "gone" if self._was_reached else "starting"
         verdict = outcome.movement.verdict if outcome.movement is not None else "unknown"
         if verdict == "stuck" or (outcome.failure is not None and verdict not in ("busy", "moving")):
-            return "unresponsive"
+            return "stuck"
         load = outcome.observation.load
         if load is not None and load.sleeping:
             return "sleeping"

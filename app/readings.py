@@ -12,8 +12,14 @@ from typing import Any, Literal, TypeAlias
 
 SCHEMA = 1
 
-EngineState: TypeAlias = Literal["ready", "starting", "paused", "sleeping", "unresponsive", "down"]
-RulePhase: TypeAlias = Literal["below", "above", "acting", "cooling", "futile"]
+# What each one means, and what follows from it: app/verdict.py.
+EngineState: TypeAlias = Literal[
+    "starting", "ready", "paused", "sleeping", "busy", "slow", "stuck", "not_answering", "gone"
+]
+# How the memory stands by the policy's rules, the worst of them; `unknown`: no fresh reading, so nothing is done.
+PolicyLevel: TypeAlias = Literal["calm", "short", "urgent", "held", "unknown"]
+RulePhase: TypeAlias = Literal["calm", "short", "urgent", "acting", "resting", "held"]
+PolicyMode: TypeAlias = Literal["act", "observe"]
 EventKind: TypeAlias = Literal[
     "reset", "refusal", "mark", "state", "policy", "baseline", "recovery", "incident", "snapshot"
 ]
@@ -140,6 +146,8 @@ class WorkerMemory:
     used_bytes: int | None = None
     torch: TorchMemory = TorchMemory()
     releasable_bytes: int | None = None
+    trimmable_bytes: int | None = None
+    asleep_tags: tuple[str, ...] | None = None
     weights_bytes: int | None = None
     kv_cache_bytes: int | None = None
     encoder_cache: EncoderCache | None = None
@@ -194,7 +202,10 @@ class Budget:
 class RankReading:
     """One worker's memory, accounted for.
 
-    ``releasable_bytes`` is what ``release`` would give back to the device now; ``None`` where that is not known.
+    Attributes:
+        releasable_bytes: What ``release`` would give back to the device now; ``None`` where that is not known.
+        trimmable_bytes: Encoder outputs that ``trim_encoder_cache`` could move to the host now, likewise.
+        asleep_tags: What of the engine is asleep (``weights``, ``kv_cache``), likewise.
     """
 
     rank: int | None
@@ -213,6 +224,8 @@ class RankReading:
     torch: TorchMemory
     components: Components
     releasable_bytes: int | None = None
+    trimmable_bytes: int | None = None
+    asleep_tags: tuple[str, ...] | None = None
     encoder_cache: EncoderCache | None
     budget: Budget
     host_memory: HostMemory
@@ -355,65 +368,100 @@ class RemedyState:
 
     Attributes:
         name: Its name.
-        futile: Whether it is left alone for now because it did too little.
-        retry_at: When it may run again; ``None`` if that is now.
-        last_run_at: When it ended last; ``None`` if it never ran for this rule.
+        unavailable: Why it could not run here now, in words; ``None`` where nothing is known against it.
+        last_run_at: When it ended last; ``None`` if it never ran for this rule in this engine's life.
         last_outcome: What became of it then.
         last_reason: Why not, or what the engine said.
-        last_freed_bytes: What it freed of what the rule watches when that was last measured, over all ranks.
+        last_freed_bytes: What it freed of what it can free, over all ranks.
         last_freed_ranks: The same by rank.
+        rest_until: When it may run again, in Unix seconds; ``None`` if nothing but its figures holds it back.
     """
 
     name: str
-    futile: bool
-    retry_at: float | None = None
+    unavailable: str | None = None
     last_run_at: float | None = None
     last_outcome: Outcome | None = None
     last_reason: str | None = None
     last_freed_bytes: int | None = None
     last_freed_ranks: tuple[RankFreed, ...] = ()
+    rest_until: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPressure:
+    """How one rank stands to a rule, in bytes of its device; ``None`` where that is not known or no matter of bytes.
+
+    Attributes:
+        rank: The rank, and the data-parallel engine that numbers it.
+        free_bytes: What its device has free.
+        high_free_bytes: With less than that free the rule acts.
+        low_free_bytes: With that much free the rule is satisfied.
+        short_bytes: What is missing to ``low_free_bytes`` once less than ``high_free_bytes`` is free; else 0.
+        can_release_bytes: What ``release`` could give back.
+        can_trim_bytes: What ``trim_encoder_cache`` could.
+        note: Why this rank is left out, or what is odd about it; ``None`` where nothing is.
+    """
+
+    rank: int | None
+    dp_rank: int | None
+    free_bytes: int | None = None
+    high_free_bytes: int | None = None
+    low_free_bytes: int | None = None
+    short_bytes: int | None = None
+    can_release_bytes: int | None = None
+    can_trim_bytes: int | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleStatus:
-    """One rule as it stands."""
+    """One rule as it stands.
+
+    Attributes:
+        name: Its name.
+        signal: What it watches.
+        phase: ``calm``; ``short`` or ``urgent``: over high water; ``acting``: a remedy runs; ``resting``: after a
+            relief that did not reach low water; ``held``: it does not act, see ``reason``.
+        value: The signal, on the rank that is worst off.
+        high_water: Where the rule acts, in the signal's unit; of that rank, where each has its own.
+        low_water: Where it is satisfied.
+        reason: One sentence on why it stands as it does; ``None`` where it is calm.
+        since: Since when it is in this phase, in Unix seconds.
+        rest_until: When the rest after the last relief ends, likewise; ``None`` where it does not rest.
+        ranks: Each rank's own figures, for rules about device memory.
+        remedies: Its remedies, in order.
+    """
 
     name: str
     signal: str
-    high_water: float
-    low_water: float
     phase: RulePhase
     value: float | None = None
+    high_water: float | None = None
+    low_water: float | None = None
+    reason: str | None = None
     since: float | None = None
-    problem: str | None = None
+    rest_until: float | None = None
+    ranks: tuple[RankPressure, ...] = ()
     remedies: tuple[RemedyState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActionBudget:
-    """What the policy may start within an hour, over all rules.
+class PolicyStatus:
+    """The policy as it stands.
 
     Attributes:
-        max_actions_per_hour: So many remedies.
-        started_last_hour: How many were started.
-        used_up: Whether nothing more may be started now.
-        until: Until when; ``None`` where it is not used up, or for good.
+        mode: ``act``, or ``observe``: decide and record, and do nothing.
+        level: That of the rule that is worst off.
+        summary: One sentence.
+        rules: Its rules, in order.
+        actions_last_hour: Remedies that it started within the last hour, over all engine lives.
     """
 
-    max_actions_per_hour: int
-    started_last_hour: int
-    used_up: bool
-    until: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyStatus:
-    """The policy as it stands; ``state`` is that of the rule in the most urgent phase."""
-
-    state: RulePhase
-    mode: Literal["act", "observe"]
+    mode: PolicyMode
+    level: PolicyLevel
+    summary: str
     rules: tuple[RuleStatus, ...] = ()
-    budget: ActionBudget | None = None
+    actions_last_hour: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -260,7 +260,7 @@ class Settings(BaseModel):
     recorder_seconds: float = Field(
         120.0, ge=10, le=3600, allow_inf_nan=False, description="how long each worker's recorder reaches back"
     )
-    step_seconds_most: float = Field(
+    max_step_seconds: float = Field(
         120.0,
         gt=0,
         le=86_400,

@@ -104,6 +104,5 @@ def _footer(report: Report) -> str:
         usage = "" if engine.kv_cache_usage_ratio is None else f", KV cache {engine.kv_cache_usage_ratio:.0%} used"
         lines.append(f"requests: {engine.requests_running} running, {engine.requests_waiting or 0} waiting{usage}")
     if report.policy is not None:
-        lines.append(f"policy: {report.policy.state} ({report.policy.mode})")
-        lines += [f"  problem: {rule.problem}" for rule in report.policy.rules if rule.problem]
+        lines.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
     return "\n".join(lines)

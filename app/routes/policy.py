@@ -37,13 +37,16 @@ def policy_router(services: Services) -> APIRouter:
         },
     )
     async def change_policy(change: PolicyChange, caller: Caller = control) -> JSONResponse:
-        """Replace the mode, the rules, the hourly budget or all; validated whole, kept, and recorded."""
+        """Replace the mode, the rules or both; validated whole, kept, and recorded.
+
+        A rule whose waters this engine is known to be unable to reach at rest is refused.
+        """
+        services.governor.check([rule.rule() for rule in change.rules or ()])
         policy = await services.policy.change(change)
         services.governor.replace_policy(
             [rule.rule() for rule in policy.rules],
             policy.mode,
             _told(policy, services.policy.kept_in),
-            max_actions_per_hour=policy.max_actions_per_hour,
             caller=caller,
         )
         return JSONResponse(_shown(services))
@@ -54,7 +57,7 @@ def policy_router(services: Services) -> APIRouter:
 def _told(policy: PolicySettings, kept_in: str | None) -> str:
     named = ", ".join(rule.name for rule in policy.rules) or "none"
     until = f"kept in {kept_in}" if kept_in else "until the next restart"
-    return f"policy changed: mode {policy.mode}, rules {named}, {policy.max_actions_per_hour} actions an hour; {until}"
+    return f"policy changed: mode {policy.mode}, rules {named}; {until}"
 
 
 def _shown(services: Services) -> dict[str, Any]:
@@ -64,7 +67,6 @@ def _shown(services: Services) -> dict[str, Any]:
         "schema": 1,
         "mode": governor.mode,
         "rules": _RULES.dump_python(governor.rules, mode="json"),
-        "max_actions_per_hour": governor.max_actions_per_hour,
         "source": store.source,
         "kept": store.kept_in is not None,
         "kept_in": store.kept_in,

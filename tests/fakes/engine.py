@@ -794,6 +794,7 @@ def core_on(
     relief = Relief(engine, poller, history, moments, remedies=REMEDIES, observer=counted, clock=clock)
     governor = Governor(relief, poller, history, rules=rules, mode=mode, clock=clock, wall_clock=clock)
     poller.listeners.append(moments.notice)
+    poller.pace = governor.poll_interval
     return Core(fake, clock, engine, history, poller, governor, relief, gate, pause, counted, recorders)
 
 
@@ -809,7 +810,7 @@ def flight_on(fake: FakeEngine, engine: Engine, clock: FakeClock, folder: Path, 
         folder,
         rate=RECORDER_RATE,
         seconds=RECORDER_SECONDS,
-        step_seconds_most=120.0,
+        max_step_seconds=120.0,
         clock=clock,
         monotonic=monotonic(clock),
         sleep=sleep,

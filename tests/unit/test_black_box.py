@@ -31,7 +31,7 @@ class Boxed:
             flight=core.flight,
             baseline=lambda: core.poller.baseline,
             policy=lambda: POLICY,
-            step_seconds_most=120.0,
+            max_step_seconds=120.0,
         )
         core.poller.listeners.append(self.box.notice)
 

@@ -148,7 +148,7 @@ async def test_a_second_sidecar_reads_the_first_ones_recorders(core, tmp_path):
     """They go on under their name, on engines too whose workers do not answer; it starts none beside them."""
     await aloft(core)
     second = Flight(
-        core.engine, tmp_path / "recorder", rate=5.0, seconds=60.0, step_seconds_most=120.0, proc=core.fake.proc.path,
+        core.engine, tmp_path / "recorder", rate=5.0, seconds=60.0, max_step_seconds=120.0, proc=core.fake.proc.path,
         clock=core.clock, monotonic=core.flight._monotonic, sleep=core.flight._sleep,
     )  # fmt: skip
     await second.begin()
@@ -167,7 +167,7 @@ async def test_where_two_sidecars_started_some_recorders_each_all_get_one_name(c
     await aloft(core)
     core.fake.workers[1].recorder.refuses = None
     second = Flight(
-        core.engine, tmp_path / "recorder", rate=10.0, seconds=60.0, step_seconds_most=120.0, proc=core.fake.proc.path,
+        core.engine, tmp_path / "recorder", rate=10.0, seconds=60.0, max_step_seconds=120.0, proc=core.fake.proc.path,
         clock=core.clock, monotonic=core.flight._monotonic, sleep=core.flight._sleep,
     )  # fmt: skip
     await second.begin()
@@ -178,7 +178,7 @@ async def test_where_two_sidecars_started_some_recorders_each_all_get_one_name(c
 async def test_recorders_that_write_elsewhere_are_told(core, tmp_path):
     """Another sidecar's folder is not ours to choose: where it is is said."""
     await aloft(core)
-    second = Flight(core.engine, tmp_path / "elsewhere", rate=10.0, seconds=60.0, step_seconds_most=120.0)
+    second = Flight(core.engine, tmp_path / "elsewhere", rate=10.0, seconds=60.0, max_step_seconds=120.0)
     await second.begin()
     assert second.problem is not None
     assert f"write to {tmp_path / 'recorder'}, not {tmp_path / 'elsewhere'}" in second.problem

@@ -19,7 +19,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     # L0: the words
     ("app", "app.allocator", "app.descriptors", "app.errors", "app.limited_log", "app.private_file", "app.readings"),
     ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
-    ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
+    ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.life", "app.sidecar_client"),
     ("app.movement", "app.policy", "app.safety", "app.table", "app.traffic"),
     ("app.policy_settings", "app.resume_guard", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
     ("app.access_log",),
@@ -37,6 +37,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 )
 LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 FOLDERS = (
+    "app.policy",
     "app.incidents",
     "app.proxy",
     "app.remedies",

@@ -255,8 +255,8 @@ def test_the_verdict_is_that_of_the_table(row):
 def test_the_longest_step_is_the_operators_word():
     """A model whose prefill takes minutes is in order where it is said to be."""
     ranks = [stepping(seconds=200)]
-    assert judge(ranks, RUNNING, step_seconds_most=300).verdict == "busy"
-    assert judge(ranks, RUNNING, step_seconds_most=60).verdict == "stuck"
+    assert judge(ranks, RUNNING, max_step_seconds=300).verdict == "busy"
+    assert judge(ranks, RUNNING, max_step_seconds=60).verdict == "stuck"
 
 
 @pytest.mark.parametrize(

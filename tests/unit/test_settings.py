@@ -364,7 +364,7 @@ def test_rule_names_are_unique():
         ("recorder_rate", "nan", "greater than or equal to 1|finite"),
         ("recorder_seconds", "5", "greater than or equal to 10"),
         ("recorder_seconds", "3600", "at 10 samples a second"),
-        ("step_seconds_most", "0", "greater than 0"),
+        ("max_step_seconds", "0", "greater than 0"),
         ("incidents.keep", "0", "greater than or equal to 1"),
         ("incidents.max_bytes", "1024", "greater than or equal to 262144"),
     ],
@@ -396,7 +396,7 @@ def test_recorders_and_incidents_have_their_folders(tmp_path):
         environ={},
     )
     assert (settings.recorder_dir, settings.incidents.folder) == (tmp_path / "recorder", tmp_path)
-    assert (settings.recorder_rate, settings.recorder_seconds, settings.step_seconds_most) == (10.0, 120.0, 120.0)
+    assert (settings.recorder_rate, settings.recorder_seconds, settings.max_step_seconds) == (10.0, 120.0, 120.0)
     nothing = load(environ={})
     assert (nothing.recorder_dir, nothing.engine_log, nothing.incidents.folder) == (None, None, None)
 

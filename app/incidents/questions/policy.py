@@ -10,19 +10,19 @@ from app.incidents.latest import Latest
 
 
 def policy(evidence: Evidence, ranks: Sequence[Latest]) -> Finding | None:
-    """Whether the policy had tried in vain, or was not allowed to try."""
+    """Whether the policy knew that memory was short, and what kept it from helping."""
     del ranks
     status = evidence.policy
     if status is None:
         return None
-    futile = [rule.name for rule in status.rules if rule.phase == "futile"]
-    above = [rule.name for rule in status.rules if rule.phase == "above"]
-    if futile:
-        title = f"the policy could not help any more ({', '.join(futile)})"
-        text = "The remedies of these rules had been tried and freed too little: what filled the memory was not theirs."
-    elif above and status.mode == "observe":
-        title = f"the policy saw it and was told to observe only ({', '.join(above)})"
-        text = "These rules were over their high water. In mode observe the policy decides, records, and does nothing."
+    short = [rule for rule in status.rules if rule.phase in {"short", "urgent", "acting", "resting"}]
+    names = ", ".join(rule.name for rule in short)
+    if short and status.mode == "observe":
+        title = f"the policy saw that memory was short and was set to observe only ({names})"
+        text = "In mode observe the policy decides, records, and does nothing."
+    elif short:
+        title = f"the policy knew that memory was short ({names})"
+        text = "; ".join(f"{rule.name}: {rule.reason}" for rule in short if rule.reason) or status.summary
     else:
         return None
     return Finding(
@@ -30,6 +30,6 @@ def policy(evidence: Evidence, ranks: Sequence[Latest]) -> Finding | None:
         weight="clue",
         title=title,
         text=text,
-        figures={"mode": status.mode, "futile_rules": len(futile), "rules_above": len(above)},
+        figures={"mode": status.mode, "level": status.level, "rules_short": len(short)},
         advice=(known.POLICY_EARLIER,),
     )

@@ -1,0 +1,45 @@
+"""The policy, pure: what is decided from a report and what is remembered of the engine's life.
+
+``rules`` is what an operator may write, ``waters`` where the default rule acts, ``pressure`` how each rank stands to a
+rule, ``gains`` what a remedy can give and gave, ``core`` the decision. The governor carries it out.
+"""
+
+from __future__ import annotations
+
+from app.policy.core import (
+    Action,
+    Decision,
+    LastRun,
+    LifeMemory,
+    RuleMemory,
+    RuleView,
+    begin,
+    decide,
+    learn,
+)
+from app.policy.pressure import Facts, Pressure, is_reached, pressures, unreachable
+from app.policy.rules import ALL_REMEDIES, FALLING_SIGNALS, RATIO_SIGNALS, SIGNAL_REMEDIES, Rule
+from app.readings import PolicyMode
+
+__all__ = [
+    "ALL_REMEDIES",
+    "FALLING_SIGNALS",
+    "RATIO_SIGNALS",
+    "SIGNAL_REMEDIES",
+    "Action",
+    "Decision",
+    "Facts",
+    "LastRun",
+    "LifeMemory",
+    "PolicyMode",
+    "Pressure",
+    "Rule",
+    "RuleMemory",
+    "RuleView",
+    "begin",
+    "decide",
+    "is_reached",
+    "learn",
+    "pressures",
+    "unreachable",
+]

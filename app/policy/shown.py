@@ -1,0 +1,107 @@
+"""A decision as the report and ``GET /policy`` show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from app.policy.core import RuleMemory, RuleView
+from app.policy.gains import word
+from app.policy.pressure import Pressure, is_reached
+from app.policy.rules import FILL_SIGNALS, MIB, RATIO_SIGNALS, Rule
+from app.readings import PolicyLevel, PolicyMode, RankPressure, RemedyState, RuleStatus
+
+
+def rule_status(
+    view: RuleView, memory: RuleMemory, unavailable: Mapping[str, str], *, is_acting: bool, to_unix: float
+) -> RuleStatus:
+    """One rule.
+
+    Args:
+        view: As it was just looked at.
+        memory: What is remembered of it.
+        unavailable: Remedies that would be refused now, and why.
+        is_acting: Whether a remedy of it runs.
+        to_unix: What makes its times Unix seconds.
+    """
+    rule, worst = view.rule, view.worst
+    return RuleStatus(
+        name=rule.name,
+        signal=rule.signal,
+        phase="acting" if is_acting else view.phase,
+        value=worst.value if worst is not None else None,
+        high_water=worst.high if worst is not None else rule.high_water,
+        low_water=worst.low if worst is not None else rule.low_water,
+        reason=view.reason,
+        since=memory.since + to_unix if memory.since is not None else None,
+        rest_until=view.rest_until + to_unix if view.rest_until is not None else None,
+        ranks=tuple(_rank(rule, one) for one in view.pressures) if rule.signal in FILL_SIGNALS else (),
+        remedies=tuple(_remedy(name, view, memory, unavailable, to_unix) for name in rule.remedies),
+    )
+
+
+def summary(views: Sequence[RuleView], level: PolicyLevel, *, mode: PolicyMode = "act") -> str:
+    """One sentence."""
+    if not views:
+        return "there are no rules: nothing is given back by itself"
+    view = next(view for view in views if view.level == level)
+    text = view.reason or _calm(view)
+    if level in {"short", "urgent"} and mode == "observe":
+        text += "; observe mode: nothing is done"
+    return text
+
+
+def _calm(view: RuleView) -> str:
+    worst = view.worst
+    if worst is None or worst.value is None or worst.high is None:
+        return f"rule {view.rule.name} is calm"
+    value, water = (_value(view.rule.signal, number) for number in (worst.value, worst.high))
+    rank = worst.reading.rank if worst.reading.rank is not None else "?"
+    if view.rule.signal == "device_free_bytes":
+        return f"rank {rank} has {value} free, the least of all for its size; below {water} memory is given back"
+    return f"{view.rule.signal} is {value}; from {water} on memory is given back"
+
+
+def _value(signal: str, value: float) -> str:
+    return f"{value:.3f}" if signal in RATIO_SIGNALS else f"{value / MIB:,.0f} MiB"
+
+
+def _rank(rule: Rule, one: Pressure) -> RankPressure:
+    reading, total = one.reading, one.reading.total_bytes
+
+    def as_free(water: float | None) -> int | None:
+        if water is None:
+            return None
+        if rule.signal == "device_free_bytes":
+            return int(water)
+        return int((1 - water) * total) if total is not None else None
+
+    trim = word("trim_encoder_cache", rule.signal, reading)
+    return RankPressure(
+        rank=reading.rank,
+        dp_rank=reading.dp_rank,
+        free_bytes=reading.free_bytes,
+        high_free_bytes=as_free(one.high),
+        low_free_bytes=as_free(one.low),
+        short_bytes=None if one.high is None else one.need_bytes if is_reached(rule, one) else 0,
+        can_release_bytes=reading.releasable_bytes,
+        can_trim_bytes=trim.size if trim.is_certain else None,
+        note=one.note,
+    )
+
+
+def _remedy(
+    name: str, view: RuleView, memory: RuleMemory, unavailable: Mapping[str, str], to_unix: float
+) -> RemedyState:
+    run = memory.runs.get(name)
+    if run is None:
+        return RemedyState(name=name, unavailable=unavailable.get(name))
+    return RemedyState(
+        name=name,
+        unavailable=unavailable.get(name),
+        last_run_at=run.at + to_unix,
+        last_outcome=run.outcome,
+        last_reason=run.reason,
+        last_freed_bytes=run.freed_bytes,
+        last_freed_ranks=run.ranks,
+        rest_until=view.rest_until + to_unix if view.rest_until is not None else None,
+    )
