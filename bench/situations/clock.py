@@ -107,9 +107,6 @@ def virtual_clocks(loop: VirtualLoop) -> Iterator[None]:
 def run_virtually(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine on a loop of its own, on virtual time, and return its result."""
     loop = VirtualLoop()
-    # What is there already stays: collections, which a worker's `release` asks for, need not walk it each time.
-    gc.collect()
-    gc.freeze()
     try:
         with virtual_clocks(loop):
             return loop.run_until_complete(main(loop))

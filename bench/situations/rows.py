@@ -139,7 +139,7 @@ def _then_idle(event: object, busy: float, idle: float) -> tuple[Script, float]:
     return script, BEGIN + busy + idle
 
 
-def _steady(event: object, busy: float = 8 * MINUTE, idle: float = 4 * MINUTE) -> dict[str, object]:
+def _steady(event: object, busy: float = 5 * MINUTE, idle: float = 2 * MINUTE) -> dict[str, object]:
     script, seconds = _then_idle(event, busy, idle)
     return {"script": script, "seconds": seconds, "fits": True}
 
@@ -186,33 +186,33 @@ _UNPROFILED = replace(_h100(0.95), image=160 * MIB, image_embeds=256, encoder_bu
 SITUATIONS: tuple[Situation, ...] = (
     Situation(
         name="story-32b-90",
-        title="Ascend, 32B at 0.90: twenty minutes of images, then idle",
+        title="Ascend, 32B at 0.90: ten minutes of images, then idle",
         cards=(ASCEND, ASCEND),
         plan=STORY_32B,
         options=_npu(utilization=0.90),
         version="0.12.0",
-        **_steady(_IMAGES, 20 * MINUTE, 10 * MINUTE),  # type: ignore[arg-type]
+        **_steady(_IMAGES, 10 * MINUTE, 5 * MINUTE),  # type: ignore[arg-type]
     ),
     _ascend("story-8b-95", "Ascend, 8B at 0.95: images, then idle", **_steady(traffic(images=0.5))),  # type: ignore[arg-type]
     _ascend(
         "fragments-slow",
         "the same, 160 MiB of fragments an image, 0.5 images a second",
         ((BEGIN, _FRAGMENTS_SLOW),),
-        30 * MINUTE,
+        15 * MINUTE,
         needs=5,
     ),
     _ascend(
         "fragments-fast",
         "the same, one image a second",
         ((BEGIN, _FRAGMENTS_FAST),),
-        30 * MINUTE,
+        10 * MINUTE,
         needs=10,
     ),
     _ascend(
         "fragments-held",
         "fragments that `empty_cache` cannot give back",
         ((BEGIN, traffic(images=0.5, split=10 * MIB)),),
-        30 * MINUTE,
+        12 * MINUTE,
         may_die=True,
     ),
     *_h100_rows(),
@@ -241,7 +241,7 @@ SITUATIONS: tuple[Situation, ...] = (
             (BEGIN + 730, wake_up()),
             (BEGIN + 740, _IMAGES),
         ),
-        20 * MINUTE,
+        16 * MINUTE,
         most_remedies=0,
     ),
     _on_h100(
@@ -301,16 +301,16 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     _ascend(
         "rest-between-waters",
-        "one crossing, then an hour of rest at 0.9022 of the device",
+        "one crossing, then half an hour of rest at 0.9022 of the device",
         ((BEGIN, _FRAGMENTS_FAST), (BEGIN + 40, no_traffic)),
-        HOUR + 5 * MINUTE,
+        HOUR / 2,
         most_remedies=3,
     ),
     _ascend(
         "one-rank-far",
         "fragments on one rank of two",
         ((BEGIN, traffic(images=1.0, stray=160 * MIB, ranks=(1,))),),
-        15 * MINUTE,
+        8 * MINUTE,
         needs=5,
     ),
     _ascend(
@@ -321,7 +321,7 @@ SITUATIONS: tuple[Situation, ...] = (
             (BEGIN + 400, silence(1, is_silent=True)),
             (BEGIN + 580, silence(1, is_silent=False)),
         ),
-        20 * MINUTE,
+        13 * MINUTE,
         needs=1,
     ),
     _ascend(
@@ -341,8 +341,8 @@ SITUATIONS: tuple[Situation, ...] = (
     _ascend(
         "restarts-every-minute",
         "an engine that restarts every minute, fragments in each life",
-        ((BEGIN, traffic(images=2.0, stray=160 * MIB)), *((60.0 * minute, end_engine) for minute in range(1, 20))),
-        20 * MINUTE,
+        ((BEGIN, traffic(images=2.0, stray=160 * MIB)), *((60.0 * minute, end_engine) for minute in range(1, 10))),
+        10 * MINUTE,
         needs=10,
     ),
     _on_h100(
@@ -383,7 +383,7 @@ SITUATIONS: tuple[Situation, ...] = (
             (0.0, quirk(tamper=claims("memory", "releasable_bytes", 3 * GIB))),
             (BEGIN, traffic(images=0.5, split=8 * MIB)),
         ),
-        30 * MINUTE,
+        12 * MINUTE,
         may_die=True,
         restarts=False,
     ),
@@ -392,7 +392,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "an encoder cache of 6.25 GiB that the profile left out",
         0.95,
         ((BEGIN, traffic(images=0.5)),),
-        15 * MINUTE,
+        6 * MINUTE,
         plan=_UNPROFILED,
         cache_counts=True,
         needs=1,
@@ -402,7 +402,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "the same with an encoder cache connector: trim and reset are refused",
         0.95,
         ((BEGIN, traffic(images=0.5)),),
-        15 * MINUTE,
+        6 * MINUTE,
         plan=_UNPROFILED,
         options=_gpu(0.95, ec_connector=True),
         may_die=True,
@@ -418,13 +418,13 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     _ascend(
         "idle-then-burst",
-        "two idle hours, then a burst of fragments",
+        "an idle hour, then a burst of fragments",
         (
             (BEGIN, traffic(images=0.5)),
             (BEGIN + 120, no_traffic),
-            (BEGIN + 2 * HOUR, traffic(images=2.0, stray=160 * MIB)),
+            (BEGIN + HOUR, traffic(images=2.0, stray=160 * MIB)),
         ),
-        2 * HOUR + 5 * MINUTE,
+        HOUR + 3 * MINUTE,
         needs=5,
     ),
     _on_h100(
@@ -444,7 +444,7 @@ SITUATIONS: tuple[Situation, ...] = (
                 ]
             }
         },
-        **_steady(_IMAGES, 10 * MINUTE, 10 * MINUTE),  # type: ignore[arg-type]
+        **_steady(_IMAGES),  # type: ignore[arg-type]
     ),
     _ascend(
         "slow-release",
@@ -466,10 +466,10 @@ SITUATIONS: tuple[Situation, ...] = (
         0.92,
         tuple(
             (BEGIN + 105.0 * number + (60.0 if part else 0.0), no_traffic if part else _IMAGES)
-            for number in range(12)
+            for number in range(6)
             for part in (0, 1)
         ),
-        22 * MINUTE,
+        12 * MINUTE,
         fits=True,
     ),
     _on_h100(

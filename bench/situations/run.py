@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -20,7 +21,7 @@ from bench.situations.device import Card
 from bench.situations.engine import EngineModel
 from bench.situations.judge import Judge, Outcome, missed_goals
 from bench.situations.situation import Situation, Stage
-from bench.situations.wire import CountingTransport
+from bench.situations.wire import LoopbackTransport
 from bench.situations.worker import modelled_workers
 
 TOKEN = "situations-situations-situations"  # noqa: S105 - of a sidecar that lives for a second
@@ -66,7 +67,7 @@ async def play(situation: Situation, stage: Stage) -> None:
 
 
 async def _live(loop: VirtualLoop, situation: Situation) -> tuple[Outcome, list[str]]:
-    engine, transport = model_of(situation, loop.time), CountingTransport()
+    engine, transport = model_of(situation, loop.time), LoopbackTransport()
     loop.on_the_wire = lambda: max(0, transport.in_flight - engine.server.held)
     judge = engine.watcher = Judge(engine, cache_counts=situation.cache_counts)
     with modelled_workers(engine.torch), tempfile.TemporaryDirectory(prefix="highwater-situation-") as folder:
@@ -84,6 +85,9 @@ async def _live(loop: VirtualLoop, situation: Situation) -> tuple[Outcome, list[
         sidecar = create_app(settings, loop.time, loop.wall_time, transport=transport)
         try:
             async with _serving(sidecar) as url:
+                # A worker's `release` collects garbage: it need not walk all that is there already each time.
+                gc.collect()
+                gc.freeze()
                 await play(situation, Stage(engine, loop))
                 events = await _look_at_the_face(url, judge.outcome)
         finally:
