@@ -6,7 +6,7 @@ engine's numbers do not look alive. The golden file ``tests/unit/golden/metrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -35,15 +35,6 @@ from app.traffic import Connections, Traffic
 _RANK_LABELS = ("rank", "device", "host")
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _RESET_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
-# What a remedy can free on the device, where its word stands in a component.
-FREED_COMPONENTS: Mapping[str, tuple[str, ...]] = {
-    # On NPU empty_cache drops the operators' workspaces as well, on CPU the heap's free pages: both are non_torch.
-    "release": ("torch_cached_bytes", "non_torch_bytes"),
-    "trim_encoder_cache": ("encoder_cache_bytes",),
-    "reset_encoder_cache": ("encoder_cache_bytes",),
-}
 
 
 def _of_encoder_cache(name: str) -> Callable[[RankReading], float | None]:
@@ -200,12 +191,8 @@ class Exporter:
         self._reset_seconds.labels(result.remedy).observe(result.seconds)
         if result.moment is not None and result.held_seconds is not None:
             self._hold_seconds.labels(result.remedy, result.moment).observe(result.held_seconds)
-        # Of the other components a difference is traffic's: summed over many resets it would be gigabytes. Negative
-        # where traffic took more meanwhile; a counter only goes up.
-        for component in FREED_COMPONENTS.get(result.remedy, ()):
-            self._freed.labels(result.remedy, _short(component)).inc(
-                max(getattr(result.freed_components, component) or 0, 0)
-            )
+        for component, size in _given_back(result):
+            self._freed.labels(result.remedy, _short(component)).inc(size)
 
     def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
         """The policy ran a remedy on a rule's behalf, or would have."""
@@ -225,6 +212,26 @@ class Exporter:
     def expose_with(self, engine_text: str) -> tuple[bytes, str]:
         """Our families and then the engine's own; in the classic form, which is what vLLM speaks."""
         return generate_latest(self._registry) + engine_text.encode(), self.content_type_classic
+
+
+def _given_back(result: RemedyResult) -> Iterator[tuple[str, int]]:
+    """Bytes by component, of those alone that the remedy can free: the rest of a difference is traffic's.
+
+    Summed over many resets it would be gigabytes. A counter only goes up, so what traffic took more is 0.
+    """
+    parts = result.freed_components
+    cached = parts.torch_cached_bytes or 0
+    if result.remedy == "release":
+        # On NPU empty_cache drops the operators' workspaces as well, on CPU the heap's free pages: both are non_torch.
+        told = [size for answer in result.detail if isinstance(size := answer.get("freed_bytes"), int)]
+        other = parts.non_torch_bytes or 0
+        given = max(cached, 0), max(other, 0)
+        left = sum(told) - given[0] if told else given[1]
+        yield "torch_cached_bytes", given[0]
+        yield "non_torch_bytes", max(min(given[1], left), 0)
+    elif result.remedy in {"trim_encoder_cache", "reset_encoder_cache"}:
+        # Without a release after it, as on the drop-in path, the bytes are the allocator's now and not given back.
+        yield "encoder_cache_bytes", max((parts.encoder_cache_bytes or 0) + min(cached, 0), 0)
 
 
 class _DroppedLines(Collector):

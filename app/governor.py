@@ -95,7 +95,7 @@ class Governor:
         self._actions: deque[float] = deque()
         self._paces: dict[RankKey, Pace] = {}
         self._told: dict[tuple[str, str], float] = {}
-        self._level: PolicyLevel = "unknown"
+        self._level: PolicyLevel = "calm"
         self._level_told_at = -math.inf
         self._news = asyncio.Event()
 
@@ -212,13 +212,15 @@ class Governor:
         blocked = [name for rule in self.rules for name in rule.remedies]
         report = self._poller.current()
         if blocked and report.ranks and not report.stale:
-            why = dict(self._unavailable(report))
-            if all(name in why for name in blocked):
-                text = f"the policy can only observe here: {next(iter(why.values()))}"
+            refusals = dict(self._unavailable(report))
+            if all(name in refusals for name in blocked):
+                text = f"the policy can only observe here: {next(iter(refusals.values()))}"
                 self._tell_once("", "observes", text, now)
         level = _level(decision)
+        level = level if level in {"short", "urgent"} else "calm"
         if level != self._level and now - self._level_told_at >= LEVEL_EVENT_SECONDS:
-            self._history.record("policy", f"memory: {self._level} -> {level}: {summary(decision.views, level)}")
+            why = f": {summary(decision.views, level)}" if level != "calm" else ""
+            self._history.record("policy", f"memory: {self._level} -> {level}{why}")
             self._level, self._level_told_at = level, now
 
     def _tell_once(self, rule: str, kind: str, text: str, now: float) -> None:

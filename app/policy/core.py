@@ -25,7 +25,7 @@ from typing import Final
 from app.attribution import card, rank_key
 from app.policy.gains import RankKey, credit, freed, is_integrated, total, word
 from app.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable
-from app.policy.rules import MIB, Rule
+from app.policy.rules import MIB, MIN_GAIN_BYTES, Rule
 from app.readings import UNNEEDED, Outcome, PolicyLevel, RankFreed, RankReading, RemedyResult, Report, RulePhase, Target
 
 URGENT_REST_SECONDS: Final = 5.0
@@ -295,13 +295,12 @@ def _climb(
     """One step of a relief: begin it, go on with it, or end it; and whether memory is short with nothing to give."""
     urgent = any(_is_urgent(memory, one, now) for one in counted)
     over = any(_is_over(rule, memory, one, now) for one in counted)
-    memory = replace(memory, reached_since=(memory.reached_since if memory.reached_since is not None else now))
-    if not over:
-        memory = replace(memory, reached_since=None)
+    since = memory.reached_since if memory.reached_since is not None else now
+    memory = replace(memory, reached_since=since if over else None)
     if memory.relief is not None and all(is_relieved(rule, one) for one in counted):
         memory = replace(memory, relief=None, rest_from=None)
     if memory.relief is None:
-        if not over or now - (memory.reached_since or now) < rule.sustain_seconds:
+        if not over or now - since < rule.sustain_seconds:
             return memory, None, False
         rest = URGENT_REST_SECONDS if urgent else rule.cooldown_seconds
         if memory.rest_from is not None and now < memory.rest_from + rest:
@@ -311,7 +310,8 @@ def _climb(
     if action is not None:
         return memory, action, False
     # Where nothing was run, nothing needs a rest: it acts as soon as there is something to give back.
-    return replace(memory, relief=None, rest_from=now if memory.relief else None), None, over and not memory.relief
+    ended = max((memory.runs[name].at for name in memory.relief or () if name in memory.runs), default=None)
+    return replace(memory, relief=None, rest_from=ended), None, over and not memory.relief
 
 
 def _next(rule: Rule, memory: RuleMemory, counted: Sequence[Pressure], facts: Facts, now: float) -> Action | None:
@@ -551,8 +551,8 @@ def _judge(action: Action, run: LastRun, after: Sequence[RankReading], now: floa
     left = {rank_key(one): word(action.remedy, action.rule.signal, one).size for one in after}
     waits, effective = dict(run.waits), False
     for key, (said, gain) in action.ranks.items():
-        given = gave.get(key, 0)
-        if run.outcome == "done" and (given >= gain or not after):
+        given = gave.get(key, gain)  # what was not measured is taken to have helped
+        if run.outcome == "done" and given >= gain:
             waits.pop(key, None)
             effective = True
         elif run.outcome == "done":
@@ -585,11 +585,12 @@ def _words(
 ) -> str | None:
     parts = []
     if level in {"short", "urgent"}:
-        needy = [one for one in counted if one.need_bytes > 0]
-        if needy:
-            parts.append(_short(max(needy, key=lambda one: one.need_bytes)))
+        needy = sorted(counted, key=lambda one: -one.need_bytes)
+        if needy[0].need_bytes > 0:
+            parts.append(_short(needy[0]))
         if is_helpless:
             parts.append("nothing here to give back" + _because(rule, facts))
+            parts += [text for text in [_elsewhere(needy, facts)] if text]
     if resting:
         parts.append("the last relief did not reach low water, so it rests")
     if silent:
@@ -600,6 +601,16 @@ def _words(
 def _because(rule: Rule, facts: Facts) -> str:
     blocked = [f"{name}: {why}" for name in rule.remedies if (why := facts.unavailable.get(name)) is not None]
     return f" ({'; '.join(blocked)})" if blocked else ""
+
+
+def _elsewhere(needy: Sequence[Pressure], facts: Facts) -> str | None:
+    """What grew outside PyTorch since the engine became ready: no remedy reaches it."""
+    was = {rank_key(reading): reading.components.non_torch_bytes for reading in facts.baseline}
+    now, then = needy[0].reading.components.non_torch_bytes, was.get(needy[0].key)
+    if now is None or then is None or now - then < MIN_GAIN_BYTES:
+        return None
+    grown = (now - then) // MIB
+    return f"{grown:,} MiB more than at the start are held outside PyTorch, by libraries or by other processes there"
 
 
 def _silence(silent: Mapping[RankKey, PolicyLevel]) -> str:

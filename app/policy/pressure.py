@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.attribution import host_ratio, host_share, rank_key
 from app.policy.gains import RankKey
@@ -67,7 +67,14 @@ class Pressure:
 
 
 def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
-    """Every rank of the report, as the rule sees it."""
+    """Every rank of the report, as the rule sees it; one that is asleep, or partly so, is left out."""
+    return [
+        replace(one, note=f"asleep: {', '.join(tags)}") if (tags := one.reading.asleep_tags) else one
+        for one in _pressures(rule, report, facts)
+    ]
+
+
+def _pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
     if rule.is_derived:
         baseline = {rank_key(reading): reading for reading in facts.baseline}
         return [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
@@ -99,8 +106,6 @@ def _derived(rule: Rule, reading: RankReading, baseline: RankReading | None) -> 
     free = reading.free_bytes
     if reading.device.type == "cpu":
         return Pressure(reading=reading, value=free, note="on CPU there is no device to fill")
-    if reading.asleep_tags:
-        return Pressure(reading=reading, value=free, note=f"asleep: {', '.join(reading.asleep_tags)}")
     slack = slack_bytes(reading, baseline)
     if free is None or slack is None:
         return Pressure(reading=reading, value=free, note="the device's memory is not known")

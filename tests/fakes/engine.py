@@ -1,9 +1,9 @@
 """vLLM's control face, as one version of it shows it: an ASGI app with workers that hold bytes.
 
 Used in process (`FakeEngine().transport()`) and on a real port. `tests/engine/test_contract.py` holds it to the real
-engine. The default is the story's machine: two NPUs of 65,452,113,920 bytes, 57,766 MiB in use once up, and
-`serve_images()` makes it 61,548. `core_on` wires the sidecar's core to it on a clock that only tests move; with
-`flight` its workers' recorders write a sample before each poll.
+engine. The default is the story's machine: two NPUs of 65,452,113,920 bytes, 54,650 MiB in use once up (57,766 as
+npu-smi counts), and `serve_images()` makes it 58,432 (61,548). `core_on` wires the sidecar's core to it on a clock that
+only tests move; with `flight` its workers' recorders write a sample before each poll.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 MIB = 1024 * 1024
 EXTENSION = "worker_ext.MemoryExtension"
 TOTAL = 65_452_113_920
-USED_READY = 57_766 * MIB
-USED_AFTER = 61_548 * MIB
+# npu-smi counts that much of its 65,536 MiB which mem_get_info, the sidecar's unit and TOTAL's, does not.
+NPU_SMI_ONLY = 3_116 * MIB
+USED_READY = 57_766 * MIB - NPU_SMI_ONLY
+USED_AFTER = 61_548 * MIB - NPU_SMI_ONLY
 WEIGHTS = 31_459_200_000
 KV_POOL = 21_540_531_712
 OTHER_TENSORS = 256 * MIB

@@ -1,498 +1,564 @@
-"""Each transition of a rule: a reading and a time go in, a decision comes out."""
+"""The pure policy: what is done at which reading, and what is remembered of it."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from app.policy import (
-    BACKOFF_FIRST_SECONDS,
-    BACKOFF_MOST_SECONDS,
-    FALLING_SIGNALS,
-    HOUR_SECONDS,
-    SIGNAL_REMEDIES,
-    Decision,
-    Effect,
-    HourlyBudget,
-    Rule,
-    RuleMemory,
-    Trial,
-    baseline_problem,
-    decide,
-    effect,
-    judge,
-    resting_value,
-    signal_value,
-    target,
-    usable_from,
+from app.policy import ALL_REMEDIES, Action, Decision, Facts, LifeMemory, Rule, begin, decide, learn
+from app.policy.core import URGENT_REST_SECONDS, RuleView
+from app.readings import Growth, HostMemory, MissingRank, RankReading, RemedyResult, Report, Target
+from tests.fakes.ranks import GIB, H100, MIB, reading, report
+
+DEVICE = Rule(
+    name="device", signal="device_free_bytes", remedies=("release", "trim_encoder_cache", "reset_encoder_cache")
 )
-from app.policy_settings import DEFAULT_RULES
-from app.readings import UNNEEDED, EngineStatus, Growth, RankFreed, Report, Target
-from app.remedies import REMEDIES
-from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, MIB, TOTAL, USED_AFTER, USED_READY, FakeEngine
-
-RULE = Rule(
-    name="device",
-    signal="device_used_ratio",
-    high_water=0.93,
-    low_water=0.90,
-    sustain_seconds=5.0,
-    cooldown_seconds=60.0,
-    min_effect_bytes=32 * MIB,
-    remedies=("release", "reset_encoder_cache"),
-)
-ABOVE = RuleMemory(phase="above", since=1.0)
-NOTHING = Decision()
+REQUESTED = int(H100 * 0.95)  # slack 3.96 GiB: high 0.99, low 1.98
+REST = REQUESTED - 3 * GIB
+SHARE = Rule(name="mine", signal="device_used_ratio", high_water=0.96, low_water=0.94, remedies=("release",))
 
 
-def freed_bytes(freed: int | None) -> Effect | None:
-    return None if freed is None else Effect(judged_bytes=freed, total_bytes=freed)
+def full(free: float, *, cached: float = 0.0, encoder: float = 0.0, **more: Any) -> RankReading:
+    """A rank with so many GiB free; of what is used so much is the reserve's and the encoder cache's."""
+    cached_bytes, encoder_bytes = int(cached * GIB), int(encoder * GIB)
+    other = H100 - int(free * GIB) - REST - cached_bytes - encoder_bytes
+    sizes = {"cached": cached_bytes, "encoder": encoder_bytes, "other": other}
+    return reading(rest=REST, requested=REQUESTED, **(sizes | more))
 
 
-def tried(memory, remedy, now, *, freed: int | None = 0, value: float = 0.95, outcome="done", rule=RULE) -> RuleMemory:
-    """How the memory stands after that remedy ran."""
-    trial = Trial(at=now, outcome=outcome, effect=freed_bytes(freed))
-    return judge(rule, replace(memory, phase="acting"), remedy, trial, value=value)
+class Watch:
+    """The policy with its memory, on a clock."""
+
+    def __init__(self, *rules: Rule, **facts: Any) -> None:
+        self.rules, self.facts = rules or (DEVICE,), Facts(life="a", **facts)
+        self.memory, self.now = LifeMemory(), 1000.0
+        self.decision = Decision()
+
+    def look(self, *ranks: RankReading, after: float = 1.0, **more: Any) -> Action | None:
+        return self.see(report(*ranks, **more), after=after)
+
+    def see(self, seen: Report, *, after: float = 1.0) -> Action | None:
+        self.now += after
+        self.memory, self.decision = decide(self.rules, seen, self.facts, self.memory, self.now)
+        return self.decision.action
+
+    @property
+    def view(self) -> RuleView:
+        return self.decision.views[0]
+
+    def act(
+        self, before: RankReading | list[RankReading], after: RankReading | list[RankReading], **result: Any
+    ) -> str:
+        """Look, run what was decided, and take in the readings after it; the remedy's name."""
+        return self._act(before, after, 1, result)
+
+    def act_idle(self, before: RankReading, after: RankReading) -> str:
+        """The same on an engine without requests."""
+        return self._act(before, after, 0, {})
+
+    def _act(
+        self,
+        before: RankReading | list[RankReading],
+        after: RankReading | list[RankReading],
+        running: int,
+        result: dict[str, Any],
+    ) -> str:
+        befores = before if isinstance(before, list) else [before]
+        action = self.look(*befores, running=running)
+        assert action is not None
+        self.memory = begin(self.memory, action)
+        self.now += 0.5
+        outcome = RemedyResult(**({"remedy": action.remedy, "outcome": "done"} | result))
+        afters = after if isinstance(after, list) else [after]
+        self.memory = learn(self.memory, action, outcome, before=befores, after=afters, now=self.now)
+        return action.remedy
 
 
-def test_below_high_water_nothing_happens():
-    """A rule at rest stays at rest."""
-    assert decide(RULE, RuleMemory(), 0.929, 10.0) == (RuleMemory(), NOTHING)
+# --- when the default rule acts ---
 
 
-def test_high_water_must_be_sustained():
-    """Nothing before sustain_seconds, the first remedy once they are over; high water itself counts."""
-    memory, decision = decide(RULE, RuleMemory(), 0.93, 10.0)
-    assert (memory.phase, memory.reached_since, decision) == ("below", 10.0, NOTHING)
-    memory, decision = decide(RULE, memory, 0.94, 14.9)
-    assert (memory.phase, decision) == ("below", NOTHING)
-    memory, decision = decide(RULE, memory, 0.94, 15.0)
-    assert (memory.phase, decision) == ("acting", Decision(action="act", remedy="release"))
+def test_while_enough_is_free_nothing_is_done():
+    """Whatever the share of the device in use: 0.985 here."""
+    watch = Watch()
+    assert watch.look(full(1.2, cached=3.0)) is None
+    assert (watch.view.phase, watch.view.level, watch.view.reason) == ("calm", "calm", None)
 
 
-def test_a_dip_starts_the_wait_anew():
-    """Sustained means without a break."""
-    memory, _ = decide(RULE, RuleMemory(), 0.95, 10.0)
-    memory, _ = decide(RULE, memory, 0.92, 13.0)
-    memory, decision = decide(RULE, memory, 0.95, 16.0)
-    assert (memory.reached_since, decision) == (16.0, NOTHING)
+def test_under_high_water_what_can_be_given_back_is():
+    """At once, for the rank in need."""
+    watch = Watch()
+    action = watch.look(full(0.9, cached=3.0))
+    assert action is not None
+    assert (action.remedy, action.why) == ("release", "short by 1,104 MiB on rank 0")
+    assert watch.view.level == "short"
 
 
-@pytest.mark.parametrize("phase", ["below", "above", "acting", "cooling", "futile"])
-def test_no_fresh_reading_no_action(phase):
-    """Without a value nothing is done and nothing is forgotten."""
-    memory = RuleMemory(phase=phase, reached_since=1.0)
-    assert decide(RULE, memory, None, 1e6) == (memory, NOTHING)
+@pytest.mark.parametrize("engine", ["busy", "stuck", "not_answering", "gone", "starting", "sleeping"])
+def test_an_engine_that_does_not_work_is_left_alone(engine):
+    """No remedy would be run soon, or none may be."""
+    watch = Watch()
+    assert watch.look(full(0.1, cached=3.0), state=engine) is None
+    assert watch.view.phase == "held"
 
 
-def test_no_second_action_while_one_runs():
-    """One remedy at a time."""
-    assert decide(RULE, RuleMemory(phase="acting"), 1.0, 100.0) == (RuleMemory(phase="acting"), NOTHING)
+def test_no_fresh_reading_no_action():
+    """Nothing is known then, and nothing is done."""
+    watch = Watch()
+    assert watch.look(full(0.1, cached=3.0), stale=True) is None
+    assert (watch.view.level, watch.view.phase) == ("unknown", "held")
 
 
-def test_relief_rests_the_rule():
-    """At low water after a remedy: cooling, for cooldown_seconds."""
-    memory = tried(ABOVE, "release", 100.0, freed=64 * MIB, value=0.90)
-    assert (memory.phase, memory.cooling_until, memory.worn_out) == ("cooling", 160.0, {})
+@pytest.mark.parametrize("tags", [("weights", "kv_cache"), ("kv_cache",)])
+def test_a_rank_that_is_asleep_is_left_alone(tags):
+    """Also one that is half awake: its pools are unmapped."""
+    watch = Watch()
+    assert watch.look(full(0.1, cached=3.0, asleep=tags)) is None
+    assert (watch.view.phase, watch.view.level) == ("held", "held")
 
 
-def test_no_reset_inside_cooldown():
-    """However high the signal: nothing until the rest is over, and then the wait starts anew."""
-    cooling = tried(ABOVE, "release", 100.0, freed=64 * MIB, value=0.5)
-    assert decide(RULE, cooling, 1.0, 159.9) == (cooling, NOTHING)
-    memory, decision = decide(RULE, cooling, 1.0, 160.0)
-    assert (memory.phase, memory.reached_since, decision) == ("below", 160.0, NOTHING)
+def test_with_next_to_no_slack_there_is_no_rule_and_one_finding():
+    """A plan that leaves nothing cannot be helped by giving back what is needed again at once."""
+    watch = Watch()
+    tight = reading(rest=H100 - 200 * MIB, cached=0, requested=H100 - 100 * MIB)
+    assert watch.look(tight) is None
+    assert watch.view.phase == "held"
+    assert "leaves 100 MiB" in (watch.view.finding or "")
 
 
-def test_not_enough_tries_the_next_remedy_at_once():
-    """What helped but not enough rests for cooldown_seconds; the next in order is tried."""
-    memory = tried(ABOVE, "release", 100.0, freed=64 * MIB, value=0.92)
-    assert (memory.phase, memory.worn_out) == ("above", {})
-    memory, decision = decide(RULE, memory, 0.92, 101.0)
-    assert decision.remedy == "reset_encoder_cache"
+def test_on_cpu_there_is_no_device_rule():
+    """One rank's resident memory is no device."""
+    watch = Watch()
+    assert watch.look(full(0.1, cached=3.0, device="cpu")) is None
+    assert (watch.view.phase, watch.view.finding) == ("held", None)
 
 
-def test_the_ladder_starts_again_after_a_rest():
-    """Remedies that help are not worn out: they only rest."""
-    memory = tried(ABOVE, "release", 100.0, freed=64 * MIB, value=0.92)
-    memory = tried(memory, "reset_encoder_cache", 101.0, freed=64 * MIB, value=0.92)
-    assert decide(RULE, memory, 0.92, 159.0) == (memory, NOTHING)
-    assert decide(RULE, memory, 0.92, 160.0)[1].remedy == "release"
+# --- only what can give ---
 
 
-def test_between_the_waters_a_rule_that_is_above_goes_on():
-    """Hysteresis: it stops at low water, not at high water."""
-    assert decide(RULE, ABOVE, 0.91, 10.0)[1].remedy == "release"
-    memory, decision = decide(RULE, ABOVE, 0.90, 10.0)
-    assert (memory.phase, decision) == ("below", NOTHING)
+def test_where_nothing_can_be_given_the_shortage_is_told_and_nothing_is_done():
+    """Live tensors and a text model: no remedy has anything."""
+    watch = Watch()
+    assert watch.look(full(0.3)) is None
+    assert watch.view.finding == "short by 1,718 MiB on rank 0; nothing here to give back"
+    assert (watch.view.level, watch.view.phase) == ("urgent", "urgent")
+
+
+def test_an_encoder_cache_that_is_empty_is_never_trimmed_or_reset():
+    """A text model's rule runs releases only, however short memory is."""
+    watch = Watch()
+    assert watch.act(full(0.3, cached=0.5), full(0.8)) == "release"
+    assert [watch.look(full(0.3), after=3.0) for _ in range(40)] == [None] * 40
+
+
+def test_a_gain_too_small_is_left():
+    """Under 256 MiB a release costs more than it gives."""
+    assert Watch().look(full(0.9, cached=0.2)) is None
+
+
+def test_on_a_small_device_the_gain_is_no_more_than_what_is_missing():
+    """With 400 MiB of slack the waters are 200 and 360 MiB: 160 are all that a remedy may have to give."""
+    total = 22 * GIB
+    low_on = reading(total=total, requested=int(total * 0.98), rest=total - 400 * MIB, cached=210 * MIB)
+    action = Watch().look(low_on)
+    assert action is not None
+    assert action.remedy == "release"
+
+
+def test_a_remedy_that_would_be_refused_is_not_asked_for():
+    """And the next one in order is."""
+    watch = Watch(unavailable={"trim_encoder_cache": "an encoder-cache connector is configured"})
+    action = watch.look(full(0.3, encoder=2.0))
+    assert action is not None
+    assert action.remedy == "reset_encoder_cache"
+
+
+def test_what_gave_less_than_it_had_to_waits_until_it_can_give_more():
+    """A release of 1 GiB that gave nothing needs 1 GiB more before it is believed again."""
+    watch = Watch()
+    before = full(0.3, cached=1.0)
+    assert watch.act(before, before) == "release"
+    assert [watch.look(before, after=60.0) for _ in range(120)] == [None] * 120
+    assert watch.look(full(0.3, cached=1.9)) is None
+    assert watch.look(full(0.3, cached=2.0)) is not None
+
+
+def test_the_workers_own_word_counts_for_a_release():
+    """The allocator had taken the bytes again when the next reading came: it gave them, and may do so again."""
+    watch = Watch()
+    before = full(0.3, cached=1.0)
+    watch.act(before, before, detail=({"rank": 0, "dp_rank": 0, "freed_bytes": GIB},))
+    assert watch.look(before, after=URGENT_REST_SECONDS - 0.1) is None
+    assert watch.look(before, after=0.1) is not None
+
+
+def test_a_remedy_is_judged_by_its_own_component():
+    """A trim that found nothing earns nothing by the release after it."""
+    watch = Watch(encoder_is_profiled=False)
+    before = full(0.9, cached=0.2, encoder=1.0)
+    assert watch.act(before, full(1.1, encoder=1.0)) == "trim_encoder_cache"
+    run = watch.memory.rules["device"].runs["trim_encoder_cache"]
+    assert (run.is_effective, run.freed_bytes) == (False, 0)
+
+
+def test_what_helps_the_wrong_rank_counts_for_nothing():
+    """Rank 0 gave what rank 1 needs."""
+    watch = Watch()
+    befores = [full(2.5), full(0.3, cached=1.0, rank=1)]
+    watch.act(befores, [full(3.5), full(0.3, cached=1.0, rank=1)])
+    assert not watch.memory.rules["device"].runs["release"].is_effective
+
+
+def test_a_figure_that_is_not_known_is_tried_only_where_nothing_may_wait():
+    """What the allocator holds is a bound, not the worker's word."""
+    unsure = {"releasable": None}
+    assert Watch().look(full(0.8, cached=3.0, **unsure)) is None
+    assert Watch().look(full(0.3, cached=3.0, **unsure)) is not None
+    assert Watch().look(full(0.3, cached=0.1, **unsure)) is None
+
+
+# --- the ladder ---
+
+
+def test_release_comes_first_and_a_trim_follows_where_it_was_not_enough():
+    """Urgent: at once, with what is still missing and no more."""
+    watch = Watch()
+    assert watch.act(full(0.2, cached=0.3, encoder=2.0), full(0.5 - 0.02, encoder=2.0)) == "release"
+    action = watch.look(full(0.48, encoder=2.0))
+    assert action is not None
+    low = int(0.9 * (H100 - REQUESTED))
+    low = min(low, 2 * ((H100 - REQUESTED) // 4))
+    assert (action.remedy, action.target) == ("trim_encoder_cache", Target(free_bytes=low - full(0.48).free_bytes))  # type: ignore[operator]
+
+
+def test_a_trim_waits_for_urgency_where_the_encoder_was_profiled():
+    """vLLM counts on these bytes and would want them back; without a profile they were never its own."""
+    short = full(0.8, encoder=2.0)
+    assert Watch().look(short) is None
+    action = Watch(encoder_is_profiled=False).look(short)
+    assert action is not None
+    assert action.remedy == "trim_encoder_cache"
+
+
+def test_a_reset_follows_a_trim_that_did_not_reach_high_water():
+    """It happens where it helps: under urgent pressure, after what harms less."""
+    watch = Watch()
+    before = full(0.3, encoder=2.0, trimmable=int(0.4 * GIB))
+    assert watch.act(before, full(0.45, encoder=1.6)) == "trim_encoder_cache"
+    action = watch.look(full(0.45, encoder=1.6, trimmable=0))
+    assert action is not None
+    assert action.remedy == "reset_encoder_cache"
+
+
+def test_without_urgency_the_encoder_cache_is_never_reset():
+    """An operator's rule may; the default does not."""
+    watch = Watch(encoder_is_profiled=False, unavailable={"trim_encoder_cache": "refused"})
+    assert watch.look(full(0.8, encoder=2.0)) is None
+
+
+def test_each_remedy_runs_once_in_a_relief():
+    """The next one gets its turn, and then the rule rests."""
+    watch = Watch()
+    short = full(0.3, cached=1.0, encoder=1.0)
+    assert watch.act(short, short, detail=({"freed_bytes": GIB},)) == "release"
+    assert watch.act(short, full(0.3, cached=2.0)) == "trim_encoder_cache"
+    assert watch.look(full(0.3, cached=2.0)) is None
+    assert watch.view.phase == "resting"
+
+
+# --- rest ---
+
+
+def test_a_relief_that_reached_low_water_needs_no_rest():
+    """High water crossed again is acted on again, at once."""
+    watch = Watch()
+    assert watch.act(full(0.9, cached=2.0), full(2.9)) == "release"
+    assert watch.look(full(2.9), after=0.2) is None
+    assert watch.look(full(0.9, cached=2.0), after=0.2) is not None
+
+
+def test_after_a_relief_that_fell_short_the_rule_rests():
+    """cooldown_seconds; and less long the moment it is urgent."""
+    watch = Watch()
+    watch.act(full(0.9, cached=0.5), full(1.4))
+    ended = watch.now
+    assert watch.look(full(1.4)) is None
+    assert watch.look(full(0.9, cached=0.5), after=30.0) is None
+    assert (watch.view.phase, watch.view.rest_until) == ("resting", ended + 60.0)
+    assert watch.look(full(0.3, cached=0.5)) is not None
+
+
+def test_urgent_pressure_rests_five_seconds():
+    """Whatever the cooldown is."""
+    watch = Watch()
+    watch.act(full(0.1, cached=0.3), full(0.4))
+    assert watch.look(full(0.4)) is None
+    assert watch.look(full(0.1, cached=0.3), after=URGENT_REST_SECONDS - 1.1) is None
+    assert watch.look(full(0.1, cached=0.3), after=0.1) is not None
+
+
+def test_an_allocation_that_was_retried_is_urgent():
+    """The best early warning there is: the allocator itself found nothing free."""
+    watch = Watch()
+    assert watch.look(full(1.2, cached=1.0, retries=3)) is None
+    action = watch.look(full(1.2, cached=1.0, retries=4))
+    assert action is not None
+    assert watch.view.level == "urgent"
+    assert Watch().look(full(2.5, cached=1.0, retries=4)) is None
+
+
+def test_between_the_waters_nothing_begins():
+    """Rest may lie there for hours: the rule acts from high water on, not for ever until low."""
+    watch = Watch()
+    assert [watch.look(full(1.5, cached=1.0)) for _ in range(100)] == [None] * 100
+
+
+# --- one life ---
+
+
+def test_a_new_life_remembers_nothing():
+    """What was in vain in the last one, rests included, says nothing about this one."""
+    watch = Watch()
+    hopeless = full(0.3, cached=1.0)
+    watch.act(hopeless, hopeless)
+    assert watch.look(hopeless) is None
+    watch.facts = replace(watch.facts, life="b")
+    assert watch.look(hopeless, after=0.1) is not None
+
+
+def test_hopeless_once_is_not_hopeless_for_ever():
+    """Live tensors at 0.996; later the same fill is all reserve, and is given back in the first second."""
+    watch = Watch()
+    for _ in range(500):
+        assert watch.look(full(0.3)) is None
+    assert watch.look(full(0.3, cached=3.0)) is not None
+
+
+# --- ranks ---
+
+
+def test_a_rank_that_falls_silent_does_not_make_the_rule_calm():
+    """Its last level stands; only the others are acted upon."""
+    watch = Watch()
+    watch.look(full(2.5), full(0.3, rank=1))
+    lost = MissingRank(dp_rank=0, pp_rank=0, tp_rank=1, rank=1, status="silent")
+    assert watch.look(full(2.5), missing=[lost]) is None
+    assert (watch.view.level, watch.view.reason) == ("urgent", "rank 1 is silent: the last known level stands")
+    action = watch.look(full(0.3, cached=2.0), missing=[lost])
+    assert action is not None
+    assert list(action.ranks) == [(0, 0)]
+
+
+def test_an_old_reading_of_a_rank_is_silence():
+    """The worst rank's numbers froze; nothing is done by them."""
+    watch = Watch()
+    watch.look(full(2.5, taken_at=100.0), full(0.3, rank=1, taken_at=100.0))
+    assert watch.look(full(2.5, taken_at=120.0), full(0.3, cached=3.0, rank=1, taken_at=100.0)) is None
+    assert watch.view.level == "urgent"
+
+
+def test_each_rank_has_its_own_waters():
+    """One far from the others is acted for, by its own plan."""
+    watch = Watch()
+    action = watch.look(full(3.0), full(0.9, cached=2.0, rank=1))
+    assert action is not None
+    assert list(action.ranks) == [(0, 1)]
+    assert watch.view.worst is not None
+    assert watch.view.worst.reading.rank == 1
+
+
+# --- devices that are not the engine's alone ---
+
+
+def test_on_a_shared_device_caches_are_not_given_away():
+    """A release costs nothing; trim and reset would feed whoever else is there."""
+    short = full(0.3, encoder=2.0)
+    assert Watch(shared_cards=frozenset({"node-a/gpu-0-0"})).look(short) is None
+    action = Watch(shared_cards=frozenset({"node-a/gpu-0-0"})).look(full(0.3, encoder=2.0, cached=1.0))
+    assert action is not None
+    assert action.remedy == "release"
+
+
+def test_what_grew_outside_pytorch_is_named():
+    """A neighbour, or the vendor's libraries: no remedy here reaches it."""
+    start = full(3.0)
+    grown = replace(start, free_bytes=int(0.3 * GIB), used_bytes=H100 - int(0.3 * GIB))
+    grown = replace(grown, components=replace(grown.components, non_torch_bytes=GIB + int(2.7 * GIB)))
+    watch = Watch(baseline=(start,))
+    assert watch.look(grown) is None
+    assert "2,764 MiB more than at the start are held outside PyTorch" in (watch.view.finding or "")
+
+
+@pytest.mark.parametrize("name", ["NVIDIA GB10", "NVIDIA Thor", "Orin"])
+def test_an_integrated_gpu_is_not_trimmed(name):
+    """The host's memory is the device's: nothing would be gained."""
+    watch = Watch(encoder_is_profiled=False)
+    assert watch.look(full(0.8, encoder=2.0, name=name)) is None
+
+
+# --- an idle engine ---
+
+
+def test_an_idle_engine_is_tidied_once():
+    """What a benchmark left goes back, without any pressure."""
+    watch = Watch()
+    idle = {"running": 0}
+    seen = [watch.look(full(2.5, cached=2.0), **idle) for _ in range(30)]
+    assert seen == [None] * 30
+    assert watch.act_idle(full(2.5, cached=2.0), full(4.5)) == "release"
+    assert [watch.look(full(2.5, cached=2.0), **idle) for _ in range(300)] == [None] * 300
+    watch.look(full(2.5, cached=2.0), running=1)
+    seen = [watch.look(full(2.5, cached=2.0), **idle) for _ in range(32)]
+    assert [action for action in seen if action is not None]
 
 
 @pytest.mark.parametrize(
-    ("outcome", "freed"),
-    [("done", 32 * MIB - 1), ("done", None), ("refused", None), ("failed", 64 * MIB)],
+    "seen", [{"cached": 0.9}, {"cached": 2.0, "asleep": ("weights",)}, {"cached": 2.0, "device": "cpu"}]
 )
-def test_too_little_wears_a_remedy_out(outcome, freed):
-    """Less than min_effect_bytes, refused or failed: a backoff, and the next remedy's turn."""
-    memory = tried(ABOVE, "release", 100.0, freed=freed, outcome=outcome)
-    assert memory.worn_out["release"].retry_at == 100.0 + BACKOFF_FIRST_SECONDS
-    assert decide(RULE, memory, 0.95, 101.0)[1].remedy == "reset_encoder_cache"
+def test_there_is_nothing_to_tidy(seen):
+    """Too little, asleep, or no device."""
+    watch = Watch()
+    assert [watch.look(full(2.5, **seen), running=0) for _ in range(60)] == [None] * 60
 
 
-def test_of_what_was_only_observed_nothing_is_learnt():
-    """It rests like any other, and a backoff from before it stays as it was."""
-    memory = tried(ABOVE, "release", 100.0, freed=None, outcome="observed")
-    assert (memory.worn_out, memory.trials["release"].at) == ({}, 100.0)
-    assert decide(RULE, memory, 0.95, 101.0)[1].remedy == "reset_encoder_cache"
-    worn = tried(ABOVE, "release", 100.0)
-    assert tried(worn, "release", 200.0, freed=None, outcome="observed").worn_out == worn.worn_out
+def test_an_engine_that_does_not_tell_its_requests_is_never_idle():
+    """Unknown is not 0."""
+    watch = Watch()
+    assert [watch.look(full(2.5, cached=2.0), running=None) for _ in range(60)] == [None] * 60
 
 
-def test_all_worn_out_is_futile_until_a_backoff_is_over():
-    """Nothing more is tried; the first backoff that ends brings the remedy back."""
-    memory = tried(tried(ABOVE, "release", 100.0), "reset_encoder_cache", 110.0)
-    memory, decision = decide(RULE, memory, 0.95, 159.0)
-    assert (memory.phase, decision) == ("futile", NOTHING)
-    assert decide(RULE, memory, 0.95, 160.0)[1].remedy == "release"
+def test_an_unknown_figure_is_learnt_by_one_idle_release():
+    """One: what it gave teaches the worker; without that it is not repeated."""
+    watch = Watch()
+    unsure = full(2.5, cached=2.0, releasable=None)
+    for _ in range(31):
+        watch.look(unsure, running=0)
+    assert watch.act_idle(unsure, unsure) == "release"
+    watch.look(unsure, running=1)
+    assert [watch.look(unsure, running=0) for _ in range(60)] == [None] * 60
 
 
-def test_a_worn_out_remedy_comes_back_when_the_signal_has_moved():
-    """Half the way from low to high water is news; anything less is not. It still rests its cooldown."""
-    memory = tried(tried(ABOVE, "release", 100.0), "reset_encoder_cache", 100.0)
-    worn = {name: replace(entry, retry_at=1e6) for name, entry in memory.worn_out.items()}
-    memory = replace(memory, worn_out=worn)
-    assert decide(RULE, memory, 0.964, 170.0)[1] == NOTHING
-    assert decide(RULE, memory, 0.966, 159.0)[1] == NOTHING
-    assert decide(RULE, memory, 0.966, 170.0)[1].remedy == "release"
+# --- an operator's rules ---
 
 
-def test_the_backoff_doubles_up_to_its_cap_and_help_forgives():
-    """60 s, 120 s ... one hour; the first success starts over."""
-    memory, seen = ABOVE, []
-    for round_number in range(8):
-        memory = tried(memory, "release", round_number * 1e5)
-        seen.append(memory.worn_out["release"].backoff_seconds)
-    assert seen == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, BACKOFF_MOST_SECONDS, BACKOFF_MOST_SECONDS]
-    memory = tried(memory, "release", 1e7, freed=64 * MIB)
-    assert memory.worn_out == {}
-    assert tried(memory, "release", 2e7).worn_out["release"].backoff_seconds == BACKOFF_FIRST_SECONDS
+def test_a_rule_by_share_acts_at_its_own_waters():
+    """0.96 of the device, down to 0.94."""
+    watch = Watch(SHARE)
+    used = int(0.955 * H100)
+    assert watch.look(reading(rest=int(0.9 * H100), cached=used - int(0.9 * H100))) is None
+    over = int(0.9 * H100)
+    action = watch.look(reading(rest=over, cached=int(0.061 * H100)))
+    assert action is not None
+    assert action.remedy == "release"
 
 
-def test_a_remedy_that_frees_no_bytes_is_judged_by_the_signal():
-    """reset_prefix_cache frees blocks: relief is proof enough."""
-    memory = tried(ABOVE, "release", 100.0, freed=0, value=0.5)
-    assert (memory.phase, memory.worn_out) == ("cooling", {})
+def test_high_water_must_be_sustained_without_a_break():
+    """A dip, a stale reading and a new life each start the wait anew."""
+    watch = Watch(replace(SHARE, sustain_seconds=5.0))
+    low, over = reading(rest=int(0.9 * H100)), reading(rest=int(0.9 * H100), cached=int(0.061 * H100))
 
+    def waits() -> list[bool]:
+        return [watch.look(over) is None for _ in range(6)]
 
-def test_relief_by_itself_needs_no_remedy():
-    """From futile back to rest when the traffic has gone."""
-    memory, decision = decide(RULE, RuleMemory(phase="futile", reached_since=1.0), 0.5, 100.0)
-    assert (memory.phase, memory.reached_since, memory.since, decision) == ("below", None, 100.0, NOTHING)
-
-
-def test_a_falling_signal_is_mirrored():
-    """Free bytes: less is worse, and low water lies over high water."""
-    rule = replace(RULE, signal="device_free_bytes", high_water=2e9, low_water=6e9, sustain_seconds=0.0)
-    assert decide(rule, RuleMemory(), 2.1e9, 1.0)[1] == NOTHING
-    memory, decision = decide(rule, RuleMemory(), 2e9, 1.0)
-    assert decision.remedy == "release"
-    memory = tried(memory, "release", 2.0, freed=64 * MIB, value=6e9, rule=rule)
-    assert memory.phase == "cooling"
-    assert rule.moved(1e9, since=3e9)
-    assert not rule.moved(3e9, since=1e9)
-
-
-def test_what_a_remedy_freed_last_is_remembered():
-    """For /policy; a measurement that failed forgets nothing, and its outcome is told all the same."""
-    memory = tried(tried(ABOVE, "release", 100.0, freed=5), "release", 200.0, freed=None, outcome="failed")
-    assert memory.trials["release"] == Trial(at=200.0, outcome="failed", effect=freed_bytes(5))
-
-
-def test_what_freed_nothing_never_helped():
-    """Also where no least effect is asked for: the ladder would go round for ever."""
-    rule = replace(RULE, min_effect_bytes=0)
-    assert set(tried(ABOVE, "release", 100.0, freed=0, rule=rule).worn_out) == {"release"}
-    assert set(tried(ABOVE, "release", 100.0, freed=None, rule=rule).worn_out) == {"release"}
-    assert tried(ABOVE, "release", 100.0, freed=1, rule=rule).worn_out == {}
-
-
-def test_a_remedy_is_judged_by_the_worst_rank_alone():
-    """Much freed where there was room anyway relieves nobody."""
-    trial = Trial(at=100.0, outcome="done", effect=Effect(judged_bytes=0, total_bytes=64 * MIB))
-    assert set(judge(RULE, replace(ABOVE, phase="acting"), "release", trial, value=0.95).worn_out) == {"release"}
-
-
-def test_it_is_told_when_a_remedy_may_run_again():
-    """After its rest, or its backoff where that is longer, unless the signal has moved meanwhile."""
-    assert usable_from(RULE, ABOVE, "release", 0.95) < 0
-    helped = tried(ABOVE, "release", 100.0, freed=64 * MIB)
-    assert usable_from(RULE, helped, "release", 0.95) == 160.0
-    worn = tried(tried(ABOVE, "release", 100.0), "release", 200.0)
-    assert usable_from(RULE, worn, "release", 0.95) == usable_from(RULE, worn, "release", None) == 320.0
-    assert usable_from(RULE, worn, "release", 0.97) == 260.0
-
-
-# --- the budget ---
-
-
-def test_a_budget_counts_the_last_hour_only():
-    """Each one that was started leaves it an hour later, to the second."""
-    budget = HourlyBudget(most=2).spend(0.0).spend(100.0)
-    assert (budget.allows(3599.0), budget.allows_from(3599.0)) == (False, HOUR_SECONDS)
-    assert (budget.allows(3600.0), budget.allows_from(3600.0)) == (True, 3600.0)
-    assert budget.recent(3600.0) == (100.0,)
-    assert budget.spend(3600.0).started == (100.0, 3600.0)
-
-
-def test_a_budget_that_was_lowered_waits_for_enough_to_leave():
-    """Three spent of what is now two: the second oldest must leave too."""
-    budget = replace(HourlyBudget(most=3).spend(1.0).spend(2.0).spend(3.0), most=2)
-    assert budget.allows_from(10.0) == 3602.0
-    assert not budget.allows(3601.0)
-    assert budget.allows(3602.0)
-
-
-def test_a_budget_of_none_never_allows():
-    """And no time is told at which it would."""
-    assert (HourlyBudget(most=0).allows(1e9), HourlyBudget(most=0).allows_from(1e9)) == (False, None)
-
-
-def test_nothing_is_done_over_budget():
-    """What would be done is told, and the rule stays above: it is not futile."""
-    spent = HourlyBudget(most=1).spend(50.0)
-    memory, decision = decide(RULE, ABOVE, 0.95, 100.0, spent)
-    assert (memory.phase, decision) == ("above", Decision(action="over_budget", remedy="release"))
-    assert decide(RULE, memory, 0.95, 3650.0, spent)[1] == Decision(action="act", remedy="release")
-
-
-# --- the baseline ---
-
-
-def test_a_rule_under_the_baseline_is_reported():
-    """It would fire for ever: vLLM takes its share of the device by design."""
-    problem = baseline_problem(RULE, 0.95)
-    assert problem is not None
-    assert "device_used_ratio" in problem
-    assert "Raise it, or lower the engine's --gpu-memory-utilization" in problem
-    assert baseline_problem(RULE, 0.9254) is None
-    assert baseline_problem(RULE, None) is None
+    assert waits() == [True] * 5 + [False]
+    for interruption in ({}, {"stale": True}):
+        watch.memory = LifeMemory(life="a")
+        for _ in range(3):
+            watch.look(over)
+        watch.look(low if not interruption else over, **interruption)
+        assert waits() == [True] * 5 + [False]
+    watch.memory = LifeMemory(life="a")
+    for _ in range(4):
+        watch.look(over)
+    watch.facts = replace(watch.facts, life="b")
+    assert waits() == [True] * 5 + [False]
 
 
 @pytest.mark.parametrize(
-    ("signal", "high", "value", "advice"),
+    ("rest", "low", "key"),
     [
-        (
-            "device_free_bytes",
-            6e9,
-            5e9,
-            "at or over the engine's own baseline .* Lower it, or lower",
-        ),
-        ("host_used_ratio", 0.5, 0.6, "at or under .* Raise it, or free memory on the host"),
+        pytest.param(0.95, 0.94, "mine.low_water: 0.94", id="rest between the waters"),
+        pytest.param(0.97, 0.94, "mine.low_water: 0.94", id="rest over both"),
     ],
 )
-def test_the_advice_fits_the_signal(signal, high, value, advice):
-    """Less free is worse; and no setting of the engine's frees the host."""
-    problem = baseline_problem(replace(RULE, signal=signal, high_water=high, low_water=high), value)
-    assert problem is not None
-    assert re.search(advice, problem)
+def test_a_rule_that_cannot_be_reached_at_rest_never_acts(rest, low, key):
+    """It would act for ever, on an idle engine too; it says why instead."""
+    watch = Watch(replace(SHARE, low_water=low, remedies=ALL_REMEDIES))
+    start = reading(rest=int(rest * H100))
+    watch.facts = replace(watch.facts, baseline=(start,))
+    over = reading(rest=int(rest * H100), cached=int(0.02 * H100), encoder=int(0.005 * H100))
+    assert [watch.look(over) for _ in range(3600)] == [None] * 3600
+    assert watch.view.phase == "held"
+    assert (watch.view.finding or "").startswith(key)
+    assert f"uses {rest:.4g} at rest" in (watch.view.finding or "")
 
 
-@pytest.mark.parametrize(
-    ("signal", "value"),
-    [("device_used_ratio", USED_READY / TOTAL), ("device_free_bytes", TOTAL - USED_READY), ("host_used_ratio", 0.25)],
-)
-def test_encoder_outputs_are_no_part_of_the_baseline(signal, value):
-    """A sidecar that is started beside a busy engine meets a full cache, and a reset takes that away."""
-    fake = FakeEngine()
-    fake.serve_images()
-    assert resting_value(signal, fake.readings()) == value
+def test_free_bytes_of_an_operator_are_taken_at_their_word():
+    """Less is worse; the trim goes to low water there and no further."""
+    rule = Rule(
+        name="mine",
+        signal="device_free_bytes",
+        high_water=4 * GIB,
+        low_water=5 * GIB,
+        remedies=("trim_encoder_cache",),
+    )
+    action = Watch(rule).look(full(3.0, encoder=3.0))
+    assert action is not None
+    assert action.target == Target(free_bytes=2 * GIB + (full(3.0).free_bytes or 0) % 1)
 
 
-def test_signals_that_start_at_nothing_have_no_baseline():
-    """Growth, cache and KV use are 0 at rest, and no high water may lie there."""
-    judged = {signal for signal in SIGNAL_REMEDIES if resting_value(signal, FakeEngine().readings()) is not None}
-    assert judged == {"device_used_ratio", "device_free_bytes", "host_used_ratio"}
-    assert all(resting_value(signal, ()) is None for signal in SIGNAL_REMEDIES)
+def test_a_cache_rule_trims_to_low_water():
+    """On every rank the same."""
+    rule = Rule(
+        name="cache", signal="encoder_cache_bytes", high_water=2 * GIB, low_water=GIB, remedies=("trim_encoder_cache",)
+    )
+    action = Watch(rule).look(full(3.0, encoder=2.5))
+    assert action is not None
+    assert action.target == Target(keep_bytes=GIB)
 
 
-@pytest.mark.parametrize("signal", SIGNAL_REMEDIES)
-def test_every_remedy_of_a_signal_exists(signal):
-    """The policy names no remedy that nobody can run."""
-    assert SIGNAL_REMEDIES[signal]
-    assert set(SIGNAL_REMEDIES[signal]) <= {remedy.name for remedy in REMEDIES}
+def test_growth_is_shared_by_the_ranks():
+    """Each has an even share of what is to be given back."""
+    rule = Rule(
+        name="grown", signal="device_growth_bytes", high_water=4 * GIB, low_water=GIB, remedies=("trim_encoder_cache",)
+    )
+    ranks = [full(3.0, encoder=2.5), full(3.0, encoder=2.5, rank=1)]
+    watch = Watch(rule)
+    action = watch.see(report(*ranks, growth=Growth(since_ready_bytes=5 * GIB)))
+    assert action is not None
+    assert action.target == Target(free_bytes=2 * GIB)
 
 
-@pytest.mark.parametrize("rule", DEFAULT_RULES, ids=lambda rule: rule.name)
-def test_the_default_rules_own_all_that_can_lower_their_signal(rule):
-    """A reset that cannot help only costs cache hits; one that can is not left out."""
-    assert rule.rule().remedies == SIGNAL_REMEDIES[rule.signal]
+def host(used: float) -> HostMemory:
+    return HostMemory(cgroup_used_bytes=int(used * GIB), cgroup_limit_bytes=100 * GIB)
 
 
-# --- signals ---
+def test_a_host_rule_runs_what_its_operator_named_and_not_in_vain_for_long():
+    """It has no figure to go by: one that frees too little is tried again after an hour."""
+    rule = Rule(name="host", signal="host_used_ratio", high_water=0.9, low_water=0.8, remedies=("reset_mm_cache",))
+    watch = Watch(rule)
+    before = full(3.0, host=host(95))
+    assert watch.act(before, before) == "reset_mm_cache"
+    seen = [watch.look(before, after=10.0) for _ in range(400)]
+    assert [action is not None for action in seen].index(True) == pytest.approx(360, abs=2)
 
 
-def report(fake: FakeEngine | None = None) -> Report:
-    fake = fake or FakeEngine()
-    status = EngineStatus(url="http://engine", state="ready", kv_cache_usage_ratio=0.41)
-    growth = Growth(since_ready_bytes=7, host_since_ready_bytes=9)
-    return Report(engine=status, stale=False, ranks=fake.readings(), growth=growth)
+def test_the_three_resets_may_stand_in_a_rule():
+    """In the operator's order; what can free nothing here is not repeated at every turn."""
+    resets = ("reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache")
+    watch = Watch(replace(SHARE, remedies=resets))
+    before = reading(rest=int(0.9 * H100), encoder=int(0.061 * H100))
+    assert watch.act(before, before) == "reset_mm_cache"
+    assert watch.act(before, before) == "reset_prefix_cache"
+    assert watch.act(before, reading(rest=int(0.9 * H100))) == "reset_encoder_cache"
+    watch.look(reading(rest=int(0.9 * H100)))
+    assert watch.act(before, reading(rest=int(0.9 * H100))) == "reset_encoder_cache"
 
 
-@pytest.mark.parametrize(
-    ("signal", "value"),
-    [
-        ("device_used_ratio", USED_AFTER / TOTAL),
-        ("device_free_bytes", TOTAL - USED_AFTER),
-        ("device_growth_bytes", 7),
-        ("encoder_cache_bytes", IMAGES * IMAGE_BYTES),
-        ("host_used_ratio", 0.25),
-        ("host_growth_bytes", 9),
-        ("kv_cache_usage_ratio", 0.41),
-    ],
-)
-def test_a_signal_is_that_of_the_worst_rank(signal, value):
-    """One full device is enough to fail a request; the fullest counts, and an average would hide it."""
-    fake = FakeEngine()
-    fake.serve_images()
-    fake.workers[0].forget_entries()
-    fake.workers[0].release()
-    assert signal_value(signal, report(fake)) == value
-
-
-@pytest.mark.parametrize("signal", SIGNAL_REMEDIES)
-def test_a_signal_that_nobody_told_is_none(signal):
-    """No ranks, no load: not known, and so nothing is done."""
-    assert signal_value(signal, Report(engine=EngineStatus(url="http://engine", state="ready"))) is None
-
-
-def test_less_is_worse_only_for_what_is_free():
-    """The mirrored signals are named."""
-    assert set(SIGNAL_REMEDIES) >= FALLING_SIGNALS == {"device_free_bytes"}
-
-
-# --- how far a trim goes ---
-
-
-def full_on_rank_1(count: int = IMAGES) -> Report:
-    """Rank 1 holds that many images, rank 0 one."""
-    fake = FakeEngine()
-    fake.serve_images(count)
-    first = fake.workers[0]
-    first.entries = dict(list(first.entries.items())[:1])
-    return report(fake)
-
-
-@pytest.mark.parametrize(
-    ("signal", "low", "free_bytes"),
-    [
-        ("device_used_ratio", 0.951, USED_AFTER - int(0.951 * TOTAL)),
-        ("device_free_bytes", TOTAL - USED_AFTER + 1000 * MIB, 1000 * MIB),
-        ("device_free_bytes", TOTAL - USED_AFTER + 0.5, 32 * MIB),
-        ("device_used_ratio", 0.5, IMAGES * IMAGE_BYTES),
-    ],
-    ids=["down to low water", "up to low water", "never less than an effect", "never more than is there"],
-)
-def test_a_trim_goes_to_low_water_on_the_worst_rank(signal, low, free_bytes):
-    """Least harm: what is not needed stays on the device."""
-    assert target(replace(RULE, signal=signal, low_water=low), full_on_rank_1()) == Target(free_bytes=free_bytes)
-
-
-def test_growth_is_shared_out_among_the_ranks():
-    """It is summed over them; a trim frees on each."""
-    grown = replace(full_on_rank_1(), growth=Growth(since_ready_bytes=1001 * MIB + 1))
-    rule = replace(RULE, signal="device_growth_bytes", high_water=MIB, low_water=MIB)
-    assert target(rule, grown) == Target(free_bytes=500 * MIB + 1)
-
-
-def test_a_cache_is_trimmed_to_what_it_may_keep():
-    """On every rank the same low water, exactly."""
-    rule = replace(RULE, signal="encoder_cache_bytes", high_water=2000.0, low_water=1000.5)
-    assert target(rule, full_on_rank_1()) == Target(keep_bytes=1000)
-
-
-@pytest.mark.parametrize("signal", [name for name, remedies in SIGNAL_REMEDIES.items() if "trim" not in str(remedies)])
-def test_signals_that_no_trim_lowers_have_no_target(signal):
-    """The remedies that take none ignore it."""
-    assert target(replace(RULE, signal=signal), full_on_rank_1()) == UNNEEDED
-
-
-@pytest.mark.parametrize("signal", ["device_used_ratio", "device_free_bytes", "device_growth_bytes"])
-def test_where_nothing_is_known_a_trim_takes_nothing(signal):
-    """None would mean all that is not needed."""
-    nobody = Report(engine=EngineStatus(url="http://engine", state="ready"))
-    assert target(replace(RULE, signal=signal), nobody) == Target(free_bytes=0)
-
-
-# --- what a remedy did ---
-
-
-def before_and_after(change) -> tuple:
-    """Readings around a change of an engine with two ranks, of which rank 1 is the fullest."""
-    fake = FakeEngine()
-    fake.serve_images()
-    fake.workers[1].entries["more"] = IMAGE_BYTES
-    before = fake.readings()
-    change(fake.workers)
-    return before, fake.readings()
-
-
-def by_rank(first: int | None, second: int | None) -> tuple[RankFreed, ...]:
-    return tuple(RankFreed(rank=rank, dp_rank=0, freed_bytes=size) for rank, size in enumerate((first, second)))
-
-
-@pytest.mark.parametrize("signal", ["device_used_ratio", "device_free_bytes"])
-def test_a_device_signal_is_judged_where_it_is_worst(signal):
-    """Rank 0 gave back plenty; rank 1 is the fullest, and gave back nothing."""
-    seen = before_and_after(lambda workers: workers[0].release())
-    assert effect(signal, *seen) == Effect(judged_bytes=0, total_bytes=CACHED, ranks=by_rank(CACHED, 0))
-    seen = before_and_after(lambda workers: workers[1].release())
-    assert effect(signal, *seen) == Effect(judged_bytes=CACHED, total_bytes=CACHED, ranks=by_rank(0, CACHED))
-
-
-def test_growth_is_judged_by_all_ranks_together():
-    """As it is counted."""
-    seen = before_and_after(lambda workers: workers[0].release())
-    freed = effect("device_growth_bytes", *seen)
-    assert freed is not None
-    assert (freed.judged_bytes, freed.total_bytes) == (CACHED, CACHED)
-
-
-def test_a_cache_signal_is_judged_by_the_cache():
-    """What goes back to the allocator counts, though the device does not see it yet."""
-    seen = before_and_after(lambda workers: [worker.forget_entries() for worker in workers])
-    held = IMAGES * IMAGE_BYTES
-    ranks = by_rank(held, held + IMAGE_BYTES)
-    expected = Effect(judged_bytes=held + IMAGE_BYTES, total_bytes=2 * held + IMAGE_BYTES, ranks=ranks)
-    assert effect("encoder_cache_bytes", *seen) == expected
-
-
-@pytest.mark.parametrize("signal", ["host_used_ratio", "host_growth_bytes"])
-def test_ranks_of_one_host_count_once(signal):
-    """Both see the same memory."""
-
-    def less(workers):
-        for worker in workers:
-            worker.host_used -= 64 * MIB
-
-    expected = Effect(judged_bytes=64 * MIB, total_bytes=64 * MIB, ranks=by_rank(64 * MIB, 64 * MIB))
-    assert effect(signal, *before_and_after(less)) == expected
-
-
-def test_ranks_are_told_apart_by_their_engine_too():
-    """Data-parallel engines number their ranks from 0 each."""
-    before, after = before_and_after(lambda workers: workers[0].release())
-    there = [replace(before[1], dp_rank=1, rank=0), before[0]]
-    now = [replace(after[0]), replace(after[1], dp_rank=1, rank=0)]
-    freed = effect("device_used_ratio", there, now)
-    assert freed is not None
-    assert (freed.judged_bytes, freed.total_bytes) == (0, CACHED)
-
-
-def test_what_was_not_measured_has_no_effect_to_tell():
-    """No reading after it, no worst rank in it, or blocks instead of bytes: None, never 0."""
-    before, after = before_and_after(lambda workers: workers[0].release())
-    assert effect("device_used_ratio", before, ()) is None
-    assert effect("kv_cache_usage_ratio", before, after) is None
-    lost = effect("device_used_ratio", before, after[:1])
-    assert lost == Effect(judged_bytes=None, total_bytes=CACHED, ranks=by_rank(CACHED, 0)[:1])
+def test_an_observed_remedy_is_told_once():
+    """Nothing was changed by it, so that nothing is learnt at the next poll."""
+    watch = Watch()
+    short = full(0.3, cached=2.0)
+    assert watch.act(short, [], outcome="observed") == "release"
+    assert [watch.look(short, after=10.0) for _ in range(300)] == [None] * 300
