@@ -207,10 +207,12 @@ class ModelDeviceModule(FakeDeviceModule):
         """Nobody looks at the calls, and a day has many."""
 
     def mem_get_info(self, index: object = None) -> tuple[int, int]:
+        """Return what the driver has free, and all there is."""
         card = self._rank(index).card
         return max(card.free, 0), card.total
 
     def memory_stats(self, index: object = None) -> dict[str, object]:
+        """Return the allocator's figures, under torch's names."""
         rank = self._rank(index)
         return {
             "allocated_bytes.all.current": rank.allocated,
@@ -225,10 +227,12 @@ class ModelDeviceModule(FakeDeviceModule):
         }
 
     def get_device_properties(self, index: object = None) -> SimpleNamespace:
+        """Return what never changes."""
         rank = self._rank(index)
         return SimpleNamespace(total_memory=rank.card.total, uuid=f"0000-{rank.index:04d}", is_integrated=False)
 
     def memory_snapshot(self) -> list[dict[str, Any]]:
+        """Return the one segment that matters: what captured graphs keep free."""
         return [
             {
                 "device": index,
@@ -240,6 +244,7 @@ class ModelDeviceModule(FakeDeviceModule):
         ]
 
     def empty_cache(self) -> None:
+        """Give free segments back; on an NPU the operators' workspaces too."""
         if self.lies:
             return
         rank = self.ranks[self.current]
@@ -266,6 +271,7 @@ class ModelTorch(FakeTorch):
         setattr(self, kind, self.device_module)
 
     def empty_like(self, tensor: FakeTensor, device: Any, pin_memory: bool = False) -> FakeTensor:  # noqa: ANN401
+        """Return room for a copy, on the host or on the device."""
         made = super().empty_like(tensor, device, pin_memory)
         if made.device.type != "cpu":
             made = self.tensor(tensor.shape)
@@ -279,6 +285,7 @@ class ModelTorch(FakeTorch):
         return made
 
     def empty(self, nbytes: int, dtype: str, device: str) -> FakeTensor:
+        """Return a block of the device."""
         del dtype, device
         return FakeTensor(0, device=self.kind, storage=EncoderStorage(nbytes, self._current))
 

@@ -104,4 +104,4 @@ def _remedies(outcome: Outcome) -> str:
 
 
 def _longest(delays: Sequence[float]) -> str:
-    return f"{max(delays):.1f}" if delays else "–"
+    return f"{max(delays):.1f}" if delays else "-"

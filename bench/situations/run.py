@@ -100,8 +100,9 @@ async def _live(loop: VirtualLoop, situation: Situation) -> tuple[Outcome, list[
 
 @asynccontextmanager
 async def _serving(sidecar: Sidecar) -> AsyncIterator[str]:
-    """The sidecar on a port of its own, as `highwater serve` has it, but for signals and for uvicorn's ten ticks a
-    second.
+    """The sidecar on a port of its own, as `highwater serve` has it.
+
+    Without its signals, and without uvicorn's ten ticks a second, which on virtual time would be most of the work.
     """
     config = uvicorn.Config(
         sidecar,
