@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from bench.situations.device import GIB, MIB, DeviceFullError
@@ -12,7 +12,7 @@ from bench.situations.engine import EngineModel
 from bench.situations.worker import ModelWorker
 
 MIN_GAIN = 256 * MIB
-"""A remedy that gave its own component less than this was in vain."""
+"""A remedy that gave its own component less was in vain; on a small device, less than the way from high to low."""
 MIN_SLACK = 256 * MIB
 FIRST_SECONDS, NEXT_SECONDS = 2.0, 6.0
 """From urgent pressure to the first remedy, and from a remedy's end to the next where that did not suffice."""
@@ -56,12 +56,12 @@ class Remedy:
     ended_at: float
     gave: tuple[int, ...]
     was_working: bool
-    was_short: bool
+    worth: int = MIN_GAIN
 
     @property
     def in_vain(self) -> bool:
         """Whether no rank got back what is worth a remedy."""
-        return max(self.gave, default=0) < MIN_GAIN
+        return max(self.gave, default=0) < self.worth
 
 
 @dataclass(slots=True)
@@ -142,6 +142,7 @@ class Judge:
         self._marks: dict[int, Marks | None] = {}
         self._episodes: dict[int, _Episode] = {}
         self._ended_at: float | None = None
+        self._unrelieved: set[int] = set()
         self._was_idle = False
         self._idle_releases = 0
 
@@ -182,13 +183,12 @@ class Judge:
         if last is not None and follows and same:
             # The rest of one relief: further rounds of a trim, and the release that shows the device its bytes.
             added = tuple(map(sum, zip(last.gave, gave, strict=True))) if kind != "release" else last.gave
-            outcome.remedies[-1] = Remedy(last.kind, last.began_at, now, added, last.was_working, last.was_short)
-            self._ended_at = now
+            outcome.remedies[-1] = replace(last, ended_at=now, gave=added)
+            self._remember_end(now)
             return
         self._answer(began_at)
-        is_short = any(self._is_short(worker) for worker in self._engine.workers)
-        outcome.remedies.append(Remedy(kind, began_at, now, gave, self._engine.is_working, is_short))
-        self._ended_at = now
+        outcome.remedies.append(Remedy(kind, began_at, now, gave, self._engine.is_working, self._worth()))
+        self._remember_end(now)
         if kind == "release" and self._was_idle:
             self._idle_releases += 1
             if self._idle_releases == 2:
@@ -208,6 +208,18 @@ class Judge:
         """The situation is over."""
         self.outcome.seconds = self._engine.clock() - self._began_at
         return self.outcome
+
+    def _remember_end(self, now: float) -> None:
+        self._ended_at = now
+        self._unrelieved = {
+            worker.memory.index
+            for worker in self._engine.workers
+            if (found := self._marks.get(worker.memory.index)) is not None and worker.memory.card.free < found.low
+        }
+
+    def _worth(self) -> int:
+        known = [found.low - found.high for found in self._marks.values() if found is not None]
+        return min([MIN_GAIN, *known])
 
     # --- pressure ---
 
@@ -229,8 +241,12 @@ class Judge:
         if not self._is_urgent(worker, now):
             self._episodes.pop(index, None)
             return
-        episode = self._episodes.setdefault(index, _Episode(now))
-        since = max(episode.since, self._ended_at or 0.0) if episode.answered else episode.since
+        if index not in self._episodes:
+            # What comes back within moments of a relief that fell short is the same pressure: its rest is due.
+            again = index in self._unrelieved and now - (self._ended_at or 0.0) <= NEXT_SECONDS
+            self._episodes[index] = _Episode(now, answered=again)
+        episode = self._episodes[index]
+        since = (self._ended_at or 0.0) if episode.answered else episode.since
         limit = NEXT_SECONDS if episode.answered else FIRST_SECONDS
         if now - since > limit and not episode.told and not self._engine.is_held:
             episode.told = True
@@ -241,8 +257,7 @@ class Judge:
     def _answer(self, began_at: float) -> None:
         for episode in self._episodes.values():
             if episode.answered:
-                since = max(episode.since, self._ended_at or 0.0)
-                self.outcome.next_delays.append(max(0.0, began_at - since))
+                self.outcome.next_delays.append(max(0.0, began_at - (self._ended_at or 0.0)))
             else:
                 self.outcome.first_delays.append(max(0.0, began_at - episode.since))
             episode.answered, episode.told = True, False

@@ -16,7 +16,7 @@ from pathlib import Path
 from app.demo.process import KeptProcess, environ_with, free_port
 from app.demo.sidecar import DemoSidecar
 from bench.situations.device import MIB
-from bench.situations.events import neighbours, no_traffic, traffic
+from bench.situations.events import end_engine, neighbours, traffic
 from bench.situations.judge import Judge, missed_goals
 from bench.situations.rows import SITUATIONS
 from bench.situations.run import model_of, play
@@ -53,12 +53,11 @@ REAL_TIME: tuple[Situation, ...] = (
     replace(
         _NAMED["restart-after-hopeless-life"],
         name="second-life-in-real-time",
-        title="a life that ended under a neighbour's memory, and one in which fragments can be given back",
+        title="a life beside a neighbour that leaves nothing to give back, and one in which fragments can be",
         script=(
-            (BEGIN_SECONDS, neighbours(4096 * MIB)),
-            (BEGIN_SECONDS, traffic(images=2.0, leak=400 * MIB)),
+            (BEGIN_SECONDS, neighbours(5_800 * MIB)),
+            (BEGIN_SECONDS + 6.0, end_engine),
             (BEGIN_SECONDS + 6.0, neighbours(0)),
-            (BEGIN_SECONDS + 6.0, no_traffic),
             (BEGIN_SECONDS + 9.0, _FILLED),
             (BEGIN_SECONDS + 11.5, _SLOWLY),
         ),

@@ -48,7 +48,7 @@ class Due:
 
 
 def remedy(at: float, gave: int, *, kind: str = "release", was_working: bool = True) -> Remedy:
-    return Remedy(kind, at, at + 0.4, (gave,), was_working, was_short=False)
+    return Remedy(kind, at, at + 0.4, (gave,), was_working)
 
 
 # --- the clock ---
