@@ -192,7 +192,17 @@ class Governor:
         if rule not in self.rules:
             return  # replaced meanwhile, and its memory with it
         result = measured.result
-        self._memory = learn(self._memory, action, result, before=measured.before, after=measured.after, now=now)
+        seen = self._poller.current()
+        self._memory = learn(
+            self._memory,
+            action,
+            result,
+            before=measured.before,
+            after=measured.after,
+            seen=seen,
+            facts=self._facts(seen),
+            now=now,
+        )
         outcome: ActionOutcome = result.outcome
         if outcome == "done" and not self._memory.rules[rule.name].runs[action.remedy].is_effective:
             outcome = "ineffective"

@@ -103,6 +103,7 @@ class RuleMemory:
         since: When it entered it.
         reached_since: Since when the signal has been at high water, without a break in fresh readings.
         relief: The remedies that the relief in progress has run; ``None`` where none is in progress.
+        relief_ranks: The ranks that called for it.
         rest_from: When the last relief ended that did not reach low water; ``None`` where it did.
         runs: Each remedy's last run.
         ranks: Each rank's last figures.
@@ -112,6 +113,7 @@ class RuleMemory:
     since: float | None = None
     reached_since: float | None = None
     relief: tuple[str, ...] | None = None
+    relief_ranks: frozenset[RankKey] = frozenset()
     rest_from: float | None = None
     runs: Mapping[str, LastRun] = field(default_factory=dict)
     ranks: Mapping[RankKey, RankMemory] = field(default_factory=dict)
@@ -293,30 +295,38 @@ def _climb(
     rule: Rule, memory: RuleMemory, counted: Sequence[Pressure], facts: Facts, now: float
 ) -> tuple[RuleMemory, Action | None, bool]:
     """One step of a relief: begin it, go on with it, or end it; and whether memory is short with nothing to give."""
-    urgent = any(_is_urgent(memory, one, now) for one in counted)
-    over = any(_is_over(rule, memory, one, now) for one in counted)
+    over = frozenset(one.key for one in counted if _is_over(rule, memory, one, now))
     since = memory.reached_since if memory.reached_since is not None else now
     memory = replace(memory, reached_since=since if over else None)
-    if memory.relief is not None and all(is_relieved(rule, one) for one in counted):
-        memory = replace(memory, relief=None, rest_from=None)
+    memory = _end_if_relieved(rule, memory, counted)
     if memory.relief is None:
         if not over or now - since < rule.sustain_seconds:
             return memory, None, False
+        urgent = any(_is_urgent(memory, one, now) for one in counted)
         rest = URGENT_REST_SECONDS if urgent else rule.cooldown_seconds
         if memory.rest_from is not None and now < memory.rest_from + rest:
             return memory, None, False
-        memory = replace(memory, relief=(), rest_from=None)
+        memory = replace(memory, relief=(), relief_ranks=frozenset(), rest_from=None)
+    memory = replace(memory, relief_ranks=memory.relief_ranks | over)
     action = _next(rule, memory, counted, facts, now)
     if action is not None:
         return memory, action, False
     # Where nothing was run, nothing needs a rest: it acts as soon as there is something to give back.
     ended = max((memory.runs[name].at for name in memory.relief or () if name in memory.runs), default=None)
-    return replace(memory, relief=None, rest_from=ended), None, over and not memory.relief
+    return replace(memory, relief=None, rest_from=ended), None, bool(over) and not memory.relief
+
+
+def _end_if_relieved(rule: Rule, memory: RuleMemory, counted: Sequence[Pressure]) -> RuleMemory:
+    """A relief that reached low water on the ranks that called for it needs no rest."""
+    asked = [one for one in counted if one.key in memory.relief_ranks]
+    if memory.relief is None or not all(is_relieved(rule, one) for one in asked):
+        return memory
+    return replace(memory, relief=None, rest_from=None)
 
 
 def _next(rule: Rule, memory: RuleMemory, counted: Sequence[Pressure], facts: Facts, now: float) -> Action | None:
     """The first remedy in order that can give enough on a rank in need."""
-    needy = [one for one in counted if not is_relieved(rule, one)]
+    needy = [one for one in counted if one.key in memory.relief_ranks and not is_relieved(rule, one)]
     for remedy in rule.remedies:
         if remedy in (memory.relief or ()) or remedy in facts.unavailable:
             continue
@@ -510,6 +520,8 @@ def learn(
     *,
     before: Sequence[RankReading],
     after: Sequence[RankReading],
+    seen: Report,
+    facts: Facts,
     now: float,
 ) -> LifeMemory:
     """Take in how the action went.
@@ -520,6 +532,8 @@ def learn(
         result: What became of it.
         before: The readings before it.
         after: The readings after it; empty where there were none.
+        seen: The last report, which brought these.
+        facts: What else is known of the engine.
         now: When it ended.
     """
     rule, remedy = action.rule, action.remedy
@@ -542,6 +556,9 @@ def learn(
     relief = None if ends else known.relief
     rest_from = now if ends and not action.is_tidying else known.rest_from
     known = replace(known, runs={**known.runs, remedy: run}, relief=relief, rest_from=rest_from)
+    if not seen.stale and after:
+        # Now, or the next wave would be taken for a relief that has not helped.
+        known = _end_if_relieved(rule, known, pressures(rule, seen, facts))
     return replace(memory, rules={**memory.rules, rule.name: known})
 
 

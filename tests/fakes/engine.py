@@ -90,6 +90,7 @@ class FakeWorker:
     cached: int = CACHED
     non_torch: int = NON_TORCH
     total: int = TOTAL
+    requested: int = TOTAL * 9 // 10
     rss: int = 6 * 1024 * MIB
     pinned: int = 512 * MIB
     host_used: int = 128 * 1024 * MIB
@@ -148,6 +149,7 @@ class FakeWorker:
                 "ooms": self.ooms,
             },
             "releasable_bytes": self.cached,
+            "trimmable_bytes": sum(self.entries.values()),
             "weights_bytes": self.weights,
             "kv_cache_bytes": self.kv_cache,
             "kv_cache_reserved_bytes": self.kv_cache,
@@ -155,7 +157,7 @@ class FakeWorker:
             "asleep_tags": [],
             "budget": {
                 "gpu_memory_utilization": 0.9,
-                "requested_bytes": TOTAL * 9 // 10,
+                "requested_bytes": self.requested,
                 "init_free_bytes": TOTAL - NON_TORCH,
             },
             "host_memory": {

@@ -129,7 +129,16 @@ class PolicyMachine(RuleBasedStateMachine):
         self.ended_at = self.now
         after = [data.draw(ranks(number)) for number in range(self.count)] if measured else []
         result = RemedyResult(remedy=action.remedy, outcome=outcome)  # type: ignore[arg-type]
-        self.memory = learn(self.memory, action, result, before=self.seen.ranks, after=after, now=self.now)
+        self.memory = learn(
+            self.memory,
+            action,
+            result,
+            before=self.seen.ranks,
+            after=after,
+            seen=report(*after),
+            facts=self.facts,
+            now=self.now,
+        )
         run = self.memory.rules[self.rule.name].runs[action.remedy]
         assert (run.at, run.outcome) == (self.now, outcome)
         assert not (run.is_effective and outcome != "done")
@@ -154,7 +163,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
 
 TestPolicy = PolicyMachine.TestCase
-TestPolicy.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestPolicy.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
 @settings(max_examples=100, deadline=None)
@@ -185,7 +194,16 @@ def test_under_urgent_pressure_no_rest_is_longer_than_five_seconds(before, after
         return
     memory = begin(memory, decision.action)
     result = RemedyResult(remedy=decision.action.remedy, outcome=outcome)
-    memory = learn(memory, decision.action, result, before=[before], after=[after], now=2.0)
+    memory = learn(
+        memory,
+        decision.action,
+        result,
+        before=[before],
+        after=[after],
+        seen=report(after),
+        facts=Facts(life="a"),
+        now=2.0,
+    )
     # More than any remedy can have been short of its word.
     plenty = {"releasable_bytes": 8 * GIB, "trimmable_bytes": 0}
     urgent = replace(before, free_bytes=100 * MIB, used_bytes=TOTAL - 100 * MIB, **plenty)

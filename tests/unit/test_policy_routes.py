@@ -23,8 +23,9 @@ from app.state_file import StateFile
 from tests.fakes.engine import core_on
 
 RULE = {"name": "cache", "signal": "encoder_cache_bytes", "high_water": 2e9, "low_water": 1e9}
-CONFIGURED = PolicySettings(rules=(), max_actions_per_hour=10)
-WORDS = ("mode", "max_actions_per_hour", "source", "kept", "kept_in")
+WATERS = {"high_water": 0.9, "low_water": 0.8}
+CONFIGURED = PolicySettings(rules=())
+WORDS = ("mode", "source", "kept", "kept_in")
 
 
 @pytest.fixture
@@ -37,7 +38,6 @@ async def sidecar(path: Path | None, configured: PolicySettings = CONFIGURED, to
     """A client of a sidecar that starts with that file and configuration, and its core."""
     store = PolicyStore(StateFile(path), configured)
     core = core_on(rules=[rule.rule() for rule in store.in_force.rules], mode=store.in_force.mode)
-    core.governor.max_actions_per_hour = store.in_force.max_actions_per_hour
     app = FastAPI()
     control = Access(AdminToken(token or "none-is-asked-for", None), port=8001, trust_loopback=token is None)
     services = SimpleNamespace(governor=core.governor, history=core.history, policy=store, control=control)
@@ -55,12 +55,17 @@ def told(answer: httpx.Response) -> tuple:
 
 
 async def test_the_configured_policy_is_shown_as_such(path):
-    """With where it comes from, and the budget as it stands."""
+    """With where it comes from, and how memory stands."""
     async with sidecar(path) as (client, _):
         answer = await client.get("/policy")
-    assert told(answer) == (200, "act", 10, "settings", False, None, [])
-    budget = {"max_actions_per_hour": 10, "started_last_hour": 0, "used_up": False, "until": None}
-    assert answer.json()["status"]["budget"] == budget
+    assert told(answer) == (200, "act", "settings", False, None, [])
+    assert answer.json()["status"] == {
+        "mode": "act",
+        "level": "calm",
+        "summary": "there are no rules: nothing is given back by itself",
+        "rules": [],
+        "actions_last_hour": 0,
+    }
     assert answer.json()["last_decisions"] == []
 
 
@@ -69,26 +74,21 @@ async def test_a_change_is_kept_and_survives_a_restart(path):
     async with sidecar(path) as (client, core):
         put = await client.put("/policy", json={"mode": "observe", "rules": [RULE]})
         assert told(put) == told(await client.get("/policy"))
-        assert core.summaries("policy") == [
-            f"policy changed: mode observe, rules cache, 10 actions an hour; kept in {path}"
-        ]
+        assert core.summaries("policy") == [f"policy changed: mode observe, rules cache; kept in {path}"]
         assert (core.governor.mode, [rule.name for rule in core.governor.rules]) == ("observe", ["cache"])
-    assert told(put) == (200, "observe", 10, "put", True, str(path), ["cache"])
+    assert told(put) == (200, "observe", "put", True, str(path), ["cache"])
     async with sidecar(path) as (client, _):
         assert told(await client.get("/policy")) == told(put)
     async with sidecar(path, PolicySettings(rules=())) as (client, _):
-        assert told(await client.get("/policy")) == (200, "act", 60, "settings", False, None, [])
+        assert told(await client.get("/policy")) == (200, "act", "settings", False, None, [])
 
 
 async def test_without_a_state_file_the_answer_says_that_it_is_not_kept():
     """In force all the same."""
     async with sidecar(None) as (client, core):
-        put = await client.put("/policy", json={"max_actions_per_hour": 0})
-        assert told(put) == (200, "act", 0, "put", False, None, [])
-        assert core.summaries("policy") == [
-            "policy changed: mode act, rules none, 0 actions an hour; until the next restart"
-        ]
-        assert (await client.get("/policy")).json()["status"]["budget"]["used_up"] is True
+        put = await client.put("/policy", json={"rules": []})
+        assert told(put) == (200, "act", "put", False, None, [])
+        assert core.summaries("policy") == ["policy changed: mode act, rules none; until the next restart"]
 
 
 async def test_what_cannot_be_kept_is_not_done(path, monkeypatch):
@@ -114,12 +114,16 @@ async def test_what_cannot_be_kept_is_not_done(path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"max_actions_per_hour": -1}, ("max_actions_per_hour", "-1", "greater than or equal to 0")),
-        ({"max_actions_per_hour": 3601}, ("max_actions_per_hour", "3601", "less than or equal to 3600")),
+        ({"max_actions_per_hour": 60}, ("max_actions_per_hour", "no such key")),
+        ({"rules": [{"name": "a", "signal": "host_used_ratio"} | WATERS]}, ("remedies must be named",)),
+        ({"rules": [{"name": "a", "signal": "device_used_ratio"}]}, ("are required for device_used_ratio",)),
+        ({"rules": [RULE | {"low_water": None}]}, ("given both, or neither",)),
+        ({"rules": [RULE | {"signal": "kv_cache_usage_ratio"}]}, ("is no signal any more", "no reset can lower it")),
+        ({"rules": [RULE | {"remedies": ["pray"]}]}, ("'pray' is not a remedy", "reset_mm_cache")),
         ({"mode": "off"}, ("mode", "'off'")),
         ({"mode": "observe", "rules": [RULE, RULE]}, ("rules", "unique")),
-        ({"mode": "observe", "rules": [RULE | {"low_water": -1}]}, ("sizes and never negative",)),
-        ({"rules": [RULE | {"signal": "device_growth_bytes", "high_water": 0, "low_water": -5}]}, ("must be over 0",)),
+        ({"mode": "observe", "rules": [RULE | {"low_water": -1}]}, ("bytes and never negative",)),
+        ({"rules": [RULE | {"signal": "device_growth_bytes", "low_water": -5}]}, ("never negative",)),
         ({"rules": [RULE | {"remedies": ["reset_encoder_cache"] * 2}]}, ("twice or more",)),
         ({"hourly": 3}, ("hourly", "no such key")),
     ],
@@ -128,11 +132,34 @@ async def test_a_wrong_change_changes_nothing(path, change, words):
     """Validated whole, before anything is written or taken."""
     async with sidecar(path) as (client, core):
         answer = await client.put("/policy", json=change)
-        assert told(await client.get("/policy")) == (200, "act", 10, "settings", False, None, [])
+        assert told(await client.get("/policy")) == (200, "act", "settings", False, None, [])
         assert core.summaries("policy") == []
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid")
     assert all(word in answer.json()["error"]["message"] for word in words)
     assert not path.exists()
+
+
+@pytest.mark.parametrize(("waters", "key"), [((0.86, 0.80), "low_water: 0.8 "), ((0.5, 0.4), "low_water: 0.4 ")])
+async def test_a_rule_that_the_engine_cannot_reach_at_rest_is_refused(path, waters, key):
+    """The key, its value, and what would be right; nothing is written or taken."""
+    rule = {"name": "mine", "signal": "device_used_ratio", "high_water": waters[0], "low_water": waters[1]}
+    async with sidecar(path) as (client, core):
+        await core.tick()
+        answer = await client.put("/policy", json={"rules": [rule]})
+        assert told(await client.get("/policy")) == (200, "act", "settings", False, None, [])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unreachable_water")
+    message = answer.json()["error"]["message"]
+    assert message.startswith(f"mine.{key}of device_used_ratio cannot be reached: rank 0 uses 0.8286 at rest")
+    assert "Set low_water to 0.83 or more" in message
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("remedy", ["reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache"])
+async def test_the_three_resets_may_stand_in_an_operator_s_rule(path, remedy):
+    """Three lines are enough."""
+    rule = {"name": "mine", "signal": "device_used_ratio", "high_water": 0.93, "low_water": 0.9, "remedies": [remedy]}
+    async with sidecar(path) as (client, _):
+        assert (await client.put("/policy", json={"rules": [rule]})).json()["rules"][0]["remedies"] == [remedy]
 
 
 async def test_changing_needs_the_token_and_looking_does_not(path):

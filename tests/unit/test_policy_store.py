@@ -50,9 +50,9 @@ async def test_a_change_is_in_force_and_kept(path):
 async def test_changes_add_up(path):
     """Each to what is in force, not to what is configured."""
     store = started(path)
-    for change in ({"mode": "act"}, {"max_actions_per_hour": 0}, {"rules": []}):
+    for change in ({"mode": "act"}, {"rules": []}):
         await store.change(PolicyChange(**change))
-    assert started(path).in_force == PolicySettings(mode="act", rules=(), max_actions_per_hour=0)
+    assert started(path).in_force == PolicySettings(mode="act", rules=())
 
 
 async def test_without_a_state_file_a_change_lasts_until_the_next_start():
@@ -78,7 +78,7 @@ async def test_what_could_not_be_kept_is_not_in_force(path, monkeypatch):
 async def test_a_configuration_that_was_changed_since_wins(path):
     """It is the newer word; and the older does not come back when the configuration goes back."""
     await started(path).change(PolicyChange(mode="act"))
-    newer = PolicySettings(mode="observe", max_actions_per_hour=5)
+    newer = PolicySettings(mode="observe", rules=())
     store = started(path, newer)
     assert (store.in_force, store.source) == (newer, "settings")
     assert store.news == (
@@ -136,7 +136,7 @@ def test_a_kept_policy_that_is_wrong_is_named_and_not_used(path, section, word):
 async def test_two_changes_at_once_both_count(path):
     """One after the other, each on what the one before left."""
     store = started(path)
-    changes = (PolicyChange(mode="act"), PolicyChange(rules=()), PolicyChange(max_actions_per_hour=7))
+    changes = (PolicyChange(mode="act"), PolicyChange(rules=()))
     await asyncio.gather(*map(store.change, changes))
-    expected = PolicySettings(mode="act", rules=(), max_actions_per_hour=7)
+    expected = PolicySettings(mode="act", rules=())
     assert (store.in_force, started(path).in_force) == (expected, expected)
