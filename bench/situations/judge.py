@@ -99,6 +99,11 @@ class Outcome:
         """Those that gave nothing worth it."""
         return [remedy for remedy in self.remedies if remedy.in_vain]
 
+    @property
+    def seconds_held(self) -> float:
+        """How long remedies kept the workers from their steps."""
+        return sum(remedy.ended_at - remedy.began_at for remedy in self.remedies)
+
     def in_vain_within_an_hour(self) -> int:
         """The most within any hour."""
         times = [remedy.began_at for remedy in self.in_vain]

@@ -11,7 +11,7 @@ from bench.situations.judge import FIRST_SECONDS, MIN_GAIN, NEXT_SECONDS, Outcom
 from bench.situations.run import Result
 
 COLUMNS = (
-    *("situation", "hours", "died", "remedies", "in vain", "seconds short", "GiB given back"),
+    *("situation", "hours", "died", "remedies", "in vain", "seconds short", "seconds held", "GiB given back"),
     *("first remedy, s", "next remedy, s", "goals"),
 )
 _KINDS = {"release": "release", "trim": "trim", "reset_encoder_cache": "encoder reset", "reset_mm_cache": "mm reset"}
@@ -54,8 +54,9 @@ Written by `{command}`; the exit status is 1 where a goal is missed. {met} of {l
 {table(results, "github")}
 
 "died" counts engines that ran out of memory; in brackets, how many of them could have been saved. "seconds short" is
-how long free memory stood below high water on any rank. The delays are the longest of the situation; a dash: there was
-no urgent pressure with something to give back.
+how long free memory stood below high water on any rank, "seconds held" how long remedies kept the workers from their
+steps: much of that is a device on which nothing that can be given back lasts. The delays are the longest of the
+situation; a dash: there was no urgent pressure with something to give back.
 {_missed(results)}
 ## Situations
 
@@ -91,6 +92,7 @@ def _row(result: Result) -> tuple[str, ...]:
         _remedies(outcome),
         str(len(outcome.in_vain)),
         f"{outcome.seconds_short:.0f}",
+        f"{outcome.seconds_held:.0f}",
         f"{outcome.given_back / GIB:.1f}",
         _longest(outcome.first_delays),
         _longest(outcome.next_delays),
