@@ -392,6 +392,7 @@ class Poller:
             requests_running=load.requests_running,
             requests_waiting=load.requests_waiting,
             kv_cache_usage_ratio=load.kv_cache_usage_ratio,
+            work_done=load.work_done,
             capabilities=self._public_capabilities,
             hint=self._hint(outcome),
         )

@@ -300,7 +300,10 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """The engine as the last poll found it."""
+    """The engine as the last poll found it.
+
+    ``work_done`` counts tokens and requests so far: the same number twice means that nothing ran in between.
+    """
 
     url: str
     state: EngineState
@@ -309,6 +312,7 @@ class EngineStatus:
     requests_running: int | None = None
     requests_waiting: int | None = None
     kv_cache_usage_ratio: float | None = None
+    work_done: float | None = None
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     hint: str | None = None
 

@@ -39,7 +39,7 @@ RULE = {
     "high_water": HIGH_BYTES,
     "low_water": LOW_BYTES,
     "cooldown_seconds": 1,
-    "min_effect_bytes": MIB,
+    "min_gain_bytes": MIB,
     "remedies": RESET["remedies"],
 }
 
@@ -126,9 +126,9 @@ async def _until_quiet(sidecar: DemoSidecar) -> None:
         while True:
             report = await asyncio.to_thread(sidecar.call, "GET", "/memory")
             held = report["encoder_cache"]["device_bytes"]
-            if report["policy"]["state"] == "below" and held < LOW_BYTES:
+            if report["policy"]["level"] == "calm" and held < LOW_BYTES:
                 return
-            if report["policy"]["state"] == "below" or held >= HIGH_BYTES:
+            if report["policy"]["level"] == "calm" or held >= HIGH_BYTES:
                 # Requests that were under way when the remedy ended filled it up again.
                 await asyncio.to_thread(sidecar.call, "POST", "/memory/reclaim", RESET)
             await asyncio.sleep(LOOK_SECONDS)

@@ -34,7 +34,7 @@ RULE = {
     "signal": "encoder_cache_bytes",
     "high_water": RULE_HIGH_BYTES,
     "low_water": 96 * MIB,
-    "min_effect_bytes": MIB,
+    "min_gain_bytes": MIB,
     "cooldown_seconds": 5,
     # Not a trim: this engine's device is the host, and moving from one to the other would show nothing.
     "remedies": ["reset_encoder_cache"],
@@ -189,7 +189,7 @@ def _traffic_until_reset(engine: Engine, sidecar: DemoSidecar, first_image: int)
 
 
 def _relieved(event: dict[str, Any]) -> bool:
-    return bool(event["kind"] == "policy" and event["summary"].startswith(f"rule {RULE['name']}: acting -> cooling"))
+    return (event["result"] or {}).get("outcome") == "done"
 
 
 def _event_text(event: dict[str, Any]) -> str:

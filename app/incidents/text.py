@@ -210,5 +210,5 @@ def _ranks(ranks: Sequence[RankEvidence]) -> Iterator[str]:
 def _policy(incident: Incident) -> Iterator[str]:
     policy = incident.policy
     if policy is not None:
-        yield f"{_INDENT}{plain(str(policy.get('state')))} (mode {plain(str(policy.get('mode')))})"
+        yield f"{_INDENT}{plain(str(policy.get('level')))} (mode {plain(str(policy.get('mode')))})"
     yield from happened(incident.decisions)

@@ -128,12 +128,14 @@ class LifeMemory:
         rules: By rule's name.
         idle_since: Since when no request is known to run or wait; ``None`` while one does, or nobody knows.
         is_tidied: Whether this idle period has had its release.
+        work_done: The engine's counters of work, when they were last known.
     """
 
     life: str = ""
     rules: Mapping[str, RuleMemory] = field(default_factory=dict)
     idle_since: float | None = None
     is_tidied: bool = False
+    work_done: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +200,7 @@ def decide(
     """Look at one report.
 
     Args:
-        rules: In order: the first one that has something to do does it.
+        rules: One of those that have something to do does it: an urgent one first, then who has not acted for longest.
         report: The last one, with its age.
         facts: What else is known of the engine.
         memory: What is remembered of its life.
@@ -218,8 +220,13 @@ def decide(
             action = _tidy(view, looked)
         if action is not None:
             actions.append(action)
-    chosen = next((action for action in actions if not action.is_tidying), next(iter(actions), None))
-    return replace(memory, rules=memories), Decision(action=chosen, views=tuple(views))
+    urgent = {view.rule.name for view in views if view.level == "urgent"}
+
+    def turn(action: Action) -> tuple[bool, bool, float]:
+        runs = memories[action.rule.name].runs.values()
+        return action.is_tidying, action.rule.name not in urgent, max((run.at for run in runs), default=-math.inf)
+
+    return replace(memory, rules=memories), Decision(action=min(actions, key=turn, default=None), views=tuple(views))
 
 
 # --- one rule ---
@@ -257,6 +264,10 @@ def _look(
         worst=_worst(rule, counted),
         finding=next((one.note for one in found if one.is_finding), None),
     )
+    if report.engine.state not in WORKING_STATES:
+        doing = report.engine.state.replace("_", " ")
+        view = replace(view, phase="held", reason=f"the engine is {doing}: nothing is run until it answers soon again")
+        return replace(memory, reached_since=None, relief=None), view, None
     if not counted:
         view = replace(view, phase="held", level=level if silent else "held", reason=_held_words(found, silent))
         return replace(memory, reached_since=None, relief=None), view, None
@@ -286,8 +297,6 @@ def _hold(report: Report) -> tuple[PolicyLevel, str] | None:
         return "held", f"the engine is {state}"
     if report.stale:
         return "unknown", f"no fresh reading of the workers (the engine is {state.replace('_', ' ')})"
-    if state not in WORKING_STATES:
-        return "held", f"the engine is {state.replace('_', ' ')}: nothing is run until it answers soon again"
     return None
 
 
@@ -481,8 +490,13 @@ def _worst_level(levels: Iterable[PolicyLevel]) -> PolicyLevel:
 def _idle(memory: LifeMemory, report: Report, now: float) -> LifeMemory:
     engine = report.engine
     is_idle = not report.stale and engine.requests_running == 0 and engine.requests_waiting == 0
+    # A short request may come and go between two readings; it leaves its tokens in the counters.
+    has_worked = None not in {engine.work_done, memory.work_done} and engine.work_done != memory.work_done
+    memory = replace(memory, work_done=engine.work_done if engine.work_done is not None else memory.work_done)
     if not is_idle:
         return replace(memory, idle_since=None, is_tidied=False)
+    if has_worked:
+        return replace(memory, idle_since=now, is_tidied=False)
     return memory if memory.idle_since is not None else replace(memory, idle_since=now)
 
 

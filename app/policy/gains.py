@@ -35,6 +35,8 @@ def word(remedy: str, signal: str, reading: RankReading) -> Word:
     encoder = reading.components.encoder_cache_bytes
     if signal in HOST_SIGNALS:
         return Word(None)
+    if remedy == "release" and reading.device.type == "cpu":
+        return Word(None)  # free heap, of which nobody knows how much there is
     if remedy == "release" and signal != "encoder_cache_bytes":
         return Word(reserve_bytes(reading) or 0, reading.releasable_bytes is not None)
     if remedy == "trim_encoder_cache":
@@ -95,6 +97,8 @@ def _less(remedy: str, signal: str, was: RankReading, now: RankReading) -> int |
         # On NPU empty_cache drops the operators' workspaces too, which PyTorch's allocator does not count.
         cached = _difference(was.components.torch_cached_bytes, now.components.torch_cached_bytes)
         other = _difference(was.components.non_torch_bytes, now.components.non_torch_bytes)
+        if was.device.type == "cpu":
+            return other
         return cached if was.device.type != "npu" or cached is None else cached + (other or 0)
     if remedy in {"trim_encoder_cache", "reset_encoder_cache"}:
         return _difference(was.components.encoder_cache_bytes, now.components.encoder_cache_bytes)

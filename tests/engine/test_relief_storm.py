@@ -33,15 +33,14 @@ if TYPE_CHECKING:
     from .storm import Storm
 
 ASKED_AGAIN = 60
-EAGER = {"high_water": 0.001, "low_water": 0.0005, "cooldown_seconds": 0, "min_effect_bytes": 0}
-ANY_BYTE = EAGER | {"high_water": 1, "low_water": 0}
+ANY_BYTE = {"high_water": 1, "low_water": 0, "cooldown_seconds": 0, "min_gain_bytes": 0}
 # So low that every rule wants to act at every look.
 ABSURD_RULES = [
-    {"name": "device", "signal": "device_used_ratio", **EAGER},
+    {"name": "device", "signal": "device_growth_bytes", "remedies": ["release", "trim_encoder_cache"], **ANY_BYTE},
     # Without the trim before it, which always helps here: else the reset would have its turn by chance only.
     {"name": "cache", "signal": "encoder_cache_bytes", "remedies": ["reset_encoder_cache"], **ANY_BYTE},
-    {"name": "host", "signal": "host_used_ratio", **EAGER},
-    {"name": "blocks", "signal": "kv_cache_usage_ratio", **EAGER},
+    {"name": "host", "signal": "host_growth_bytes", "remedies": ["reset_mm_cache"], **ANY_BYTE},
+    {"name": "blocks", "signal": "host_growth_bytes", "remedies": ["reset_prefix_cache"], **ANY_BYTE},
 ]
 pytestmark = pytest.mark.timeout(STORM_SECONDS + 400, func_only=True)
 
@@ -220,7 +219,6 @@ async def test_the_policy_at_an_absurdly_low_threshold(
         "HIGHWATER_STATE_FILE": str(tmp_path / "state.json"),
         "HIGHWATER_POLL_SECONDS": "0.2",
         "HIGHWATER_POLICY__RULES": json.dumps(ABSURD_RULES),
-        "HIGHWATER_POLICY__MAX_ACTIONS_PER_HOUR": "3600",
     }
     with sidecar_beside(telling_engine, tmp_path, **settings) as sidecar:
         async with storming(sidecar.url, telling_engine.served_model, fresh_from=50_000) as storm:

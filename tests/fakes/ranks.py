@@ -87,6 +87,7 @@ def report(
     stale: bool = False,
     running: int | None = 1,
     waiting: int | None = 0,
+    work_done: float | None = None,
     missing: Sequence[MissingRank] = (),
     **more: Any,
 ) -> Report:
@@ -94,7 +95,13 @@ def report(
     return Report(
         taken_at=min((rank.taken_at for rank in ranks), default=None),
         stale=stale,
-        engine=EngineStatus(url="http://engine", state=state, requests_running=running, requests_waiting=waiting),
+        engine=EngineStatus(
+            url="http://engine",
+            state=state,
+            requests_running=running,
+            requests_waiting=waiting,
+            work_done=work_done,
+        ),
         ranks=ranks,
         ranks_reported=len(ranks),
         ranks_missing=tuple(missing),

@@ -17,7 +17,7 @@ import pytest_asyncio
 from app.main import CONTROL_BODY_BYTES, Sidecar, create_app
 from app.policy_settings import PolicySettings
 from app.settings import Settings
-from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, FakeEngine
+from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine
 from tests.http.conftest import Wire, serving
 
 TOKEN = "correct-horse-battery"
@@ -205,7 +205,7 @@ async def test_the_report_in_json(running):
     assert rank["host_memory"]["pinned_bytes"] == running.fake.workers[0].pinned
     assert report["engine"]["capabilities"]["pause"] == "mode"
     assert report["growth"]["since_ready_bytes"] == ENCODER_BYTES
-    assert (report["policy"]["state"], report["encoder_cache"]["entries"]) == ("below", IMAGES)
+    assert (report["policy"]["level"], report["encoder_cache"]["entries"]) == ("calm", IMAGES)
     assert (rank["source"], report["ranks_missing"], report["movement"]) == ("rpc", [], None)
 
 
@@ -249,7 +249,7 @@ async def test_the_report_as_text(shared, query, accept, kind):
     answer = await shared.client.get(f"/memory{query}", headers={"Accept": accept})
     assert answer.headers["content-type"] == kind
     if kind.startswith("text"):
-        assert "57,766.0" in answer.text
+        assert "54,650.0" in answer.text
 
 
 async def test_what_changed_since_a_mark(running):
@@ -560,8 +560,11 @@ async def test_the_policy_is_shown_with_its_state():
     """The defaults, as they stand and what they did."""
     async with sidecar_before(FakeEngine(), policy=PolicySettings()) as running:
         policy = (await running.client.get("/policy")).json()
-    assert (policy["mode"], [rule["name"] for rule in policy["rules"]]) == ("act", ["device", "host"])
-    assert [status["phase"] for status in policy["status"]["rules"]] == ["below", "below"]
+    assert (policy["mode"], [rule["name"] for rule in policy["rules"]]) == ("act", ["device"])
+    assert (policy["rules"][0]["high_water"], policy["rules"][0]["low_water"]) == (None, None)
+    assert (policy["status"]["level"], policy["status"]["actions_last_hour"]) == ("calm", 0)
+    (rule,) = policy["status"]["rules"]
+    assert (rule["phase"], [rank["free_bytes"] for rank in rule["ranks"]]) == ("calm", [TOTAL - USED_READY] * 2)
     assert policy["last_decisions"] == []
 
 
@@ -577,10 +580,11 @@ async def test_a_changed_policy_acts(running):
         messages = messages_of(stream)
         await anext(messages)
         await running.poll()
-        while (await anext(messages))[1].get("summary") != "rule cache: acting -> cooling at encoder_cache_bytes 0":
+        while not (await anext(messages))[1].get("summary", "").startswith("trim_encoder_cache done"):
             pass
     decisions = (await running.client.get("/policy")).json()["last_decisions"]
-    assert [decision["kind"] for decision in decisions] == ["policy", "reset", "policy", "policy"]
+    assert [decision["kind"] for decision in decisions] == ["reset", "policy", "policy"]
+    assert decisions[1]["summary"].startswith("memory: calm -> short: short by ")
     assert running.fake.resets() == ["trim", "release"]
 
 
@@ -713,7 +717,7 @@ async def test_a_loop_that_ended_is_not_alive(running):
         ("POST", "/memory/marks", None, ("body", "required")),
         ("PUT", "/policy", {"rules": [RULE | {"signal": "heat"}]}, ("signal", "'heat'", "device_used_ratio")),
         ("PUT", "/policy", {"rules": [RULE, RULE]}, ("rules", "unique", "cache")),
-        ("PUT", "/policy", {"rules": [RULE | {"remedies": ["release"]}]}, ("'release' cannot lower",)),
+        ("PUT", "/policy", {"rules": [RULE | {"remedies": ["heal"]}]}, ("'heal' is not a remedy", "release")),
         ("PUT", "/policy", {"rules": [RULE] * 33}, ("rules", "at most 32")),
         ("PUT", "/policy", {"mode": "off"}, ("mode", "'off'", "'act' or 'observe'")),
         ("PUT", "/policy", {"modus": "act"}, ("modus", "no such key")),

@@ -91,7 +91,7 @@ def test_known_components_sum_to_used_exactly(*, used, weights, kv, encoder, all
 
 
 def test_the_story_is_accounted_for_when_up():
-    """57,766 MiB in use: weights, KV pool, live tensors, allocator's reserve and the rest, each as it is."""
+    """54,650 MiB in use: weights, KV pool, live tensors, allocator's reserve and the rest, each as it is."""
     reading = story()[0]
     assert reading.used_bytes == USED_READY
     assert parts(reading) == {
@@ -106,7 +106,7 @@ def test_the_story_is_accounted_for_when_up():
 
 
 def test_the_growth_of_the_story_is_the_encoder_cache():
-    """61,548 MiB after the benchmark: 3,782 MiB more, all of it encoder outputs."""
+    """58,432 MiB after the benchmark: 3,782 MiB more, all of it encoder outputs."""
     (change, _) = compare(story(), story(images=True))
     assert change.used_bytes == USED_AFTER - USED_READY == 3_965_714_432
     assert change.components == Components(**dict.fromkeys(COMPONENTS, 0) | {"encoder_cache_bytes": 3_965_714_432})

@@ -16,7 +16,7 @@ from app.incidents import Incident, Incidents, IncidentStore
 from app.readings import EngineStatus, PolicyStatus, Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 
-POLICY = PolicyStatus(state="below", mode="act")
+POLICY = PolicyStatus(level="calm", mode="act", summary="calm")
 
 
 class Boxed:
@@ -426,14 +426,14 @@ async def test_the_span_before_it_is_told(one):
     one.core.history.record("mark", "mark 'long ago'")
     one.clock.advance(601.0)
     one.core.history.record("mark", "mark 'bench'")
-    one.core.history.record("policy", "rule device: below -> above", rule="device")
+    one.core.history.record("policy", "memory: calm -> short", rule="device")
     one.core.history.record("reset", "release done", trigger="policy", rule="device")
     one.core.history.record("reset", "release done", trigger="reclaim")
     one.fake.down = True
     await one.tick()
     incident = await one.only()
     assert [event.kind for event in incident.events] == ["mark", "policy", "reset", "reset", "state"]
-    assert [event.summary for event in incident.decisions] == ["rule device: below -> above", "release done"]
+    assert [event.summary for event in incident.decisions] == ["memory: calm -> short", "release done"]
 
 
 async def test_another_life_has_its_own_evidence(one):

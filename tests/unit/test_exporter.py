@@ -21,6 +21,7 @@ from app.readings import (
     EngineStatus,
     HostMemory,
     PolicyStatus,
+    RankPressure,
     RemedyResult,
     Report,
     RuleStatus,
@@ -39,12 +40,14 @@ _NAMES = (
     "torch_alloc_retries_total torch_ooms_total encoder_cache_bytes encoder_cache_entries "
     "encoder_cache_oldest_age_seconds host_memory_rss_bytes host_memory_used_ratio growth_bytes "
     "growth_bytes_per_second engine_up engine_state ranks_expected ranks_reported report_age_seconds "
-    "poll_duration_seconds poll_failures_total policy_state policy_high_water policy_low_water resets_total "
-    "reset_freed_bytes_total reset_duration_seconds proxy_requests_total proxy_requests_in_flight "
+    "poll_duration_seconds poll_failures_total policy_state policy_high_water_bytes policy_low_water_bytes "
+    "resets_total reset_freed_bytes_total reset_duration_seconds proxy_requests_total proxy_requests_in_flight "
     "proxy_time_to_first_byte_seconds proxy_client_disconnects_total proxy_upstream_errors_total build_info "
     "encoder_cache_spills_total encoder_cache_restores_total encoder_cache_restore_seconds_total "
     "reset_hold_seconds proxy_requests_held proxy_requests_shed_total engine_info engine_requests_running "
-    "engine_requests_waiting engine_kv_cache_usage_ratio policy_mode policy_rule_info policy_signal_value "
+    "engine_requests_waiting engine_kv_cache_usage_ratio policy_mode policy_rule_info policy_signal_bytes "
+    "policy_signal_ratio policy_high_water_ratio policy_low_water_ratio policy_level policy_actions_last_hour "
+    "policy_short_bytes policy_actions_total "
     "encoder_cache_embeds encoder_cache_capacity_embeds proxy_request_duration_seconds proxy_request_bytes_total "
     "proxy_response_bytes_total proxy_refused_total proxy_connections proxy_engine_connections "
     "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total control_denied_total"
@@ -62,6 +65,7 @@ def story() -> tuple[Report, RemedyResult]:
     grown = fake.readings()
     clock.advance(60.0)
     fake.workers[1].forget_entries()
+    fake.workers[1].release()
     now = fake.readings()
     result = RemedyResult(remedy="reset_encoder_cache", outcome="done", seconds=0.4, moment="pause", held_seconds=0.2)
     freed_bytes, components = total(freed(grown, now))
@@ -89,13 +93,27 @@ def story() -> tuple[Report, RemedyResult]:
 
 
 POLICY = PolicyStatus(
-    state="cooling",
+    level="short",
     mode="act",
+    summary="short by 1,024 MiB on rank 1",
     rules=(
         RuleStatus(
-            name="device", signal="device_used_ratio", high_water=0.93, low_water=0.9, phase="cooling", value=0.986
+            name="device",
+            signal="device_free_bytes",
+            high_water=1_636_302_848,
+            low_water=3_272_605_696,
+            phase="resting",
+            value=2_198_863_872,
+            ranks=(
+                RankPressure(rank=0, dp_rank=0, short_bytes=0),
+                RankPressure(rank=1, dp_rank=0, short_bytes=1_073_741_824),
+            ),
+        ),
+        RuleStatus(
+            name="share", signal="device_used_ratio", high_water=0.98, low_water=0.95, phase="calm", value=0.936
         ),
     ),
+    actions_last_hour=3,
 )
 
 
@@ -175,7 +193,7 @@ def test_the_page_is_the_golden_one():
 def test_every_promised_family_is_there_and_no_other():
     """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
-    assert len(PROMISED) == 67
+    assert len(PROMISED) == 74
 
 
 def test_promtool_has_nothing_to_say():
@@ -256,8 +274,35 @@ def test_the_policy_tells_its_mode_and_what_each_rule_watches():
     """One mode is 1; a rule's value is there where it is known, and its signal gives the unit."""
     text = classic(exporter_of(*story()))
     assert samples(text, "policy_mode", "mode") == {("act",): 1.0, ("observe",): 0.0}
-    assert samples(text, "policy_rule_info", "rule", "signal") == {("device", "device_used_ratio"): 1.0}
-    assert samples(text, "policy_signal_value", "rule") == {("device",): 0.986}
+    assert samples(text, "policy_rule_info", "rule", "signal") == {
+        ("device", "device_free_bytes"): 1.0,
+        ("share", "device_used_ratio"): 1.0,
+    }
+
+
+def test_no_family_of_the_policy_mixes_units():
+    """Bytes and shares in one family would be summed by the first dashboard."""
+    text = classic(exporter_of(*story()))
+    assert samples(text, "policy_signal_bytes", "rule") == {("device",): 2_198_863_872}
+    assert samples(text, "policy_signal_ratio", "rule") == {("share",): 0.936}
+    assert samples(text, "policy_high_water_bytes", "rule") == {("device",): 1_636_302_848}
+    assert samples(text, "policy_low_water_ratio", "rule") == {("share",): 0.95}
+    assert "highwater_policy_signal_value" not in text
+
+
+def test_the_policy_tells_what_is_missing_and_what_it_did():
+    """By rank, by level, by outcome, and of the last hour."""
+    exporter = exporter_of(*story())
+    exporter.policy_acted("device", "release", "ineffective")
+    text = classic(exporter)
+    assert samples(text, "policy_short_bytes", "rule", "rank") == {
+        ("device", "0"): 0.0,
+        ("device", "1"): 1_073_741_824,
+    }
+    assert samples(text, "policy_level", "level")["short",] == 1.0
+    assert samples(text, "policy_actions_last_hour") == {(): 3.0}
+    actions = samples(text, "policy_actions_total", "rule", "remedy", "outcome")
+    assert actions == {("device", "release", "ineffective"): 1.0}
 
 
 def test_components_sum_to_used_in_the_page_too():
@@ -283,6 +328,40 @@ def test_a_counter_never_goes_down():
     text = classic(exporter_of(report, worse))
     freed_bytes = samples(text, "reset_freed_bytes_total", "remedy", "component")
     assert freed_bytes["reset_encoder_cache", "encoder_cache"] == 0.0
+
+
+@pytest.mark.parametrize("remedy", ["reset_prefix_cache", "reset_mm_cache"])
+def test_noise_is_not_counted_as_freed(remedy):
+    """Sixty resets that free no device memory, while traffic comes and goes: gigabytes, if its share were added up."""
+    report, _ = story()
+    exporter = exporter_of(report)
+    for number in range(60):
+        noise = 100_000_000 if number % 2 else -100_000_000
+        parts = Components(torch_cached_bytes=noise, other_tensors_bytes=noise, encoder_cache_bytes=noise)
+        exporter.remedy_ended(RemedyResult(remedy=remedy, outcome="done", freed_components=parts), "drop-in")
+    told = samples(classic(exporter), "reset_freed_bytes_total", "remedy", "component")
+    assert {size for (name, _), size in told.items() if name == remedy} <= {0.0}
+
+
+def test_what_went_to_the_allocator_is_not_given_back():
+    """A drop-in reset without a release: the device has gained nothing yet."""
+    report, _ = story()
+    exporter = exporter_of(report)
+    parts = Components(encoder_cache_bytes=1_000, torch_cached_bytes=-900)
+    exporter.remedy_ended(RemedyResult(remedy="reset_encoder_cache", outcome="done", freed_components=parts), "drop-in")
+    told = samples(classic(exporter), "reset_freed_bytes_total", "remedy", "component")
+    assert told["reset_encoder_cache", "encoder_cache"] == 100.0
+
+
+def test_a_release_is_credited_with_the_workers_own_word():
+    """What a neighbour on the device gave up meanwhile is not ours."""
+    report, _ = story()
+    exporter = exporter_of(report)
+    parts = Components(torch_cached_bytes=1_000, non_torch_bytes=50_000)
+    result = RemedyResult(remedy="release", outcome="done", freed_components=parts, detail=({"freed_bytes": 1_200},))
+    exporter.remedy_ended(result, "policy")
+    told = samples(classic(exporter), "reset_freed_bytes_total", "remedy", "component")
+    assert (told["release", "torch_cached"], told["release", "non_torch"]) == (1_000.0, 200.0)
 
 
 def test_what_was_not_run_has_no_duration():

@@ -47,9 +47,10 @@ def filed(tmp_path) -> Told:
 async def test_an_incident_holds_what_was_known(told):
     """Engine, load, ranks, events oldest first, policy, findings, and where it is."""
     policy = PolicyStatus(
-        state="futile",
+        level="urgent",
         mode="act",
-        rules=(RuleStatus(name="device", signal="device_used_ratio", high_water=0.9, low_water=0.8, phase="futile"),),
+        summary="short by 900 MiB on rank 0",
+        rules=(RuleStatus(name="device", signal="device_used_ratio", high_water=0.9, low_water=0.8, phase="urgent"),),
     )
     known = rank(series=series(reading(), [1, 2, 3]), entries=(entry(),), stack=("a.py:1 f",), doing="in a step")
     events = (event("second", AT - 1, kind="state"), event("first", AT - 9, kind="policy", rule="device"))
@@ -71,7 +72,7 @@ async def test_an_incident_holds_what_was_known(told):
     assert incident.ranks == (known,)
     assert [happened.summary for happened in incident.events] == ["first", "second"]
     assert incident.decisions[0].rule == "device"
-    assert incident.policy["rules"][0]["phase"] == "futile"
+    assert incident.policy["rules"][0]["phase"] == "urgent"
     assert {finding.name for finding in incident.findings} >= {"policy", "device_had_room"}
 
 

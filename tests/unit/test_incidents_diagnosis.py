@@ -58,7 +58,7 @@ def engine(version: str | None) -> EngineStatus:
 
 def policy(phase: str, mode: str = "act") -> PolicyStatus:
     rule = RuleStatus(name="device", signal="device_used_ratio", high_water=0.92, low_water=0.88, phase=phase)
-    return PolicyStatus(state=phase, mode=mode, rules=(rule,))
+    return PolicyStatus(level="short", mode=mode, summary="short by 100 MiB on rank 0", rules=(rule,))
 
 
 def risen(counter: str, *values: int | None) -> RankEvidence:
@@ -163,8 +163,8 @@ FOUND: list[tuple[str, str, Evidence]] = [
             "hung", load=EngineLoad(), engine=EngineStatus(url="http://e", state="down", kv_cache_usage_ratio=1.0)
         ),
     ),
-    ("policy", "clue", evidence("died", policy=policy("futile"))),
-    ("policy", "clue", evidence("died", policy=policy("above", "observe"))),
+    ("policy", "clue", evidence("died", policy=policy("resting"))),
+    ("policy", "clue", evidence("died", policy=policy("short", "observe"))),
     ("no_readings", "note", evidence("died", rank(unknown()))),
     ("no_readings", "note", Evidence(kind="died", at=AT, engine=engine(None))),
 ]
@@ -222,7 +222,7 @@ NOT_FOUND: list[tuple[str, Evidence]] = [
     ("kv_cache_full", evidence("hung")),
     ("kv_cache_full", evidence("hung", load=EngineLoad())),
     ("policy", evidence("died")),
-    ("policy", evidence("died", policy=policy("above", "act"))),
+    ("policy", evidence("died", policy=policy("calm"))),
     ("policy", evidence("died", policy=policy("below"))),
     ("no_readings", evidence("died")),
     ("no_readings", evidence("died", rank(unknown(0)), rank(reading(1)))),

@@ -64,7 +64,7 @@ def incident(*ranks: RankEvidence, **changes) -> Incident:
         "ranks": ranks,
         "events": (Happened(at=AT - 1, kind="state", summary="engine ready -> down"),),
         "decisions": (Happened(at=AT - 9, kind="policy", summary="device: above"),),
-        "policy": {"state": "above", "mode": "observe"},
+        "policy": {"level": "short", "mode": "observe"},
         "notes": ("something is not known",),
     }
     return Incident(**made | changes)

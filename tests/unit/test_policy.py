@@ -110,6 +110,7 @@ def test_an_engine_that_does_not_work_is_left_alone(engine):
     watch = Watch()
     assert watch.look(full(0.1, cached=3.0), state=engine) is None
     assert watch.view.phase == "held"
+    assert watch.view.level == ("held" if engine in {"starting", "sleeping"} else "urgent")
 
 
 def test_no_fresh_reading_no_action():
@@ -429,6 +430,14 @@ def test_an_idle_engine_is_tidied_once():
     assert [action for action in seen if action is not None]
 
 
+def test_requests_that_come_and_go_between_two_readings_are_traffic():
+    """Nobody sees them run; their tokens are counted all the same."""
+    watch = Watch()
+    seen = [watch.look(full(2.5, cached=2.0), running=0, work_done=float(number // 10)) for number in range(300)]
+    assert seen == [None] * 300
+    assert [watch.look(full(2.5, cached=2.0), running=0, work_done=29.0) for _ in range(31)][-1] is not None
+
+
 @pytest.mark.parametrize(
     "seen", [{"cached": 0.9}, {"cached": 2.0, "asleep": ("weights",)}, {"cached": 2.0, "device": "cpu"}]
 )
@@ -570,6 +579,40 @@ def test_the_three_resets_may_stand_in_a_rule():
     assert watch.act(before, reading(rest=int(0.9 * H100))) == "reset_encoder_cache"
     watch.look(reading(rest=int(0.9 * H100)))
     assert watch.act(before, reading(rest=int(0.9 * H100))) == "reset_encoder_cache"
+
+
+def test_rules_take_turns():
+    """One that always has something to do does not keep the others from it."""
+    grown = {"high_water": 1, "low_water": 0, "cooldown_seconds": 0.0}
+    watch = Watch(
+        Rule(name="cache", signal="encoder_cache_bytes", remedies=("reset_encoder_cache",), **grown),
+        Rule(name="grown", signal="device_growth_bytes", remedies=("release",), **grown),
+    )
+    before, seen = full(2.5, cached=1.0, encoder=1.0), []
+    for _ in range(4):
+        action = watch.see(report(before, growth=Growth(since_ready_bytes=GIB)))
+        assert action is not None
+        seen.append(action.remedy)
+        watch.memory = begin(watch.memory, action)
+        watch.memory = learn(
+            watch.memory,
+            action,
+            RemedyResult(remedy=action.remedy, outcome="done"),
+            before=[before],
+            after=[full(4.5)],
+            seen=report(full(4.5), growth=Growth(since_ready_bytes=0)),
+            facts=watch.facts,
+            now=watch.now,
+        )
+    assert seen == ["reset_encoder_cache", "release"] * 2
+
+
+def test_on_cpu_a_release_has_no_figure():
+    """An operator's rule may run it there; what it gave shows in the process's own size."""
+    rule = Rule(name="grown", signal="device_growth_bytes", high_water=GIB, low_water=0, remedies=("release",))
+    action = Watch(rule).see(report(full(2.5, device="cpu", releasable=None), growth=Growth(since_ready_bytes=GIB)))
+    assert action is not None
+    assert action.ranks[0, 0][0] is None
 
 
 def test_an_observed_remedy_is_told_once():

@@ -79,8 +79,8 @@ async def test_a_change_is_kept_and_survives_a_restart(path):
     assert told(put) == (200, "observe", "put", True, str(path), ["cache"])
     async with sidecar(path) as (client, _):
         assert told(await client.get("/policy")) == told(put)
-    async with sidecar(path, PolicySettings(rules=())) as (client, _):
-        assert told(await client.get("/policy")) == (200, "act", "settings", False, None, [])
+    async with sidecar(path, PolicySettings(mode="observe", rules=())) as (client, _):
+        assert told(await client.get("/policy")) == (200, "observe", "settings", False, None, [])
 
 
 async def test_without_a_state_file_the_answer_says_that_it_is_not_kept():

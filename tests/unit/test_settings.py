@@ -17,7 +17,7 @@ from app.sources.ring import FILE_BYTES_MOST
 
 KEYS = dict(keys())
 TOKEN = "hunter2hunter2"
-GOOD_RULE = {"name": "kv", "signal": "kv_cache_usage_ratio", "high_water": 0.9, "low_water": 0.5}
+GOOD_RULE = {"name": "fill", "signal": "device_used_ratio", "high_water": 0.9, "low_water": 0.5}
 
 
 def problems(flags=None, *, config=None, environ=None) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def test_the_defaults_are_fixed():
     settings = load(environ={})
     assert (settings.engine_url, settings.host, settings.port) == ("http://127.0.0.1:8000", "127.0.0.1", 8001)
     assert (settings.admin_token, settings.poll_seconds, settings.policy.mode) == (None, 1.0, "act")
-    assert [rule.signal for rule in settings.policy.rules] == ["device_used_ratio", "host_used_ratio"]
+    assert [rule.signal for rule in settings.policy.rules] == ["device_free_bytes"]
 
 
 def test_settings_are_frozen():
@@ -105,7 +105,7 @@ def test_a_section_is_merged_key_by_key(write):
         "a.toml", f"[policy]\nmode = 'observe'\nrules = [{as_toml(GOOD_RULE)}]\n[proxy]\nmax_body_bytes = 4096\n"
     )
     settings = load({"policy.mode": "act"}, config=name, environ={"HIGHWATER_PROXY__CONNECT_SECONDS": "2"})
-    assert (settings.policy.mode, [rule.name for rule in settings.policy.rules]) == ("act", ["kv"])
+    assert (settings.policy.mode, [rule.name for rule in settings.policy.rules]) == ("act", ["fill"])
     assert (settings.proxy.max_body_bytes, settings.proxy.connect_seconds) == (4096, 2.0)
 
 
@@ -119,7 +119,7 @@ def test_lists_are_given_as_json(where):
     texts = {"policy.rules": json.dumps([GOOD_RULE]), "proxy.extra_paths": '["/invocations"]'}
     environ = {variable(key): text for key, text in texts.items()}
     settings = load(texts, environ={}) if where == "flag" else load(environ=environ)
-    assert settings.policy.rules[0].rule().remedies == ("reset_prefix_cache",)
+    assert settings.policy.rules[0].rule().remedies == ("release", "trim_encoder_cache", "reset_encoder_cache")
     assert settings.proxy.extra_paths == ("/invocations",)
 
 
@@ -311,16 +311,20 @@ def test_a_token_is_masked_wherever_settings_are_shown(caplog):
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"signal": "gpu"}, "is not a signal; allowed: device_used_ratio"),
+        ({"signal": "gpu"}, "is not a signal; allowed: device_free_bytes, device_used_ratio"),
+        ({"signal": "kv_cache_usage_ratio"}, "is no signal any more: cached blocks that no request uses do not count"),
+        ({"signal": "host_used_ratio"}, "remedies must be named for host_used_ratio"),
+        ({"high_water": None}, "must be given both, or neither"),
+        ({"high_water": None, "low_water": None}, "are required for device_used_ratio"),
         ({"low_water": 0.9}, "low_water must be under high_water"),
         ({"high_water": 1.5}, "ratios from 0 to 1"),
         ({"signal": "device_free_bytes"}, "less is worse there"),
-        ({"remedies": ["release"]}, "remedy 'release' cannot lower kv_cache_usage_ratio; allowed: reset_prefix_cache"),
+        ({"remedies": ["empty"]}, "'empty' is not a remedy; allowed: release, trim_encoder_cache"),
         ({"sustain_seconds": -1}, "greater than or equal to 0"),
         ({"high_water": float("inf")}, "finite"),
         ({"cooldown": 5}, "there is no such key|Extra inputs"),
         ({"name": ""}, "at least 1 character"),
-        ({"min_effect_bytes": -1}, "greater than or equal to 0"),
+        ({"min_gain_bytes": -1}, "greater than or equal to 0"),
     ],
 )
 def test_a_rule_that_cannot_work_is_refused(change, word):
@@ -340,7 +344,7 @@ def test_a_rule_without_remedies_owns_all_that_can_help():
 
 def test_rule_names_are_unique():
     """A name is a label in metrics."""
-    with pytest.raises(ValidationError, match="twice or more: kv"):
+    with pytest.raises(ValidationError, match="twice or more: fill"):
         PolicyChange(rules=[GOOD_RULE, GOOD_RULE])
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from app.attribution import encoder_totals
-from app.readings import Components, Device, EngineStatus, Growth, Note, PolicyStatus, Report, RuleStatus
+from app.readings import Components, Device, EngineStatus, Growth, Note, PolicyStatus, Report
 from app.table import device_title, mib, report_text, table
 from tests.fakes.engine import FakeEngine
 
@@ -36,7 +36,7 @@ def story() -> Report:
         ranks=ranks,
         encoder_cache=encoder_totals(ranks),
         growth=Growth(since_ready_bytes=2 * 3782 * 1024**2, bytes_per_second=-(1024.0**2)),
-        policy=PolicyStatus(state="above", mode="observe"),
+        policy=PolicyStatus(level="short", mode="observe", summary="short by 100 MiB on rank 0"),
     )
 
 
@@ -48,20 +48,20 @@ def test_the_story_at_a_terminal(story):
         "---------------  --------  --------\n"
         "device              npu:0     npu:1\n"
         "total            62,420.0  62,420.0\n"
-        "used             61,548.0  61,548.0\n"
+        "used             58,432.0  58,432.0\n"
         "- weights        30,001.8  30,001.8\n"
         "- kv cache       20,542.7  20,542.7\n"
         "- encoder cache   3,782.0   3,782.0\n"
         "- other tensors     256.0     256.0\n"
-        "- torch cached    5,787.5   5,787.5\n"
+        "- torch cached    2,671.5   2,671.5\n"
         "- non torch       1,178.0   1,178.0\n"
-        "releasable        5,787.5   5,787.5\n"
-        "free                872.0     872.0\n"
-        "used ratio          0.986     0.986\n"
+        "releasable        2,671.5   2,671.5\n"
+        "free              3,988.0   3,988.0\n"
+        "used ratio          0.936     0.936\n"
         "encoder cache: 31 entries, 7,564.0 MiB on devices, 0.0 MiB on the host, capacity 16,384 embeddings\n"
         "growth: +7,564.0 MiB since ready, -1.0 MiB/s over the last minute\n"
         "requests: 3 running, 0 waiting, KV cache 41% used\n"
-        "policy: above (observe)\n"
+        "policy: short (observe): short by 100 MiB on rank 0\n"
     )
 
 
@@ -79,19 +79,16 @@ def test_what_is_not_known_is_a_dash(story):
     ranks = tuple(replace(r, used_ratio=None, components=Components(), free_bytes=None) for r in story.ranks)
     text = report_text(replace(story, ranks=ranks))
     assert text.count("       -         -") == 8
-    assert "0.986" not in text
+    assert "0.936" not in text
 
 
 def test_notes_and_problems_are_shown_in_full(story):
     """They are why an operator looks."""
     noted = replace(story.ranks[1], notes=(Note(name="torch", reason="no memory_stats"),))
-    rule = RuleStatus(
-        name="d", signal="device_used_ratio", high_water=0.5, low_water=0.4, phase="above", problem="too low"
-    )
-    policy = PolicyStatus(state="above", mode="act", rules=(rule,))
+    policy = PolicyStatus(level="urgent", mode="act", summary="short by 900 MiB on rank 0; nothing here to give back")
     text = report_text(replace(story, ranks=(noted,), policy=policy, stale=True))
     assert "note: rank 1: torch: no memory_stats\n" in text
-    assert "policy: above (act)\n  problem: too low\n" in text
+    assert "policy: urgent (act): short by 900 MiB on rank 0; nothing here to give back\n" in text
     assert "(STALE)" in text
 
 

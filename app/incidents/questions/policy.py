@@ -23,6 +23,7 @@ def policy(evidence: Evidence, ranks: Sequence[Latest]) -> Finding | None:
     elif short:
         title = f"the policy knew that memory was short ({names})"
         text = "; ".join(f"{rule.name}: {rule.reason}" for rule in short if rule.reason) or status.summary
+        text = f"{text}."
     else:
         return None
     return Finding(
