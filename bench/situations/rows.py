@@ -427,6 +427,18 @@ SITUATIONS: tuple[Situation, ...] = (
         HOUR + 3 * MINUTE,
         needs=5,
     ),
+    _ascend(
+        "clock-back-while-idle",
+        "the wall clock is set back by an hour as an idle period begins",
+        (
+            (BEGIN, traffic(images=0.5)),
+            (BEGIN + 120, no_traffic),
+            (BEGIN + 125, set_clock(-HOUR)),
+        ),
+        10 * MINUTE,
+        needs=1,
+        most_remedies=1,
+    ),
     _on_h100(
         "unreachable-rule",
         "an operator's rule whose waters lie under the engine's rest",
