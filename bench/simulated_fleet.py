@@ -27,6 +27,7 @@ from app.readings import (
     Growth,
     HostMemory,
     PolicyStatus,
+    RankPressure,
     RemedyResult,
     Report,
     RuleStatus,
@@ -132,6 +133,7 @@ class Sidecar:
             remedy=name, outcome="done", seconds=0.4, moment="pause", held_seconds=0.2, freed_components=_FREED
         )
         self._exporter.remedy_ended(result, "policy")
+        self._exporter.policy_acted("device", name, "done")
 
     def _report(self) -> Report:
         ranks = tuple(account(self._worker(rank)) for rank in range(self._ranks))
@@ -193,19 +195,24 @@ class Sidecar:
         )
 
     def _policy(self) -> PolicyStatus:
-        used = (51 * GIB + self._encoder_bytes) / (64 * GIB)
-        return PolicyStatus(
-            state="below",
-            mode="act",
-            rules=(
-                RuleStatus(
-                    name="device", signal="device_used_ratio", high_water=0.93, low_water=0.9, phase="below", value=used
-                ),
-                RuleStatus(
-                    name="host", signal="host_used_ratio", high_water=0.9, low_water=0.8, phase="below", value=0.16
-                ),
-            ),
+        free, high, low = 13 * GIB - self._encoder_bytes, 1792 * MIB, 3584 * MIB
+        ranks = tuple(
+            RankPressure(rank=rank, dp_rank=0, free_bytes=free, high_free_bytes=high, low_free_bytes=low, short_bytes=0)
+            for rank in range(self._ranks)
         )
+        device = RuleStatus(
+            name="device",
+            signal="device_free_bytes",
+            phase="calm",
+            value=free,
+            high_water=high,
+            low_water=low,
+            ranks=ranks,
+        )
+        host = RuleStatus(
+            name="host", signal="host_used_ratio", phase="calm", value=0.16, high_water=0.9, low_water=0.8
+        )
+        return PolicyStatus(mode="act", level="calm", summary="all is calm", rules=(device, host))
 
 
 def _engine_text(model: str, requests: int) -> str:
