@@ -110,7 +110,7 @@ async def _one_crossing(engine: Engine, sidecar: DemoSidecar, seeds: Iterator[in
         result = await traffic
     if result.failed:
         raise DemoError(f"{result.failed} of {result.sent} image requests failed: {result.errors}")
-    return await asyncio.to_thread(_look_back, sidecar, last_id, reset, sent_at[needed - 1])
+    return await asyncio.to_thread(_look_back, sidecar, reset, sent_at[needed - 1])
 
 
 async def _held_now(sidecar: DemoSidecar) -> int:
@@ -143,9 +143,9 @@ async def _first_reset(sidecar: DemoSidecar, last_id: int) -> dict[str, Any]:
             await asyncio.sleep(LOOK_SECONDS)
 
 
-def _look_back(sidecar: DemoSidecar, last_id: int, reset: dict[str, Any], sent_at: float) -> _Crossing:
-    # The rule's first step after the quiet time is the decision to act; readings after it are the remedy's own.
-    decided = min(e["at"] for e in _events(sidecar) if e["id"] > last_id and e["kind"] == "policy")
+def _look_back(sidecar: DemoSidecar, reset: dict[str, Any], sent_at: float) -> _Crossing:
+    # Readings after the remedy began are its own.
+    decided = reset["at"] - reset["result"]["seconds"]
     readings = sidecar.call("GET", f"/memory/history?since={decided - DEADLINE_SECONDS}")["readings"]
     held = [(one["at"], one["ranks"][0]["encoder_cache_bytes"]) for one in readings if one["at"] < decided]
     under = max(at for at, size in held if size < HIGH_BYTES)

@@ -133,7 +133,7 @@ class Sidecar:
             remedy=name, outcome="done", seconds=0.4, moment="gate", held_seconds=0.2, freed_components=_FREED
         )
         self._exporter.remedy_ended(result, "policy")
-        self._exporter.policy_acted("device", name, result.outcome)
+        self._exporter.policy_acted("device", name, "done")
 
     def _report(self) -> Report:
         ranks = tuple(account(self._worker(rank)) for rank in range(self._ranks))
@@ -195,29 +195,24 @@ class Sidecar:
         )
 
     def _policy(self) -> PolicyStatus:
-        free = 13 * GIB - self._encoder_bytes
+        free, high, low = 13 * GIB - self._encoder_bytes, 1792 * MIB, 3584 * MIB
         ranks = tuple(
-            RankPressure(rank=rank, dp_rank=None, free_bytes=free, short_bytes=0) for rank in range(self._ranks)
+            RankPressure(rank=rank, dp_rank=0, free_bytes=free, high_free_bytes=high, low_free_bytes=low, short_bytes=0)
+            for rank in range(self._ranks)
         )
-        return PolicyStatus(
-            mode="act",
-            level="calm",
-            summary="memory is not short",
-            rules=(
-                RuleStatus(
-                    name="device",
-                    signal="device_free_bytes",
-                    phase="calm",
-                    value=free,
-                    high_water=2 * GIB,
-                    low_water=4 * GIB,
-                    ranks=ranks,
-                ),
-                RuleStatus(
-                    name="host", signal="host_used_ratio", high_water=0.9, low_water=0.8, phase="calm", value=0.16
-                ),
-            ),
+        device = RuleStatus(
+            name="device",
+            signal="device_free_bytes",
+            phase="calm",
+            value=free,
+            high_water=high,
+            low_water=low,
+            ranks=ranks,
         )
+        host = RuleStatus(
+            name="host", signal="host_used_ratio", phase="calm", value=0.16, high_water=0.9, low_water=0.8
+        )
+        return PolicyStatus(mode="act", level="calm", summary="all is calm", rules=(device, host))
 
 
 def _engine_text(model: str, requests: int) -> str:

@@ -95,10 +95,10 @@ RESET_ENCODER_CACHE: Final = Advice(
 POLICY_EARLIER: Final = Advice(
     setting="policy.rules, policy.mode",
     change=(
-        "Let the policy act earlier: a lower high_water on device_used_ratio or encoder_cache_bytes, or a rule on "
-        "device_growth_bytes; and mode act, where it is observe."
+        "Let the policy act earlier: a rule of your own on device_free_bytes with more free at high_water, on "
+        "encoder_cache_bytes or on device_growth_bytes; and mode act, where it is observe."
     ),
-    cost="Cached outputs are copied or encoded again sooner. A high water under what vLLM takes at start fires always.",
+    cost="Cached outputs are copied or encoded again sooner. Waters that the engine cannot reach at rest are refused.",
 )
 RESET_MM_CACHE: Final = Advice(
     setting='POST /memory/reclaim {"remedies": ["reset_mm_cache"]}',

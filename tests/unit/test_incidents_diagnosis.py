@@ -20,9 +20,11 @@ from app.readings import (
     EncoderCache,
     EngineLoad,
     EngineStatus,
+    Event,
     Growth,
     HostMemory,
     PolicyStatus,
+    RankPressure,
     RuleStatus,
     TorchMemory,
 )
@@ -56,9 +58,17 @@ def engine(version: str | None) -> EngineStatus:
     return EngineStatus(url="http://engine", state="down", version=version)
 
 
-def policy(phase: str, mode: str = "act") -> PolicyStatus:
-    rule = RuleStatus(name="device", signal="device_used_ratio", high_water=0.92, low_water=0.88, phase=phase)
-    return PolicyStatus(level="short", mode=mode, summary="short by 100 MiB on rank 0", rules=(rule,))
+def policy(
+    phase: str, mode: str = "act", level: str | None = None, ranks: tuple[RankPressure, ...] = ()
+) -> PolicyStatus:
+    reason = "short by 100 MiB on rank 0"
+    rule = RuleStatus(name="device", signal="device_free_bytes", phase=phase, reason=reason, ranks=ranks)
+    level = level or ("calm" if phase == "calm" else "short")
+    return PolicyStatus(level=level, mode=mode, summary=reason, rules=(rule,))
+
+
+SHORT = Event(id=1, at=AT - 9, kind="policy", summary="memory: calm -> short: short by 100 MiB on rank 0")
+CALM = Event(id=2, at=AT - 5, kind="policy", summary="memory: short -> calm")
 
 
 def risen(counter: str, *values: int | None) -> RankEvidence:
@@ -168,6 +178,7 @@ FOUND: list[tuple[str, str, Evidence]] = [
         ),
     ),
     ("policy", "clue", evidence("died", policy=policy("resting"))),
+    ("policy", "clue", evidence("died", policy=policy("held", level="held"), decisions=(SHORT,))),
     ("policy", "clue", evidence("died", policy=policy("short", "observe"))),
     ("no_readings", "note", evidence("died", rank(unknown()))),
     ("no_readings", "note", Evidence(kind="died", at=AT, engine=engine(None))),
@@ -230,7 +241,9 @@ NOT_FOUND: list[tuple[str, Evidence]] = [
     ("kv_cache_full", evidence("hung", load=EngineLoad())),
     ("policy", evidence("died")),
     ("policy", evidence("died", policy=policy("calm"))),
-    ("policy", evidence("died", policy=policy("below"))),
+    ("policy", evidence("died", policy=policy("resting", level="calm"))),
+    ("policy", evidence("died", policy=policy("held", level="held"))),
+    ("policy", evidence("died", policy=policy("held", level="held"), decisions=(SHORT, CALM))),
     ("no_readings", evidence("died")),
     ("no_readings", evidence("died", rank(unknown(0)), rank(reading(1)))),
 ]
@@ -474,6 +487,23 @@ def test_the_forecast_is_given_where_it_says_something():
 def test_the_encoder_cache_is_held_against_its_capacity(size, embeds, words):
     """In bytes, where entries tell how many embeddings they are: 16,384 of 128 KiB each are 2 GiB."""
     assert words in found("encoder_cache", evidence("died", with_cache(size * MIB, embeds=embeds))).text
+
+
+def test_where_nothing_could_be_given_back_acting_earlier_is_no_advice():
+    """A smaller share for the engine is; what the workers do not tell may be something."""
+    short = RankPressure(rank=0, dp_rank=0, short_bytes=100 * MIB, can_release_bytes=0, can_trim_bytes=0)
+    helpless = found("policy", evidence("died", policy=policy("short", ranks=(short,))))
+    assert helpless.advice == (advice.GPU_MEMORY_UTILIZATION,)
+    assert helpless.figures["missing_bytes"] == 100 * MIB
+    untold = replace(short, can_trim_bytes=None)
+    finding = found("policy", evidence("died", policy=policy("short", ranks=(untold,))))
+    assert finding.advice == (advice.POLICY_EARLIER,)
+
+
+def test_of_an_engine_that_is_gone_the_policys_last_word_on_memory_stands():
+    """The policy itself knows nothing of it any more."""
+    gone = evidence("died", policy=policy("held", level="unknown"), decisions=(CALM, SHORT))
+    assert found("policy", gone).text == "short by 100 MiB on rank 0."
 
 
 def test_old_readings_say_how_old_they_are():
