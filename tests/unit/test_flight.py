@@ -835,6 +835,7 @@ async def test_a_look_reads_the_files_and_asks_nobody(core):
 async def test_it_is_looked_as_often_as_is_asked(core):
     """By the files where they tell all, and no more often than every twentieth of a second."""
     await aloft(core)
+    core.poller.pace = None
     assert core.poller._next_look() == (1.0, core.poller.look)
     core.poller.pace = lambda report: 0.2 if report.ranks else 9.0
     assert core.poller._next_look() == (0.2, core.poller.look)

@@ -327,7 +327,7 @@ async def test_no_fresh_report_no_action(state):
     assert core.fake.resets() == []
     rule = core.governor.status().rules[0]
     assert (rule.phase, rule.value) == ("held", None)
-    assert core.governor.status().level == ("held" if state in {"sleeping", "not answering"} else "unknown")
+    assert core.governor.status().level == ("held" if state == "sleeping" else "unknown")
     await core.engine.aclose()
 
 

@@ -119,6 +119,10 @@ async def broken_later(*_: Any, **__: Any) -> Any:
     raise ZeroDivisionError
 
 
+async def in_order(*_: Any, **__: Any) -> None:
+    """What is not on trial."""
+
+
 async def run_for_a_moment(loop: Callable[[], Awaitable[None]]) -> None:
     """One round of a loop that runs until cancelled."""
     task = asyncio.ensure_future(loop())
@@ -130,6 +134,12 @@ async def run_for_a_moment(loop: Callable[[], Awaitable[None]]) -> None:
 
 async def poller(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar.services.poller, "poll", broken_later)
+    await run_for_a_moment(sidecar.services.poller.run)
+
+
+async def pace(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar.services.poller, "poll", in_order)
+    monkeypatch.setattr(sidecar.services.poller, "pace", broken)
     await run_for_a_moment(sidecar.services.poller.run)
 
 
@@ -175,7 +185,8 @@ async def http(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # By file and function: the part whose counter moves, and what brings it about.
 PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch], Awaitable[None]]]] = {
-    ("poller.py", "run"): ("poller", poller),
+    ("poller.py", "_guarded"): ("poller", poller),
+    ("poller.py", "_asked_pace"): ("poller", pace),
     ("governor.py", "run"): ("policy", policy),
     ("black_box.py", "run"): ("incidents", black_box),
     ("incidents/incidents.py", "_incident"): ("diagnosis", diagnosis),
