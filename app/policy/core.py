@@ -7,7 +7,8 @@ Pure: no I/O, no clock, no logging. ``decide`` looks, ``learn`` takes in how a r
               │◄──────────── low water reached: no rest ────────────┤  └───────── measured after each ◄──┐
               │                                                     ├── one can ──► acting ─────────────┘
               │◄── nothing could give, nothing was run: no rest ────┤    (told once as "short, nothing to give back")
-              └── rest: cooldown_seconds, 5 s while urgent ◄────────┘    remedies were run and low water not reached
+              └── rest: cooldown_seconds, 5 s while urgent ◄────────┘    remedies were run and low water not reached,
+                                                                         or for moments only, three times running
 
 What is remembered is each remedy's last action and outcome, the relief in progress, and each rank's last figures, and
 it goes with the engine's life. There is no list of remedies given up: a remedy is run where the workers say that it
@@ -34,6 +35,9 @@ RETRY_SECONDS: Final = 10.0
 # A rank whose reading is that much older than the newest one's is silent.
 SILENT_SECONDS: Final = 10.0
 INEFFECTIVE_SECONDS: Final = 3600.0
+# A release holds the steps up. Bytes that are in use again within moments, so many times running, are what the engine
+# works with: as long as nothing is urgent, it rests then.
+MAX_RELAPSES: Final = 3
 IDLE_SECONDS: Final = 30.0
 MIN_TIDY_BYTES: Final = 1024 * MIB
 TIDY_SHARE: Final = 0.02
@@ -104,7 +108,8 @@ class RuleMemory:
         reached_since: Since when the signal has been at high water, without a break in fresh readings.
         relief: The remedies that the relief in progress has run; ``None`` where none is in progress.
         relief_ranks: The ranks that called for it.
-        rest_from: When the last relief ended that did not reach low water; ``None`` where it did.
+        rest_from: When the last relief ended that did not reach low water, or not for long; ``None`` where it did.
+        relapses: How many reliefs running began moments after a release that had helped.
         runs: Each remedy's last run.
         ranks: Each rank's last figures.
     """
@@ -115,6 +120,7 @@ class RuleMemory:
     relief: tuple[str, ...] | None = None
     relief_ranks: frozenset[RankKey] = frozenset()
     rest_from: float | None = None
+    relapses: int = 0
     runs: Mapping[str, LastRun] = field(default_factory=dict)
     ranks: Mapping[RankKey, RankMemory] = field(default_factory=dict)
 
@@ -278,7 +284,15 @@ def _look(
     phase: RulePhase = "resting" if is_resting else "urgent" if level == "urgent" else "calm"
     if level == "short" and not is_resting:
         phase = "short"
-    words = _words(rule, level, counted, facts, is_helpless=is_helpless, silent=silent, resting=is_resting)
+    words = _words(
+        rule,
+        level,
+        counted,
+        facts,
+        is_helpless=is_helpless,
+        silent=silent,
+        rest=_why_rest(memory) if is_resting else None,
+    )
     view = replace(
         view,
         phase=phase,
@@ -311,23 +325,31 @@ def _climb(
     if memory.relief is None:
         if not over or now - since < rule.sustain_seconds:
             return memory, None, False
-        urgent = any(_is_urgent(memory, one, now) for one in counted)
-        if urgent and _has_relapsed(memory, now):
+        urgent, relapsed = any(_is_urgent(memory, one, now) for one in counted), _has_relapsed(memory, now)
+        if urgent and relapsed:
             going_on = replace(memory, relief=("release",), relief_ranks=over, rest_from=None)
             action = _next(rule, going_on, counted, facts, now)
             if action is not None:
                 return going_on, action, False
-        rest = URGENT_REST_SECONDS if urgent else rule.cooldown_seconds
-        if memory.rest_from is not None and now < memory.rest_from + rest:
+        if relapsed and memory.relapses == MAX_RELAPSES and memory.rest_from is None and not urgent:
+            memory = replace(memory, rest_from=memory.runs["release"].at)
+        if _is_at_rest(rule, memory, now, urgent=urgent):
             return memory, None, False
-        memory = replace(memory, relief=(), relief_ranks=frozenset(), rest_from=None)
+        relapses = min(memory.relapses + 1, MAX_RELAPSES) if relapsed else 0
+        memory = replace(memory, relief=(), relief_ranks=frozenset(), rest_from=None, relapses=relapses)
     memory = replace(memory, relief_ranks=memory.relief_ranks | over)
     action = _next(rule, memory, counted, facts, now)
     if action is not None:
         return memory, action, False
     # Where nothing was run, nothing needs a rest: it acts as soon as there is something to give back.
     ended = max((memory.runs[name].at for name in memory.relief or () if name in memory.runs), default=None)
-    return replace(memory, relief=None, rest_from=ended), None, bool(over) and not memory.relief
+    return replace(memory, relief=None, rest_from=ended, relapses=0), None, bool(over) and not memory.relief
+
+
+def _is_at_rest(rule: Rule, memory: RuleMemory, now: float, *, urgent: bool) -> bool:
+    if memory.rest_from is None or (urgent and memory.relapses == MAX_RELAPSES):
+        return False
+    return now < memory.rest_from + (URGENT_REST_SECONDS if urgent else rule.cooldown_seconds)
 
 
 def _end_if_relieved(rule: Rule, memory: RuleMemory, counted: Sequence[Pressure]) -> RuleMemory:
@@ -585,6 +607,8 @@ def learn(
     relief = None if ends else known.relief
     rest_from = now if ends and not action.is_tidying else known.rest_from
     known = replace(known, runs={**known.runs, remedy: run}, relief=relief, rest_from=rest_from)
+    if ends:
+        known = replace(known, relapses=0)
     if not seen.stale and after:
         # Now, or the next wave would be taken for a relief that has not helped.
         known = _end_if_relieved(rule, known, pressures(rule, seen, facts))
@@ -627,7 +651,7 @@ def _words(
     *,
     is_helpless: bool,
     silent: Mapping[RankKey, PolicyLevel],
-    resting: bool,
+    rest: str | None,
 ) -> str | None:
     parts = []
     if level in {"short", "urgent"}:
@@ -637,11 +661,17 @@ def _words(
         if is_helpless:
             parts.append("nothing here to give back" + _because(rule, facts))
             parts += [text for text in [_elsewhere(needy, facts)] if text]
-    if resting:
-        parts.append("the last relief did not reach low water, so it rests")
+    if rest is not None:
+        parts.append(rest)
     if silent:
         parts.append(_silence(silent))
     return "; ".join(parts) or None
+
+
+def _why_rest(memory: RuleMemory) -> str:
+    if memory.relapses == MAX_RELAPSES:
+        return f"what release gives back was in use again within moments, {MAX_RELAPSES} times running, so it rests"
+    return "the last relief did not reach low water, so it rests"
 
 
 def _because(rule: Rule, facts: Facts) -> str:

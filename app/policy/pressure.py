@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from app.attribution import host_ratio, host_share, rank_key
 from app.policy.gains import RankKey
-from app.policy.rules import FILL_SIGNALS, Rule, reached, relieved
+from app.policy.rules import FILL_SIGNALS, HOST_SIGNALS, Rule, reached, relieved
 from app.policy.waters import MIN_SLACK_BYTES, derive, rest_bytes, slack_bytes
 from app.readings import RankReading, Report
 
@@ -67,11 +67,20 @@ class Pressure:
 
 
 def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
-    """Every rank of the report, as the rule sees it; one that is asleep, or partly so, is left out."""
+    """Every rank of the report, as the rule sees it; with a note where it is left out."""
     return [
-        replace(one, note=f"asleep: {', '.join(tags)}") if (tags := one.reading.asleep_tags) else one
+        replace(one, note=note) if (note := _left_out(rule, one.reading)) is not None else one
         for one in _pressures(rule, report, facts)
     ]
+
+
+def _left_out(rule: Rule, reading: RankReading) -> str | None:
+    """Why a rank does not count by this rule, whatever its figures; ``None`` where it does."""
+    if reading.asleep_tags:
+        return f"asleep: {', '.join(reading.asleep_tags)}"
+    if rule.signal in HOST_SIGNALS and not reading.host_memory.cgroup_limit_bytes:
+        return "its container has no memory limit: what the whole machine uses is not the engine's to give back"
+    return None
 
 
 def _pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:

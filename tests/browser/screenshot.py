@@ -14,15 +14,12 @@ from typing import Any
 
 from playwright.async_api import Browser
 
-from app.policy_settings import PolicySettings, RuleSettings
+from app.policy_settings import PolicySettings
 from tests.browser.conftest import Beside, beside, chromium
 from tests.browser.sample import Story, an_hour, many_ranks
 from tests.http.test_control_plane import sidecar_before
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "dashboard.png"
-RULES = PolicySettings(
-    rules=(RuleSettings(name="device", signal="device_used_ratio", high_water=0.97, low_water=0.94),),
-)
 DESKTOP = {"width": 1440, "height": 1000}
 PHONE = {"width": 390, "height": 844}
 
@@ -52,7 +49,7 @@ async def tell(running: Beside) -> None:
 
 async def main(folder: Path | None) -> None:
     """All of them."""
-    settings: dict[str, Any] = {"poll_seconds": 1.0, "policy": RULES}
+    settings: dict[str, Any] = {"poll_seconds": 1.0, "policy": PolicySettings()}
     async with chromium() as browser, beside(**settings) as running:
         started = time.time()
         await tell(running)

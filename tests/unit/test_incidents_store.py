@@ -36,7 +36,7 @@ def test_what_was_written_is_read(tmp_path, with_folder):
     given = incident(
         ranks=(rank(series=series(reading(), [1, 2, 3]), entries=(entry(),), stack=("a.py:1 f",), doing="a step"),),
         events=(Happened(at=AT, kind="state", summary="engine ready -> down"),),
-        policy={"state": "below", "mode": "act", "rules": []},
+        policy={"level": "calm", "mode": "act", "rules": []},
         ended_at=AT + 60,
         count=3,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.policy.core import URGENT_REST_SECONDS
+from app.policy.core import MAX_RELAPSES, URGENT_REST_SECONDS
 from tests.unit.test_policy import Watch, full
 
 
@@ -39,3 +39,38 @@ def test_without_urgency_the_cache_is_left_alone():
     action = watch.look(full(0.9, cached=2.0, encoder=4.0))
     assert action is not None
     assert action.remedy == "release"
+
+
+def relapse(watch: Watch) -> None:
+    assert watch.act(full(0.9, cached=2.0), full(2.9)) == "release"
+
+
+def test_a_release_that_helps_for_moments_only_rests_after_three():
+    """Each holds the steps up, and nothing is urgent: after a minute it is tried again."""
+    watch = Watch()
+    for _ in range(1 + MAX_RELAPSES):
+        relapse(watch)
+    for _ in range(50):
+        assert watch.look(full(0.9, cached=2.0)) is None
+    assert watch.view.phase == "resting"
+    assert "in use again within moments" in (watch.view.reason or "")
+    watch.now += 10
+    relapse(watch)
+
+
+def test_urgent_pressure_does_not_wait_for_that_rest():
+    watch = Watch()
+    for _ in range(1 + MAX_RELAPSES):
+        relapse(watch)
+    assert watch.look(full(0.9, cached=2.0)) is None
+    action = watch.look(full(0.2, cached=2.7), after=0.2)
+    assert action is not None
+    assert action.remedy == "release"
+
+
+def test_bytes_that_stayed_away_for_a_while_are_no_relapse():
+    """However often: a cache that fills in ten seconds is emptied every ten seconds."""
+    watch = Watch()
+    for _ in range(3 * MAX_RELAPSES):
+        relapse(watch)
+        assert watch.look(full(2.9), after=2 * URGENT_REST_SECONDS) is None

@@ -35,7 +35,7 @@ CAPABILITIES = Capabilities(
     data_parallel=1,
 ).public()
 HIGH, LOW = 1560 * MIB, 3120 * MIB
-FREE = 4654 * MIB
+FREE = 7770 * MIB
 
 
 def pressure(rank: int = 0, **changed: Any) -> RankPressure:
@@ -103,7 +103,7 @@ def report(**changed: Any) -> Report:
 
 def policy(*rules: RuleStatus, **changed: Any) -> PolicyStatus:
     """A policy that acts, with all calm."""
-    calm = "rank 0 has 4,654 MiB free, the least of all for its size; below 1,560 MiB memory is given back"
+    calm = "rank 0 has 7,770 MiB free, the least of all for its size; below 1,560 MiB memory is given back"
     made = PolicyStatus(mode="act", level="calm", summary=calm, rules=rules or (DEVICE,), actions_last_hour=1)
     return replace(made, **changed)
 

@@ -53,7 +53,7 @@ def test_the_storys_numbers_are_read_at_a_glance():
         "31 entries, 7.39 GiB on devices",
         "policy: calm, acts",
         "1 action in the last hour",
-        "calm    device: device_free_bytes 4.54 GiB  acts below 1.52 GiB, stops at 3.05 GiB",
+        "calm    device: device_free_bytes 7.59 GiB  acts below 1.52 GiB, stops at 3.05 GiB",
         "reset_encoder_cache done, freed 3,782.0 MiB in 0.40 s",
     ):
         assert words in shown, words

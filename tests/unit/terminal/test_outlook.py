@@ -80,7 +80,8 @@ def test_each_rank_has_its_share_of_the_pace():
 
 def test_high_water_that_is_reached_is_no_forecast():
     """One that is under it already is short, and that is said elsewhere."""
-    growing = report(growth=Growth(since_ready_bytes=1, bytes_per_second=2e6), ranks=ranks(images=52))
+    growing = report(growth=Growth(since_ready_bytes=1, bytes_per_second=2e6), ranks=ranks(images=60))
+    assert seconds_to_full(growing) is not None
     assert seconds_to_high_water(growing) is None
     assert seconds_to_high_water(replace(growing, policy=None)) is None
 

@@ -76,8 +76,8 @@ def test_one_screen_has_it_all():
     ]  # fmt: skip
     screen = "\n".join(lines)
     assert "rank 0 npu:0: 53.37 GiB of 60.96 GiB used (87.6 %), 7.59 GiB free (high water 1.52 GiB)" in screen
-    assert "calm (mode act); rank 0 has 4,654 MiB free" in screen
-    assert "calm, device_free_bytes 4.54 GiB (acts below 1.52 GiB, stops at 3.05 GiB)" in screen
+    assert "calm (mode act); rank 0 has 7,770 MiB free" in screen
+    assert "calm, device_free_bytes 7.59 GiB (acts below 1.52 GiB, stops at 3.05 GiB)" in screen
     assert "4 m ago by rule device: release done" in screen
     assert len(lines) <= 24
 
