@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # For every Python and machine that the package is for; what is pinned stays so until it is told to go (-U).
 PIN    := --universal --python-version 3.11 --generate-hashes --no-header --quiet
 
-.PHONY: help demo test test-fast test-compat lint format docs bench soak-proxy requirements sbom tools peers clean
+.PHONY: help demo test test-fast test-compat lint format docs bench situations soak-proxy requirements sbom tools peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
@@ -26,8 +26,8 @@ test: $(READY) tools ## Every test: units, HTTP on real ports, and a real engine
 	$(BIN)/highwater demo --prepare
 	$(BIN)/pytest
 
-test-fast: $(READY) ## The tests that need no engine, no C compiler, no browser, no Prometheus and no minute of soak
-	$(BIN)/pytest -m "not engine and not compiled and not tools and not soak"
+test-fast: $(READY) ## The tests that need no engine, no C compiler, no browser, no Prometheus, no minute of soak and no long situations
+	$(BIN)/pytest -m "not engine and not compiled and not tools and not soak and not situations"
 
 test-compat: $(READY) ## Relief, kills, and the naive calls beside it, on vLLM 0.12.0, 0.23.0 and 0.27.0 (18 GB on first use)
 	HIGHWATER_COMPAT_RESULTS=docs/compat.json $(BIN)/pytest -m compat tests/compat
@@ -51,6 +51,9 @@ bench: $(READY) peers ## The figures in docs/figures.md and docs/performance.md,
 	$(BIN)/highwater demo --prepare
 	$(BIN)/python -m bench
 
+situations: $(READY) ## The policy in every situation of docs/policy-situations.md, run and written again
+	$(BIN)/python -m bench.situations
+
 soak-proxy: $(READY) ## Half an hour of hostile clients beside ordinary ones: docs/soak.md, measured again
 	$(BIN)/python -m bench.soak --minutes 30
 
@@ -66,7 +69,7 @@ sbom: $(READY) ## What the sidecar is made of, from an environment installed by 
 	  --validate -o dist/sbom.cdx.json build/sbom/bin/python
 
 # promtool and prometheus judge our metrics and alerts, Alertmanager passes one on. Debian has them in two packages.
-tools:
+tools: ## Prometheus, Alertmanager and Chromium, installed where they are missing (Debian)
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null && \
 	command -v prometheus-alertmanager >/dev/null || { \
 	  echo 'installing prometheus (for promtool) and prometheus-alertmanager'; \
@@ -79,7 +82,7 @@ tools:
 	  $$SUDO apt-get -qq update && $$SUDO apt-get -qq install -y --no-install-recommends chromium >/dev/null; }
 
 # The data plane is measured beside nginx, by two small C programs. Without nginx the benchmark says so and goes on.
-peers:
+peers: ## nginx and a C compiler, likewise: what the data plane is measured beside
 	@PATH="$$PATH:/usr/sbin"; command -v nginx >/dev/null && command -v cc >/dev/null || { \
 	  echo 'installing nginx and gcc (for the data plane benchmark)'; \
 	  SUDO=$$( [ "$$(id -u)" = 0 ] || echo sudo ); \

@@ -41,6 +41,7 @@ def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
         pp_rank=worker.pp_rank,
         host=worker.host,
         pid=worker.pid,
+        pid_started=worker.pid_started,
         taken_at=worker.taken_at,
         device=worker.device,
         total_bytes=worker.total_bytes,

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from app.attribution import account, rank_key
 from app.flight import Flight
 from app.history import History
 from app.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, Point, RankEvidence, from_history, point
+from app.oom_kills import OomKillWatch
 from app.readings import (
     EncoderCache,
     EngineLoad,
@@ -29,6 +31,7 @@ from app.readings import (
 )
 from app.sources.recorder import RankRecord, Sample
 from app.table import rank_title
+from app.verdict import RUNNING
 
 SPAN_SECONDS = 600.0
 EVENTS_MOST = 50
@@ -37,8 +40,10 @@ FINISH_SECONDS = 3.0
 
 log = logging.getLogger("highwater.incidents")
 
-# In these an engine is there: one that has only ever been starting cannot die, nor begin to hang.
-_IS_THERE: frozenset[EngineState] = frozenset({"ready", "paused", "sleeping"})
+# What an incident is opened for, as the engine comes into the state. One that has only ever been starting has no life.
+_HUNG: frozenset[EngineState] = frozenset({"stuck", "not_answering"})
+# In these nothing answers at the engine's address: it may be starting, and a start may be failing.
+_NOTHING_ANSWERS: frozenset[EngineState] = frozenset({"starting", "gone"})
 
 
 @dataclass(slots=True)
@@ -54,11 +59,7 @@ class _Life:
 
 
 class BlackBox:
-    """Opens and closes incidents.
-
-    Attributes:
-        hangs: Whether the engine will not go on by itself. One that is unresponsive may be in a long step where no
-            recorder tells.
+    """Opens and closes incidents, by the state of the engine that the poller found.
 
     Args:
         incidents: Where they are kept.
@@ -66,7 +67,8 @@ class BlackBox:
         flight: The flight recorders, if there are any.
         baseline: The first readings of this life of the engine.
         policy: The policy as it stands.
-        max_step_seconds: Where no recorder tells, an engine that is unresponsive for less may be in one long step.
+        oom_kills: Counts the kernel's kills for memory.
+        internal_error: Counts a fault of our own.
     """
 
     def __init__(
@@ -77,78 +79,79 @@ class BlackBox:
         flight: Flight | None,
         baseline: Callable[[], tuple[RankReading, ...]],
         policy: Callable[[], PolicyStatus],
-        max_step_seconds: float,
+        oom_kills: OomKillWatch | None = None,
+        internal_error: Callable[[], None] = lambda: None,
     ) -> None:
         self._incidents = incidents
         self._history = history
         self._flight = flight
         self._baseline = baseline
         self._policy = policy
-        self._max_step_seconds = max_step_seconds
-        self._unresponsive_since: float | None = None
-        self.hangs = False
+        self._oom_kills = oom_kills or OomKillWatch()
+        self._internal_error = internal_error
         self._state: EngineState = "starting"
+        self._last: Report | None = None
         self._life: _Life | None = None
         # By rank: the process that counts, and its count.
         self._ooms: dict[tuple[int, int], tuple[int | None, int]] = {}
         # Whether something may have to be ended; at first what an earlier sidecar left.
         self._may_be_open = True
-        # None: the engine is ready. What comes while so many wait is part of the same storm.
-        self._waiting: asyncio.Queue[tuple[Evidence, str | None] | None] = asyncio.Queue(BACKLOG)
+        # Whether the log is to be told that another life of the engine began; it is told until there was room.
+        self._has_begun = False
+        self._is_looking = False
+        # What comes while so many wait is part of the same storm.
+        self._waiting: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(BACKLOG)
 
     def notice(self, report: Report) -> None:
         """A new report is there. Never blocks the poller."""
-        self._state = report.engine.state
-        more_ooms = self._more_ooms(report)
-        life = self._remember(report)
-        begins_to_hang = self._begins_to_hang(life)
-        if life is None:
-            return
-        if self._state == "down":
-            self._life = None
-            if life.records and all(record.status == "ended" for record in life.records):
-                self._history.record("state", "the engine ended in order: every worker closed its flight recorder")
-            else:
-                self._open("died", life, report)
-        elif begins_to_hang:
-            self._open("hung", life, report)
-        elif more_ooms:
-            ranks = ", ".join(f"rank {rank_title(dp, rank)}" for dp, rank in more_ooms)
-            reason = f"PyTorch's allocator on {ranks} could not get what it asked for"
-            self._open("out_of_memory", life, report, reason)
-        elif self._state == "ready" and self._may_be_open:
-            self._may_be_open = not self._put(None)
+        self._judge(report)
+        if self._incidents.has_log:
+            self._look_into_log(report)
 
     async def run(self) -> None:
         """Write what was noticed, until cancelled."""
         while True:
-            noticed = await self._waiting.get()
+            work = await self._waiting.get()
             try:
-                await self._handle(noticed)
+                await work()
             except Exception:
-                # Whatever one incident met, the next must be written.
+                # Whatever one incident met, the next must be written. It is logged and counted.
+                self._internal_error()
                 log.exception("an incident could not be handled")
             finally:
                 self._waiting.task_done()
 
     async def finish(self) -> None:
         """Wait, for a little, until all that was noticed is written: the sidecar often ends with its engine."""
+        if self._incidents.has_log:
+            self._put(partial(self._complete, at_once=True))
         with suppress(TimeoutError):
             async with asyncio.timeout(FINISH_SECONDS):
                 await self._waiting.join()
 
     # --- noticing ---
 
-    def _begins_to_hang(self, life: _Life | None) -> bool:
-        if self._state != "unresponsive":
-            self._unresponsive_since, self.hangs = None, False
-            return False
-        now = self._history.now()
-        if self._unresponsive_since is None:
-            self._unresponsive_since = now
-        is_told_by_recorders = life is not None and bool(life.records)
-        hung, self.hangs = self.hangs, is_told_by_recorders or now - self._unresponsive_since >= self._max_step_seconds
-        return self.hangs and not hung
+    def _judge(self, report: Report) -> None:
+        before, self._state, self._last = self._state, report.engine.state, report
+        more_ooms = self._more_ooms(report)
+        self._oom_kills.notice(() if report.stale else report.ranks)
+        life = self._remember(report)
+        if life is None:
+            return
+        if self._state == "gone":
+            self._life = None
+            if life.records and all(record.status == "ended" for record in life.records):
+                self._history.record("state", "the engine ended in order: every worker closed its flight recorder")
+            else:
+                self._open("died", life, report)
+        elif self._state in _HUNG and before not in _HUNG:
+            self._open("hung", life, report)
+        elif more_ooms:
+            ranks = ", ".join(f"rank {rank_title(dp, rank)}" for dp, rank in more_ooms)
+            reason = f"PyTorch's allocator on {ranks} could not get what it asked for"
+            self._open("out_of_memory", life, report, reason)
+        elif self._state == "ready" and self._may_be_open:
+            self._may_be_open = not self._put(self._end_all)
 
     def _more_ooms(self, report: Report) -> list[tuple[int, int]]:
         """The ranks whose process counts more failures than it did."""
@@ -166,14 +169,15 @@ class BlackBox:
     def _remember(self, report: Report) -> _Life | None:
         """What is known of this life of the engine; ``None`` where there is none."""
         engine, life = report.engine, self._life
-        if engine.state in _IS_THERE and (life is None or _are_others(life.ranks, report)):
+        if engine.state in RUNNING and (life is None or _are_others(life.ranks, report)):
             life = self._life = _Life()
+            self._has_begun = True
         if life is None:
             return None
         flight = self._flight
         if flight is not None and flight.recorder.instance is not None:
             life.records, life.instance = flight.records, flight.recorder.instance
-        elif flight is not None and life.instance is not None and engine.state == "down":
+        elif flight is not None and life.instance is not None and engine.state == "gone":
             life.records = flight.records  # the last moments of who is followed no more
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth
@@ -187,6 +191,11 @@ class BlackBox:
         return life
 
     def _open(self, kind: IncidentKind, life: _Life, report: Report, reason: str | None = None) -> None:
+        evidence = self._evidence(kind, life, report, report.engine.hint or "" if reason is None else reason)
+        self._may_be_open = True
+        self._put(partial(self._write, evidence, life.instance))
+
+    def _evidence(self, kind: IncidentKind, life: _Life, report: Report, reason: str) -> Evidence:
         at = self._history.now()
         # Oldest first: of the same moment too.
         events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=EVENTS_MOST)))
@@ -202,28 +211,50 @@ class BlackBox:
             policy=self._policy(),
             decisions=tuple(event for event in events if "policy" in (event.kind, event.trigger)),
             events=events,
-            reason=reason or report.engine.hint or "",
+            reason=reason,
         )
         if life.records:
             evidence = replace(evidence, ranks=_with_records(evidence.ranks, life.records))
-        self._may_be_open = True
-        self._put((evidence, life.instance))
+        # Who outlived a kill may have told it after the last report.
+        self._oom_kills.notice(rank.reading for rank in evidence.ranks if rank.reading is not None)
+        return replace(evidence, oom_kills=self._oom_kills.lately())
 
-    def _put(self, noticed: tuple[Evidence, str | None] | None) -> bool:
-        """Have it written; whether there was room."""
+    def _look_into_log(self, report: Report) -> None:
+        """Have the engine's log read where that is due: for an incident's last lines, or for a start that fails."""
+        if self._has_begun:
+            self._has_begun = not self._put(self._incidents.engine_began)
+        if self._incidents.is_late_due:
+            self._put(self._complete)
+        if report.engine.state in _NOTHING_ANSWERS and not self._is_looking:
+            self._is_looking = self._put(partial(self._look_for_failed_starts, report))
+
+    def _put(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Have it done, in order; whether there was room."""
         if self._waiting.full():
             return False
-        self._waiting.put_nowait(noticed)
+        self._waiting.put_nowait(work)
         return True
 
     # --- writing ---
 
-    async def _handle(self, noticed: tuple[Evidence, str | None] | None) -> None:
-        if noticed is None:
-            for ended in await self._incidents.engine_ready():
-                self._history.record("incident", f"incident {ended.id} ended: the engine is ready")
-            return
-        evidence, instance = noticed
+    async def _end_all(self) -> None:
+        for ended in await self._incidents.engine_ready():
+            self._history.record("incident", f"incident {ended.id} ended: the engine is ready")
+
+    async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
+        self._is_looking = False
+        for start in await self._incidents.failed_starts(at_once=at_once):
+            # The ranks of an engine before it are not of this start; their end was told.
+            evidence = self._evidence("start_failed", _Life(), report, "")
+            self._may_be_open = True
+            await self._write(replace(evidence, start=start), None)
+
+    async def _complete(self, *, at_once: bool = False) -> None:
+        if at_once and self._last is not None and self._last.engine.state in _NOTHING_ANSWERS:
+            await self._look_for_failed_starts(self._last, at_once=True)
+        await self._incidents.complete(at_once=at_once)
+
+    async def _write(self, evidence: Evidence, instance: str | None) -> None:
         if self._flight is not None and instance is not None:
             evidence = await asyncio.to_thread(_with_last_minutes, evidence, self._flight, instance)
         headline, is_new = await self._incidents.open_incident(evidence)

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from packaging.version import InvalidVersion, Version
 
 EXTENSION = "worker_ext.MemoryExtension"
-PROBED_PATHS = ("/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/pause", "/sleep")
-
-# How POST /pause is told to let requests finish. Unknown parameters are ignored and the default aborts every request
-# (docs/engine.md, "Pausing"), so the dialect is found out, never guessed.
-PauseDialect: TypeAlias = Literal["wait_for_inflight_requests", "both", "mode"]
+PROBED_PATHS = ("/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +27,10 @@ class Capabilities:
         collective_rpc: Whether our worker extension may be called: the route is there and our class is loaded.
         extension: The ``worker_extension_cls`` that the engine was started with.
         reset_prefix_cache: Whether the route is there; likewise the next two.
-        pause: The dialect of ``POST /pause``, or ``None`` without it.
         is_sleeping: Whether ``GET /is_sleeping`` is there; likewise ``is_paused``.
         server_info: Whether ``GET /server_info`` tells the configuration: not every version can write it.
         model: The first served model name.
         tensor_parallel: Sizes; ``None`` where ``/server_info`` does not tell.
-        api_processes: How many API server processes share the port.
         encoder_decoder: Whether the model has an encoder that its decoder attends to throughout (Whisper).
         ec_connector: Whether an encoder-cache connector is configured (it keeps references to the cache).
         executor: The distributed executor backend.
@@ -52,7 +46,6 @@ class Capabilities:
     reset_prefix_cache: bool = False
     reset_mm_cache: bool = False
     reset_encoder_cache: bool = False
-    pause: PauseDialect | None = None
     is_sleeping: bool = False
     is_paused: bool = False
     server_info: bool = False
@@ -60,7 +53,6 @@ class Capabilities:
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
     data_parallel: int | None = None
-    api_processes: int | None = None
     encoder_decoder: bool = False
     ec_connector: bool = False
     executor: str | None = None
@@ -117,7 +109,6 @@ class Asks(Protocol):
 @dataclass(slots=True)
 class _Facts:
     paths: frozenset[str] = frozenset()
-    pause_parameters: frozenset[str] = frozenset()
     config: Mapping[str, Any] = field(default_factory=dict)
     root_path: str | None = None
 
@@ -145,7 +136,6 @@ async def detect(engine: Asks, *, assume_extension: bool = False) -> Capabilitie
         reset_prefix_cache="/reset_prefix_cache" in facts.paths,
         reset_mm_cache="/reset_mm_cache" in facts.paths,
         reset_encoder_cache="/reset_encoder_cache" in facts.paths,
-        pause=_pause_dialect(facts, version),
         is_sleeping="/is_sleeping" in facts.paths,
         is_paused="/is_paused" in facts.paths,
         server_info=bool(config),
@@ -153,7 +143,6 @@ async def detect(engine: Asks, *, assume_extension: bool = False) -> Capabilitie
         tensor_parallel=_size(config, "tensor_parallel_size"),
         pipeline_parallel=_size(config, "pipeline_parallel_size"),
         data_parallel=_size(config, "data_parallel_size"),
-        api_processes=_size(config, "_api_process_count"),
         encoder_decoder=_is_encoder_decoder(config),
         ec_connector=bool(config.get("ec_transfer_config")),
         executor=_text(config, "parallel_config", "distributed_executor_backend"),
@@ -173,7 +162,6 @@ async def _facts(engine: Asks) -> _Facts:
     routes = page.get("paths") if isinstance(page, dict) else None
     if isinstance(routes, dict):
         facts.paths = frozenset(routes)
-        facts.pause_parameters = _parameters(routes.get("/pause"))
         facts.root_path = _root_path(page)
     else:
         # Switched off (--disable-fastapi-docs) or never there (Rust front-end).
@@ -194,27 +182,6 @@ def _root_path(page: object) -> str:
     first = servers[0] if isinstance(servers, list) and servers else None
     url = first.get("url") if isinstance(first, dict) else None
     return url.rstrip("/") if isinstance(url, str) and url.startswith("/") else ""
-
-
-def _parameters(route: object) -> frozenset[str]:
-    post = route.get("post") if isinstance(route, dict) else None
-    listed = post.get("parameters", []) if isinstance(post, dict) else []
-    return frozenset(entry["name"] for entry in listed if isinstance(entry, dict) and "name" in entry)
-
-
-def _pause_dialect(facts: _Facts, version: str | None) -> PauseDialect | None:
-    if "/pause" not in facts.paths:
-        return None
-    names = facts.pause_parameters
-    if names:
-        has_mode, has_wait = "mode" in names, "wait_for_inflight_requests" in names
-        return "both" if has_mode and has_wait else "mode" if has_mode else "wait_for_inflight_requests"
-    release = parse_version(version)
-    if release is None:
-        return None  # a dialect that is only guessed at could abort every request
-    if release >= Version("0.32"):
-        return "mode"
-    return "both" if release >= Version("0.16") else "wait_for_inflight_requests"
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import signal
-import socket
 import sys
 from contextlib import suppress
-from functools import partial
-from types import FrameType
 from typing import Any
 
 import click
@@ -46,13 +42,11 @@ def _serve(config: str | None, **flags: str | None) -> None:
 
 def _run(settings: Settings) -> None:
     # Here and not at the top: `highwater --help` must not load the server.
-    import uvicorn  # noqa: PLC0415
-
     from app.allocator import keep_pages  # noqa: PLC0415
     from app.descriptors import raise_limit  # noqa: PLC0415
     from app.main import create_app  # noqa: PLC0415
     from app.proxy import exchange  # noqa: PLC0415
-    from app.proxy.listeners import accept_several  # noqa: PLC0415
+    from app.server import Server  # noqa: PLC0415
 
     keep_pages()
     raise_limit()
@@ -60,49 +54,7 @@ def _run(settings: Settings) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news
     is_pure = exchange.__file__.endswith(".py")
     logging.getLogger("highwater").info("data plane: %s", "pure Python" if is_pure else "compiled")
-    sidecar = create_app(settings)
-    tls = sidecar.tls
-
-    def reopen_log() -> None:
-        # Also without a file: the signal that rotates logs must not cut every stream.
-        if sidecar.access_log is not None and sidecar.access_log.is_file:
-            sidecar.access_log.reopen()
-
-    class Server(uvicorn.Server):
-        """Accepts several connections a turn, ends live event streams when told to stop, opens a log file again."""
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            make = partial(
-                sidecar.protocol,
-                config=self.config,
-                server_state=self.server_state,
-                app_state=self.lifespan.state,
-            )
-            self.servers += await accept_several(self.servers, make, tls=self.config.ssl, backlog=self.config.backlog)
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reopen_log)
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            super().handle_exit(sig, frame)
-            sidecar.close_streams()
-
-    server = Server(
-        uvicorn.Config(
-            sidecar,
-            host=settings.host,
-            port=settings.port,
-            http=sidecar.protocol,  # type: ignore[arg-type]
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            # The peer's address decides who may call control paths: no header may change it.
-            proxy_headers=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=int(settings.shutdown_seconds),
-            ssl_context_factory=None if tls is None else lambda *_: tls,
-        )
-    )
+    server = Server(create_app(settings), settings.host, settings.port, shutdown_seconds=settings.shutdown_seconds)
     with suppress(KeyboardInterrupt):  # raised again by uvicorn after it has shut down in order
         server.run()
     if not server.started:

@@ -16,8 +16,16 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx
+from tenacity import retry, retry_if_exception, stop_after_attempt
 
-from app.errors import EngineGarbled, EngineRefused, EngineUnreachable, EngineUnresponsive, EngineUntrusted
+from app.errors import (
+    EngineGarbled,
+    EngineNotListening,
+    EngineRefused,
+    EngineUnreachable,
+    EngineUnresponsive,
+    EngineUntrusted,
+)
 from app.tls import trouble
 
 RPC_METHOD = "highwater_rpc"
@@ -43,12 +51,17 @@ class EngineAnswer:
         return value if isinstance(value, dict) else {}
 
 
+def _is_broken(exc: BaseException) -> bool:
+    """Whether a connection ended before its answer; one that could not be made, or was late, ends no differently."""
+    return isinstance(exc, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
+
+
 class Engine:
     """The control plane's one connection to the engine.
 
     Args:
         url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
-        rpc_deadline_seconds: After this a worker call counts as unresponsive; it is awaited, never repeated.
+        rpc_deadline_seconds: After this a worker call counts as late; it is awaited, never repeated.
         request_seconds: Deadline of every other request.
         ssl_context: For an https ``url``.
         transport: Replaces the network in tests.
@@ -163,46 +176,22 @@ class Engine:
         response = await self._send("POST", url, timeout=self._rpc_deadline)
         return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
 
-    async def pause(self, seconds: float) -> None:
-        """Let running requests finish and new ones wait; returns when none runs.
-
-        Args:
-            seconds: How long that may take. Afterwards the engine is to be resumed by whoever called.
-
-        Raises:
-            EngineUnresponsive: Requests were still running then; the engine takes no new ones until it is resumed.
-            EngineRefused: It will not.
-            EngineUnreachable: No connection.
-        """
-        # Both dialects: a parameter that a version does not know is ignored, and the default aborts every request.
-        # Never clear_cache: it lets the processor caches drift apart (0.12 to 0.21) or ends the engine (KV connectors).
-        query = {"mode": "wait", "wait_for_inflight_requests": "true", "clear_cache": "false"}
-        await self._command("/pause", query, seconds)
-
-    async def resume(self) -> None:
-        """Undo a pause; harmless where there is none.
-
-        Raises:
-            EngineError: No good answer.
-        """
-        await self._command("/resume", {}, None)
-
-    async def _command(self, path: str, query: Mapping[str, str], seconds: float | None) -> None:
-        response = await self._send("POST", path, params=query, timeout=seconds)
-        if response.status_code >= HTTP_ERROR:
-            said = response.text[:200]
-            raise EngineRefused(f"POST {path} answered {response.status_code}: {said}", response.status_code)
-
     async def _send(
         self, method: str, path: str, *, params: Mapping[str, str] | None = None, timeout: float | None = None
     ) -> httpx.Response:
         deadline = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+        request = self._request_twice if method == "GET" else self._client.request
         try:
-            return await self._client.request(method, path, params=params or None, timeout=deadline)
+            return await request(method, path, params=params or None, timeout=deadline)
         except httpx.TimeoutException as exc:
             raise _late(method, path, exc) from exc
         except httpx.HTTPError as exc:
             raise self._unreachable(f"{method} {path}", exc) from exc
+
+    # A kept connection that the engine closes as it is used breaks one question now and then, and tells nothing.
+    @retry(retry=retry_if_exception(_is_broken), stop=stop_after_attempt(2), reraise=True)
+    async def _request_twice(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401 - httpx's own
+        return await self._client.request(method, path, **options)
 
     def _unreachable(self, call: str, exc: httpx.HTTPError) -> EngineUnreachable:
         if (said := trouble(exc)) is not None:
@@ -212,9 +201,14 @@ class Engine:
             # TLS 1.3 lets a client go on before the server has judged its certificate, and uvicorn's server (vLLM with
             # --ssl-cert-reqs 2) then closes without the alert that would tell.
             told += "; so does one that asks for a certificate it does not get: engine_tls.cert_file names ours"
-        return EngineUnreachable(told)
+        return EngineNotListening(told) if _is_refused(exc) else EngineUnreachable(told)
 
     # --- worker calls ---
+
+    @property
+    def rpc_deadline_seconds(self) -> float:
+        """After this a worker call counts as unresponsive."""
+        return self._rpc_deadline
 
     @property
     def rpc_outstanding_seconds(self) -> float | None:
@@ -275,6 +269,15 @@ def _look_at(call: asyncio.Task[httpx.Response]) -> None:
     """Retrieve a call's end, so that asyncio does not report a late or abandoned one as never looked at."""
     if not call.cancelled():
         call.exception()
+
+
+def _is_refused(exc: BaseException | None) -> bool:
+    """Whether nobody listens there: at none of the addresses that a name has, where it has several."""
+    while exc is not None and not isinstance(exc, ConnectionRefusedError | FileNotFoundError):
+        if isinstance(exc, BaseExceptionGroup):
+            return all(map(_is_refused, exc.exceptions))
+        exc = exc.__cause__ or exc.__context__
+    return exc is not None
 
 
 def _late(method: str, path: str, exc: httpx.TimeoutException) -> EngineUnresponsive | EngineUnreachable:

@@ -6,6 +6,7 @@
     ├── SettingsError            a setting is wrong; carries every problem found
     ├── EngineError              a word said to the engine got no good answer
     │   ├── EngineUnreachable    no connection: it is down, starting, or the URL is wrong
+    │   │   ├── EngineNotListening  connections are refused: no process has the port, or the socket
     │   │   └── EngineUntrusted  no TLS with it: a certificate that one side does not accept
     │   ├── EngineUnresponsive   connected, but no answer within the deadline
     │   ├── EngineRefused        an HTTP status that is not the one hoped for
@@ -59,6 +60,10 @@ class EngineUnreachable(EngineError):
     """No connection to the engine could be made, or it broke before an answer."""
 
     reason = "unreachable"
+
+
+class EngineNotListening(EngineUnreachable):
+    """Connections are refused: no process has the port, or the socket."""
 
 
 class EngineUntrusted(EngineUnreachable):
@@ -187,6 +192,14 @@ class NotKept(RequestError):
         super().__init__(f"state_file: {path} could not be written: {reason}; what was kept before still is")
 
 
+# Where pydantic's own words say what Python would want, and not what an operator writes.
+_PLAIN = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a JSON list",
+}
+
+
 def sentences(errors: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """A pydantic error list as one sentence a problem: key, value, and what would be right. Never shows a token."""
     for error in errors:
@@ -194,6 +207,8 @@ def sentences(errors: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         if error["type"] == "extra_forbidden":
             yield f"{key}: there is no such key"
             continue
-        shown = "" if "token" in key or error["type"] == "missing" or not key else f"{error['input']!r} "
-        message = error["msg"].removeprefix("Value error, ")
+        # A file that holds the token may be named; the token itself never is.
+        is_secret = "token" in key and key != "admin_token_file"
+        shown = "" if is_secret or error["type"] == "missing" or not key else f"{error['input']!r} "
+        message = _PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
         yield f"{key}: {shown if len(shown) <= _SHOWN_LENGTH else ''}{message}".removeprefix(": ")

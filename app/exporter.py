@@ -6,8 +6,8 @@ engine's numbers do not look alive. The golden file ``tests/unit/golden/metrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +16,8 @@ from prometheus_client.registry import Collector
 
 from app import __version__
 from app.attribution import COMPONENTS, device_total, host_ratio, used_total
+from app.incidents import IncidentKind
+from app.internal_errors import InternalErrors
 from app.policy.rules import RATIO_SIGNALS
 from app.readings import (
     EngineState,
@@ -31,6 +33,7 @@ from app.readings import (
 )
 from app.table import device_title, rank_title
 from app.traffic import Connections, Traffic
+from app.verdict import RUNNING
 
 _RANK_LABELS = ("rank", "device", "host")
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -108,8 +111,10 @@ class Exporter:
         held: Gives the number of requests held at the gate.
         connections: Gives the proxy's connections.
         dropped_lines: Gives the number of lines that the access log lost.
+        incidents: Gives the number of incidents of each kind.
 
     Attributes:
+        internal_errors: Counts faults of our own.
         traffic: Counts proxied requests; the proxy's observer.
     """
 
@@ -122,8 +127,11 @@ class Exporter:
         held: Callable[[], int] = lambda: 0,
         connections: Callable[[], Connections] = Connections,
         dropped_lines: Callable[[], int] = lambda: 0,
+        *,
+        incidents: Callable[[], Mapping[IncidentKind, int]] = dict,
     ) -> None:
         registry = self._registry = CollectorRegistry()
+        self.internal_errors = InternalErrors()
         registry.register(_LastReport(report, policy))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -157,7 +165,7 @@ class Exporter:
         )
         self._hold_seconds = histogram(
             "reset_hold_seconds",
-            "How long new requests waited for a remedy, at the gate or in the paused engine.",
+            "How long new requests waited for a remedy at the gate.",
             _RESET_BUCKETS,
             "remedy",
             "moment",
@@ -167,6 +175,10 @@ class Exporter:
         text = "Proxied requests that wait for a reset to end."
         Gauge("highwater_proxy_requests_held", text, registry=registry).set_function(held)
         registry.register(_DroppedLines(dropped_lines))
+        text = "Incidents by kind, without repetitions; the folder of incidents remembers them over restarts."
+        registry.register(_CountedElsewhere("incidents", text, "kind", incidents))
+        text = "Unexpected exceptions in a part of the sidecar, which went on; its log has each."
+        registry.register(_CountedElsewhere("internal_errors", text, "part", lambda: self.internal_errors.counts))
         self._denied = counter("control_denied_total", "Control calls that were not let in.", "reason")
         for reason in ("no_token", "wrong_token", "closed"):
             self._denied.labels(reason)
@@ -250,6 +262,24 @@ class _DroppedLines(Collector):
         yield CounterMetricFamily("highwater_access_log_lines_dropped", text, value=self._dropped())
 
 
+class _CountedElsewhere(Collector):
+    """A family that somebody else counts, by one label."""
+
+    def __init__(self, name: str, text: str, label: str, counts: Callable[[], Mapping[Any, int]]) -> None:
+        self._name, self._text, self._label, self._counts = name, text, label, counts
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: who counts may not be there yet."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """The numbers as they stand."""
+        family = CounterMetricFamily(f"highwater_{self._name}", self._text, labels=(self._label,))
+        for value, count in self._counts().items():
+            family.add_metric((value,), count)
+        yield family
+
+
 class _LastReport(Collector):
     """Families that stand in the last report."""
 
@@ -280,8 +310,13 @@ def _engine_families(report: Report) -> Iterator[Metric]:
     state = report.engine.state
     yield GaugeMetricFamily(
         "highwater_engine_up",
-        "Whether the engine answered the last poll.",
-        value=float(state not in {"down", "starting", "unresponsive"}),
+        "Whether the engine is up, as far as is known: also while it is slow, busy, paused or asleep.",
+        value=float(state in RUNNING),
+    )
+    yield CounterMetricFamily(
+        "highwater_engine_restarts",
+        "Starts of the engine that the sidecar saw after the first.",
+        value=float(report.engine.restarts),
     )
     states = _gauge("engine_state", "1 for the state that the engine is in.", ("state",))
     for name in get_args(EngineState):
@@ -389,10 +424,13 @@ def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
 
 
 def _device_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
-    labels = (*_RANK_LABELS, "uuid", "product")
-    info = _gauge("device_info", "Always 1; the device's identity and product name are labels.", labels)
+    labels = (*_RANK_LABELS, "dp_rank", "physical_index", "uuid", "product")
+    text = "Always 1; the device's identity, as its own exporter knows it, and its product name are labels."
+    info = _gauge("device_info", text, labels)
     for rank in ranks:
-        info.add_metric((*_labels(rank), rank.device.uuid or "", rank.device.name or ""), 1.0)
+        device = rank.device
+        numbers = ("" if number is None else str(number) for number in (rank.dp_rank, device.physical_index))
+        info.add_metric((*_labels(rank), *numbers, device.uuid or "", device.name or ""), 1.0)
     yield info
     for name, text, value in (
         ("total", "Memory of all devices, each counted once.", device_total(ranks)),

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from app.capabilities import Capabilities
 from app.engine import Engine
@@ -34,6 +34,8 @@ SWEEP_SECONDS = 60.0
 # 0.1 s, which says that the reading still holds; one that has long been idle writes a heartbeat a second.
 WAIT_SECONDS = 1.3
 WAIT_STEP_SECONDS = 0.1
+# Readings of one moment may be told apart by less: the clocks are floating-point numbers.
+_INSTANT = 0.001
 SAMPLES_WHOLE = 200
 # Of all ranks in one answer: writing many megabytes of JSON would hold up every stream of the proxy.
 SAMPLES_MOST = 8000
@@ -163,11 +165,12 @@ class Flight:
 
     # --- reading ---
 
-    async def read(self, *, after: float | None = None) -> tuple[RankRecord, ...]:
+    async def read(self, *, within_seconds: float | None = None) -> tuple[RankRecord, ...]:
         """What every rank says of itself.
 
         Args:
-            after: Wait, for a little, until every rank that writes has done so after this moment (Unix seconds).
+            within_seconds: Wait, for a little, until every rank that writes has told its memory as of so many seconds
+                ago or later.
         """
         if self._recorder.instance is None:
             return ()
@@ -176,13 +179,20 @@ class Flight:
             await asyncio.to_thread(self._recorder.remove_stale, (), STALE_SECONDS)
         # Not in the loop: with many ranks it is milliseconds, which every stream of the proxy would wait for.
         records = await asyncio.to_thread(self._recorder.read)
-        for _ in range(round(WAIT_SECONDS / WAIT_STEP_SECONDS) if after is not None else 0):
-            if all(_is_after(record, after or 0.0) for record in records):
+        asked_at = self._monotonic()
+        for _ in range(round(WAIT_SECONDS / WAIT_STEP_SECONDS) if within_seconds is not None else 0):
+            limit = (within_seconds or 0.0) + self._monotonic() - asked_at
+            if all(_is_within(record, limit) for record in records):
                 break
             await self._sleep(WAIT_STEP_SECONDS)
             records = await asyncio.to_thread(self._recorder.read)
         self.records = records
         return records
+
+    async def is_another_writing(self, than: str | None) -> bool:
+        """Whether recorders write in the folder that are not of the life of that name: another engine is loading."""
+        others = await asyncio.to_thread(self._recorder.others)
+        return any(other.status == "alive" and other.instance != than for other in others)
 
     async def samples(self, since: float) -> list[dict[str, Any]]:
         """Each rank's samples at or after a moment (Unix seconds), oldest first, thinned. One reader at a time."""
@@ -265,11 +275,23 @@ def _refusal(answer: Mapping[str, Any]) -> str:
     return f"rank {answer.get('rank')} did not start its flight recorder: {reason}"
 
 
-def _is_after(record: RankRecord, moment: float) -> bool:
-    if record.status != "alive" or record.newest is None or record.newest.taken_at > moment:
+def _is_within(record: RankRecord, seconds: float) -> bool:
+    if (
+        record.status != "alive"
+        or record.reading_age_seconds is None
+        or record.reading_age_seconds < seconds - _INSTANT
+    ):
         return True
     # In the middle of a step there is no reading to come.
     return record.moving is not None and (record.moving.step_seconds or 0.0) > WAIT_SECONDS
+
+
+def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal["dead", "ended"] | None:
+    """Whether no worker is left: ``dead``: every process is gone; ``ended``: or has said that it would end."""
+    statuses = {record.status for record in records}
+    if not records or len(records) < (expected or 1) or not statuses <= {"dead", "ended"}:
+        return None
+    return "dead" if statuses == {"dead"} else "ended"
 
 
 def is_complete(records: Sequence[RankRecord], expected: int | None) -> bool:

@@ -8,6 +8,7 @@ sends a request on piece by piece enters before the piece that makes it whole.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections import OrderedDict
@@ -18,6 +19,8 @@ from typing import Protocol
 # For how long requests are paced after a closing that asks for it, and the time between two of them.
 PACE_SECONDS = 2.0
 STEP_SECONDS = 0.02
+
+log = logging.getLogger("highwater.gate")
 
 
 class Shed(Exception):
@@ -166,23 +169,33 @@ class Gate:
 
     @contextmanager
     def closed(self, at_most_seconds: float, *, then_pace: bool = False) -> Iterator[None]:
-        """Hold new requests until the block ends; it should end within the time that the held are told.
+        """Hold new requests until the block ends, and in no case for longer than the held are told.
 
         Args:
-            at_most_seconds: That time.
+            at_most_seconds: That time. When it is over the gate opens by itself, whatever the block waits for.
             then_pace: Let requests through one by one for a while after it, the held and those that come.
         """
         self._closed_until = self._clock() + at_most_seconds
+        overdue = self._later(at_most_seconds, lambda: self._open_overdue(at_most_seconds, then_pace=then_pace))
         try:
             yield
         except BaseException:
             then_pace = False
             raise
         finally:
-            self._closed_until = None
-            if then_pace:
-                self._paced_until = self._clock() + PACE_SECONDS
-            self._step()
+            overdue.cancel()
+            if self._closed_until is not None:  # else it opened by itself, and requests pass already
+                self._open(then_pace=then_pace)
+
+    def _open_overdue(self, seconds: float, *, then_pace: bool) -> None:
+        log.warning("requests were held for %g s, the most that was allowed, and are held no longer", seconds)
+        self._open(then_pace=then_pace)
+
+    def _open(self, *, then_pace: bool) -> None:
+        self._closed_until = None
+        if then_pace:
+            self._paced_until = self._clock() + PACE_SECONDS
+        self._step()
 
     def _step(self) -> None:
         """Let through whom it is time for; and again in a moment, while requests are paced."""

@@ -66,6 +66,7 @@ class Governor:
         observer: Counts actions.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
+        internal_error: Counts a fault of our own.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class Governor:
         observer: ActionObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        internal_error: Callable[[], None] = lambda: None,
     ) -> None:
+        self._internal_error = internal_error
         self.rules = tuple(rules)
         self.mode = mode
         self._relief = relief
@@ -129,7 +132,8 @@ class Governor:
             try:
                 await self.consider()
             except Exception:
-                # One odd report must not end the watch; it is logged, and the next report is looked at afresh.
+                # One odd report must not end the watch; it is logged and counted, and the next one is looked at afresh.
+                self._internal_error()
                 log.exception("the policy failed unexpectedly")
 
     async def consider(self) -> None:

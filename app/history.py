@@ -69,6 +69,7 @@ class Mark:
 @dataclass(frozen=True, slots=True)
 class _Sample:
     at: float
+    mono: float
     identities: tuple[tuple[int | None, int | None, int | None], ...]
     counted: tuple[int, ...]  # positions of the ranks whose used bytes are summed: one of each device
     values: array[float]
@@ -88,15 +89,23 @@ class History:
 
     Args:
         samples: How many readings are kept.
-        clock: The time in Unix seconds.
+        clock: The time in Unix seconds: what readings and events are dated by.
+        monotonic: Monotonic seconds: what is measured by.
     """
 
-    def __init__(self, samples: int, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        samples: int,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._samples: deque[_Sample] = deque(maxlen=samples)
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._marks: dict[str, Mark] = {}
         self._watchers: dict[asyncio.Queue[Told | None], str | None] = {}  # with the peer; None: has the token
         self._clock = clock
+        self._monotonic = monotonic
         self._next_id = 1
 
     def now(self) -> float:
@@ -109,7 +118,7 @@ class History:
         """Keep a fresh report, and tell the watchers."""
         is_new = not self._samples or self._samples[-1].at != report.taken_at
         if report.taken_at is not None and not report.stale and is_new:
-            self._samples.append(_pack(report))
+            self._samples.append(_pack(report, self._monotonic() - (report.age_seconds or 0.0)))
         self._tell(Told("report", report))
 
     def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
@@ -132,16 +141,19 @@ class History:
         return step, [_unpack(sample) for sample in chosen.values()]
 
     def recent_used(self, seconds: float) -> list[tuple[float, float]]:
-        """``(at, used bytes of all devices)`` of the last seconds, oldest first; of these workers only."""
+        """``(at, used bytes of all devices)`` of the last seconds, oldest first; of these workers only.
+
+        The times are of a clock that is never set, good for what lies between two of them and for nothing else.
+        """
         points: list[tuple[float, float]] = []
         width = len(RANK_FIELDS)
         for sample in reversed(self._samples):
             last = self._samples[-1]
-            if sample.at < last.at - seconds or sample.identities != last.identities:
+            if sample.mono < last.mono - seconds or sample.identities != last.identities:
                 break
             used = [sample.values[position * width] for position in sample.counted]
             if used:
-                points.append((sample.at, sum(used)))
+                points.append((sample.mono, sum(used)))
         points.reverse()
         return points
 
@@ -239,12 +251,13 @@ class History:
         queue.put_nowait(None)
 
 
-def _pack(report: Report) -> _Sample:
+def _pack(report: Report, mono: float) -> _Sample:
     values = array("d")
     for rank in report.ranks:
         values.extend(_number(read(rank)) for read in RANK_FIELDS.values())
     return _Sample(
         at=report.taken_at or 0.0,
+        mono=mono,
         identities=tuple((rank.dp_rank, rank.rank, rank.pid) for rank in report.ranks),
         counted=first_of_each_card(report.ranks),
         values=values,

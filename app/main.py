@@ -38,8 +38,8 @@ from app.gate import Gate
 from app.governor import Governor
 from app.history import History
 from app.incidents import Incidents, IncidentStore
-from app.moments import Moments
-from app.pause import Pause
+from app.life import Lives, local_start
+from app.oom_kills import OomKillWatch
 from app.policy_store import PolicyStore
 from app.poller import Poller
 from app.proxy.client import ClientConnection, protocol
@@ -48,9 +48,8 @@ from app.proxy.heads import LIVE_STREAM, Destination, path_class
 from app.proxy.limits import ProxyLimits
 from app.proxy.proxy import Proxy
 from app.readings import EventKind, Report
-from app.relief import Relief
+from app.relief import Quiescer, Relief
 from app.remedies import all_remedies
-from app.resume_guard import arm
 from app.routes.access import Access, ControlGuard
 from app.routes.body_limit import BodyLimit
 from app.routes.control import control_router
@@ -244,7 +243,9 @@ def create_app(
         clock=clock,
     )
     history = History(
-        min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST), clock=wall_clock
+        min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST),
+        clock=wall_clock,
+        monotonic=clock,
     )
     state = StateFile(settings.state_file)
     policy = PolicyStore(state, settings.policy)
@@ -261,6 +262,7 @@ def create_app(
         held=lambda: gate.held,
         connections=lambda: proxy.connections(),  # noqa: PLW0108
         dropped_lines=lambda: 0 if proxy.access_log is None else proxy.access_log.dropped,
+        incidents=lambda: incidents.counts,
     )
     flight = _flight(settings, engine, lambda: len(proxy.exchanges), clock, wall_clock)
     poller = Poller(
@@ -273,12 +275,15 @@ def create_app(
         engine_has_extension=settings.engine_has_extension,
         observer=exporter,
         flight=flight,
-        clock=wall_clock,
+        lives=Lives(state, started_at=local_start()),
+        max_step_seconds=settings.max_step_seconds,
+        clock=clock,
+        wall_clock=wall_clock,
+        internal_error=exporter.internal_errors.counter("poller"),
     )
-    pause = Pause(engine, state, history, arm=partial(arm, tls=settings.engine_tls.files))
-    moments = Moments(engine, gate, pause, drain_seconds=settings.gate.drain_seconds, clock=clock)
+    quiescer = Quiescer(engine, gate, drain_seconds=settings.gate.drain_seconds, clock=clock)
     remedies = all_remedies(host_budget_bytes=settings.trim.host_budget_bytes)
-    relief = Relief(engine, poller, history, moments, remedies=remedies, observer=exporter, clock=clock)
+    relief = Relief(engine, poller, history, quiescer, remedies=remedies, observer=exporter, clock=clock)
     governor = Governor(
         relief,
         poller,
@@ -288,17 +293,19 @@ def create_app(
         observer=exporter,
         clock=clock,
         wall_clock=wall_clock,
+        internal_error=exporter.internal_errors.counter("policy"),
     )
-    incidents = _incidents(settings, wall_clock)
+    incidents = _incidents(settings, clock, wall_clock, exporter.internal_errors.counter("diagnosis"))
     box = BlackBox(
         incidents,
         history,
         flight=flight,
         baseline=lambda: poller.baseline,
         policy=governor.status,
-        max_step_seconds=settings.max_step_seconds,
+        oom_kills=OomKillWatch(clock=clock),
+        internal_error=exporter.internal_errors.counter("incidents"),
     )
-    poller.listeners += [moments.notice, governor.notice, box.notice]
+    poller.listeners += [quiescer.notice, governor.notice, box.notice]
     poller.pace = governor.poll_interval
     token, access = _access(settings, exporter)
     proxy = Proxy(
@@ -311,6 +318,7 @@ def create_app(
         forwarded=settings.proxy.forwarded,
         root_path=settings.engine_root_path,
         withhold=access.without_token,
+        internal_error=exporter.internal_errors.counter("proxy"),
     )
     loops = Loops(poller.run, governor.run, box.run, TlsWatch(tls, engine_tls).run)
 
@@ -319,15 +327,13 @@ def create_app(
         token.start()
         await proxy.start()
         loops.start()
-        recovery = asyncio.create_task(pause.recover())
         try:
             yield
         finally:
             history.close()
-            recovery.cancel()
-            await asyncio.wait({recovery})
             await box.finish()
             await loops.stop()
+            incidents.close()
             if flight is not None:
                 flight.close()
             await proxy.aclose()
@@ -347,11 +353,10 @@ def create_app(
         snapshots=Snapshots(engine, poller, history, settings.recorder_dir, clock=wall_clock),
         report=lambda: replace(poller.current(), policy=governor.status()),
         alive=loops.alive,
-        hangs=lambda: box.hangs,
         server_info=partial(engine.get, "/server_info"),
         control=access,
     )
-    control, own_paths = _control_plane(services, lifespan)
+    control, own_paths = _control_plane(services, lifespan, exporter.internal_errors.counter("http"))
     front = Front(own_paths, AllowList(settings.proxy.extra_paths, settings.engine_root_path))
     poller.listeners.append(RootPathWatch(front, lambda: poller.capabilities.root_path, history).notice)
     return Sidecar(
@@ -387,16 +392,25 @@ def _access(settings: Settings, exporter: Exporter) -> tuple[AdminToken, Access]
         token = AdminToken(None, settings.admin_token_file)
     else:
         token = AdminToken(None, default_token_file(settings.port, os.environ), is_temporary=True)
+    if settings.trust_loopback:
+        log.info("control calls from this machine's own addresses need no token (trust_loopback)")
     access = Access(token, port=settings.port, trust_loopback=settings.trust_loopback, denied=exporter.control_denied)
     return token, access
 
 
-def _incidents(settings: Settings, wall_clock: Callable[[], float]) -> Incidents:
+def _incidents(
+    settings: Settings,
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+    internal_error: Callable[[], None],
+) -> Incidents:
     kept = settings.incidents
     incidents = Incidents(
         IncidentStore(kept.folder, keep=kept.keep, max_bytes=kept.max_bytes),
         engine_log=settings.engine_log,
         clock=wall_clock,
+        monotonic=clock,
+        internal_error=internal_error,
     )
     if incidents.problem is not None:
         log.warning("%s", incidents.problem)
@@ -424,7 +438,9 @@ def _flight(
     )
 
 
-def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) -> tuple[FastAPI, frozenset[str]]:
+def _control_plane(
+    services: Services, lifespan: Callable[[FastAPI], object], internal_error: Callable[[], None]
+) -> tuple[FastAPI, frozenset[str]]:
     """The FastAPI application and the paths that it answers."""
     app = FastAPI(
         title="Highwater",
@@ -440,5 +456,5 @@ def _control_plane(services: Services, lifespan: Callable[[FastAPI], object]) ->
         app.include_router(router(services))
     app.include_router(incidents_router(services.incidents))
     app.include_router(dashboard_router())
-    answer_problems(app)
+    answer_problems(app, internal_error)
     return app, frozenset(app.openapi()["paths"]) | {"/memory/openapi.json", "/dashboard"}

@@ -18,12 +18,18 @@ from app.readings import Movement, Verdict
 RankStatus: TypeAlias = Literal["alive", "silent", "dead", "stopped", "ended"]
 
 LOST_SECONDS = 5.0
-"""How long a rank may be lost while others live: a machine that swaps holds one up for a second or two."""
+"""How long a rank's process may be dead or stopped: the engine may be about to end, or a debugger to let go."""
+SILENT_SECONDS = 30.0
+"""How long a rank whose process is there may write nothing: a machine that swaps holds one up for many seconds."""
 NO_STEP_SECONDS = 10.0
 """How long the loop may owe a step, or the answer to a call."""
 LONG_SECONDS = 1.0
 """From here on a step or a call is worth a word; the recorder adds a stack from there on too."""
 MAX_STEP_SECONDS = 120.0
+FIRST_STEPS = 10
+FIRST_STEP_FACTOR = 5.0
+"""By so much longer may one of a recorder's first steps last, or one that compiles or captures: kernels and graphs are
+made at the first use of a shape, which takes minutes on some devices."""
 
 _LOST: frozenset[RankStatus] = frozenset({"silent", "dead", "stopped"})
 _WHY_LOST = {
@@ -46,6 +52,9 @@ class Moving:
             where nobody waits.
         rpc: The operation of ours that is running.
         rpc_seconds: For how long.
+        call: What else the engine has called of the worker, outside of a step: to load weights, an adapter, to wake up.
+        call_seconds: For how long at least.
+        is_compiling: Whether what lasts is seen to compile or to capture graphs.
         stack: Where the thread is that is in it, innermost first; empty where nothing has lasted for long.
     """
 
@@ -56,6 +65,9 @@ class Moving:
     output_seconds: float | None = None
     rpc: str | None = None
     rpc_seconds: float | None = None
+    call: str | None = None
+    call_seconds: float | None = None
+    is_compiling: bool = False
     stack: tuple[str, ...] = ()
 
 
@@ -138,6 +150,8 @@ def judge(
     verdict, since, summary = (
         _lost(ranks) or _held_up(ranks, max_step_seconds) or _untold(ranks) or _owed(ranks, demand, requested_seconds)
     )
+    if verdict == "stuck" and demand.is_held and not any(rank.status == "dead" for rank in ranks):
+        verdict = "busy"  # asleep, paused, or on its way there or back: nobody waits for a step
     return Movement(
         verdict=verdict,
         since_seconds=since,
@@ -151,7 +165,7 @@ def judge(
 
 def _lost(ranks: Sequence[Recorded]) -> _Finding | None:
     alive = [rank for rank in ranks if rank.status == "alive"]
-    lost = [rank for rank in ranks if rank.status in _LOST and rank.age_seconds >= LOST_SECONDS]
+    lost = [rank for rank in ranks if rank.status in _LOST and rank.age_seconds >= _patience(rank.status)]
     # Where nobody lives, the engine is gone, or its files are not where they were: others know better. A process that
     # is held is a fact by itself.
     if lost and (alive or any(rank.status == "stopped" for rank in lost)):
@@ -164,6 +178,10 @@ def _lost(ranks: Sequence[Recorded]) -> _Finding | None:
     return None
 
 
+def _patience(status: RankStatus) -> float:
+    return SILENT_SECONDS if status == "silent" else LOST_SECONDS
+
+
 def _held_up(ranks: Sequence[Recorded], max_step_seconds: float) -> _Finding | None:
     """The longest step or call that a rank is in."""
     holds = [(hold[1], hold[0], rank) for rank in ranks if rank.status == "alive" and (hold := _hold(rank.moving))]
@@ -171,11 +189,18 @@ def _held_up(ranks: Sequence[Recorded], max_step_seconds: float) -> _Finding | N
         return None
     seconds, what, rank = max(holds, key=lambda hold: hold[0])
     place = f"{rank.name} has been {what} for {_seconds(seconds)}{_place(rank.moving)}"
-    if seconds > max_step_seconds:
-        return "stuck", seconds, f"{place}: longer than the {_seconds(max_step_seconds)} that may be in order"
+    limit = max_step_seconds * (FIRST_STEP_FACTOR if _may_compile(rank.moving) else 1.0)
+    if seconds > limit:
+        return "stuck", seconds, f"{place}: longer than the {_seconds(limit)} that may be in order"
     if seconds >= LONG_SECONDS:
         return "busy", seconds, place
     return "moving", None, f"steps begin and end; {rank.name} is in one"
+
+
+def _may_compile(moving: Moving | None) -> bool:
+    if moving is None or (moving.step_seconds is None and moving.output_seconds is None):
+        return False
+    return moving.is_compiling or moving.steps_begun <= FIRST_STEPS
 
 
 def _untold(ranks: Sequence[Recorded]) -> _Finding | None:
@@ -261,6 +286,8 @@ def _hold(moving: Moving | None) -> tuple[str, float] | None:
         holds.append(("waiting for a step's output", moving.output_seconds))
     if moving.rpc is not None and (moving.rpc_seconds or 0.0) >= LONG_SECONDS:
         holds.append((f"in our call {moving.rpc}", moving.rpc_seconds or 0.0))
+    if moving.call is not None:
+        holds.append((f"in the engine's call {moving.call}", moving.call_seconds or 0.0))
     return max(holds, key=lambda hold: hold[1], default=None)
 
 

@@ -12,20 +12,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from app.attribution import account, encoder_totals, growth, rank_key
 from app.capabilities import EXTENSION, Capabilities, detect
 from app.engine import Engine
-from app.errors import EngineError, EngineUnreachable, EngineUnresponsive, EngineUntrusted
-from app.flight import Flight, is_complete, missing_ranks
+from app.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUnresponsive, EngineUntrusted
+from app.flight import Flight, is_complete, missing_ranks, workers_left
 from app.history import History
-from app.life import EngineLife
+from app.life import EngineLife, Lives
 from app.readings import (
     EngineLoad,
-    EngineState,
     EngineStatus,
     Growth,
     MissingRank,
@@ -37,8 +37,12 @@ from app.sources import Observation, Source
 from app.sources.recorder import RankRecord
 from app.sources.workers import Workers
 from app.table import missing_text
+from app.verdict import RUNNING, Contact, Seen, Verdict, decide
 
 GROWTH_SECONDS = 60.0
+# A quick look at the recorders' files, between two polls, comes no sooner than this; without recorders it is a poll.
+LOOK_SECONDS = 0.05
+SHORT_POLL_SECONDS = 1.0
 # How often an engine without our extension is asked again whether it has it now.
 REDETECT_SECONDS = 30.0
 
@@ -64,8 +68,24 @@ class _Round:
     movement: Movement | None = None
     missing: tuple[MissingRank, ...] = ()
     failure: EngineError | None = None
+    contact: Contact = "answered"
     first_failure: str | None = None
     rested: bool = False
+    is_another_loading: bool = False
+
+
+class _Arrival(NamedTuple):
+    """When a reading was taken, by the clocks of this machine: a rank's own may be set differently.
+
+    Attributes:
+        stamp: What its worker calls that moment.
+        mono: Monotonic seconds.
+        at: Unix seconds, as they were when it came.
+    """
+
+    stamp: float
+    mono: float
+    at: float
 
 
 class Poller:
@@ -82,7 +102,19 @@ class Poller:
         engine_has_extension: The operator's word that our extension is loaded under another name.
         observer: Who counts polls.
         flight: The workers' flight recorders, if they have any.
-        clock: Unix seconds.
+        lives: What is kept of the engine's lives.
+        max_step_seconds: The longest step, or worker call, that may be in order.
+        clock: Monotonic seconds.
+        wall_clock: Unix seconds.
+        internal_error: Counts a fault of our own.
+
+    Attributes:
+        capabilities: What the engine can do.
+        metrics_text: Its last ``/metrics`` page.
+        listeners: Called with each report.
+        pace: Asked after each poll for the seconds until the next look, where that is to come sooner than the next
+            poll. Such a look reads the recorders' files and nothing else; without recorders it is a poll, and comes
+            after a second at the soonest.
     """
 
     def __init__(
@@ -97,8 +129,13 @@ class Poller:
         observer: PollObserver,
         idle_poll_seconds: float = 5.0,
         flight: Flight | None = None,
-        clock: Callable[[], float] = time.time,
+        lives: Lives | None = None,
+        max_step_seconds: float = 120.0,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        internal_error: Callable[[], None] = lambda: None,
     ) -> None:
+        self._internal_error = internal_error
         self.capabilities = Capabilities()
         self.metrics_text = ""
         self.listeners: list[Callable[[Report], None]] = []
@@ -112,14 +149,18 @@ class Poller:
         self._engine_has_extension = engine_has_extension
         self._observer = observer
         self._flight = flight
+        self._lives = lives or Lives()
+        self._max_step_seconds = max_step_seconds
         self._clock = clock
+        self._wall_clock = wall_clock
         self._turn = asyncio.Lock()
         self._detected_at: float | None = None
-        self._was_reached = False
+        self._verdict = Verdict()
+        self._state_since: float | None = None
+        self._arrivals: dict[tuple[int, int], _Arrival] = {}
         self._work_done: float | None = None
         self._workers_asked_at: float | None = None
         self._public_capabilities: dict[str, Any] = {}
-        self._baseline: tuple[RankReading, ...] = ()
         self._last = Report(engine=EngineStatus(url=engine.url, state="starting", hint="not asked yet"))
 
     # --- what others ask ---
@@ -128,33 +169,86 @@ class Poller:
         """The last report, with its age as of now."""
         if self._last.taken_at is None:
             return self._last
-        age = max(self._clock() - self._last.taken_at, 0.0)
+        age = self._age_seconds()
         return replace(self._last, age_seconds=age, stale=self._last.stale or age > self._stale_seconds)
 
-    @property
-    def baseline(self) -> tuple[RankReading, ...]:
-        """The first readings after the engine became ready; empty before."""
-        return self._baseline
+    def _age_seconds(self) -> float:
+        """Since the oldest reading of the last report was taken."""
+        now = self._clock()
+        return max((now - arrival.mono for arrival in self._arrivals.values()), default=0.0)
 
     @property
     def life(self) -> EngineLife:
         """The engine's present life."""
-        return EngineLife(id=",".join(str(rank.pid) for rank in self._baseline), baseline=self._baseline)
+        return self._lives.present
+
+    @property
+    def baseline(self) -> tuple[RankReading, ...]:
+        """The first readings after the engine became ready; empty before, and where they are not known."""
+        return self._lives.present.baseline
 
     async def run(self) -> None:
-        """Poll until cancelled, on a grid that a slow poll does not shift."""
-        next_at = time.monotonic()
+        """Poll until cancelled, on a grid that a slow poll does not shift; in between look as often as is asked."""
+        now = asyncio.get_running_loop().time  # what asyncio sleeps by
+        next_at = now()
         while True:
-            try:
-                await self.poll(spare_idle=True)
-            except Exception:
-                # The loop is the product: whatever one round met, the next must come. It is logged and counted.
-                log.exception("poll failed unexpectedly")
-                self._observer.poll_failed("poller", "unexpected")
-            now = time.monotonic()
-            missed = max(int((now - next_at) // self._poll_seconds), 0)
+            await self._guarded(partial(self.poll, spare_idle=True))
+            missed = max(int((now() - next_at) // self._poll_seconds), 0)
             next_at += (missed + 1) * self._poll_seconds
-            await asyncio.sleep(next_at - now)
+            while (left := next_at - now()) > 0:
+                pace, look = self._asked_pace()
+                await asyncio.sleep(min(pace, left))
+                if pace < left:
+                    await self._guarded(look)
+
+    async def _guarded(self, ask: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await ask()
+        except Exception:
+            # The loop is the product: whatever one round met, the next must come. It is logged and counted.
+            self._internal_error()
+            log.exception("poll failed unexpectedly")
+            self._observer.poll_failed("poller", "unexpected")
+
+    def _asked_pace(self) -> tuple[float, Callable[[], Awaitable[object]]]:
+        try:
+            return self._next_look()
+        except Exception:
+            # As above: it is somebody else's answer, and polls come without it.
+            self._internal_error()
+            log.exception("the pace could not be asked for")
+            self._observer.poll_failed("poller", "unexpected")
+            return self._poll_seconds, self.look
+
+    def _next_look(self) -> tuple[float, Callable[[], Awaitable[object]]]:
+        """After how many seconds to look again, and how."""
+        seconds = self._poll_seconds if self.pace is None else self.pace(self.current())
+        if self._can_look():
+            return max(seconds, LOOK_SECONDS), self.look
+        return max(seconds, SHORT_POLL_SECONDS), partial(self.poll, spare_idle=True)
+
+    def _can_look(self) -> bool:
+        """Whether the recorders alone tell how much memory every rank has."""
+        records = self._flight.records if self._flight is not None else ()
+        return self._verdict.state in RUNNING and is_complete(records, self.capabilities.ranks_expected)
+
+    async def look(self) -> Report:
+        """Read the recorders' files, and nothing else; the engine's state stays as the last poll found it."""
+        async with self._turn:
+            outcome = _Round(rested=True)
+            await self._look(outcome)
+            ranks = self._heard(outcome)
+            if ranks is not None:
+                outcome.missing = self._last.ranks_missing
+                self._last = self._fresh(self._last.engine, ranks, outcome)
+                self._history.add(self._last)
+            report = self.current()
+        self._tell(report)
+        return report
+
+    def _tell(self, report: Report) -> None:
+        for listener in self.listeners:
+            listener(report)
 
     async def poll(self, *, spare_idle: bool = False) -> Report:
         """One round, now. Rounds asked for at the same time run one after the other.
@@ -166,9 +260,10 @@ class Poller:
             started = time.monotonic()
             outcome = await self._ask(spare_idle=spare_idle)
             report = self._conclude(outcome)
+            if self._lives.is_unsaved:
+                await asyncio.to_thread(self._lives.save)
             self._observer.polled(time.monotonic() - started)
-        for listener in self.listeners:
-            listener(report)
+        self._tell(report)
         return report
 
     # --- asking ---
@@ -181,11 +276,12 @@ class Poller:
             await self._begin_flight()
         except EngineError as exc:
             self._observer.poll_failed("detection", exc.reason)
-            outcome.failure = exc
+            outcome.failure, outcome.contact = exc, _contact(exc, wakes_engine=False)
+            await self._look(outcome)
             return outcome
         available = [source for source in self._sources if source.available(self.capabilities)]
         await self._ask_each([source for source in available if not source.wakes_engine], outcome)
-        await self._look(outcome, after=None if spare_idle or outcome.failure is not None else began)
+        await self._look(outcome, began=None if spare_idle or outcome.failure is not None else began)
         if outcome.failure is None:
             await self._wake([source for source in available if source.wakes_engine], outcome, spare_idle=spare_idle)
         return outcome
@@ -207,18 +303,26 @@ class Poller:
             # Meanwhile a deadline has passed: a step that was not there before may be what held the answer up.
             await self._look(outcome)
 
-    async def _look(self, outcome: _Round, *, after: float | None = None) -> None:
-        """Read the flight recorders, which needs nobody's answer."""
+    async def _look(self, outcome: _Round, *, began: float | None = None) -> None:
+        """Read the flight recorders, which needs nobody's answer.
+
+        Args:
+            outcome: Gets what they say.
+            began: Wait, for a little, for readings from after this moment, in monotonic seconds.
+        """
         if self._flight is None:
             return
-        records = await self._flight.read(after=after)
-        if isinstance(outcome.failure, EngineUnreachable):
-            # Its workers' files look alive for a little longer than they are. The black box wants them all the same.
-            outcome.records, outcome.movement = (), None
+        within = None if began is None else self._clock() - began
+        outcome.records = await self._flight.read(within_seconds=within)
+        if outcome.contact == "refused":
+            # Workers' files look alive for a little longer than they are.
+            outcome.movement = None
+            if self._verdict.state == "gone":
+                outcome.is_another_loading = await self._flight.is_another_writing(self.life.recorder_instance)
             return
-        held = self._last.engine.state in ("paused", "sleeping")
-        outcome.records = records
-        outcome.movement = self._flight.movement(records, outcome.observation.load, held=held)
+        load = outcome.observation.load
+        held = self._last.engine.state in ("paused", "sleeping") or bool(load is not None and load.sleeping)
+        outcome.movement = self._flight.movement(outcome.records, load, held=held)
 
     async def _ask_each(self, sources: Sequence[Source], outcome: _Round) -> None:
         for source in sources:
@@ -229,7 +333,7 @@ class Poller:
                 outcome.first_failure = outcome.first_failure or f"{source.name}: {exc}"
                 if isinstance(exc, EngineUnreachable | EngineUnresponsive):
                     # Asking on would only add questions to a queue that does not move.
-                    outcome.failure = exc
+                    outcome.failure, outcome.contact = exc, _contact(exc, wakes_engine=source.wakes_engine)
                     return
             else:
                 outcome.observation = _merge(outcome.observation, seen)
@@ -238,6 +342,8 @@ class Poller:
         """Whether what this source would say is known, or would come too late."""
         if outcome.movement is not None and outcome.movement.verdict == "busy":
             return True  # the loop answers nobody before its step is over
+        if workers_left(outcome.records, self.capabilities.ranks_expected) is not None:
+            return False  # the engine that these files are of has ended; who answers is another one, or half of it
         asked_at = self._workers_asked_at
         if asked_at is None or self._last.stale:
             return False
@@ -276,24 +382,20 @@ class Poller:
     # --- concluding ---
 
     def _conclude(self, outcome: _Round) -> Report:
-        was, seen = self._last, outcome.observation
-        ranks = None if isinstance(outcome.failure, EngineUnreachable) else self._heard(outcome)
-        state = self._state(outcome)
-        if isinstance(outcome.failure, EngineUnreachable) or self._is_another_engine(ranks):
-            self._forget_engine()
-        elif outcome.failure is None:
-            self._was_reached = True
-        if ranks and state == "ready":
-            known = {rank_key(rank) for rank in self._baseline}
-            self._baseline += tuple(rank for rank in ranks if rank_key(rank) not in known)
+        was, seen, before = self._last, outcome.observation, self._verdict
+        ranks = None if outcome.contact == "refused" else self._heard(outcome)
+        self._verdict = verdict = self._decide(outcome)
+        self._keep_life(outcome, ranks, before)
         if seen.metrics_text is not None:
             self.metrics_text = seen.metrics_text
         outcome.missing = was.ranks_missing
         if ranks is not None:
             outcome.missing = missing_ranks(self.capabilities, ranks, outcome.records, was.ranks_missing, was.ranks)
-        status = self._status(state, seen.load or EngineLoad(), outcome)
+        if verdict.since != before.since or self._state_since is None:
+            self._state_since = self._wall_clock()
+        status = self._status(seen.load or EngineLoad(), outcome)
         if ranks is None:
-            # What was last known stays, with its age and marked as stale where the engine is not there to confirm it.
+            # What was last known stays, with its age, and marked as stale where the engine did not confirm it.
             lost = was.stale or outcome.failure is not None
             expected = self.capabilities.ranks_expected
             self._last = replace(was, engine=status, stale=lost, ranks_expected=expected, movement=outcome.movement)
@@ -303,10 +405,49 @@ class Poller:
             self._work_done = seen.load.work_done if seen.load is not None else None
             self._workers_asked_at = self._clock()
         self._history.add(self._last)
-        if was.engine.state != state:
-            self._history.record("state", f"engine {was.engine.state} -> {state}" + _because(status.hint))
-            log.info("engine %s -> %s%s", was.engine.state, state, _because(status.hint))
+        if before.state != verdict.state:
+            self._history.record("state", f"engine {before.state} -> {verdict.state}" + _because(status.hint))
+            log.info("engine %s -> %s%s", before.state, verdict.state, _because(status.hint))
         return self.current()
+
+    def _decide(self, outcome: _Round) -> Verdict:
+        load, paused, is_answered = outcome.observation.load, outcome.observation.paused, outcome.failure is None
+        seen = Seen(
+            contact=outcome.contact,
+            failure=None if outcome.failure is None else self._failure_text(outcome.failure),
+            movement=outcome.movement,
+            # Whoever answered in this round is not whose files say that all is over.
+            workers=workers_left(outcome.records, self.capabilities.ranks_expected)
+            if outcome.observation.workers is None
+            else None,
+            is_another_loading=outcome.is_another_loading,
+            sleeping=None if load is None else bool(load.sleeping),
+            paused=False if paused is None and is_answered and not outcome.rested else paused,
+        )
+        return decide(self._verdict, seen, self._clock(), max_step_seconds=self._max_step_seconds)
+
+    def _keep_life(self, outcome: _Round, ranks: tuple[RankReading, ...] | None, before: Verdict) -> None:
+        """Tell whose life this is; what belonged to another is forgotten."""
+        if isinstance(outcome.failure, EngineUnreachable):
+            # It may come back as another version with other options: it is asked again before its workers are.
+            self._detect_again()
+        if self._verdict.state == "gone" and before.state != "gone":
+            self._lives.end()
+            self._forget_engine()
+        load = outcome.observation.load
+        came_up = before.since is not None and (not before.has_answered or before.state == "gone")
+        has_not_worked = load is not None and load.work_done == 0
+        if ranks:
+            # Whoever replaced an engine that was there a moment ago has not worked for long.
+            was_there = bool(self._last.ranks) and not self.current().stale
+            if self._lives.hear(ranks, is_watched=came_up or has_not_worked or was_there):
+                self._forget_engine()
+        elif self._verdict.state in RUNNING and not self.capabilities.collective_rpc:
+            self._lives.came_back()
+        if ranks and self._verdict.state == "ready":
+            self._lives.settle(ranks)
+        if self._flight is not None and self._flight.recorder.instance is not None:
+            self._lives.follow(self._flight.recorder.instance)
 
     def _heard(self, outcome: _Round) -> tuple[RankReading, ...] | None:
         """Every rank's best reading, in the ranks' order; ``None`` where nobody was heard of."""
@@ -339,9 +480,15 @@ class Poller:
         return newer_by > (self._idle_poll_seconds if tells_less else 0.0)
 
     def _fresh(self, status: EngineStatus, ranks: tuple[RankReading, ...], outcome: _Round) -> Report:
+        ages = {
+            (record.identity.dp_rank or 0, record.identity.rank or 0): record.reading_age_seconds or 0.0
+            for record in outcome.records
+        }
+        arrivals = ((rank_key(rank), self._arrival(rank, ages.get(rank_key(rank), 0.0))) for rank in ranks)
+        self._arrivals = dict(arrivals)
         return Report(
-            taken_at=min((rank.taken_at for rank in ranks), default=self._clock()),
-            age_seconds=0.0,
+            taken_at=min((arrival.at for arrival in self._arrivals.values()), default=self._wall_clock()),
+            age_seconds=self._age_seconds(),
             stale=False,
             engine=status,
             ranks_expected=self.capabilities.ranks_expected,
@@ -350,43 +497,39 @@ class Poller:
             ranks_missing=outcome.missing,
             movement=outcome.movement,
             encoder_cache=encoder_totals(ranks),
-            growth=growth(self._baseline, ranks, self._history.recent_used(GROWTH_SECONDS))
-            if self._baseline
-            else Growth(),
+            growth=self._growth(ranks),
         )
 
-    def _state(self, outcome: _Round) -> EngineState:
-        if outcome.failure is not None and not isinstance(outcome.failure, EngineUnresponsive):
-            return "gone" if self._was_reached else "starting"
-        verdict = outcome.movement.verdict if outcome.movement is not None else "unknown"
-        if verdict == "stuck" or (outcome.failure is not None and verdict not in ("busy", "moving")):
-            return "stuck"
-        load = outcome.observation.load
-        if load is not None and load.sleeping:
-            return "sleeping"
-        paused = outcome.observation.paused
-        if paused is None and (outcome.rested or outcome.failure is not None):
-            paused = self._last.engine.state == "paused"
-        return "paused" if paused else "ready"
+    def _arrival(self, rank: RankReading, recorded_seconds_ago: float) -> _Arrival:
+        """When a reading was taken: an answer as it came, a record as long ago as its writer's clock says."""
+        known = self._arrivals.get(rank_key(rank))
+        if known is not None and known.stamp == rank.taken_at:
+            return known
+        ago = recorded_seconds_ago if rank.source == "recorder" else 0.0
+        return _Arrival(rank.taken_at, self._clock() - ago, self._wall_clock() - ago)
 
-    def _is_another_engine(self, ranks: tuple[RankReading, ...] | None) -> bool:
-        if not ranks or not self._baseline:
-            return False
-        return {rank.pid for rank in ranks}.isdisjoint(rank.pid for rank in self._baseline)
+    def _growth(self, ranks: tuple[RankReading, ...]) -> Growth:
+        grown = growth(self.baseline, ranks, self._history.recent_used(GROWTH_SECONDS))
+        return replace(grown, reason=self.life.baseline_problem)
 
-    def _forget_engine(self) -> None:
-        """The next engine at this address may be another version with other options: ask it again."""
+    def _detect_again(self) -> None:
         self._detected_at = None
         self._engine.rpc_allowed = False
-        self._baseline = ()
+
+    def _forget_engine(self) -> None:
+        """What was asked of one engine says nothing about the next."""
+        self._detect_again()
         self._workers_asked_at = None
         if self._flight is not None:
             self._flight.forget()
 
-    def _status(self, state: EngineState, load: EngineLoad, outcome: _Round) -> EngineStatus:
+    def _status(self, load: EngineLoad, outcome: _Round) -> EngineStatus:
         return EngineStatus(
             url=self._engine.url,
-            state=state,
+            state=self._verdict.state,
+            since=self._state_since,
+            started_at=self.life.started_at,
+            restarts=self.life.restarts,
             version=self.capabilities.version,
             model=self.capabilities.model,
             requests_running=load.requests_running,
@@ -398,19 +541,22 @@ class Poller:
         )
 
     def _hint(self, outcome: _Round) -> str | None:
-        movement = outcome.movement
-        if movement is not None and movement.verdict == "stuck":
-            return movement.summary + ("" if outcome.failure is None else f" ({outcome.failure})")
-        if movement is not None and outcome.failure is not None:
-            return f"{outcome.failure} ({movement.summary})"  # the records alone saw nothing wrong
-        if outcome.failure is not None:
-            return _failure_hint(outcome.failure, self._engine.url, was_reached=self._was_reached)
+        if self._verdict.reason is not None:
+            return self._verdict.reason
         setup = _setup_hint(self.capabilities)
         if setup is not None or outcome.first_failure is not None:
             return setup or outcome.first_failure
         if outcome.missing:
             return self._missing_hint(outcome.missing)
         return self._flight.problem if self._flight is not None else None
+
+    def _failure_text(self, failure: EngineError) -> str:
+        is_up = self._verdict.state in RUNNING and not isinstance(failure, EngineNotListening)
+        if is_up or not isinstance(failure, EngineUnreachable) or isinstance(failure, EngineUntrusted):
+            return str(failure)
+        word = "any more" if self._verdict.has_answered or self.life.processes else "yet"
+        url = self._engine.url
+        return f"nothing answers {word} at {url} ({failure}); is vLLM running there, and is engine_url right?"
 
     def _missing_hint(self, missing: Sequence[MissingRank]) -> str:
         expected = self.capabilities.ranks_expected or 0
@@ -433,11 +579,18 @@ def _merge(first: Observation, second: Observation) -> Observation:
     )
 
 
-def _failure_hint(failure: EngineError, url: str, *, was_reached: bool) -> str:
-    if isinstance(failure, EngineUnreachable) and not isinstance(failure, EngineUntrusted):
-        word = "any more" if was_reached else "yet"
-        return f"nothing answers {word} at {url} ({failure}); is vLLM running there, and is engine_url right?"
-    return str(failure)
+def _contact(failure: EngineError, *, wakes_engine: bool) -> Contact:
+    """How far a round came.
+
+    Args:
+        failure: What ended it.
+        wakes_engine: Whether it was a question that the API server hands on to the engine.
+    """
+    if isinstance(failure, EngineNotListening):
+        return "refused"
+    if isinstance(failure, EngineUnresponsive):
+        return "worker_call_late" if wakes_engine else "late"
+    return "broken"
 
 
 def _setup_hint(capabilities: Capabilities) -> str | None:

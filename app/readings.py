@@ -28,8 +28,8 @@ Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
 # What let a control call in: the admin token, or a loopback address where trust_loopback is set.
 Credential: TypeAlias = Literal["token", "loopback"]
 Mode: TypeAlias = Literal["safe", "now"]
-# How the moment for a remedy was made: any will do; the engine paused; new requests held and the rest let finish.
-Moment: TypeAlias = Literal["any", "pause", "gate"]
+# The moment of a remedy: any will do; or new requests were held at the gate, and the rest had finished.
+Moment: TypeAlias = Literal["any", "gate"]
 # Where a rank's reading is from: its answer to our call, or its flight recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
 Verdict: TypeAlias = Literal["moving", "idle", "busy", "stuck", "unknown"]
@@ -110,6 +110,7 @@ class HostMemory:
     """Host memory as the worker's process sees it.
 
     ``pinned_bytes`` of it are locked in place for copies to and from the device; ``None`` where that is not known.
+    ``cgroup_oom_kills`` counts the processes of its container that the kernel has killed for memory.
     """
 
     rss_bytes: int | None = None
@@ -118,6 +119,7 @@ class HostMemory:
     node_total_bytes: int | None = None
     node_available_bytes: int | None = None
     pinned_bytes: int | None = None
+    cgroup_oom_kills: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,7 @@ class WorkerMemory:
     pp_rank: int | None = None
     host: str | None = None
     pid: int | None = None
+    pid_started: int | None = None
     taken_at: float
     device: Device
     total_bytes: int | None = None
@@ -203,9 +206,12 @@ class RankReading:
     """One worker's memory, accounted for.
 
     Attributes:
-        releasable_bytes: What ``release`` would give back to the device now; ``None`` where that is not known.
-        trimmable_bytes: Encoder outputs that ``trim_encoder_cache`` could move to the host now, likewise.
-        asleep_tags: What of the engine is asleep (``weights``, ``kv_cache``), likewise.
+        pid_started: When its process was started, in the kernel's ticks since boot.
+        taken_at: By the clock of the rank's own machine.
+        releasable_bytes: What the device would gain by a ``release`` now; ``None`` where that is not known.
+        trimmable_bytes: What it would gain by a trim without a target; ``None`` likewise, and where the worker would
+            refuse to trim.
+        asleep_tags: What of the engine is asleep (``weights``, ``kv_cache``); ``None`` where that is not known.
     """
 
     rank: int | None
@@ -223,6 +229,7 @@ class RankReading:
     used_ratio: float | None
     torch: TorchMemory
     components: Components
+    pid_started: int | None = None
     releasable_bytes: int | None = None
     trimmable_bytes: int | None = None
     asleep_tags: tuple[str, ...] | None = None
@@ -302,11 +309,27 @@ class EngineLoad:
 class EngineStatus:
     """The engine as the last poll found it.
 
-    ``work_done`` counts tokens and requests so far: the same number twice means that nothing ran in between.
+    Attributes:
+        url: Where it is.
+        state: The verdict (app/verdict.py).
+        since: When that began, in Unix seconds; ``None`` before the first poll.
+        started_at: When its first process was started, in Unix seconds; ``None`` where that is not known.
+        restarts: How many lives of it before this one the sidecar has seen.
+        version: vLLM's.
+        model: The one it serves.
+        requests_running: Requests in the running batch.
+        requests_waiting: Requests queued in the scheduler.
+        kv_cache_usage_ratio: Of the fullest engine.
+        capabilities: What it can do.
+        hint: Why it is in that state, or what to do; ``None`` where there is nothing to say.
+        work_done: Tokens and requests counted so far: the same number twice means that nothing ran in between.
     """
 
     url: str
     state: EngineState
+    since: float | None = None
+    started_at: float | None = None
+    restarts: int = 0
     version: str | None = None
     model: str | None = None
     requests_running: int | None = None
@@ -349,12 +372,14 @@ class Growth:
         bytes_per_second: The slope over the last minute.
         host_since_ready_bytes: The workers' resident set size (RSS) since then.
         baseline_taken_at: When that first reading was taken.
+        reason: Why growth since then is not known; ``None`` where it is, or where there is nothing to say yet.
     """
 
     since_ready_bytes: int | None = None
     bytes_per_second: float | None = None
     host_since_ready_bytes: int | None = None
     baseline_taken_at: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -473,7 +498,7 @@ class Report:
     """What ``GET /memory`` shows.
 
     Attributes:
-        taken_at: When the workers' readings were taken; ``None`` until the first.
+        taken_at: When the oldest of the workers' readings was taken, by this machine's clock; ``None`` until the first.
         age_seconds: Since then.
         stale: Whether that is too long ago to act on.
         ranks_missing: Those that should be there and are not.
@@ -544,8 +569,8 @@ class RemedyResult:
         ranks: The same by rank.
         frees: What this remedy can free, in words.
         spares: What it cannot, in words.
-        moment: How the moment for it was made; ``None`` where it did not come to that.
-        held_seconds: How long new requests waited for it, at the gate or in the paused engine.
+        moment: Whether requests were held for it; ``None`` where it did not come to that.
+        held_seconds: How long new requests waited for it at the gate.
         detail: What the workers said of it, rank by rank.
     """
 

@@ -244,7 +244,7 @@ class Settings(BaseModel):
         5.0, ge=0.1, le=3600, allow_inf_nan=False, description="time between questions to an idle engine's workers"
     )
     rpc_deadline_seconds: float = Field(
-        8.0, gt=0, le=600, allow_inf_nan=False, description="after this a worker call counts as unresponsive"
+        8.0, gt=0, le=600, allow_inf_nan=False, description="after this a worker call counts as late"
     )
     history_seconds: float = Field(3600.0, ge=60, le=86400, allow_inf_nan=False, description="reach of the history")
     engine_has_extension: bool = Field(
@@ -266,7 +266,7 @@ class Settings(BaseModel):
         le=86_400,
         allow_inf_nan=False,
         description="a worker in one step for longer is stuck; before that it is busy (what recorder_dir tells; "
-        "without it, an engine that answers no worker call for so long hangs)",
+        "without it, an engine that answers no call for so long is not ready)",
     )
     engine_log: Path | None = Field(
         None, description="the engine's log, whose known messages an incident explains; none: not read"
@@ -274,9 +274,7 @@ class Settings(BaseModel):
     shutdown_seconds: float = Field(
         30.0, ge=0, le=3600, allow_inf_nan=False, description="how long streams may go on after the signal to stop"
     )
-    state_file: Path | None = Field(
-        None, description="keeps PUT /policy and a pause of the engine across restarts; none: neither is done"
-    )
+    state_file: Path | None = Field(None, description="keeps PUT /policy across restarts; unset: disabled")
     access_log: str | None = Field(
         None,
         description="writes a JSON line for each request that ended: `-` for standard output, or a file's absolute "

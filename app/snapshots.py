@@ -30,6 +30,7 @@ from app.poller import Poller
 from app.readings import Caller
 from app.remedies.remedy import no_extension
 from app.table import mib
+from app.verdict import RUNNING, in_words
 
 KEPT = 4
 # As the workers ask for it: room for as much again is left (worker_ext/README.md, "snapshot").
@@ -196,8 +197,8 @@ class Snapshots:
 
     def _check_engine(self) -> None:
         engine = self._poller.current().engine
-        if engine.state in {"down", "starting", "unresponsive"}:
-            raise NotAvailable(f"the engine is {engine.state}" + (f": {engine.hint}" if engine.hint else ""))
+        if engine.state not in RUNNING:
+            raise NotAvailable(in_words(engine))
         if (problem := no_extension(self._poller.capabilities)) is not None:
             raise NotAvailable(problem)
 

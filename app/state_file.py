@@ -6,18 +6,20 @@ for.
 
 ::
 
-    {"schema": 1, "policy": {...}, "pause": {...}}
+    {"schema": 1, "policy": {...}}
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 import stat
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,10 @@ from app.private_file import replace_private
 
 SCHEMA = 1
 FILE_BYTES_MOST = 1024 * 1024
+# Earlier releases paused the engine for some resets, and wrote it down here so that the next start would resume it.
+_PAUSE = "pause"
+
+log = logging.getLogger("highwater.state")
 
 
 class _Unusable(Exception):
@@ -92,6 +98,18 @@ class StateFile:
             self._set_aside(path, str(exc))
         except OSError as exc:
             self._set_aside(path, f"cannot be read: {_reason(exc)}")
+        if self._sections.pop(_PAUSE, None) is not None:
+            self._drop_pause(path)
+
+    def _drop_pause(self, path: Path) -> None:
+        log.warning(
+            "state_file: %s said that an earlier release had paused the engine; that is dropped, as this one neither "
+            "pauses nor resumes. If the engine's state is paused, resume it at its own port",
+            path,
+        )
+        # Where it cannot be written it is dropped, and told, at the next start again.
+        with suppress(NotKept):
+            self._store(path, self._sections)
 
     def _set_aside(self, path: Path, reason: str) -> None:
         try:

@@ -65,8 +65,7 @@ class _Slice:
 def measure(stage: Stage, *, short: bool) -> list[Figure]:
     """The figures of docs/relief.md."""
     lengths = SHORT if short else FULL
-    settings = {"state_file": str(stage.folder / "state.json"), "policy__mode": "observe"}
-    with sidecar_beside(stage.engine.url, stage.folder, **settings) as sidecar:
+    with sidecar_beside(stage.engine.url, stage.folder, policy__mode="observe") as sidecar:
         findings = asyncio.run(_Relief(stage, sidecar, lengths).measured())
     return relief_figures(findings)
 

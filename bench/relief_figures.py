@@ -14,8 +14,8 @@ from bench.sidecar import MIB
 GIB = 1024**3
 REMEDIES = ("trim_encoder_cache", "release", "reset_encoder_cache", "reset_mm_cache", "reset_prefix_cache")
 WITH_RELEASE = frozenset({"trim_encoder_cache", "reset_encoder_cache"})
-HOLDING = {"reset_mm_cache": "gate", "reset_prefix_cache": "pause"}
-"""Remedies for which requests are held here, and how."""
+HOLDING = ("reset_mm_cache", "reset_prefix_cache")
+"""Remedies for which requests are held at the gate."""
 NOTHING = "nothing"
 
 
@@ -75,7 +75,7 @@ def relief_figures(found: ReliefFindings) -> list[Figure]:
     return [
         _freed(found),
         *(_added(name, percent, found) for name in (NOTHING, *REMEDIES) for percent in (50, 99)),
-        *(_hold(name, moment, found) for name, moment in HOLDING.items()),
+        *(_hold(name, found) for name in HOLDING),
         *_standstills(found),
         *_rates(found),
     ]
@@ -116,7 +116,7 @@ def _added(name: str, percent: int, found: ReliefFindings) -> Figure:
         goal=None,
         spread=f"rounds {_range(added)}; {number(statistics.median(without))} without, ratio "
         f"{number(statistics.median(ratios))}, rounds {_range(ratios)}{asked}",
-        method=f"real engine, {CLIENTS} clients through the sidecar without a pause, streamed answers; every other "
+        method=f"real engine, {CLIENTS} clients through the sidecar without a rest, streamed answers; every other "
         f"request repeats one of {POOL} images, the others bring new ones; {len(pairs)} rounds, in each a slice of "
         f"{found.slice_seconds:g} s with nothing done and one right after it with this done every second (or as "
         "fast as it goes), in changing order; differences and ratios are within these pairs, the median counts. "
@@ -128,7 +128,7 @@ def _added(name: str, percent: int, found: ReliefFindings) -> Figure:
 def _beside(name: str) -> str:
     if name == NOTHING:
         return "nothing done (the noise)"
-    moment = f" (safe, by {HOLDING[name]})" if name in HOLDING else " and `release`" if name in WITH_RELEASE else ""
+    moment = " (safe)" if name in HOLDING else " and `release`" if name in WITH_RELEASE else ""
     return f"`{name}`{moment} every second"
 
 
@@ -136,19 +136,18 @@ def _requests_a_slice(found: ReliefFindings) -> int:
     return round(statistics.median(len(pair.without) for pairs in found.pairs.values() for pair in pairs))
 
 
-def _hold(name: str, moment: str, found: ReliefFindings) -> Figure:
+def _hold(name: str, found: ReliefFindings) -> Figure:
     results = found.results[name]
-    done = [result for result in results if result["outcome"] == "done" and result["moment"] == moment]
+    done = [result for result in results if result["outcome"] == "done" and result["moment"] == "gate"]
     held = [result["held_seconds"] for result in done]
     return Figure(
-        what=f"Safe `{name}`, by {moment}: how long new requests are held, {CLIENTS} clients",
+        what=f"Safe `{name}`: how long new requests are held, {CLIENTS} clients",
         value=statistics.median(held),
         unit="s",
         goal=None,
         spread=f"shortest {number(min(held))}, longest {number(max(held))}; {len(done)} of {len(results)} done so",
-        method=f"`held_seconds` of the answers to `POST /memory/reclaim`, {CLIENTS} clients as above. By the gate it "
-        "ends with the remedy: the held then pass one by one, 20 ms apart, and that is not in it. By a pause it begins "
-        "with the start of the guard process, while which nothing waits yet.",
+        method=f"`held_seconds` of the answers to `POST /memory/reclaim`, {CLIENTS} clients as above. It ends with "
+        "the remedy: after `reset_mm_cache` the held pass one by one, 20 ms apart, and that is not in it.",
     )
 
 

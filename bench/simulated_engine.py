@@ -28,7 +28,7 @@ GIB = 1024**3
 MIB = 1024**2
 _ENTRY_BYTES = 4 * MIB
 _HISTOGRAMS, _BUCKETS = 24, 30  # as large a page as a vLLM with one engine shows
-_EMPTY_POSTS = ("/reset_mm_cache", "/reset_prefix_cache", "/reset_encoder_cache", "/sleep", "/wake_up", "/resume")
+_EMPTY_POSTS = ("/reset_mm_cache", "/reset_prefix_cache", "/reset_encoder_cache")
 
 
 class SimulatedEngine(KeptProcess):
@@ -181,11 +181,6 @@ def create_app() -> FastAPI:
         assert method == "highwater_rpc"
         body = listing if args[0] == "encoder_cache" else _results(args[0])
         return Response(body, media_type="application/json")
-
-    @app.post("/pause")
-    async def pause(mode: str = "abort") -> Response:
-        del mode
-        return Response()
 
     for path in _EMPTY_POSTS:
         app.add_api_route(path, health, methods=["POST"])

@@ -10,13 +10,31 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from app.attribution import account
+from app.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
 from app.incidents.messages import KNOWN
 from app.policy import FALLING_SIGNALS, SIGNAL_REMEDIES
+from app.policy.core import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_REST_SECONDS
+from app.policy.rules import MIN_GAIN_BYTES
+from app.policy.waters import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
 from app.policy_settings import RuleSettings
+from app.readings import Device, WorkerBudget, WorkerMemory
 from app.settings import keys, variable
 
 DOCS = Path(__file__).resolve().parent
 GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "golden" / "metrics.txt"
+
+MIB = 1024**2
+GIB = 1024**3
+# What mem_get_info calls the total, which is less than the name says; others of the same name differ by some MiB.
+DEVICES = (
+    ("NVIDIA L4, 24 GB", int(22.0 * GIB)),
+    ("Ascend 910B, 64 GB", 65_452_113_920),
+    ("NVIDIA H100, 80 GB", int(79.2 * GIB)),
+    ("NVIDIA H200, 141 GB", int(139.8 * GIB)),
+)
+# vLLM's default was 0.90 for long and is 0.92 now; the last one leaves too little on the smallest of these devices.
+SHARES = (0.90, 0.92, 0.95, 0.99)
 
 
 def _table(headers: list[str], rows: list[list[str]]) -> str:
@@ -38,20 +56,77 @@ def rule_table() -> str:
     """Every key of a policy rule."""
     rows = []
     for name, field in RuleSettings.model_fields.items():
-        default = (
-            "required" if field.is_required() else "all for the signal" if field.default == () else f"`{field.default}`"
-        )
-        rows.append([f"`{name}`", default, str(field.description)])
+        default = "required" if field.is_required() else f"`{field.default}`"
+        rows.append([f"`{name}`", "unset" if field.default in (None, ()) else default, str(field.description)])
     return _table(["key", "default", "meaning"], rows)
 
 
 def signal_table() -> str:
     """Every signal and the remedies that can lower it."""
     rows = [
-        [f"`{signal}`", "falls" if signal in FALLING_SIGNALS else "rises", ", ".join(f"`{name}`" for name in remedies)]
+        [
+            f"`{signal}`",
+            "falls" if signal in FALLING_SIGNALS else "rises",
+            ", ".join(f"`{name}`" for name in remedies) or "none: the rule must name them",
+        ]
         for signal, remedies in SIGNAL_REMEDIES.items()
     ]
-    return _table(["signal", "gets worse as it", "remedies that can relieve it, in the default order"], rows)
+    return _table(["signal", "gets worse as it", "remedies of a rule that names none, in this order"], rows)
+
+
+def waters_table() -> str:
+    """Where the default rule acts on some devices, as it derives that from the engine's plan."""
+    rows = []
+    for name, total in DEVICES:
+        for share in SHARES:
+            asked = int(total * share)
+            worker = WorkerMemory(
+                rank=0,
+                device=Device(type="cuda"),
+                taken_at=0.0,
+                total_bytes=total,
+                used_bytes=asked,
+                free_bytes=total - asked,
+                budget=WorkerBudget(requested_bytes=asked),
+            )
+            slack = slack_bytes(account(worker), None) or 0
+            waters = derive(slack)
+            found = (waters.high, waters.high // 2, waters.low) if waters else None
+            shown = [f"{size / MIB:,.0f} MiB" for size in found] if found else ["no default rule", "-", "-"]
+            rows.append([name, f"{share:.2f}", f"{slack / MIB:,.0f} MiB", *shown])
+    headers = [
+        "device",
+        "utilization",
+        "left over",
+        "acts with less free than",
+        "urgent under",
+        "until so much is free",
+    ]
+    return _table(headers, rows)
+
+
+def figures_table() -> str:
+    """The policy's fixed figures."""
+
+    def size(count: int) -> str:
+        return f"{count // GIB} GiB" if count % GIB == 0 else f"{count // MIB} MiB"
+
+    cooldown = RuleSettings.model_fields["cooldown_seconds"].default
+    rows = [
+        [
+            "bounds of high water",
+            f"{size(MIN_HIGH_BYTES)} (half of what is left over where that is less), {size(MAX_HIGH_BYTES)}",
+        ],
+        ["left over, below which there is no default rule", size(MIN_SLACK_BYTES)],
+        ["what a remedy must be able to give", f"{size(MIN_GAIN_BYTES)}, or all that is missing"],
+        ["rest after a relief that did not reach low water", f"{cooldown:g} s; while urgent {URGENT_REST_SECONDS:g} s"],
+        ["an allocation that was retried counts as pressure for", f"{RETRY_SECONDS:g} s"],
+        ["time between readings when it is tight", f"{QUICK_SECONDS:g} s, with recorders"],
+        ["tight: less free than low water, or full within", f"{FULL_WITHIN_SECONDS:g} s at the present pace"],
+        ["an idle engine is tidied after", f"{IDLE_SECONDS:g} s without a request"],
+        ["and if a release gives", f"{size(MIN_TIDY_BYTES)} or {TIDY_SHARE:.0%} of the device, whichever is more"],
+    ]
+    return _table(["figure", "value"], rows)
 
 
 def metrics_table() -> str:
@@ -76,7 +151,7 @@ def message_table() -> str:
 TABLES = {
     "incidents.md": {"messages": message_table},
     "settings.md": {"settings": settings_table},
-    "policy.md": {"signals": signal_table, "rule": rule_table},
+    "policy.md": {"waters": waters_table, "figures": figures_table, "signals": signal_table, "rule": rule_table},
     "metrics.md": {"metrics": metrics_table},
 }
 

@@ -26,7 +26,7 @@ SCHEMA = 1
 
 UNANSWERABLE = (
     '{"schema": 1, "ok": false, "op": null, "rank": null, "local_rank": null, "dp_rank": null, "tp_rank": null, '
-    '"pp_rank": null, "host": null, "pid": null, "taken_at": null, '
+    '"pp_rank": null, "host": null, "pid": null, "pid_started": null, "taken_at": null, '
     '"error": {"code": "failed", "message": "the worker extension could not write its answer"}}'
 )
 """What is left to say when even an error's answer cannot be put together: a constant, because nothing else can fail."""

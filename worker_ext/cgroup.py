@@ -49,6 +49,24 @@ def read_cgroup(root: Path) -> CgroupMemory:
     return CgroupMemory(_used(files.levels[0], files), None)
 
 
+def read_oom_kills(root: Path) -> int | None:
+    """Return how many processes of this process's own group the kernel has killed for memory; None where untold.
+
+    The kernel counts every process, also of a group that it killed as a whole (`oom_group_kill` counts the groups), and
+    those of groups below. Both versions write `oom_kill N`.
+
+    Args:
+        root: The file system's root; a test brings its own.
+    """
+    files = _find(root)
+    if files is None:
+        return None
+    name = "memory.events" if files.limit == "memory.max" else "memory.oom_control"
+    counts = dict(line.partition(" ")[::2] for line in _lines(files.levels[0] / name))
+    count = counts.get("oom_kill", "").strip()
+    return int(count) if count.isdigit() else None
+
+
 def _used(level: Path, files: _Files) -> int | None:
     usage = _number(level / files.usage)
     if usage is None:

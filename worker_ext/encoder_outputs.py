@@ -36,6 +36,8 @@ class Entry(NamedTuple):
     """The storage that it was made in."""
     idle_seconds: float | None = None
     """Since the engine's last access; None where the cache is not watched."""
+    value: object = None
+    """What stands in the dict, raw."""
 
 
 class EncoderOutputs:
@@ -252,13 +254,13 @@ def _entry(mm_hash: str, value: object) -> Entry:
     # Nearly always one tensor; a cache holds thousands of them, and every call of ours stops the engine.
     if is_tensor(value):
         storage = storage_of(value)
-        return Entry(mm_hash, [value], {storage.key: storage} if storage.nbytes else {}, storage.key)
+        return Entry(mm_hash, [value], {storage.key: storage} if storage.nbytes else {}, storage.key, None, value)
     if isinstance(value, Spilled):
         storage = Storage(storage_of(value.host).pointer, value.host_bytes, _HOST)
-        return Entry(mm_hash, [value.host], {storage.key: storage}, value.origin)
+        return Entry(mm_hash, [value.host], {storage.key: storage}, value.origin, None, value)
     tensors = list(tensors_in(value))
     storages = {storage.key: storage for storage in map(storage_of, tensors) if storage.nbytes}
-    return Entry(mm_hash, tensors, storages, next(iter(storages), None))
+    return Entry(mm_hash, tensors, storages, next(iter(storages), None), None, value)
 
 
 def entry_embeds(entry: Entry) -> int:

@@ -16,8 +16,7 @@ def other_holders(owner: object, name: str) -> list[str]:
     (`gc.freeze()` after warming up: vllm 0.32.0 v1/worker/gpu_worker.py:1082, `compile_or_warm_up_model`). A frame is
     no holder: it belongs to a call that ends.
     """
-    # The same expression on an object that is surely held once says how many references the expression makes itself.
-    if _references(owner, name) <= _references(SimpleNamespace(held={}), "held"):
+    if is_held_once(owner, name):
         return []
     found = gc.get_referrers(getattr(owner, name))
     own: list[Any] = [owner, getattr(owner, "__dict__", None)]
@@ -25,6 +24,12 @@ def other_holders(owner: object, name: str) -> list[str]:
     if not kinds and gc.get_freeze_count():
         return ["something that cannot be seen"]
     return kinds
+
+
+def is_held_once(owner: object, name: str) -> bool:
+    """Say whether nothing but its owner refers to `owner.name`; a frame of a call under way counts here too."""
+    # The same expression on an object that is surely held once says how many references the expression makes itself.
+    return _references(owner, name) <= _references(SimpleNamespace(held={}), "held")
 
 
 def _references(owner: object, name: str) -> int:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from worker_ext.cgroup import read_cgroup
+from worker_ext.cgroup import read_cgroup, read_oom_kills
 
 if TYPE_CHECKING:
     from worker_ext.notes import Notes
@@ -16,13 +16,15 @@ _ROOT = Path("/")
 
 
 class HostMemory(NamedTuple):
-    """Host memory in bytes, None where it could not be read; the names are those of the answer."""
+    """Host memory in bytes (kills: a count), None where it could not be read; the names are those of the answer."""
 
     rss_bytes: int | None
     cgroup_used_bytes: int | None
     cgroup_limit_bytes: int | None
     node_total_bytes: int | None
     node_available_bytes: int | None
+    cgroup_oom_kills: int | None = None
+    """Processes of its container that the kernel has killed for memory."""
 
     @property
     def total_bytes(self) -> int | None:
@@ -57,6 +59,7 @@ def read_host(notes: Notes, root: Path = _ROOT) -> HostMemory:
         cgroup_limit_bytes=cgroup.limit_bytes if cgroup else None,
         node_total_bytes=meminfo.get("MemTotal"),
         node_available_bytes=meminfo.get("MemAvailable"),
+        cgroup_oom_kills=notes.attempt("host_memory.cgroup_oom_kills", lambda: read_oom_kills(root)),
     )
 
 

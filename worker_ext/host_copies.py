@@ -52,7 +52,10 @@ class HostCopies:
 
     def host_bytes(self, tensor: Tensor) -> int:
         """Return what the copy of a tensor takes of the host."""
-        nbytes = view_bytes(tensor)
+        return self.copy_bytes(view_bytes(tensor))
+
+    def copy_bytes(self, nbytes: int) -> int:
+        """Return what the copy of so many bytes takes of the host."""
         # torch rounds pinned memory up to a power of two (torch 2.13.0 include/ATen/core/CachingHostAllocator.h:305).
         return 1 << (nbytes - 1).bit_length() if self._pins and nbytes else nbytes
 

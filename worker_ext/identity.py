@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from worker_ext.attributes import look_up, whole
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_ROOT = Path("/")
+_STARTED_FIELD = 22
+
 
 def identity(worker: object) -> dict[str, Any]:
-    """Return `rank`, `local_rank`, `dp_rank`, `tp_rank`, `pp_rank`, `host` and `pid`."""
+    """Return `rank`, `local_rank`, `dp_rank`, `tp_rank`, `pp_rank`, `host`, `pid` and `pid_started`."""
     return {
         "rank": _or_none(lambda: whole(look_up(worker, "rank"))),
         "local_rank": _or_none(lambda: whole(look_up(worker, "local_rank"))),
@@ -27,7 +31,24 @@ def identity(worker: object) -> dict[str, Any]:
         "pp_rank": _or_none(lambda: pp_rank(worker)),
         "host": _or_none(socket.gethostname),
         "pid": os.getpid(),
+        "pid_started": _or_none(pid_started),
     }
+
+
+def pid_started(root: Path = _ROOT) -> int:
+    """Return when this process was started, in the kernel's ticks since its boot: tells it from a later one of its pid.
+
+    Args:
+        root: The file system's root; a test brings its own.
+
+    Raises:
+        OSError: The kernel does not tell.
+        ValueError: What it tells is not understood.
+        IndexError: Likewise.
+    """
+    # The second field is the program's name, in brackets, with whatever it likes between them (proc_pid_stat(5)).
+    _, _, after = (root / "proc/self/stat").read_text("ascii", "replace").rpartition(")")
+    return int(after.split()[_STARTED_FIELD - 3])
 
 
 def _dp_rank(worker: object) -> int | None:

@@ -13,7 +13,7 @@ from worker_ext.attributes import look_up
 from worker_ext.devices.accelerator import on_main_thread
 from worker_ext.encoder_outputs import find_encoder_cache
 from worker_ext.errors import RefusedError
-from worker_ext.holders import other_holders
+from worker_ext.holders import is_held_once, other_holders
 from worker_ext.sleep import refuse_while_asleep
 from worker_ext.spilling_dict import Spilled, SpillingDict
 from worker_ext.state import state_of
@@ -44,20 +44,39 @@ def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | 
     Raises:
         RefusedError: It must stay as it is.
     """
-    found = find_encoder_cache(worker)
-    if found is None:
+    if find_encoder_cache(worker) is None:
         return None
-    is_ours, is_plain, name = isinstance(found[1], SpillingDict), type(found[1]) is dict, type(found[1]).__name__
-    del found  # one reference more to the dict would look like somebody's
-    refuse_now(worker)
-    reason = next(_reasons_in_the_configuration(worker), None)
-    if reason is None and not (is_ours or is_plain):
-        reason = f"the encoder cache is a {name}: somebody else's dict, which may do more than hold entries"
-    if reason is not None:
-        raise RefusedError(reason)
-    if not is_ours:
+    _refuse_lasting(worker)
+    if spilling_cache(worker) is None:
         _put_in_place(worker, device, state)
     return spilling_cache(worker)
+
+
+def refuse_trim(worker: object) -> None:
+    """Check what `watch` checks, without a search through all objects, and put nothing in place.
+
+    Raises:
+        RefusedError: A trim would be refused, or only that search can tell.
+    """
+    _refuse_lasting(worker)
+    if spilling_cache(worker) is None and not is_held_once(*_owner(worker)):
+        raise RefusedError("somebody else may hold the encoder cache's dict; only a trim looks for who does")
+
+
+def _refuse_lasting(worker: object) -> None:
+    refuse_now(worker)
+    reason = next(_reasons_in_the_configuration(worker), None) or _foreign_dict(worker)
+    if reason is not None:
+        raise RefusedError(reason)
+
+
+def _foreign_dict(worker: object) -> str | None:
+    # In a function of its own, with whose end its references to the dict go: they would look like somebody's.
+    found = find_encoder_cache(worker)
+    if found is None or isinstance(found[1], SpillingDict) or type(found[1]) is dict:
+        return None
+    name = type(found[1]).__name__
+    return f"the encoder cache is a {name}: somebody else's dict, which may do more than hold entries"
 
 
 def refuse_now(worker: object) -> None:

@@ -254,7 +254,7 @@ function outcome(result, dry) {
       : dry && became !== "refused"
         ? "would run"
         : became;
-  const how = { pause: "with the engine paused", gate: "with new requests held", any: "" }[moment] ?? "";
+  const how = { gate: "with new requests held", any: "" }[moment] ?? "";
   return el(
     "div",
     { class: "one-result", "data-outcome": became },

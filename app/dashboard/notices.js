@@ -12,30 +12,42 @@ const STATE_WORDS = {
   starting: "starting",
   paused: "paused",
   sleeping: "sleeping",
-  unresponsive: "does not respond",
-  down: "down",
+  busy: "busy",
+  slow: "slow",
+  stuck: "is stuck",
+  not_answering: "does not answer",
+  gone: "is gone",
 };
 const STATE_LEVEL = {
   ready: "good",
   starting: "warn",
   paused: "warn",
   sleeping: "warn",
-  unresponsive: "bad",
-  down: "bad",
+  busy: "warn",
+  slow: "warn",
+  stuck: "bad",
+  not_answering: "bad",
+  gone: "bad",
 };
 const STATE_TITLES = {
   starting: "The engine has not answered yet",
   paused: "The engine is paused: it takes requests and runs none",
   sleeping: "The engine sleeps: its weights are off the device",
-  unresponsive: "The engine does not respond",
-  down: "The engine is down",
+  busy: "The engine is busy: requests wait for a long step or call",
+  slow: "The engine's API server is slow to answer",
+  stuck: "The engine is stuck: it will not go on by itself",
+  not_answering: "The engine does not answer",
+  gone: "The engine is gone",
 };
 const STATE_ADVICE = {
   starting: "It may be loading its model. What you see here is all that is known until it answers.",
   paused: "If nobody resumes it, POST /resume to vLLM does.",
   sleeping: "POST /wake_up to vLLM brings it back.",
-  unresponsive: "Its /health may say 200 all the same. See the incidents below, and restart it if it does not go on.",
-  down: "Is vLLM running, and is engine_url right? The figures below are the last that were read.",
+  busy: "It goes on by itself.",
+  slow: "It goes on with what it has.",
+  stuck: "Its /health may say 200 all the same. See the incidents below, and restart it.",
+  not_answering: "Its /health may say 200 all the same. See the incidents below, and restart it if it does not go on.",
+  gone: "Is vLLM running, and is engine_url right? The figures below are the last that were read.",
 };
 const VERDICT_LEVEL = { moving: "good", idle: "quiet", busy: "warn", stuck: "bad", unknown: "quiet" };
 
@@ -159,7 +171,7 @@ function* engine(report) {
 
 function* stale(report, connection, age) {
   if (!report || connection.state !== "live" || !isStale(report, age) || report.taken_at === null) return;
-  if (["down", "starting"].includes(report.engine.state)) return; // said already
+  if (["gone", "starting"].includes(report.engine.state)) return; // said already
   yield {
     level: "warn",
     name: "stale",

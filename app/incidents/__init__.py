@@ -4,6 +4,7 @@
 
     incident    the frozen values          advice       known messages and settings, and what to do about each
     diagnosis   numbers to plain words     enginelog    the end of the engine's log, held to the known messages
+    starts      the log's failed starts
     fitting     thinned to a size          store        files, or memory
     incidents   opens, repeats, closes     text, page   for a terminal, for a browser
 """
@@ -14,9 +15,11 @@ from app.incidents.evidence import from_history, point
 from app.incidents.incident import (
     EncoderEntry,
     Evidence,
+    FailedStart,
     Headline,
     Incident,
     IncidentKind,
+    OomKills,
     Point,
     RankEvidence,
 )
@@ -26,11 +29,13 @@ from app.incidents.store import IncidentStore, Unreadable
 __all__ = [
     "EncoderEntry",
     "Evidence",
+    "FailedStart",
     "Headline",
     "Incident",
     "IncidentKind",
     "IncidentStore",
     "Incidents",
+    "OomKills",
     "Point",
     "RankEvidence",
     "Unreadable",

@@ -155,6 +155,20 @@ MORE_FOR_THE_KV_CACHE: Final = Advice(
     ),
     cost="A larger share leaves less for workspaces, collectives and graphs. Needs a restart.",
 )
+WHO_KILLED: Final = Advice(
+    setting="Exit status 137 (128 + 9, SIGKILL)",
+    change=(
+        "Look who killed it: OOMKilled in the container's last state (kubectl describe pod, docker inspect) and "
+        "`Killed process` in the kernel's log (dmesg) say that it was for host memory; else a stop that took longer "
+        "than its grace, a failed liveness probe, or somebody's kill -9."
+    ),
+    cost="Nothing.",
+)
+COMMAND_LINE: Final = Advice(
+    setting="The engine's command line",
+    change="Correct the option that the log names.",
+    cost="Nothing.",
+)
 SHM_SIZE: Final = Advice(
     setting="--shm-size (docker), an emptyDir with medium: Memory at /dev/shm (Kubernetes)",
     change="Raise it: vLLM's processes exchange data through /dev/shm, and writing beyond its size is a bus error.",

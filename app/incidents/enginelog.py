@@ -1,4 +1,4 @@
-"""The end of the engine's log, compared with the known messages.
+"""The engine's log, compared with the known messages: the end of it, and what is added while nothing answers.
 
 A message counts only where a logger or an exception begins it, and of the API server's lines only those that no client
 has a part in: it logs prompts and errors with clients' words in them, and anybody can send `CUDA out of memory`. Only
@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from app.incidents.incident import LogMessage
 from app.incidents.messages import KNOWN, KnownMessage
@@ -23,7 +24,9 @@ LINE_MOST = 400
 # Of one message: the first ones, which are nearest to the cause, and the last one.
 FIRST_LINES = 2
 # What stands before a message: a container runtime's time and stream, and vLLM's logger: process, level, time, file
-# (vllm/logging_utils/formatter.py; without the brackets up to 0.7). torch's C++ libraries begin with `[rank0]:`.
+# (vllm/logging_utils/formatter.py; without the brackets up to 0.7). The chart's own logging has Python's name of the
+# process in brackets, which is `MainProcess` for the API server: there the file tells. torch's C++ libraries begin with
+# `[rank0]:`.
 _PREFIX = re.compile(
     r"""
     (?:\{"log":")?
@@ -31,18 +34,65 @@ _PREFIX = re.compile(
     (?:\((?P<process>[A-Za-z][^()]{0,60})\)\s+)?
     (?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):?\s+)?
     (?:\d\d-\d\d\s\d\d:\d\d:\d\d\s+)?
+    (?:\[(?!MainProcess)(?P<named>[A-Za-z][^\[\]]{0,60}?)\spid=\d+\]\s+|\[MainProcess\spid=\d+\]\s+)?
     (?:\[?(?P<file>[\w/.-]+\.py):\d+\]\s*)?
     (?:\[rank\d+\]:\s*)?
     \s*
     """,
     re.VERBOSE,
 )
+# vLLM up to 0.12 colours the process's name in files, too; others do where they are told to.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # The API server's modules that log what a client sent (vllm/entrypoints, vllm/v1/engine), and its process's name.
-_API_SERVER = "APIServer"
+_API_SERVER = ("APIServer", "ApiServer")
 _API_SERVER_FILES = re.compile(
     r"(?:.*/)?(?:serving\w*|api_server|api_router|async_llm\w*|logger|launcher|protocol|chat_utils|\w*processor"
     r"|preprocess|renderer|server_utils|llm_engine|core_client)\.py"
 )
+
+
+# How an exit by a signal is written: by Python and vLLM as -9, by shells and container runtimes as 137 or in words.
+_EXIT = re.compile(
+    r"exit (?:code|status):? ?(?P<code>-?\d+)\b|proc\(s\): \{[^}]*?: (?P<failed>-\d+)|\bsignal (?P<signal>\d+)\b"
+    r"|(?P<killed>\bKilled\b)"
+)
+_SHELLS_OFFSET, _SIGNALS, _SIGKILL = 128, 65, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the log without its logger's prefix.
+
+    Attributes:
+        text: The whole line, without colours.
+        message: What stands behind the prefix, as far as anything is compared with it.
+        process: The process's name in the prefix.
+        level: The logger's level.
+        file: The module's file that logged it.
+    """
+
+    text: str
+    message: str
+    process: str | None
+    level: str | None
+    file: str | None
+
+    @property
+    def is_api_servers(self) -> bool:
+        """Whether the API server wrote it; uvicorn's own lines have a level and no file."""
+        if self.process is not None:
+            return self.process.startswith(_API_SERVER)
+        return bool(_API_SERVER_FILES.fullmatch(self.file)) if self.file is not None else self.level is not None
+
+
+def parse(text: str) -> Line:
+    """Take a line's prefix off."""
+    text = _COLOURS.sub("", text[: 4 * LINE_MOST])
+    prefix = _PREFIX.match(text)
+    if prefix is None:
+        return Line(text, text[:LINE_MOST], None, None, None)
+    message = text[prefix.end() : prefix.end() + LINE_MOST]
+    return Line(text, message, prefix["process"] or prefix["named"], prefix["level"], prefix["file"])
 
 
 @dataclass(slots=True)
@@ -52,37 +102,96 @@ class _Seen:
     last: str | None = None
 
 
-def read_tail(path: Path) -> tuple[list[str], str | None]:
+class Matches:
+    """The known messages among lines that come one after another."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def add(self, line: Line) -> KnownMessage | None:
+        """Note a line, and return the message that it is."""
+        known = known_message(line)
+        if known is not None:
+            _note(self._seen.setdefault(known.name, _Seen()), plain(line.text, LINE_MOST))
+        return known
+
+    def messages(self) -> tuple[LogMessage, ...]:
+        """What was found, causes before consequences."""
+        return tuple(_message(known, self._seen[known.name]) for known in KNOWN if known.name in self._seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a log: the file as the file system knows it, and how far into it."""
+
+    device: int
+    inode: int
+    offset: int
+
+
+def place_of_end(path: Path) -> Place | None:
+    """Where the log ends now; ``None`` where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return Place(status.st_dev, status.st_ino, status.st_size)
+
+
+def read_tail(path: Path, since: Place | None = None) -> tuple[list[str], str | None]:
     """The last lines of a log; links are followed, since that is how container runtimes name their logs.
+
+    Args:
+        path: The log.
+        since: Leave out what stands before this place, where the log is still the same file.
 
     Returns:
         The lines, and what is wrong in one sentence: ``None`` where nothing is.
     """
     try:
-        # A named pipe would wait for somebody to write into it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        with os.fdopen(descriptor, "rb") as file:
+        with open_log(path) as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                return [], f"engine_log: {path} is not a file"
             start = max(status.st_size - TAIL_BYTES, 0)
+            is_cut = start > 0
+            is_same = since is not None and (status.st_dev, status.st_ino) == (since.device, since.inode)
+            if since is not None and is_same and start <= since.offset <= status.st_size:
+                start, is_cut = since.offset, False
             file.seek(start)
             content = file.read(TAIL_BYTES)
+    except NotALogError as exc:
+        return [], str(exc)
     except OSError as exc:
         return [], f"engine_log: {path} cannot be read: {(exc.strerror or str(exc)).lower()}"
     lines = content.decode("utf-8", "replace").split("\n")
     # The first is the end of a line whose beginning was left out.
-    return (lines[1:] if start and len(lines) > 1 else lines), None
+    return (lines[1:] if is_cut and len(lines) > 1 else lines), None
+
+
+class NotALogError(Exception):
+    """What the path names is no file."""
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log for reading.
+
+    Raises:
+        NotALogError: It is no file.
+        OSError: It cannot be opened.
+    """
+    # A named pipe would wait for somebody to write into it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotALogError(f"engine_log: {path} is not a file")
+    return os.fdopen(descriptor, "rb")
 
 
 def match(lines: Iterable[str]) -> tuple[LogMessage, ...]:
     """The known messages among the lines, causes before consequences."""
-    seen: dict[str, _Seen] = {}
+    matches = Matches()
     for line in lines:
-        known = _known(line)
-        if known is not None:
-            _note(seen.setdefault(known.name, _Seen()), plain(line, LINE_MOST))
-    return tuple(_message(known, seen[known.name]) for known in KNOWN if known.name in seen)
+        matches.add(parse(line))
+    return matches.messages()
 
 
 def merged(before: tuple[LogMessage, ...], after: tuple[LogMessage, ...]) -> tuple[LogMessage, ...]:
@@ -91,24 +200,29 @@ def merged(before: tuple[LogMessage, ...], after: tuple[LogMessage, ...]) -> tup
     return tuple(both[known.name] for known in KNOWN if known.name in both)
 
 
-def _known(line: str) -> KnownMessage | None:
-    """Return the message that a line is."""
-    prefix = _PREFIX.match(line)
-    start = prefix.end() if prefix else 0
-    message = line[start : start + LINE_MOST]
-    is_api_servers = prefix is not None and _is_api_servers(prefix)
-    for known in KNOWN:
-        if (known.by_api_server or not is_api_servers) and known.begins(message):
-            return known
+def ended_by_signal(messages: Iterable[LogMessage]) -> int | None:
+    """Return the signal that ended a process, where a line says that; ``None`` where none does."""
+    for message in messages:
+        for line in message.lines:
+            found = _EXIT.search(line)
+            if found is None:
+                continue
+            if found["killed"]:
+                return _SIGKILL
+            number = int(found["code"] or found["failed"] or found["signal"])
+            number = -number if number < 0 else number - (0 if found["signal"] else _SHELLS_OFFSET)
+            if 0 < number < _SIGNALS:
+                return number
     return None
 
 
-def _is_api_servers(prefix: re.Match[str]) -> bool:
-    """Say whether a line is the API server's; uvicorn's own lines have a level and no file."""
-    process, file = prefix["process"], prefix["file"]
-    if process is not None:
-        return process.startswith(_API_SERVER)
-    return bool(_API_SERVER_FILES.fullmatch(file)) if file is not None else prefix["level"] is not None
+def known_message(line: Line) -> KnownMessage | None:
+    """Return the message that a line is."""
+    is_api_servers = line.is_api_servers
+    for known in KNOWN:
+        if (known.by_api_server or not is_api_servers) and known.begins(line.message):
+            return known
+    return None
 
 
 def _note(seen: _Seen, line: str) -> None:

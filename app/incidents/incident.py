@@ -24,7 +24,7 @@ from app.table import rank_title
 
 SCHEMA = 1
 
-IncidentKind: TypeAlias = Literal["died", "hung", "out_of_memory"]
+IncidentKind: TypeAlias = Literal["died", "hung", "out_of_memory", "start_failed"]
 # likely: explains the incident by itself. clue: had a part in it, or tells where to look. note: good to know.
 Weight: TypeAlias = Literal["likely", "clue", "note"]
 Figure: TypeAlias = int | float | str | None
@@ -95,6 +95,19 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OomKills:
+    """Processes that the kernel killed for memory, as a control group's own counter tells.
+
+    Attributes:
+        count: How many in the last minute; 0 where the counter can be read and did not move.
+        where: Whose group it is, as a clause that can stand within a sentence.
+    """
+
+    count: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """All that is known when an incident is opened.
 
@@ -110,6 +123,9 @@ class Evidence:
         decisions: What it decided last.
         events: What happened in that span.
         reason: What the one who opens it saw, in a few words: ``connection refused``.
+        start: The start that failed, where that is what happened.
+        oom_kills: Processes that the kernel killed for memory shortly before, as far as anybody can count them.
+        ended_by_signal: The signal that ended a process of the engine, where the log tells.
     """
 
     kind: IncidentKind
@@ -123,6 +139,9 @@ class Evidence:
     decisions: tuple[Event, ...] = ()
     events: tuple[Event, ...] = ()
     reason: str = ""
+    start: FailedStart | None = None
+    oom_kills: OomKills | None = None
+    ended_by_signal: int | None = None
 
 
 # --- what is made of it ---
@@ -186,6 +205,19 @@ class LogMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedStart:
+    """A start of the engine that failed, as its log tells.
+
+    Attributes:
+        id: Of another start it is another.
+        messages: What the log says of it, causes before consequences.
+    """
+
+    id: str
+    messages: tuple[LogMessage, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSeen:
     """The engine at that moment; its state in one word, its load as last told."""
 
@@ -224,6 +256,7 @@ class Headline:
         count: How often.
         ended_at: When the engine was ready again; ``None`` until then.
         summary: One sentence.
+        number: 1 for the first of its kind in this folder, and so on; the oldest may be gone by now.
         problem: Why it cannot be read, in one sentence; ``None`` where it can.
     """
 
@@ -235,6 +268,7 @@ class Headline:
     count: int = 1
     ended_at: float | None = None
     summary: str = ""
+    number: int = 1
     problem: str | None = None
 
 
@@ -245,6 +279,7 @@ class Incident:
     Attributes:
         engine: The engine at that moment.
         reason: What the one who opened it saw.
+        start: Which start failed last, of those that are counted here.
         findings: What the numbers say, the weightiest first.
         messages: What the engine's log says, causes before consequences.
         ranks: The evidence, thinned.
@@ -264,8 +299,10 @@ class Incident:
     count: int = 1
     ended_at: float | None = None
     summary: str
+    number: int = 1
     engine: EngineSeen
     reason: str = ""
+    start: str | None = None
     findings: tuple[Finding, ...] = ()
     messages: tuple[LogMessage, ...] = ()
     ranks: tuple[RankEvidence, ...] = ()
@@ -288,4 +325,5 @@ class Incident:
             count=self.count,
             ended_at=self.ended_at,
             summary=self.summary,
+            number=self.number,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from app.incidents import advice as known
 from app.incidents.incident import Advice
@@ -32,6 +32,9 @@ class KnownMessage:
         advice: What can be changed.
         source: The versions that write it, and where it was read.
         by_api_server: The API server writes it, too. Its other lines are never looked at: clients' words stand there.
+        part: ``cause`` tells why; ``end`` only that something has ended, or that a start has failed; ``wait`` may pass
+            by itself.
+        at_start: Only a start writes it, never an engine that was ready.
     """
 
     name: str
@@ -41,6 +44,8 @@ class KnownMessage:
     advice: tuple[Advice, ...]
     source: str
     by_api_server: bool = False
+    part: Literal["cause", "end", "wait"] = "cause"
+    at_start: bool = False
 
     def begins(self, message: str) -> re.Match[str] | None:
         """Return where the message fits at the beginning of a line without its prefix."""
@@ -92,6 +97,7 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
         ),
         advice=(known.MAX_NUM_SEQS, known.GPU_MEMORY_UTILIZATION, known.OTHER_PROCESSES),
         source="vLLM 0.12 to 0.32, v1/worker/gpu_model_runner.py (0.12.0:4161, 0.32.0:5991); issues 14452 and 27508",
+        at_start=True,
     ),
     KnownMessage(
         name="cuda_out_of_memory",
@@ -185,6 +191,7 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
         ),
         advice=(known.OTHER_PROCESSES, known.GPU_MEMORY_UTILIZATION),
         source="vLLM 0.12 to 0.32, v1/worker/gpu_worker.py (0.12.0:243), later v1/worker/utils.py (0.32.0:766)",
+        at_start=True,
     ),
     KnownMessage(
         name="memory_changed_while_profiling",
@@ -196,6 +203,7 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
         ),
         advice=(known.OTHER_PROCESSES, known.RESTART),
         source="vLLM 0.12 to 0.32, v1/worker/gpu_worker.py (0.12.0:333, 0.32.0:720)",
+        at_start=True,
     ),
     KnownMessage(
         name="no_room_for_kv_cache",
@@ -207,6 +215,7 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
         ),
         advice=(known.MORE_FOR_THE_KV_CACHE, known.MAX_NUM_BATCHED_TOKENS, known.OTHER_PROCESSES),
         source="vLLM 0.12 to 0.32, v1/core/kv_cache_utils.py (0.12.0:687, 0.32.0:1011); vllm-ascend issue 9372",
+        at_start=True,
     ),
     KnownMessage(
         name="kv_cache_does_not_fit",
@@ -222,6 +231,7 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
         ),
         advice=(known.MAX_MODEL_LEN, known.OTHER_PROCESSES),
         source="vLLM 0.12 to 0.32, v1/core/kv_cache_utils.py (0.12.0:710, 0.32.0:1033); older ones as in issue 2418",
+        at_start=True,
     ),
     KnownMessage(
         name="mm_cache_drift",
@@ -282,6 +292,7 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
         ),
         advice=(known.LOOK_AT_RANKS, known.RESTART),
         source="vLLM 0.12 to 0.32, distributed/device_communicators/shm_broadcast.py (0.12.0:54, 0.32.0:109)",
+        part="wait",
     ),
     KnownMessage(
         name="worker_call_timed_out",
@@ -302,8 +313,9 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
             "A worker is gone, and the engine ends with it. Its own last words stand above this line; where there are "
             "none, look at host memory: what the kernel kills says nothing."
         ),
-        advice=(known.MEMORY_LIMIT,),
+        advice=(known.WHO_KILLED, known.MEMORY_LIMIT),
         source="vLLM 0.12 to 0.32, v1/executor/multiproc_executor.py (0.12.0:234, 0.32.0:316)",
+        part="end",
     ),
     KnownMessage(
         name="engine_core_died",
@@ -313,21 +325,48 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
             "With one worker the engine core is the worker: the device's and the host's memory are both where to look. "
             "Its own last words stand above this line; where there are none, it was killed."
         ),
-        advice=(known.MEMORY_LIMIT,),
+        advice=(known.WHO_KILLED, known.MEMORY_LIMIT),
         source="vLLM 0.12 to 0.32, v1/engine/core_client.py (0.12.0:601), later v1/utils.py (0.32.0:593)",
         by_api_server=True,
+        part="end",
+    ),
+    KnownMessage(
+        name="configuration_refused",
+        pattern=(
+            r"(?:pydantic\S{0,60}\.)?ValidationError: \d+ validation errors? for "
+            r"(?:Attention|Cache|Compilation|Load|LoRA|Model|MultiModal|Parallel|Scheduler|Speculative|Vllm)Config\b"
+        ),
+        title="the engine refused its configuration",
+        meaning="vLLM did not take its own command line; the lines below this one in the log name the option.",
+        advice=(known.COMMAND_LINE,),
+        source="vLLM 0.12 to 0.32, vllm/config, checked by pydantic",
+        by_api_server=True,
+        at_start=True,
+    ),
+    KnownMessage(
+        name="server_process_died",
+        pattern=r"(?:RuntimeError: )?Process .{1,60}? \(PID: \d+\) died with exit code",
+        title="a process of the API server ended",
+        meaning="With several API server processes the end of one ends the server. Its own last words stand above.",
+        advice=(known.WHO_KILLED, known.MEMORY_LIMIT),
+        source="vLLM 0.12 to 0.32, v1/utils.py (0.12.0:277, 0.32.0:588)",
+        by_api_server=True,
+        part="end",
     ),
     KnownMessage(
         name="engine_start_failed",
         pattern=(
             r"(?:RuntimeError(?:: |\(['\"]))?Engine core initialization failed"
-            r"|EngineCore failed to start|WorkerProc failed to start"
+            r"|EngineCore failed to start"
+            r"|(?:Exception(?:: |\(['\"]))?WorkerProc (?:failed to start|initialization failed)"
         ),
         title="the engine did not start",
         meaning="A consequence: what stopped the start stands above it in the log.",
         advice=(known.RESTART,),
         source="vLLM 0.12 to 0.32, v1/engine/core.py (0.12.0:843, 0.32.0:1510), v1/engine/utils.py (0.32.0:1432)",
         by_api_server=True,
+        at_start=True,
+        part="end",
     ),
     KnownMessage(
         name="engine_dead",
@@ -340,5 +379,25 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
         advice=(known.RESTART,),
         source="vLLM 0.12 to 0.32, v1/engine/exceptions.py (0.12.0:13, 0.32.0:16), v1/engine/core.py (0.32.0:1512)",
         by_api_server=True,
+        part="end",
     ),
+)
+
+# Those that say that memory was short, whatever the readings say: one large piece fits between two of them.
+OF_MEMORY: Final = frozenset(
+    {
+        "npu_workspace_out_of_memory",
+        "npu_out_of_memory",
+        "sampler_warm_up_out_of_memory",
+        "cuda_out_of_memory",
+        "library_out_of_memory",
+        "hccl_buffer_out_of_memory",
+        "memory_allocation_failure_el0004",
+        "runtime_result_207001",
+        "pta_memory_error",
+        "device_not_free_at_start",
+        "no_room_for_kv_cache",
+        "kv_cache_does_not_fit",
+        "killed_for_host_memory",
+    }
 )

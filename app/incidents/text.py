@@ -14,7 +14,12 @@ from app.incidents.plain import plain
 from app.table import component_title, mib, table
 
 WIDTH = 100
-KIND_WORDS: Mapping[str, str] = {"died": "died", "hung": "hung", "out_of_memory": "out of memory"}
+KIND_WORDS: Mapping[str, str] = {
+    "died": "died",
+    "hung": "hung",
+    "out_of_memory": "out of memory",
+    "start_failed": "start failed",
+}
 WEIGHT_WORDS: Mapping[str, str] = {"likely": "most likely", "clue": "a clue", "note": "good to know"}
 _INDENT = "   "
 

@@ -312,6 +312,11 @@ def _climb(
         if not over or now - since < rule.sustain_seconds:
             return memory, None, False
         urgent = any(_is_urgent(memory, one, now) for one in counted)
+        if urgent and _has_relapsed(memory, now):
+            going_on = replace(memory, relief=("release",), relief_ranks=over, rest_from=None)
+            action = _next(rule, going_on, counted, facts, now)
+            if action is not None:
+                return going_on, action, False
         rest = URGENT_REST_SECONDS if urgent else rule.cooldown_seconds
         if memory.rest_from is not None and now < memory.rest_from + rest:
             return memory, None, False
@@ -331,6 +336,16 @@ def _end_if_relieved(rule: Rule, memory: RuleMemory, counted: Sequence[Pressure]
     if memory.relief is None or not all(is_relieved(rule, one) for one in asked):
         return memory
     return replace(memory, relief=None, rest_from=None)
+
+
+def _has_relapsed(memory: RuleMemory, now: float) -> bool:
+    """Whether the last release helped for moments only: the steps took back what they work with.
+
+    Where another remedy can give, it is its turn then. To release the same bytes again would only hold the steps up,
+    and the engine dies of what grows beside them.
+    """
+    run = memory.runs.get("release")
+    return run is not None and run.is_effective and now - run.at < URGENT_REST_SECONDS
 
 
 def _next(rule: Rule, memory: RuleMemory, counted: Sequence[Pressure], facts: Facts, now: float) -> Action | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 # Each costs a system call that finds nothing whenever a single client connects.
 ACCEPTED_PER_TURN = 8
-# A connection is counted once its TLS handshake is over; until then it takes a descriptor, on these for no longer.
+# A connection is counted once its TLS handshake is over; until then it takes a descriptor, and for no longer.
 HANDSHAKE_SECONDS = 5.0
 
 

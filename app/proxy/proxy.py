@@ -96,7 +96,9 @@ class Proxy:
         forwarded: Mode = "pass",
         root_path: str | None = None,
         withhold: Callable[[bytes], bytes] | None = None,
+        internal_error: Callable[[], None] = lambda: None,
     ) -> None:
+        self._internal_error = internal_error
         parts = urlsplit(upstream)
         if parts.scheme not in ("http", "https", "unix") or not (parts.hostname or parts.path):
             raise ValueError(f"upstream {upstream!r}: must be http://host:port, https://host:port or unix:/path")
@@ -317,5 +319,7 @@ class Proxy:
             try:
                 ticks.tick()
             except Exception:
-                # Broad: one connection's fault must not take every other one's deadlines away. It is logged each time.
+                # Broad: one connection's fault must not take every other one's deadlines away. It is logged each time,
+                # and counted.
+                self._internal_error()
                 log.exception("a connection's clock could not be looked at")

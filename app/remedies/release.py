@@ -6,7 +6,6 @@ from app.capabilities import Capabilities
 from app.engine import Engine
 from app.readings import EngineStatus, Mode
 from app.remedies.remedy import Ask, Run, no_extension, tell_workers
-from app.safety import Need
 
 
 class Release:
@@ -18,6 +17,7 @@ class Release:
     needs_release = False
     path = None
     automatic_since = None
+    paces_after = False
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Needs our extension; harmless to traffic, but not while the pools are unmapped."""
@@ -26,10 +26,10 @@ class Release:
             return "the engine is asleep: its pools are unmapped"
         return no_extension(capabilities)
 
-    def need(self, capabilities: Capabilities, mode: Mode) -> Need:
-        """Nothing: it runs between two steps."""
+    def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
+        """No: it runs between two steps."""
         del capabilities, mode
-        return "nothing"
+        return False
 
     async def run(self, engine: Engine, ask: Ask) -> Run:
         """Op ``release`` on every worker.

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from app.capabilities import EXTENSION, Capabilities
 from app.engine import Engine, EngineAnswer
 from app.readings import UNNEEDED, EngineStatus, Mode, Target
-from app.safety import Need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +72,10 @@ class Remedy(Protocol):
         """The drop-in path, or ``None`` where vLLM has none."""
 
     @property
+    def paces_after(self) -> bool:
+        """Whether requests are let through one by one for a while after they were held for it."""
+
+    @property
     def automatic_since(self) -> str | None:
         """The vLLM version from which on the policy may run it by itself, or ``None`` for every version."""
 
@@ -86,8 +89,8 @@ class Remedy(Protocol):
                 engine is refused.
         """
 
-    def need(self, capabilities: Capabilities, mode: Mode) -> Need:
-        """What must be still for it to harm nobody; asked only where it is not refused."""
+    def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
+        """Whether no request may be under way, so that it harms nobody; asked only where it is not refused."""
 
     async def run(self, engine: Engine, ask: Ask) -> Run:
         """Do it once.

@@ -6,7 +6,6 @@ from app.capabilities import Capabilities
 from app.engine import Engine
 from app.readings import EngineStatus, Mode
 from app.remedies.remedy import Ask, Run, connector, missing, post
-from app.safety import Need
 
 
 class ResetEncoderCache:
@@ -21,6 +20,7 @@ class ResetEncoderCache:
     needs_release = True
     path = "/reset_encoder_cache"
     automatic_since = None
+    paces_after = False
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Only where the engine clears both sides itself: clearing the workers' side alone kills it."""
@@ -30,9 +30,9 @@ class ResetEncoderCache:
             return "the engine is asleep"
         return connector(capabilities) if mode == "safe" else None
 
-    def need(self, capabilities: Capabilities, mode: Mode) -> Need:
-        """Nothing, but where a decoder attends to the encoder's outputs throughout: their budget would go wrong."""
-        return "idle engine" if capabilities.encoder_decoder and mode == "safe" else "nothing"
+    def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
+        """Only where a decoder attends to the encoder's outputs throughout: their budget would go wrong."""
+        return capabilities.encoder_decoder and mode == "safe"
 
     async def run(self, engine: Engine, ask: Ask) -> Run:
         """POST it.

@@ -6,14 +6,12 @@ from app.capabilities import Capabilities
 from app.engine import Engine
 from app.readings import EngineStatus, Mode
 from app.remedies.remedy import Ask, Run, missing, post
-from app.safety import Need
 
 
 class ResetMmCache:
     """The engine's ``/reset_mm_cache``. Its two sides drift apart when a request is rendered in between.
 
     A later use of an image that only one side knows then fails: vllm/v1/engine/core.py, "we don't attempt to re-sync".
-    Pausing the engine does not help: a request that waits in it has looked its images up already.
 
     Afterwards every image is new, and of two requests that bring the same new image one can overtake the other within
     vLLM: a drift again, though one that the slower request heals.
@@ -26,6 +24,7 @@ class ResetMmCache:
     path = "/reset_mm_cache"
     # Before, a request that came past the gate unseen would fail with 500 as long as one side knows its image.
     automatic_since = "0.28"
+    paces_after = True  # every image is new then
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Where a drift hangs the engine: at once, or when it is reset with requests under way."""
@@ -49,10 +48,10 @@ class ResetMmCache:
             )
         return None
 
-    def need(self, capabilities: Capabilities, mode: Mode) -> Need:
-        """No request on its way, in safe mode: it would fail, with 500 or from 0.28 on with an error to be retried."""
+    def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
+        """In safe mode: a request on its way would fail, with 500 or from 0.28 on with an error to be retried."""
         del capabilities
-        return "idle path" if mode == "safe" else "nothing"
+        return mode == "safe"
 
     async def run(self, engine: Engine, ask: Ask) -> Run:
         """POST it.

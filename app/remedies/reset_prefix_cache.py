@@ -8,7 +8,6 @@ from app.capabilities import Capabilities
 from app.engine import Engine
 from app.readings import EngineLoad, EngineStatus, Mode
 from app.remedies.remedy import Ask, Run, missing, post
-from app.safety import Need
 from app.sources.engine_metrics import parse_load
 
 RETRY_SECONDS = 0.25
@@ -24,16 +23,17 @@ class ResetPrefixCache:
     needs_release = False
     path = "/reset_prefix_cache"
     automatic_since = None
+    paces_after = False
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Harmless to traffic on every version."""
         del status, mode
         return None if capabilities.reset_prefix_cache else missing(self.path, "0.11")
 
-    def need(self, capabilities: Capabilities, mode: Mode) -> Need:
-        """An engine without running requests: they use blocks."""
+    def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
+        """In safe mode: running requests use blocks."""
         del capabilities
-        return "idle engine" if mode == "safe" else "nothing"
+        return mode == "safe"
 
     async def run(self, engine: Engine, ask: Ask) -> Run:
         """POST it, again while blocks are in use and patience lasts, and tell whether it worked.
@@ -73,7 +73,7 @@ def _was_possible(before: EngineLoad, after: EngineLoad) -> bool | None:
 
     The engine refuses if and only if one was (vllm/v1/core/block_pool.py, ``reset_prefix_cache``).
     """
-    # Requests that wait, as they do in a paused engine, have no blocks yet.
+    # Requests that wait have no blocks yet.
     free = [load.requests_running == 0 and load.kv_cache_usage_ratio == 0 for load in (before, after)]
     if before.work_done != after.work_done or any(load.kv_cache_usage_ratio is None for load in (before, after)):
         return None

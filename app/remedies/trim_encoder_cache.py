@@ -11,7 +11,6 @@ from app.engine import Engine
 from app.readings import EngineStatus, Mode
 from app.remedies.remedy import Ask, Run, connector, no_extension
 from app.remedies.rounds import Answers, tell_workers_in_rounds
-from app.safety import Need
 
 
 class TrimEncoderCache:
@@ -30,6 +29,7 @@ class TrimEncoderCache:
     needs_release = True
     path = None
     automatic_since = None
+    paces_after = False
 
     def __init__(self, *, host_budget_bytes: int | None = None) -> None:
         self._host_budget_bytes = host_budget_bytes
@@ -41,10 +41,10 @@ class TrimEncoderCache:
             return "the engine is asleep: its pools are unmapped"
         return no_extension(capabilities) or connector(capabilities)
 
-    def need(self, capabilities: Capabilities, mode: Mode) -> Need:
-        """Nothing: it runs between two steps, and what it moves comes back."""
+    def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
+        """No: it runs between two steps, and what it moves comes back."""
         del capabilities, mode
-        return "nothing"
+        return False
 
     async def run(self, engine: Engine, ask: Ask) -> Run:
         """Op ``trim`` on every worker, with the same target: all ranks hold the same outputs and choose alike.

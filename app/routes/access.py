@@ -10,8 +10,11 @@ import hmac
 import ipaddress
 import logging
 import re
+from base64 import b64decode
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -37,6 +40,7 @@ _FORWARDED = re.compile(r"forwarded|via|x-real-ip|(?:x-forwarded|x-envoy|l5d)-.*
 # Istio's sidecar connects from here for everybody in the mesh, and to a plain TCP port without a word about it.
 _MESH = ipaddress.ip_address("127.0.0.6")
 _CREDENTIALS = re.compile(rb"\r\n(?:authorization|x-api-key|api-key):[^\r]*", re.IGNORECASE)
+_BASIC = re.compile(rb"\r\nauthorization: *basic +([A-Za-z0-9+/=]+)", re.IGNORECASE)
 
 log = logging.getLogger("highwater.access")
 
@@ -149,13 +153,26 @@ class Access(SecurityBase):
         """A request's head without the admin token, for who sends it to the engine by mistake."""
         token = self._token.current()
         # Every proxied request comes here: to look for the bytes costs a tenth of a microsecond, to read lines more.
-        if token is None or token.encode() not in head:
+        if token is None or (token.encode() not in head and not _is_basic_credential(token, head)):
             return head
         self._log.warning(
             "misplaced_token", "a client sends the admin token with requests to the engine; it is not passed on"
         )
-        without = _CREDENTIALS.sub(lambda line: b"" if token.encode() in line[0] else line[0], head)
+        without = _CREDENTIALS.sub(partial(_unless_it_holds, token), head)
         return without.replace(token.encode(), b"")  # in a query, a cookie or any other header
+
+
+def _unless_it_holds(token: str, line: re.Match[bytes]) -> bytes:
+    return b"" if token.encode() in line[0] or _is_basic_credential(token, line[0]) else line[0]
+
+
+def _is_basic_credential(token: str, head: bytes) -> bool:
+    """Whether a user name or password in it (``curl --user``) is the token: there it stands in base64."""
+    if b"asic " not in head and b"ASIC " not in head:
+        return False
+    with suppress(ValueError):  # of what is no base64
+        return any(token.encode() in b64decode(line[1]) for line in _BASIC.finditer(head))
+    return False
 
 
 class ControlGuard:

@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from app.routes.services import Services
+from app.verdict import READY, UNHEALTHY
 
 
 class MetricsQuery(BaseModel):
@@ -33,19 +34,19 @@ def health_router(services: Services) -> APIRouter:
     async def readyz() -> JSONResponse:
         """Whether a request sent here now would be served by the engine, and if not, why not."""
         engine = services.poller.current().engine
-        ready = engine.state == "ready"
+        ready = engine.state in READY
         answer = {"ready": ready, "engine": engine.state, "reason": None if ready else engine.hint or engine.state}
         return JSONResponse(answer, 200 if ready else 503)
 
-    @router.get("/health/deep", responses={503: {"description": "the engine is dead, or will not go on by itself"}})
+    @router.get("/health/deep", responses={503: {"description": "the engine is gone, or will not go on by itself"}})
     async def deep() -> JSONResponse:
-        """Whether the engine lives and moves: for a liveness probe of vLLM's own container.
+        """Whether the engine runs, or will by itself: for a liveness probe of vLLM's own container.
 
-        vLLM's `/health` answers 200 also while the engine hangs. One that starts, sleeps, is paused or is in a long
-        step is well.
+        vLLM's `/health` answers 200 also while the engine hangs. One that starts, sleeps, is paused, slow or in a long
+        step is healthy, and so is one that answers nothing where no recorder tells why.
         """
         engine = services.poller.current().engine
-        healthy = engine.state != "down" and not services.hangs()
+        healthy = engine.state not in UNHEALTHY
         answer = {"healthy": healthy, "engine": engine.state, "reason": None if healthy else engine.hint}
         return JSONResponse(answer, 200 if healthy else 503)
 

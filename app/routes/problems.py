@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -45,8 +46,13 @@ PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def answer_problems(app: FastAPI) -> None:
-    """Let ``app`` answer every error in our shape."""
+def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: None) -> None:
+    """Let ``app`` answer every error in our shape.
+
+    Args:
+        app: The application.
+        internal_error: Counts a fault of our own.
+    """
 
     @app.exception_handler(RequestError)
     async def request_error(_: Request, exc: RequestError) -> JSONResponse:
@@ -77,6 +83,7 @@ def answer_problems(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, exc: Exception) -> JSONResponse:
+        internal_error()
         told = "".join(traceback.format_exception(exc))
         limited.warning("unexpected", "%s %s failed unexpectedly: %s", request.method, request.url.path, told)
         return _problem(500, "internal", "unexpected; the sidecar's log has the details")

@@ -37,7 +37,6 @@ class Services:
         snapshots: PyTorch's own memory snapshots.
         report: The last report with its age and the policy's state.
         alive: Whether the loops run.
-        hangs: Whether the engine hangs.
         server_info: The engine's own ``GET /server_info``, by its query string.
         control: Lets control calls through, or not.
     """
@@ -54,6 +53,5 @@ class Services:
     snapshots: Snapshots
     report: Callable[[], Report]
     alive: Callable[[], bool]
-    hangs: Callable[[], bool]
     server_info: Callable[[str], Awaitable[EngineAnswer]]
     control: Access

@@ -51,6 +51,10 @@ _STATE, _STARTED = 0, 19  # fields of /proc/<pid>/stat, counted from behind the 
 # A frame as Python's faulthandler writes it: `  File "/usr/lib/python3/a.py", line 12 in run`.
 _FRAME = re.compile(r'  File "(?:.*/)?([^"]*)", line ([0-9]+) in (.*)')
 
+# Functions in which a step makes what it runs next: torch.compile (torch/_dynamo/convert_frame.py, _inductor), Triton's
+# compiler and its tuning, and the capture of graphs (vLLM's model runners).
+_COMPILES = frozenset({"_compile", "compile", "compile_fx", "do_bench", "capture_model", "_capture_cudagraphs"})
+
 _WORKER = TypeAdapter(WorkerMemory)
 
 
@@ -99,6 +103,7 @@ class RankRecord:
         table: The entries of its encoder cache; ``None`` before the first.
         mono: Its last word, on its own monotonic clock.
         age_seconds: Since its last word.
+        reading_age_seconds: Since ``newest`` held; ``None`` before the first.
         records: The samples that are new since the last read, oldest first.
         status: Whether it writes, and why not.
     """
@@ -111,6 +116,7 @@ class RankRecord:
     age_seconds: float
     records: tuple[Sample, ...]
     status: RankStatus
+    reading_age_seconds: float | None = None
 
     @property
     def name(self) -> str:
@@ -494,6 +500,7 @@ class _Writer:
         self._looked_before: float | None = None
         self._looked_at: float | None = None
         self._newest: WorkerMemory | None = None
+        self._newest_mono = 0.0
         self._written: _Word | None = None
         self._sampled: _Word | None = None
         self._beaten: _Word | None = None
@@ -539,15 +546,17 @@ class _Writer:
             self._news_at, self._looked_before = now, self._looked_at
         self._looked_at = now
         age = self._age_seconds(now, wall)
+        newest, mono = self._reading(), last.mono if (last := self._last) is not None else 0.0
         return RankRecord(
             identity=self.ring.identity,
-            newest=self._reading(),
+            newest=newest,
             moving=self._moving(self.ring.dump()),
             table=self._table,
-            mono=last.mono if (last := self._last) is not None else 0.0,
+            mono=mono,
             age_seconds=age,
             records=samples or (),
             status=self._status(age, has_news=has_news),
+            reading_age_seconds=None if newest is None else age + max(mono - self._mono_of(newest), 0.0),
         )
 
     @property
@@ -595,7 +604,7 @@ class _Writer:
         if not is_within_bounds(newest):
             self._odd_sample = "corrupt sample: a number that nothing has"
             return
-        self._newest, self._odd_sample = newest, None
+        self._newest, self._newest_mono, self._odd_sample = newest, word.mono, None
 
     # --- what they come to ---
 
@@ -611,6 +620,9 @@ class _Writer:
         rss = _whole(beaten.body.get("rss_bytes"))
         if rss is not None:
             newest = replace(newest, host_memory=replace(newest.host_memory, rss_bytes=rss))
+        kills = _whole(beaten.body.get("cgroup_oom_kills"))
+        if kills is not None:
+            newest = replace(newest, host_memory=replace(newest.host_memory, cgroup_oom_kills=kills))
         if not _is_at_rest(beaten, since=sampled):
             return newest
         encoder = newest.encoder_cache
@@ -623,6 +635,12 @@ class _Writer:
             )
             newest = replace(newest, notes=(*newest.notes, Note(name="used_bytes", reason=as_of)))
         return replace(newest, taken_at=beaten.at)
+
+    def _mono_of(self, reading: WorkerMemory) -> float:
+        """When a reading held, on the writer's monotonic clock: of its last sample, or of the heartbeat after it."""
+        beaten, newest = self._beaten, self._newest
+        is_confirmed = beaten is not None and newest is not None and reading.taken_at != newest.taken_at
+        return beaten.mono if beaten is not None and is_confirmed else self._newest_mono
 
     def _moving(self, dump: WatchdogDump | None) -> Moving | None:
         words = [word for word in (self._sampled, self._beaten) if word is not None]
@@ -678,7 +696,7 @@ def _rank_order(record: RankRecord) -> tuple[int, int, int]:
 
 def _head(identity: Identity) -> dict[str, Any]:
     """What every answer of a worker begins with, and what never changes."""
-    names = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "device")
+    names = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started", "device")
     return {name: getattr(identity, name) for name in names}
 
 
@@ -712,10 +730,10 @@ def _word(body: Mapping[str, Any]) -> _Word | None:
 def _is_at_rest(heartbeat: _Word, *, since: _Word) -> bool:
     """Whether the worker has begun nothing since a sample, and has nothing under way."""
     calls, moving = _whole(heartbeat.body.get("calls")), _part(heartbeat.body, "moving")
-    under_way = (moving.get("step_seconds"), moving.get("output_seconds"), moving.get("rpc"))
+    under_way = [moving.get(name) for name in ("step_seconds", "output_seconds", "rpc", "call")]
     sees_steps = _whole(moving.get("steps_begun")) is not None  # else it may be in one
     has_begun = calls is None or calls != _whole(since.body.get("calls"))
-    return sees_steps and not has_begun and under_way == (None, None, None)
+    return sees_steps and not has_begun and under_way == [None] * len(under_way)
 
 
 def _moving(word: _Word) -> Moving | None:
@@ -731,6 +749,9 @@ def _moving(word: _Word) -> Moving | None:
         output_seconds=_number(moving.get("output_seconds")),
         rpc=_text(moving.get("rpc")),
         rpc_seconds=_number(moving.get("rpc_seconds")),
+        call=_text(moving.get("call")),
+        call_seconds=_number(moving.get("call_seconds")),
+        is_compiling=isinstance(dump, str) and _is_compiling(dump),
         stack=_stack(dump, None) if isinstance(dump, str) else (),
     )
 
@@ -747,6 +768,12 @@ def _stack(dump: str, thread: int | None) -> tuple[str, ...]:
     part = next((part for part in parts if mark in part), parts[0])
     found = islice((match for line in part.splitlines() if (match := _FRAME.fullmatch(line))), _STACK_MOST)
     return tuple(line for match in found if (line := _text(f"{match[1]}:{match[2]} {match[3]}")))
+
+
+def _is_compiling(dump: str) -> bool:
+    """Whether the first thread of a dump, that which is in what lasts, compiles or captures."""
+    frames = map(_FRAME.fullmatch, dump.partition("\n\n")[0].splitlines())
+    return any(frame is not None and frame[3] in _COMPILES for frame in frames)
 
 
 def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -112,12 +112,14 @@ def sidecar(facts: Facts) -> Finding:
 def engine(facts: Facts) -> Finding:
     """The engine is there and ready."""
     status = facts.report.engine
-    text = f"{status.state} at {status.url}"
+    text = f"{status.state.replace('_', ' ')} at {status.url}"
     if status.state == "ready":
         return Finding("engine", "ok", text)
     if status.state in ("paused", "sleeping"):
         change = "POST /resume of the engine" if status.state == "paused" else "POST /wake_up of the engine"
         return Finding("engine", "warn", text, f"{change}, unless somebody wants it so")
+    if status.state in ("busy", "slow"):
+        return Finding("engine", "warn", text, status.hint or "")
     change = status.hint or "start vLLM there, or set HIGHWATER_ENGINE_URL of the sidecar"
     return Finding("engine", "warn" if status.state == "starting" and facts.knows_engine else "fail", text, change)
 

@@ -31,7 +31,7 @@ NARROWEST = 40
 _WIDE = 76
 _WIDER = 110
 _DIM = "bright_black"
-_STATES = {"ready": "green", "starting": "yellow", "paused": "yellow", "sleeping": "yellow"}
+_STATES = {"ready": "green", **dict.fromkeys(("starting", "paused", "sleeping", "busy", "slow"), "yellow")}
 _PHASES = {
     "calm": "green",
     "short": "yellow",

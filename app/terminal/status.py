@@ -22,7 +22,7 @@ from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span
 
 OK, ATTENTION, CRITICAL = 0, 1, 2
 WORDS: Final = {OK: "OK", ATTENTION: "ATTENTION", CRITICAL: "CRITICAL"}
-_DEAD: Final = frozenset({"down", "unresponsive"})
+_DEAD: Final = frozenset({"gone", "stuck", "not_answering"})
 _SHORT: Final = frozenset({"short", "urgent"})
 
 
@@ -39,7 +39,7 @@ def judged(report: Report) -> Verdict:
     state, policy = report.engine.state, report.policy
     worries = []
     if state != "ready":
-        worries.append(f"the engine is {state}")
+        worries.append(f"the engine is {state.replace('_', ' ')}")
     if report.stale:
         worries.append("the readings are stale" if report.taken_at else "no worker was read yet")
     if report.ranks_expected is not None and report.ranks_reported < report.ranks_expected:

@@ -19,9 +19,6 @@ MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 _WHERE = "{{ or $labels.pod $labels.instance }}"
 _RANK = "rank {{ $labels.rank }} ({{ $labels.device }}) of " + _WHERE
 
-# The signal over its high water: a figure that reads alike whatever the unit.
-_SIGNAL = "highwater_policy_signal_value / highwater_policy_high_water"
-_IS_UP = "and ignoring (rule) (highwater_engine_up == 1)"
 _FREE = "highwater_device_memory_free_bytes"
 _OF_SERVER = "sum without (path_class, method, code, result)"
 
@@ -73,16 +70,20 @@ def duration(seconds: float) -> str:
 
 ALERTS = (
     Alert(
-        name="HighwaterHighWaterNotRelieved",
-        expr=f"""{_SIGNAL}
-and ignoring (state) (highwater_policy_state{{{{state=~"above|acting|futile"}}}} == 1)
-{_IS_UP}""",
+        name="HighwaterShortageNotRelieved",
+        # Bytes where the rule is about a device's free bytes or ratio; 1 for any other rule at high water. A relief
+        # that helps is over within seconds, so the state's changes between its steps must not begin the wait anew.
+        expr="""(max without (rank) (highwater_policy_short_bytes) > 0
+  unless ignoring (state) (highwater_policy_state{{state="held"}} == 1))
+or max without (state) (highwater_policy_state{{state=~"short|urgent|acting|resting"}}) == 1""",
         holds=10 * MINUTE,
         severity="warning",
-        summary=f"Rule {{{{ $labels.rule }}}} of {_WHERE} is at high water and is not relieved",
+        summary=f"{_WHERE} is short of memory by rule {{{{ $labels.rule }}}}, and nothing has relieved it",
         description=(
-            "What the rule watches stands at {{ $value | humanizePercentage }} of its high water, and for ten minutes "
-            "nothing has brought it down to low water. Memory may run out."
+            "{{ if gt $value 1.0 }}To reach low water, {{ $value | humanize1024 }}B must be given back on one rank. "
+            "{{ else }}What the rule watches is at high water. {{ end }}"
+            "For ten minutes it has not been brought back to low water: nothing here can be given back, it was not "
+            "enough, or the policy only observes. `highwater status` says which. A large request may fail next."
         ),
     ),
     Alert(
@@ -105,23 +106,55 @@ and ignoring (rank, device, host) (changes(highwater_engine_up[{{window}}]) == 0
         ranks=True,
     ),
     Alert(
-        name="HighwaterEngineUnresponsive",
-        expr='max without (state) (highwater_engine_state{{state="unresponsive"}}) == 1',
+        name="HighwaterEngineStuck",
+        expr='max without (state) (highwater_engine_state{{state="stuck"}}) == 1',
         holds=MINUTE,
         severity="critical",
-        summary=f"The engine of {_WHERE} does not move",
+        summary=f"The engine of {_WHERE} is stuck",
         description=(
-            "Its workers answer nobody, or their flight recorders show that they will not go on by themselves. vLLM's "
-            "`/health` may well say 200 all the while: it does not ask the workers. Requests hang."
+            "Its workers' recorders show that it will not go on by itself. vLLM's `/health` may well say 200 all the "
+            "while: it does not ask the workers. Requests hang."
         ),
     ),
     Alert(
-        name="HighwaterEngineDown",
-        expr='max without (state) (highwater_engine_state{{state="down"}}) == 1',
-        holds=5 * MINUTE,
+        name="HighwaterEngineNotAnswering",
+        expr='max without (state) (highwater_engine_state{{state="not_answering"}}) == 1',
+        holds=MINUTE,
+        severity="warning",
+        summary=f"The engine of {_WHERE} answers no call",
+        description=(
+            "For longer than `max_step_seconds` it has answered nothing, and no recorder tells whether it moves. It "
+            "hangs, or a step takes very long. It is not ready, and is not restarted."
+        ),
+    ),
+    Alert(
+        name="HighwaterEngineGone",
+        # An end is a state for a minute: after that the engine is waited for as starting.
+        expr='max without (state) (max_over_time(highwater_engine_state{{state="gone"}}[{recent}])) == 1',
+        window=30 * MINUTE,
+        holds=0,
+        severity="warning",
+        summary=f"The engine of {_WHERE} ended",
+        description="Within the last five minutes it was there, and then nothing listened at its address.",
+    ),
+    Alert(
+        name="HighwaterEngineNotStarted",
+        expr='max without (state) (highwater_engine_state{{state=~"starting|gone"}}) == 1',
+        holds=30 * MINUTE,
         severity="critical",
-        summary=f"The engine of {_WHERE} is gone",
-        description="It was there, and for five minutes nothing has answered at its address.",
+        summary=f"The engine of {_WHERE} does not come up",
+        description="For half an hour nothing has answered at its address: it does not start, or loads for very long.",
+    ),
+    Alert(
+        name="HighwaterEnginePaused",
+        expr='max without (state) (highwater_engine_state{{state="paused"}}) == 1',
+        holds=5 * MINUTE,
+        severity="warning",
+        summary=f"The engine of {_WHERE} is paused",
+        description=(
+            "For five minutes it has taken requests and run none. Highwater did not pause it, and does not resume it: "
+            "`POST /resume` of vLLM does."
+        ),
     ),
     Alert(
         name="HighwaterRanksMissing",
@@ -139,8 +172,8 @@ and ignoring (rank, device, host) (changes(highwater_engine_up[{{window}}]) == 0
         name="HighwaterReportStale",
         # The second half: an engine that serves, of whose workers nothing was ever read. Its value is 1.
         expr="""(highwater_report_age_seconds > 60
-  unless ignoring (state) (highwater_engine_state{{state=~"down|starting|unresponsive"}} == 1))
-or (max without (state) (highwater_engine_state{{state=~"ready|paused"}}) == 1
+  unless ignoring (state) (highwater_engine_state{{state=~"gone|starting|stuck|not_answering"}} == 1))
+or (max without (state) (highwater_engine_state{{state=~"ready|busy|slow|paused"}}) == 1
   unless highwater_report_age_seconds)""",
         holds=5 * MINUTE,
         severity="warning",
@@ -152,17 +185,34 @@ or (max without (state) (highwater_engine_state{{state=~"ready|paused"}}) == 1
         ),
     ),
     Alert(
-        name="HighwaterResetsFutile",
-        expr=f"""{_SIGNAL}
-and ignoring (state) (highwater_policy_state{{{{state="futile"}}}} == 1)
-{_IS_UP}""",
+        name="HighwaterRuleHeld",
+        # Of an engine that serves and whose memory is read: a sleeping one's rules are held rightly, and what is stale
+        # or gone has an alert of its own. On CPU the default rule is held by design.
+        expr="""max without (state) (highwater_policy_state{{state="held"}}) == 1
+and ignoring (rule) (max without (state) (highwater_engine_state{{state=~"ready|paused|slow|busy"}}) == 1)
+and ignoring (rule) (highwater_ranks_reported > 0)
+unless ignoring (rule) count without (rank, device, host) (highwater_device_memory_total_bytes{{device="cpu"}})""",
+        holds=HOUR,
+        severity="warning",
+        summary=f"Rule {{{{ $labels.rule }}}} of {_WHERE} cannot act",
+        description=(
+            "The engine has served for an hour, and the rule was held all that time: its waters cannot be reached, the "
+            "engine's plan leaves too little memory free, or the memory is not known. `GET /policy` says which. "
+            "Nothing acts by this rule."
+        ),
+    ),
+    Alert(
+        name="HighwaterRemediesTooOften",
+        expr="""sum without (remedy, outcome)
+  (increase(highwater_policy_actions_total{{outcome=~"done|ineffective|failed"}}[{window}])) > 20""",
+        window=HOUR,
         holds=5 * MINUTE,
         severity="warning",
-        summary=f"Nothing that rule {{{{ $labels.rule }}}} of {_WHERE} may do helps",
+        summary=f"Rule {{{{ $labels.rule }}}} of {_WHERE} gives memory back again and again",
         description=(
-            "Every remedy of the rule freed too little, was refused or failed, and what it watches stands at "
-            "{{ $value | humanizePercentage }} of its high water. Each is tried again after its backoff; somebody "
-            "should look before that."
+            '{{ printf "%.0f" $value }} remedies were run for the rule within an hour. Memory was given back and was '
+            "soon taken again. Each remedy makes the engine wait for a moment: the load needs more memory than the "
+            "engine leaves free, or the rule's high water is too near to what the engine needs."
         ),
     ),
     Alert(
@@ -188,6 +238,28 @@ and ignoring (state) (highwater_policy_state{{{{state="futile"}}}} == 1)
             "`highwater incidents` has what was known at that moment."
         ),
         ranks=True,
+    ),
+    Alert(
+        name="HighwaterIncident",
+        # A count that is remembered over a restart does not fall, so that a restart is no burst of new ones.
+        expr="increase(highwater_incidents_total[{window}]) > 0",
+        holds=0,
+        severity="warning",
+        summary=f"An incident was written for {_WHERE}: {{{{ $labels.kind }}}}",
+        description=(
+            "The engine died, hung, ran out of memory or failed to start. `highwater incidents` has what was known at "
+            "that moment, what it means and what to change."
+        ),
+    ),
+    Alert(
+        name="HighwaterInternalErrors",
+        expr="increase(highwater_internal_errors_total[{window}]) > 0",
+        holds=0,
+        severity="warning",
+        summary=f"The sidecar of {_WHERE} met an unexpected exception: {{{{ $labels.part }}}}",
+        description=(
+            "A part of the sidecar failed and went on. What it was doing then was not done; its log has the exception."
+        ),
     ),
     Alert(
         name="HighwaterEncoderCacheAtCapacity",
@@ -239,8 +311,8 @@ and last_over_time(highwater_policy_mode{{mode="observe"}}[{hour}] offset {windo
         severity="info",
         summary=f"The policy of {_WHERE} has only observed for a day",
         description=(
-            "It decides and records what it would do, and does nothing: at high water nobody gives memory back. In "
-            "order while somebody compares; forgotten otherwise."
+            "It decides and records what it would do, and does nothing: when memory is short, nothing is given back. "
+            "This is in order while somebody compares, and forgotten otherwise."
         ),
     ),
     Alert(

@@ -58,7 +58,7 @@ def glance() -> list[Builder]:
     bad = ((0, GREEN), (1, RED))
     servers = f"count({of('highwater_engine_up')})"
     not_up = f"count({of('highwater_engine_up')} == 0) or vector(0)"
-    above = of("highwater_policy_state", ', state=~"above|acting|futile"')
+    short = of("highwater_policy_level", ', level=~"short|urgent"')
     observing = of("highwater_policy_mode", ', mode="observe"')
     missing = f"sum({of('highwater_ranks_expected')}) - sum({of('highwater_ranks_reported')})"
     down = "count(up == 0 and on (job, instance) max_over_time(highwater_build_info[7d])) or vector(0)"
@@ -73,7 +73,7 @@ def glance() -> list[Builder]:
         ),
         stat_panel(
             "Engines not up",
-            "Down, starting or unresponsive.",
+            "Gone, starting, stuck or not answering.",
             Query(not_up),
             unit=COUNT,
             steps=bad,
@@ -87,12 +87,12 @@ def glance() -> list[Builder]:
             empty="not known",
         ),
         stat_panel(
-            "Rules at high water",
-            "Rules that are above, acting or futile.",
-            Query(f"sum({above})"),
+            "Short of memory",
+            "Servers that are short of memory by a rule of their policy, urgently or not.",
+            Query(f"sum({short})"),
             unit=COUNT,
             steps=((0, GREEN), (1, ORANGE)),
-            empty="no rule",
+            empty="none",
         ),
         stat_panel(
             "Fullest device",
@@ -135,7 +135,7 @@ def glance() -> list[Builder]:
 def servers() -> list[Builder]:
     """All of them, one a row."""
     encoder = of("highwater_encoder_cache_bytes", ', residency="device"')
-    rules = of("highwater_policy_state", ', state=~"above|acting|futile"')
+    short = of("highwater_policy_short_bytes")
     state = f"(highwater_engine_state{{{TARGETS}}} == 1)"
     columns = [
         Query(f"max by (namespace, model, pod, instance, state) ({state} * {_MODEL})"),
@@ -144,7 +144,7 @@ def servers() -> list[Builder]:
         Query(f"min {_BY} ({_seconds_left()})", column="Time to the limit"),
         Query(f"max {_BY} ({of('highwater_growth_bytes')})", column="Growth since ready"),
         Query(f"sum {_BY} ({encoder})", column="Encoder cache"),
-        Query(f"sum {_BY} ({rules})", column="Rules at high water"),
+        Query(f"max {_BY} ({short})", column="Short by"),
         Query(
             f"max {_BY} ({of('highwater_ranks_expected')} - {of('highwater_ranks_reported')})", column="Ranks missing"
         ),
@@ -167,12 +167,13 @@ def servers() -> list[Builder]:
                 "Time to the limit": SECONDS,
                 "Growth since ready": BYTES,
                 "Encoder cache": BYTES,
+                "Short by": BYTES,
                 "Report age": SECONDS,
             },
             steps={
                 "Used, worst rank": _LEVELS,
                 "Time to the limit": ((0, RED), (3600, ORANGE), (6 * 3600, GREEN)),
-                "Rules at high water": ((0, GREEN), (1, ORANGE)),
+                "Short by": ((0, GREEN), (1, ORANGE)),
                 "Ranks missing": ((0, GREEN), (1, RED)),
                 "Report age": ((0, GREEN), (15, YELLOW), (60, RED)),
             },

@@ -141,6 +141,13 @@ MODELS = (
         "highwater_policy_state:sum", "sum", "highwater_policy_state", "rules in each state, over the servers", "state"
     ),
     _of_models(
+        "highwater_policy_level:sum",
+        "sum",
+        "highwater_policy_level",
+        "servers by how memory stands by their policy",
+        "level",
+    ),
+    _of_models(
         "highwater_resets_total:increase5m",
         "sum",
         "increase(highwater_resets_total[5m])",

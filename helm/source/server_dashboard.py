@@ -30,13 +30,17 @@ HOUR = 3600
 _DEVICE_RULE = 'highwater_policy_rule_info{{{server}, signal="{signal}"}}'
 
 
-def _level(metric: str) -> str:
-    """A rule's level for devices, in bytes of each."""
+def _of_rule(metric: str, signal: str) -> str:
+    """A family of the rules that watch a signal."""
+    rule = _DEVICE_RULE.format(server=SERVER, signal=signal)
+    return f"{metric}{{{SERVER}}} and on (job, instance, rule) {rule}"
+
+
+def _high_water() -> str:
+    """Where the rules about devices act, as used bytes of each."""
     total = f"highwater_device_memory_total_bytes{{{RANKS}}}"
-    ratio = _DEVICE_RULE.format(server=SERVER, signal="device_used_ratio")
-    free = _DEVICE_RULE.format(server=SERVER, signal="device_free_bytes")
-    at_ratio = f"min by (job, instance) ({metric}{{{SERVER}}} and on (job, instance, rule) {ratio})"
-    at_free = f"max by (job, instance) ({metric}{{{SERVER}}} and on (job, instance, rule) {free})"
+    at_ratio = f"min by (job, instance) ({_of_rule('highwater_policy_high_water_ratio', 'device_used_ratio')})"
+    at_free = f"max by (job, instance) ({_of_rule('highwater_policy_high_water_bytes', 'device_free_bytes')})"
     return (
         f"({total} * on (job, instance) group_left () {at_ratio})\n"
         f"or ({total} - on (job, instance) group_left () {at_free})"
@@ -52,7 +56,7 @@ def _seconds_left() -> str:
 def glance() -> list[Builder]:
     """What to know first, worst rank or oldest where there are several."""
     engine = Query(f"max by (state) (highwater_engine_state{{{SERVER}}}) == 1", "{{state}}")
-    policy = Query(f"max by (state) (highwater_policy_state{{{SERVER}}}) == 1", "{{state}}")
+    policy = Query(f"max by (level) (highwater_policy_level{{{SERVER}}}) == 1", "{{level}}")
     missing = Query(f"sum(highwater_ranks_expected{{{SERVER}}}) - sum(highwater_ranks_reported{{{SERVER}}})")
     levels = ((0, GREEN), (0.9, YELLOW), (0.95, RED))
     left = ((0, RED), (HOUR, ORANGE), (6 * HOUR, GREEN))
@@ -98,7 +102,7 @@ def glance() -> list[Builder]:
             steps=((0, BLUE),),
             empty="none",
         ),
-        stat_panel("Rules", "The states that the policy's rules are in.", policy, unit="none", names=True),
+        stat_panel("Policy", "How memory stands by the policy's worst rule.", policy, unit="none", names=True),
         stat_panel(
             "Report age",
             "How old the numbers of the workers are. An idle engine's are asked for every five seconds.",
@@ -125,7 +129,7 @@ def where() -> list[Builder]:
     """Where the memory is."""
     parts = Query(f"sum by (component) (highwater_memory_component_bytes{{{RANKS}}})", "{{component}}")
     total = Query(f"sum(highwater_device_memory_total_bytes{{{RANKS}}})", "total", line=RED)
-    high = Query(f"sum({_level('highwater_policy_high_water')})", "high water", line=ORANGE)
+    high = Query(f"sum({_high_water()})", "high water", line=ORANGE)
     stack = series_panel(
         "Memory of rank $rank",
         "The parts of what is used, one upon the other, under the device's total and the rules' high water. What one "
@@ -137,27 +141,30 @@ def where() -> list[Builder]:
         height=10,
     )
     used = f"highwater_device_memory_used_ratio{{{RANKS}}}"
-    levels = [
-        Query(f"{metric}{{{SERVER}}} and on (job, instance, rule) {rule}", legend)
-        for metric, legend in (
-            ("highwater_policy_high_water", "high water of {{rule}}"),
-            ("highwater_policy_low_water", "low water of {{rule}}"),
-        )
-        for rule in [_DEVICE_RULE.format(server=SERVER, signal="device_used_ratio")]
-    ]
+    waters = {
+        signal: [
+            Query(_of_rule(f"highwater_policy_{water}_water_{unit}", signal), f"{water} water of {{{{rule}}}}")
+            for water in ("high", "low")
+        ]
+        for signal, unit in (("device_used_ratio", "ratio"), ("device_free_bytes", "bytes"))
+    }
     return [
         stack.repeat("rank").repeat_direction("h").max_per_row(4),
         series_panel(
             "Used share by rank",
-            "How full each device is, with the levels of the rules that watch it.",
-            [Query(used, "rank {{rank}} {{device}}"), *levels],
+            "How full each device is, with the waters of the rules that watch this share.",
+            [Query(used, "rank {{rank}} {{device}}"), *waters["device_used_ratio"]],
             unit=RATIO,
             at_most=1,
         ),
         series_panel(
             "Headroom by rank",
-            "What each device has left; on CPU what the worker could still get.",
-            [Query(f"highwater_device_memory_free_bytes{{{RANKS}}}", "rank {{rank}} {{device}}")],
+            "What each device has left, with the waters of the rank that is worst off; on CPU what the worker could "
+            "still get.",
+            [
+                Query(f"highwater_device_memory_free_bytes{{{RANKS}}}", "rank {{rank}} {{device}}"),
+                *waters["device_free_bytes"],
+            ],
             unit=BYTES,
         ),
         series_panel(
@@ -305,16 +312,40 @@ def policy() -> list[Builder]:
     return [
         states_panel(
             "Rules over time",
-            "Above, acting and futile for long: what is done does not help.",
+            "Short or urgent for long: nothing here can be given back, or it does not help. Held: the rule cannot act.",
             Query(f"max by (rule, state) (highwater_policy_state{{{SERVER}}})", "{{rule}}: {{state}}"),
             height=8,
         ),
         series_panel(
             "How near each rule is to its high water",
             "The signal over its high water; at 100 % the rule acts (of free bytes: under it).",
-            [Query(f"highwater_policy_signal_value{{{SERVER}}} / highwater_policy_high_water{{{SERVER}}}", "{{rule}}")],
+            [
+                Query(
+                    f"highwater_policy_signal_{unit}{{{SERVER}}} / highwater_policy_high_water_{unit}{{{SERVER}}}",
+                    "{{rule}}",
+                )
+                for unit in ("bytes", "ratio")
+            ],
             unit=RATIO,
             steps=((0, GREEN), (1, RED)),
+        ),
+        series_panel(
+            "Short of low water by rank",
+            "What must be given back to reach low water, once high water is crossed; 0 before.",
+            [Query(f"highwater_policy_short_bytes{{{SERVER}}}", "{{rule}}: rank {{rank}}")],
+            unit=BYTES,
+        ),
+        series_panel(
+            "Remedies by the policy within the last hour",
+            "By rule and by what came of them; many of them are HighwaterRemediesTooOften.",
+            [
+                Query(f"highwater_policy_actions_last_hour{{{SERVER}}}", "started"),
+                Query(
+                    f"sum by (rule, remedy, outcome) (increase(highwater_policy_actions_total{{{SERVER}}}[1h]))",
+                    "{{rule}}: {{remedy}} {{outcome}}",
+                ),
+            ],
+            unit=COUNT,
         ),
         series_panel(
             "Remedies",
@@ -346,7 +377,7 @@ def policy() -> list[Builder]:
         ),
         series_panel(
             "How long requests were held, 90 %",
-            "For a moment in which a remedy harms nobody.",
+            "At the gate, while a remedy runs that needs it.",
             [Query(f"histogram_quantile(0.9, {by_remedy} ({held}))", "{{remedy}}")],
             unit=SECONDS,
         ),
@@ -358,9 +389,16 @@ def policy() -> list[Builder]:
             at_most=1,
             height=5,
         ),
+        series_panel(
+            "Engine restarts",
+            "Starts of the engine that the sidecar saw after the first.",
+            [Query(f"max(highwater_engine_restarts_total{{{SERVER}}})", "restarts")],
+            unit="none",
+            height=5,
+        ),
         states_panel(
             "Engine over time",
-            "Paused for a moment beside a remedy is in order.",
+            "The sidecar itself pauses no engine: paused is somebody else's doing.",
             Query(f"max by (state) (highwater_engine_state{{{SERVER}}})", "{{state}}"),
         ),
     ]
@@ -627,6 +665,16 @@ def sidecar() -> list[Builder]:
             "Each second; only where `access_log` is set.",
             [Query(f"sum(rate(highwater_access_log_lines_dropped_total{{{SERVER}}}{rate}))", "lost")],
             unit=PER_SECOND,
+            width=6,
+        ),
+        series_panel(
+            "Incidents and internal errors",
+            "Within a quarter of an hour. `highwater incidents` shows the first, the sidecar's log the others.",
+            [
+                Query(f"increase(highwater_incidents_total{{{SERVER}}}[15m])", "incident: {{kind}}"),
+                Query(f"increase(highwater_internal_errors_total{{{SERVER}}}[15m])", "internal error: {{part}}"),
+            ],
+            unit=COUNT,
             width=6,
         ),
     ]

@@ -153,8 +153,10 @@ arguments: vLLM takes the last of two.
 {{- end -}}
 
 {{- /*
-All probes ask the sidecar: the engine is on loopback, where the kubelet cannot reach it, and its own /health says 200
-while it hangs. They are the engine's container's, so what fails restarts the engine and not the sidecar.
+The probes ask the sidecar: the engine is on loopback, where the kubelet cannot reach it, and its own /health says 200
+while it hangs. They are the engine's container's, so what fails restarts the engine and not the sidecar. The liveness
+probe runs in that container, so that it can ask the engine itself where the sidecar does not answer: a sidecar that is
+restarted again and again must not have a healthy engine killed.
 */ -}}
 {{- define "highwater.engineProbes" -}}
 {{- $probes := .Values.engine.probes -}}
@@ -166,9 +168,19 @@ startupProbe:
   terminationGracePeriodSeconds: {{ int $probes.killSeconds }}
 {{- if $probes.liveness }}
 livenessProbe:
-  httpGet: {path: /health/deep, port: {{ int .Values.config.port }}, scheme: {{ include "highwater.scheme" . }}}
+  exec:
+    # Neither site packages nor the engine's PYTHONPATH: what is there may take seconds to import.
+    command:
+      - python3
+      - -I
+      - -S
+      - -c
+      - |
+        {{- .Files.Get "files/alive.py" | trim | nindent 8 }}
+      - {{ include "highwater.scheme" . | lower }}://127.0.0.1:{{ int .Values.config.port }}
+      - {{ include "highwater.engineUrl" . }}
   periodSeconds: 10
-  timeoutSeconds: 5
+  timeoutSeconds: 10
   failureThreshold: {{ div (add (int $probes.unhealthySeconds) 9) 10 }}
   terminationGracePeriodSeconds: {{ int $probes.killSeconds }}
 {{- end }}

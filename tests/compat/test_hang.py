@@ -61,7 +61,7 @@ def reset_until_one_fails(sidecar: DemoSidecar) -> None:
 
 
 def is_unresponsive(report: dict[str, Any]) -> bool:
-    return bool(report["engine"]["state"] == "unresponsive")
+    return bool(report["engine"]["state"] in {"stuck", "not_answering"})
 
 
 def newest_incident(sidecar: DemoSidecar) -> dict[str, Any]:

@@ -91,18 +91,6 @@ async def test_a_reset_is_answered_alike(clients: Any, path: str) -> None:
     assert (fake.status, shape(fake.json_object())) == (real.status, shape(real.json_object()))
 
 
-async def test_a_pause_is_taken_alike(clients: Any) -> None:
-    """An idle engine pauses at once, says so, and goes on; to resume once more does no harm."""
-    for client in clients:
-        try:
-            await client.pause(10.0)
-            assert await client.get_json("/is_paused") == {"is_paused": True}
-        finally:
-            await client.resume()
-        await client.resume()
-        assert await client.get_json("/is_paused") == {"is_paused": False}
-
-
 async def test_detection_finds_the_same(clients: Any) -> None:
     """What can be done does not differ between the two, sizes and model aside."""
     fake, real = [(await detect(client)).public() for client in clients]

@@ -60,9 +60,8 @@ def telling_engine(engine_environment: EngineEnvironment, tmp_path_factory: pyte
 
 @pytest.fixture
 def quiet_sidecar(telling_engine: Engine, tmp_path: Path) -> Iterator[DemoSidecar]:
-    """A sidecar that acts only when told to, and that may pause the engine."""
-    settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_STATE_FILE": str(tmp_path / "state.json")}
-    with sidecar_beside(telling_engine, tmp_path, **settings) as sidecar:
+    """A sidecar that acts only when told to."""
+    with sidecar_beside(telling_engine, tmp_path, HIGHWATER_POLICY__MODE="observe") as sidecar:
         yield sidecar
 
 
@@ -83,7 +82,7 @@ class Ways:
 
     encoder: str | None = "any"
     mm: str | None = "gate"
-    prefix: str | None = "pause"
+    prefix: str | None = "gate"
     by_itself: frozenset[str] = frozenset({"release", "trim_encoder_cache", "reset_encoder_cache", "reset_mm_cache"})
     """What the policy runs without an operator's word."""
     agrees_with_itself: bool = True
@@ -174,7 +173,7 @@ RESETS = (
     Reset("reset_encoder_cache", "encoder", 0.2, 20_000),
     # New requests wait at the gate until the others are done; one on its way would drift.
     Reset("reset_mm_cache", "mm", 1.0, 30_000),
-    # The engine pauses, and its own answer or its counts say that the reset worked.
+    # The same; the engine's own answer or its counts say that the reset worked.
     Reset("reset_prefix_cache", "prefix", 1.0, 40_000),
 )
 
@@ -216,7 +215,6 @@ async def test_the_policy_at_an_absurdly_low_threshold(
 ) -> None:
     """It acts without end, with everything it has, and harms nobody."""
     settings = {
-        "HIGHWATER_STATE_FILE": str(tmp_path / "state.json"),
         "HIGHWATER_POLL_SECONDS": "0.2",
         "HIGHWATER_POLICY__RULES": json.dumps(ABSURD_RULES),
     }

@@ -99,7 +99,7 @@ def is_ready(report: dict[str, Any]) -> bool:
 
 
 def is_unresponsive(report: dict[str, Any]) -> bool:
-    return bool(report["engine"]["state"] == "unresponsive")
+    return bool(report["engine"]["state"] in {"stuck", "not_answering"})
 
 
 def incidents(sidecar: DemoSidecar) -> list[dict[str, Any]]:
@@ -330,7 +330,7 @@ def test_a_killed_worker_leaves_an_incident_with_its_last_minutes(engine: Engine
         pids = [rank["pid"] for rank in sidecar.call("GET", "/memory")["ranks"]]
         time.sleep(2.0)
         os.kill(pids[1], signal.SIGKILL)
-        wait_for(sidecar, lambda report: report["engine"]["state"] == "down", 60.0)
+        wait_for(sidecar, lambda report: report["engine"]["state"] == "gone", 60.0)
         incident = wait_for_incident(sidecar, lambda incident: incident["kind"] == "died")
         assert [(rank["rank"], rank["pid"]) for rank in incident["ranks"]] == [*enumerate(pids)]
         for rank in incident["ranks"]:

@@ -30,12 +30,11 @@ from app.flight import Flight
 from app.gate import Gate
 from app.governor import Governor
 from app.history import History
-from app.moments import Moments
-from app.pause import Pause
+from app.life import Lives
 from app.policy import Rule
 from app.poller import Poller
 from app.readings import RankReading, RemedyResult, Report, Trigger, WorkerMemory
-from app.relief import Relief
+from app.relief import Quiescer, Relief
 from app.remedies import REMEDIES
 from app.sources import Source, all_sources
 from app.state_file import StateFile
@@ -75,6 +74,17 @@ class FakeClock:
 
 
 @dataclass
+class FakeWallClock:
+    """Unix seconds, which somebody may set while the machine's other clock goes on."""
+
+    clock: FakeClock
+    set_by: float = 0.0
+
+    def __call__(self) -> float:
+        return self.clock.now + self.set_by
+
+
+@dataclass
 class FakeWorker:
     """One worker: where its bytes are. What is freed moves to torch's cached blocks, and `release` gives those back."""
 
@@ -84,6 +94,8 @@ class FakeWorker:
     tp_rank: int = 0
     pp_rank: int = 0
     ooms: int = 0
+    pid_started: int | None = 123456  # the number that FakeProc tells
+    skew: float = 0.0  # its machine's clock is set so many seconds ahead of ours
     weights: int = WEIGHTS
     kv_cache: int = KV_POOL
     other_tensors: int = OTHER_TENSORS
@@ -110,6 +122,12 @@ class FakeWorker:
     @property
     def used(self) -> int:
         return self.allocated + self.cached + self.non_torch
+
+    @property
+    def trimmable(self) -> int:
+        """All of them, less one for the way back where none is away yet."""
+        kept = 0 if self.spilled else max(self.entries.values(), default=0)
+        return max(0, sum(self.entries.values()) - kept)
 
     def forget_entries(self) -> None:
         self.cached += sum(self.entries.values())
@@ -149,7 +167,7 @@ class FakeWorker:
                 "ooms": self.ooms,
             },
             "releasable_bytes": self.cached,
-            "trimmable_bytes": sum(self.entries.values()),
+            "trimmable_bytes": self.trimmable,
             "weights_bytes": self.weights,
             "kv_cache_bytes": self.kv_cache,
             "kv_cache_reserved_bytes": self.kv_cache,
@@ -303,22 +321,6 @@ class FakeWorker:
         }
 
 
-@dataclass
-class FakeGuard:
-    """What would resume the engine."""
-
-    url: str
-    seconds: float
-    armed: bool = True
-    took_over: bool = False
-
-    async def disarm(self) -> None:
-        self.armed = False
-
-    def take_over(self) -> None:
-        self.took_over = True
-
-
 @dataclass(frozen=True)
 class Call:
     """One request as it arrived."""
@@ -368,14 +370,14 @@ class FakeEngine:
         self.data_parallel = data_parallel
         self.model = "Qwen/Qwen3-VL-32B-Instruct"
         self.running, self.waiting, self.kv_usage, self.paused, self.asleep = 0, 0, 0.0, False, False
-        self.api_processes: int | None = 1  # what /server_info tells; None where it does not
         self.mute = False  # --disable-log-stats
         self.root_path = ""  # --root-path
-        self.aborted = 0  # requests that a pause of the wrong dialect cut short
         self.tokens = 0  # prompt tokens so far; they move when it works
         self.ec_connector = False
+        self.encoder_decoder = False  # a model as Whisper is
         self.prefix_blocks_in_use = False
         self.down = False
+        self.broken: list[bool] = []  # whether the next connections break; the last first
         self.late: set[str] = set()  # paths that do not answer in time
         self.failing: dict[str, int] = {}  # paths that answer with this status
         self.on_reset: Callable[[], object] = lambda: None  # called at every reset
@@ -386,7 +388,6 @@ class FakeEngine:
         self.snapshot: Callable[[FakeWorker, dict[str, Any]], dict[str, Any]] | None = None
         self.breaks = False  # the connection breaks at a worker call's answer
         self.calls: list[Call] = []
-        self.guards: list[FakeGuard] = []
         self.rpcs_in_flight = 0
         self.most_rpcs_in_flight = 0
         self._clock, self.proc = clock, proc
@@ -460,11 +461,6 @@ class FakeEngine:
         reached = [worker for worker in self.workers if worker.dp_rank == 0]
         return tuple(map(account, _WIRE.validate_python([self._answer(worker, "memory") for worker in reached])))
 
-    async def arm(self, url: str, seconds: float) -> FakeGuard:
-        """What resumes this engine, instead of a process."""
-        self.guards.append(FakeGuard(url, seconds))
-        return self.guards[-1]
-
     def transport(self) -> httpx.AsyncBaseTransport:
         """A transport that ends here, and that can lose the connection or the patience."""
         return _Transport(self)
@@ -485,11 +481,6 @@ class FakeEngine:
 
     def _table(self) -> dict[str, tuple[str, Callable[[Request], Any], tuple[str, ...]]]:
         dev, pausing = self.dev_mode, self._has("0.12") and (self.dev_mode or not self._has("0.16"))
-        pause_parameters = (
-            ("mode", "clear_cache") if self._has("0.32") else ("wait_for_inflight_requests", "clear_cache")
-        )
-        if self._has("0.16") and not self._has("0.32"):
-            pause_parameters = ("mode", *pause_parameters)
         rows = (
             (True, "/version", "GET", lambda _: JSONResponse({"version": self.version}), ()),
             (True, "/health", "GET", _empty, ()),
@@ -502,7 +493,7 @@ class FakeEngine:
             (dev and self._has("0.16"), "/reset_encoder_cache", "POST", self._reset_encoder_cache, ()),
             (dev, "/sleep", "POST", _empty, ("level", "mode")),
             (dev, "/is_sleeping", "GET", lambda _: JSONResponse({"is_sleeping": self.asleep}), ()),
-            (pausing, "/pause", "POST", self._pause, pause_parameters),
+            (pausing, "/pause", "POST", self._pause, ()),
             (pausing, "/resume", "POST", self._resume, ()),
             (pausing, "/is_paused", "GET", lambda _: JSONResponse({"is_paused": self.paused}), ()),
         )
@@ -545,10 +536,13 @@ class FakeEngine:
             "pipeline_parallel_size": self.pipeline_parallel,
             "data_parallel_size": self.data_parallel,
             "distributed_executor_backend": "mp",
-            "_api_process_count": self.api_processes,
         }
         config = {
-            "model_config": {"model": "/models/qwen3-vl", "served_model_name": self.model},
+            "model_config": {
+                "model": "/models/qwen3-vl",
+                "served_model_name": self.model,
+                "hf_config": {"is_encoder_decoder": self.encoder_decoder},
+            },
             "parallel_config": parallel,
             "cache_config": {"gpu_memory_utilization": 0.9},
             "ec_transfer_config": {"ec_connector": "ECExampleConnector"} if self.ec_connector else None,
@@ -582,17 +576,10 @@ class FakeEngine:
             ]
         return PlainTextResponse("\n".join(lines) + "\n")
 
-    # --- pausing ---
+    # --- what Highwater never asks for ---
 
-    async def _pause(self, request: Request) -> Response:
-        """Answers when nothing runs any more, as vLLM does for mode=wait; any other call would abort requests."""
-        asked = request.query_params
-        waits = asked.get("mode") == "wait" if self._has("0.16") else asked.get("wait_for_inflight_requests") == "true"
-        if not waits or asked.get("clear_cache") != "false":
-            self.running, self.aborted = 0, self.aborted + self.running
+    def _pause(self, _: Request) -> Response:
         self.paused = True
-        if self.running:
-            raise httpx.ReadTimeout("")  # what a client sees of a wait that outlasts its patience
         return JSONResponse({"status": "paused"})
 
     def _resume(self, _: Request) -> Response:
@@ -649,7 +636,8 @@ class FakeEngine:
             "pp_rank": worker.pp_rank,
             "host": "node-a",
             "pid": worker.pid,
-            "taken_at": now,
+            "pid_started": worker.pid_started,
+            "taken_at": now + worker.skew,
         }
         bodies: dict[str, Callable[[], dict[str, Any]]] = {
             "hello": worker.hello,
@@ -697,7 +685,9 @@ class _Transport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if self._engine.down:
-            raise httpx.ConnectError("All connection attempts failed", request=request)
+            raise httpx.ConnectError("All connection attempts failed", request=request) from ConnectionRefusedError()
+        if self._engine.broken and self._engine.broken.pop():
+            raise httpx.RemoteProtocolError("Server disconnected without sending a response.", request=request)
         if request.url.path in self._engine.late:
             raise httpx.ReadTimeout("", request=request)
         response = await self._asgi.handle_async_request(request)
@@ -740,8 +730,9 @@ class Core:
     governor: Governor
     relief: Relief
     gate: Gate
-    pause: Pause
+    quiescer: Quiescer
     counted: Counted
+    wall: FakeWallClock
     flight: Flight | None = None
 
     async def tick(self, seconds: float = 1.0, *, spare_idle: bool = False) -> Report:
@@ -765,8 +756,8 @@ def core_on(
     sources: Callable[[Engine], Sequence[Source]] = all_sources,
     engine_has_extension: bool = False,
     rpc_deadline_seconds: float = 0.02,
-    state_file: Path | None = None,
     flight: Path | None = None,
+    state_file: Path | None = None,
     **knobs: Any,
 ) -> Core:
     """Wire the core as `app.main` does, but for the clock and the network; `knobs` are FakeEngine's.
@@ -775,9 +766,13 @@ def core_on(
     """
     clock, counted = FakeClock(), Counted()
     proc = FakeProc(flight / "proc") if flight is not None else None
+    wall = FakeWallClock(clock)
     fake = FakeEngine(version, clock=clock, proc=proc, **knobs)
-    engine = Engine("http://engine:8000", rpc_deadline_seconds=rpc_deadline_seconds, transport=fake.transport())
-    history = History(100, clock=clock)
+    engine = Engine(
+        "http://engine:8000", rpc_deadline_seconds=rpc_deadline_seconds, transport=fake.transport(), clock=clock
+    )
+    history = History(100, clock=wall, monotonic=clock)
+    state = StateFile(state_file)
     recorders = None
     if flight is not None and proc is not None:
         recorders = flight_on(fake, engine, clock, flight / "recorder", proc)
@@ -790,16 +785,17 @@ def core_on(
         engine_has_extension=engine_has_extension,
         observer=counted,
         flight=recorders,
+        lives=Lives(state),
         clock=clock,
+        wall_clock=wall,
     )
     gate = Gate(clock=clock)
-    pause = Pause(engine, StateFile(state_file), history, arm=fake.arm)
-    moments = Moments(engine, gate, pause, drain_seconds=0.05, clock=clock)
-    relief = Relief(engine, poller, history, moments, remedies=REMEDIES, observer=counted, clock=clock)
-    governor = Governor(relief, poller, history, rules=rules, mode=mode, clock=clock, wall_clock=clock)
-    poller.listeners.append(moments.notice)
+    quiescer = Quiescer(engine, gate, drain_seconds=0.05, clock=clock)
+    relief = Relief(engine, poller, history, quiescer, remedies=REMEDIES, observer=counted, clock=clock)
+    governor = Governor(relief, poller, history, rules=rules, mode=mode, clock=clock, wall_clock=wall)
+    poller.listeners.append(quiescer.notice)
     poller.pace = governor.poll_interval
-    return Core(fake, clock, engine, history, poller, governor, relief, gate, pause, counted, recorders)
+    return Core(fake, clock, engine, history, poller, governor, relief, gate, quiescer, counted, wall, recorders)
 
 
 def flight_on(fake: FakeEngine, engine: Engine, clock: FakeClock, folder: Path, proc: FakeProc) -> Flight:

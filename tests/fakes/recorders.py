@@ -50,15 +50,18 @@ class FakeRecorder:
         works: Whether it gets to write; a worker that is dead or held does not.
         refuses: Why it does not start.
         step_since: When the current step began; None outside of one. In Unix seconds, as `last_step_at`.
+        call: What else the engine has called of its worker, since ``call_since``.
         stack: Where the main thread is.
         torch: Whether it knows what PyTorch's allocator says.
     """
 
     works: bool = True
     refuses: str | None = None
-    steps: int = 0
+    steps: int = 100
     step_since: float | None = None
     last_step_at: float | None = None
+    call: str | None = None
+    call_since: float = 0.0
     stack: list[str] | None = None
     torch: bool = True
     options: dict[str, Any] | None = None
@@ -151,6 +154,8 @@ class FakeRecorder:
             "output_seconds": None,
             "rpc": None,
             "rpc_seconds": None,
+            "call": self.call,
+            "call_seconds": None if self.call is None else now - self.call_since,
         }
 
 

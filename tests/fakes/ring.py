@@ -78,6 +78,8 @@ def moving(**changes: Any) -> dict[str, Any]:
         "output_seconds": None,
         "rpc": None,
         "rpc_seconds": None,
+        "call": None,
+        "call_seconds": None,
     } | changes
 
 

@@ -70,10 +70,10 @@ def test_autoscalers_ask_for_metrics_that_there_are() -> None:
 
 
 def test_only_the_trigger_that_may_be_silent_takes_silence_for_zero() -> None:
-    """An empty answer of Prometheus scales nothing down; that of the futile rules is empty while all is well."""
+    """An empty answer of Prometheus scales nothing down; that of memory that is short is empty while all is well."""
     triggers = the("ScaledObject", OPTIONS["ScaledObject"])["spec"]["triggers"]
     silent = {each["metadata"]["query"]: each["metadata"]["ignoreNullValues"] for each in triggers}
-    assert {"futile" in query: value for query, value in silent.items()} == {True: "true", False: "false"}
+    assert {"short" in query: value for query, value in silent.items()} == {True: "true", False: "false"}
     assert [each["metricType"] for each in triggers] == ["AverageValue", "Value", "AverageValue"]
 
 

@@ -112,8 +112,8 @@ def test_the_patch_closes_the_engines_port_and_turns_its_probes_to_the_sidecar()
     engine = container(each, "server")
     assert engine["ports"] == []
     assert "readinessProbe" not in engine
-    assert engine["livenessProbe"]["httpGet"]["path"] == "/health/deep"
-    assert "exec" not in engine["livenessProbe"]
+    assert engine["livenessProbe"]["exec"]["command"][:4] == ["python3", "-I", "-S", "-c"]
+    assert "httpGet" not in engine["livenessProbe"]
 
 
 def test_no_workload_is_made_and_all_else_finds_theirs() -> None:

@@ -132,7 +132,8 @@ def test_the_engines_probes_ask_the_sidecar_and_give_a_model_time_to_load() -> N
     engine = container(pod({"engine": {"probes": {"startupSeconds": 1200, "unhealthySeconds": 60}}}), "vllm")
     startup, liveness = engine["startupProbe"], engine["livenessProbe"]
     assert (startup["httpGet"]["path"], startup["httpGet"]["port"]) == ("/readyz", 8001)
-    assert (liveness["httpGet"]["path"], liveness["httpGet"]["port"]) == ("/health/deep", 8001)
+    assert liveness["exec"]["command"][-2:] == ["http://127.0.0.1:8001", "http://127.0.0.1:8000"]
+    assert liveness["timeoutSeconds"] > 6, "for the sidecar, and then for the engine"
     assert startup["periodSeconds"] * startup["failureThreshold"] == 1200
     assert liveness["periodSeconds"] * liveness["failureThreshold"] == 60
 
@@ -140,8 +141,9 @@ def test_the_engines_probes_ask_the_sidecar_and_give_a_model_time_to_load() -> N
 def test_probes_follow_the_sidecar_to_another_port_and_to_tls() -> None:
     """Each of them, and whoever else calls it."""
     each = pod({"config": {"port": 9443}, "sidecar": {"tls": {"existingSecret": "pair"}}})
-    probes = [c[p]["httpGet"] for c in containers(each) for p in c if p.endswith("Probe")]
-    assert len(probes) == 5
+    probes = [c[p]["httpGet"] for c in containers(each) for p in c if p.endswith("Probe") and "httpGet" in c[p]]
+    assert len(probes) == 4
+    assert "https://127.0.0.1:9443" in container(each, "vllm")["livenessProbe"]["exec"]["command"]
     assert {(probe["port"], probe["scheme"]) for probe in probes} == {(9443, "HTTPS")}
     assert "https://127.0.0.1:9443" in container(each, "vllm")["lifecycle"]["preStop"]["exec"]["command"]
     assert env(container(each, "highwater"))["HIGHWATER_TLS__CERT_FILE"] == "/etc/highwater/tls/tls.crt"

@@ -202,8 +202,9 @@ async def test_the_report_in_json(running):
     device = {"type": "npu", "index": 0, "physical_index": 0, "name": "Ascend910B3", "uuid": "npu-0-0"}
     assert rank["device"] == device
     assert (rank["releasable_bytes"], rank["components"]["torch_cached_bytes"]) == (CACHED, CACHED)
+    assert rank["trimmable_bytes"] == (IMAGES - 1) * IMAGE_BYTES
     assert rank["host_memory"]["pinned_bytes"] == running.fake.workers[0].pinned
-    assert report["engine"]["capabilities"]["pause"] == "mode"
+    assert report["engine"]["capabilities"]["is_paused"] is True
     assert report["growth"]["since_ready_bytes"] == ENCODER_BYTES
     assert (report["policy"]["level"], report["encoder_cache"]["entries"]) == ("calm", IMAGES)
     assert (rank["source"], report["ranks_missing"], report["movement"]) == ("rpc", [], None)
@@ -538,9 +539,10 @@ async def test_a_trim_with_its_target(running):
 async def test_an_engine_that_is_down_is_503_and_an_event(running, path):
     """Nothing hangs, and the attempt is on record."""
     running.fake.down = True
+    await running.poll()
     status, message = error(await running.client.post(path))
     assert status == 503
-    assert message.startswith("the engine is down")
+    assert message.startswith("the engine is gone")
     events = (await running.client.get("/memory/events")).json()["events"]
     assert {event["result"]["outcome"] for event in events if event["kind"] == "reset"} == {"failed"}
 
@@ -632,24 +634,26 @@ async def test_health_tells_the_two_apart(running):
     assert (await running.client.get("/readyz")).json() == {"ready": True, "engine": "ready", "reason": None}
     running.fake.down = True
     await running.poll()
+    await running.poll()
     assert (await running.client.get("/livez")).status_code == 200
     answer = await running.client.get("/readyz")
-    assert (answer.status_code, answer.json()["engine"]) == (503, "down")
+    assert (answer.status_code, answer.json()["engine"]) == (503, "gone")
     assert "nothing answers any more" in answer.json()["reason"]
 
 
 @pytest.mark.parametrize(
-    ("state", "hangs", "status"),
+    ("state", "ready", "status"),
     [
-        *[(state, False, 200) for state in ("ready", "starting", "paused", "sleeping", "unresponsive")],
-        *[("unresponsive", True, 503), ("down", False, 503)],
+        *[(state, True, 200) for state in ("ready", "busy", "slow")],
+        *[(state, False, 200) for state in ("starting", "paused", "sleeping", "not_answering")],
+        *[(state, False, 503) for state in ("stuck", "gone")],
     ],
 )
-async def test_deep_health_is_the_engines(running, state, hangs, status):
-    """For a probe that may restart the engine: 503 only where nothing else helps, and why."""
+async def test_both_healths_follow_the_verdict(running, state, ready, status):
+    """The deep one is for a probe that may restart the engine: 503 only where nothing else helps, and why."""
     poller = running.app.services.poller
-    object.__setattr__(running.app.services, "hangs", lambda: hangs)  # what the black box says, in a frozen value
     poller._last = replace(poller._last, engine=replace(poller._last.engine, state=state, hint="the hint"))
+    assert (await running.client.get("/readyz")).status_code == (200 if ready else 503)
     answer = await running.client.get("/health/deep")
     reason = "the hint" if status == 503 else None
     assert (answer.status_code, answer.json()) == (
@@ -664,6 +668,7 @@ async def test_a_dead_engine_leaves_an_incident(running):
     async with running.client.stream("GET", "/memory/events", headers={"Accept": "text/event-stream"}) as stream:
         messages = messages_of(stream)
         running.fake.down = True
+        await running.poll()
         await running.poll()
         while (told := (await anext(messages))[1]).get("kind") != "incident":
             pass

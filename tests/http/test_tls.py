@@ -1,4 +1,4 @@
-"""TLS on real ports: the server's loop, the engine client, the guard, and `highwater serve` as a whole."""
+"""TLS on real ports: the server's loop, the engine client, and `highwater serve` as a whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import trustme
 from app.demo.process import free_port
 from app.engine import Engine
 from app.errors import EngineUnreachable, EngineUntrusted
-from app.resume_guard import arm
+from app.proxy.listeners import HANDSHAKE_SECONDS
 from app.tls import TlsFiles, engine_context, listening_context
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import serving
@@ -164,30 +164,6 @@ async def test_an_https_engine_is_not_believed_without_a_context(certificates, u
             await engine.exists("/health")
 
 
-async def test_the_guard_resumes_over_tls(certificates, upstream):
-    """With its own connection, from the files."""
-    told = asyncio.Event()
-
-    async def answer(call) -> None:
-        await call.answer(b'{"status": "resumed"}')
-        told.set()
-
-    upstream.on("/resume")(answer)
-    ours = certificates.believing(certificates.issue("sidecar"))
-    async with tls_engine(upstream, certificates.engine(asks=True)) as url, asyncio.timeout(PATIENCE):
-        guard = await arm(url, 0.01, tls=ours)
-        await told.wait()
-        assert await guard.process.wait() == 0
-
-
-async def test_a_guard_with_files_that_do_not_load_is_not_armed(certificates, upstream):
-    """That comes out before anything is paused."""
-    ours = certificates.believing(certificates.issue("sidecar"))
-    ours.key_file.write_text("no key")
-    with pytest.raises(OSError, match="the guard ended with status 1"):
-        await arm("https://127.0.0.1:1", 60.0, tls=ours)
-
-
 # --- the whole ---
 
 
@@ -228,6 +204,20 @@ async def until(true: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not await true():  # noqa: ASYNC110 - it has no events for us
             await asyncio.sleep(0.05)
+
+
+async def test_who_begins_no_tls_is_left_after_seconds(certificates, tmp_path):
+    """Whoever accepted the connection: each holds a descriptor, and counts nowhere until its handshake is over."""
+    clients = certificates.issue("listening")
+    files = {"tls__cert_file": clients.cert_file, "tls__key_file": clients.key_file}
+    async with highwater(tmp_path, certificates.ca_file, engine_url="http://127.0.0.1:9", **files) as client:
+        port = client.base_url.port or 0
+        silent = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(64)))
+        async with asyncio.timeout(6 * HANDSHAKE_SECONDS):  # uvicorn's own would wait for a minute
+            ends = await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
+        for _, writer in silent:
+            writer.close()
+    assert all(end == b"" or isinstance(end, ConnectionError) for end in ends)
 
 
 async def test_serve_speaks_tls_on_both_sides(certificates, upstream, tmp_path):

@@ -125,8 +125,8 @@ async def test_high_water_that_nobody_relieves_reaches_whoever_is_on_call(tmp_pa
     for name in ("prometheus", "prometheus-alertmanager"):
         tool(name)
     fake, told = FakeEngine(), Told()
-    fake.serve_images()  # 98.6 % of the device
-    rules = [{"name": "device", "signal": "device_used_ratio", "high_water": 0.95, "low_water": 0.94}]
+    fake.serve_images()  # 93.6 % of the device
+    rules = [{"name": "device", "signal": "device_used_ratio", "high_water": 0.93, "low_water": 0.92}]
     settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_POLICY__RULES": json.dumps(rules)}
     settings["HIGHWATER_IDLE_POLL_SECONDS"] = "1"
     async with contextlib.AsyncExitStack() as stack:
@@ -138,14 +138,14 @@ async def test_high_water_that_nobody_relieves_reaches_whoever_is_on_call(tmp_pa
         )
         port = await stack.enter_async_context(in_thread(lambda: alertmanager(tmp_path, webhook)))
         await stack.enter_async_context(in_thread(lambda: prometheus(tmp_path, sidecar.port, port)))
-        fired = await told.wait("HighwaterHighWaterNotRelieved", "firing")
+        fired = await told.wait("HighwaterShortageNotRelieved", "firing")
         for worker in fake.workers:
             worker.forget_entries()
             worker.cached = 0
-        await told.wait("HighwaterHighWaterNotRelieved", "resolved")
+        await told.wait("HighwaterShortageNotRelieved", "resolved")
     labels = {"rule": "device", "severity": "warning", "pod": "vl-0", "job": "highwater"}
     assert labels.items() <= fired["labels"].items()
     notes = fired["annotations"]
-    assert notes["summary"] == "Rule device of vl-0 is at high water and is not relieved"
-    assert "stands at 103.8% of its high water" in notes["description"]
-    assert notes["runbook_url"] == "https://example.org/runbooks/HighwaterHighWaterNotRelieved.md"
+    assert notes["summary"] == "vl-0 is short of memory by rule device, and nothing has relieved it"
+    assert "1006MiB must be given back on one rank" in notes["description"]
+    assert notes["runbook_url"] == "https://example.org/runbooks/HighwaterShortageNotRelieved.md"

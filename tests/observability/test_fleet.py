@@ -13,7 +13,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.attribution import COMPONENTS
-from app.readings import EngineState, Moment, Outcome, RulePhase, Trigger
+from app.governor import ActionOutcome
+from app.readings import EngineState, Moment, PolicyLevel, RulePhase, Trigger
 from app.remedies import REMEDIES
 from bench import fleet
 from bench.dataplane.report import Report
@@ -78,9 +79,10 @@ def test_every_label_is_on_the_page_and_bounded_there():
     told = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert labels == told
     sizes = [COMPONENTS, get_args(EngineState), get_args(RulePhase), REMEDIES, get_args(Trigger)]
-    sizes += [get_args(Outcome), get_args(Moment)]
-    assert [len(each) for each in sizes] == [6, 6, 5, 5, 3, 4, 3]
-    assert "| `remedy`, `trigger`, `outcome`, `moment` | 5, 3, 4, 3 |" in table
+    sizes += [get_args(ActionOutcome), get_args(Moment), get_args(PolicyLevel)]
+    assert [len(each) for each in sizes] == [6, 9, 6, 5, 3, 5, 2, 5]
+    assert "| `state`, `mode`, `level` | of the engine 9, of a rule 6; 2; 5 |" in table
+    assert "| `remedy`, `trigger`, `outcome`, `moment` | 5, 3, 5, 2 |" in table
 
 
 def test_no_request_of_a_client_makes_a_series():
@@ -177,12 +179,13 @@ def test_a_real_prometheus_scrapes_a_fleet_and_evaluates_all_rules(tmp_path):
     tool("prometheus")
     seen = fleet.watch(tmp_path, fleet.SHORT)
     assert (seen.up, seen.failures) == (fleet.SHORT.servers, 0)
-    assert seen.samples == seen.ours + ENGINE_SERIES + PROCESS_SERIES == 1044
+    assert seen.samples == seen.ours + ENGINE_SERIES + PROCESS_SERIES
+    assert f"and {seen.of_rank:.0f} for each rank: {seen.ours:.0f} with eight |" in PAGE
     assert 11 <= seen.recorded[0] <= 12
-    assert 40 <= seen.recorded[1] <= 55
+    assert 46 <= seen.recorded[1] <= 61
     assert all(seen.evaluations.values())
     assert seen.dashboard["Memory by model and component A"][1] == 18  # three models, six components
     assert seen.dashboard["Used share, worst rank of each server A"][1] == fleet.SHORT.servers
     report = fleet.report(seen, fleet.SHORT)
     assert report.columns[1] == "10 servers, measured"
-    assert dict(row[:2] for row in report.rows)["series of each rank"] == "30"
+    assert dict(row[:2] for row in report.rows)["series of each rank"] == f"{seen.of_rank:.0f}"

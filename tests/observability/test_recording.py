@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "helm" / "alerts" / "highwater-recording.rules.yaml"
 VALUES = Path(__file__).parent / "recordings" / "two-models.yaml"
 # What a recording may leave: a rank's own labels in none.
-LEFT = {"namespace", "model", "component", "state", "remedy", "outcome", "code", "le"}
+LEFT = {"namespace", "model", "component", "level", "state", "remedy", "outcome", "code", "le"}
 
 
 def promtool(*arguments: str | Path) -> None:

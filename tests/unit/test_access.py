@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+
 import pytest
 from fastapi import HTTPException
 from hypothesis import given
@@ -197,6 +199,18 @@ def test_the_token_is_taken_out_of_a_head_for_the_engine(line):
     """However the client sends it; all else stays as it was."""
     head = HEAD % (line % TOKEN.encode() + b"\r\n", b"b")
     assert access().without_token(head) == HEAD % (b"", b"b")
+
+
+@pytest.mark.parametrize("pair", ["highwater:%s", "%s:", "%s"])
+def test_the_token_as_a_password_is_taken_out_too(pair):
+    """As `curl --user` sends it, in base64; another password goes on."""
+    given, other = (b64encode((pair % word).encode()) for word in (TOKEN, "x" * len(TOKEN)))
+    for name in (b"Authorization", b"authorization"):
+        assert access().without_token(HEAD % (name + b": Basic " + given + b"\r\n", b"b")) == HEAD % (b"", b"b")
+    own = HEAD % (b"Authorization: Basic " + other + b"\r\n", b"b")
+    assert access().without_token(own) is own
+    broken = HEAD % (b"Authorization: Basic abc\r\n", b"b")
+    assert access().without_token(broken) is broken
 
 
 def test_a_clients_own_key_goes_on_as_it_came():

@@ -13,6 +13,7 @@ from app.black_box import BACKLOG, BlackBox
 from app.engine import Engine
 from app.errors import EngineUnresponsive
 from app.incidents import Incident, Incidents, IncidentStore
+from app.oom_kills import OomKillWatch
 from app.readings import EngineStatus, PolicyStatus, Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 
@@ -22,18 +23,24 @@ POLICY = PolicyStatus(level="calm", mode="act", summary="calm")
 class Boxed:
     """A core with a black box, whose writing a test has done."""
 
-    def __init__(self, core: Core, folder: Path | None) -> None:
+    def __init__(self, core: Core, folder: Path | None, log: Path | None = None) -> None:
         self.core, self.fake, self.clock = core, core.fake, core.clock
-        self.incidents = Incidents(IncidentStore(folder), clock=core.clock)
+        self.kills: int | None = 0
+        self.errors = 0
+        self.incidents = Incidents(IncidentStore(folder), engine_log=log, clock=core.clock, monotonic=core.clock)
         self.box = BlackBox(
             self.incidents,
             core.history,
             flight=core.flight,
             baseline=lambda: core.poller.baseline,
             policy=lambda: POLICY,
-            max_step_seconds=120.0,
+            oom_kills=OomKillWatch(lambda: self.kills, core.clock),
+            internal_error=self._count,
         )
         core.poller.listeners.append(self.box.notice)
+
+    def _count(self) -> None:
+        self.errors += 1
 
     async def tick(self, seconds: float = 1.0) -> Report:
         """A poll as the loop makes it, and everything written that was noticed."""
@@ -74,15 +81,16 @@ def boxed(tmp_path):
     """A maker of boxed cores, with flight recorders or without; what they hold open is closed in the end."""
     made: list[Boxed] = []
 
-    def make(version: str = "0.32.0", *, recorders: bool = True, **knobs) -> Boxed:
+    def make(version: str = "0.32.0", *, recorders: bool = True, log: Path | None = None, **knobs) -> Boxed:
         kept = tmp_path / "incidents"
         kept.mkdir()
         core = core_on(version, flight=tmp_path / "flight" if recorders else None, **knobs)
-        made.append(Boxed(core, kept))
+        made.append(Boxed(core, kept, log))
         return made[-1]
 
     yield make
     for one in made:
+        one.incidents.close()
         if one.core.flight is not None:
             one.core.flight.close()
         for worker in one.fake.workers:
@@ -120,7 +128,7 @@ async def test_a_dead_engine_is_one_incident(either):
         await either.tick(30.0)
     incident = await either.only()
     assert (incident.kind, incident.count, incident.ended_at) == ("died", 1, None)
-    assert (incident.engine.state, incident.engine.version) == ("down", "0.32.0")
+    assert (incident.engine.state, incident.engine.version) == ("gone", "0.32.0")
     assert incident.reason.startswith("nothing answers any more")
     assert either.told() == [f"incident {incident.id}: {incident.summary}"]
     either.fake.down = False
@@ -139,6 +147,7 @@ async def test_an_engine_that_ends_in_order_is_an_event(one):
         worker.recorder.stop(one.clock.now)
     await one.tick(0.1)
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     assert await one.kinds() == []
     assert "the engine ended in order: every worker closed its flight recorder" in one.core.summaries("state")
@@ -149,6 +158,7 @@ async def test_a_second_death_is_a_second_incident(either):
     await either.come_up()
     for _ in range(2):
         either.fake.down = True
+        await either.tick(0.0)
         await either.tick()
         either.fake.down = False
         either.fake.start_again()
@@ -180,25 +190,34 @@ async def test_a_hanging_engine_is_one_incident(either):
 
 
 async def test_without_recorders_a_step_may_be_long(boxed):
-    """The call is late, which is told at once; that it is a hang is known after the longest step."""
+    """The call is late, which is told at once; that nobody is answered any more is known after the longest step."""
     one = boxed(recorders=False)
     await one.come_up()
     one.fake.running, one.fake.hang = 1, asyncio.Event()
     for _ in range(5):
-        assert (await one.tick(20.0)).engine.state == "unresponsive"
-        assert (await one.kinds(), one.box.hangs) == ([], False)
+        assert (await one.tick(20.0)).engine.state == "busy"
+        assert await one.kinds() == []
     for _ in range(3):
         await one.tick(20.0)
-    assert ((await one.only()).kind, one.box.hangs) == ("hung", True)
+    assert (await one.only()).kind == "hung"
+    assert one.core.poller.current().engine.state == "not_answering"
 
 
-async def test_an_engine_that_was_found_hanging_hangs(boxed):
-    """A sidecar that starts beside it knows no life that an incident could tell of; a probe must hear of it."""
-    one = boxed(recorders=False)
-    one.fake.running, one.fake.hang = 1, asyncio.Event()
-    for _ in range(10):
-        await one.tick(20.0)
-    assert (one.box.hangs, await one.kinds()) == (True, [])
+async def test_a_front_end_that_is_late_makes_none(one):
+    """`GET /metrics` times out while the engine is idle behind it."""
+    await one.come_up()
+    one.fake.late.add("/metrics")
+    states = {(await one.tick(5.0)).engine.state for _ in range(4)}
+    assert (states, await one.kinds()) == ({"slow"}, [])
+
+
+async def test_a_connection_that_breaks_makes_none(either):
+    """Nor do several."""
+    await either.come_up()
+    either.fake.broken = [True] * 6
+    for _ in range(4):
+        await either.tick()
+    assert await either.kinds() == []
 
 
 async def test_an_engine_that_hangs_and_dies_are_two(either):
@@ -208,6 +227,7 @@ async def test_an_engine_that_hangs_and_dies_are_two(either):
     for _ in range(8):
         await either.tick(20.0)
     either.fake.down = True
+    await either.tick(0.0)
     await either.tick()
     assert await either.kinds() == ["hung", "died"]
 
@@ -289,8 +309,9 @@ async def test_an_engine_that_was_never_there_makes_none(boxed, how, monkeypatch
 
         monkeypatch.setattr(Engine, "get_json", late)
     states = {(await one.tick(60.0)).engine.state for _ in range(3)}
-    assert states == {"starting" if one.fake.down else "unresponsive"}
+    assert states == {"starting"}
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     assert await one.kinds() == []
 
@@ -299,6 +320,7 @@ async def test_an_engine_on_its_way_back_makes_none(one, monkeypatch):
     """Its port is open before it answers; the death was told."""
     await one.come_up()
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     one.fake.down = False
 
@@ -307,16 +329,89 @@ async def test_an_engine_on_its_way_back_makes_none(one, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(Engine, "get_json", late)
-        assert (await one.tick(90.0)).engine.state == "unresponsive"
+        assert (await one.tick(90.0)).engine.state == "starting"
     one.fake.down = True
-    assert (await one.tick(90.0)).engine.state == "down"
+    assert (await one.tick(90.0)).engine.state == "starting"
     assert await one.kinds() == ["died"]
+
+
+NO_ROOM = (
+    "(EngineCore pid=7) ERROR [core.py:1510] EngineCore failed to start.\n"
+    "(EngineCore pid=7) ERROR [core.py:1510] ValueError: No available memory for the cache blocks. Try increasing\n"
+)
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+async def test_a_start_that_fails_is_an_incident(boxed, tmp_path, was_there):
+    """Of an engine that was never there, and of one that is started again after its death; ready ends it."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    one = boxed(log=log)
+    if was_there:
+        await one.come_up()
+    one.fake.down = True
+    await one.tick()
+    with log.open("a") as file:
+        file.write(NO_ROOM)
+    for _ in range(3):
+        await one.tick(10.0)
+    assert await one.kinds() == (["died"] if was_there else []) + ["start_failed"]
+    (headline, *_) = await one.incidents.headlines()
+    incident = await one.incidents.read(headline.id)
+    assert incident.summary == "The engine failed to start: the log says that nothing is left for the KV cache"
+    assert (incident.ranks, incident.ended_at) == ((), None), "the ranks of another engine tell nothing of it"
+    assert one.told()[-1] == f"incident {incident.id}: {incident.summary}"
+    one.fake.down = False
+    one.fake.start_again()
+    await one.tick()
+    assert (await one.incidents.read(headline.id)).ended_at == one.clock.now
+
+
+async def test_the_log_is_looked_at_while_the_poller_runs(boxed, tmp_path):
+    """Not only when the sidecar ends: a start's last lines, and an incident's, five seconds later."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    one = boxed(log=log)
+    await one.come_up()
+    writing = asyncio.create_task(one.box.run())
+    one.fake.down = True
+    await one.core.tick()
+    await one.box._waiting.join()
+    log.write_text("(EngineCore pid=7) ERROR [core.py:1512] RuntimeError: CUDA driver error: out of memory\n" + NO_ROOM)
+    for _ in range(2):
+        await one.core.tick(3.0)
+        await one.box._waiting.join()
+    (died,) = await one.incidents.headlines()
+    assert died.summary.startswith("The engine died")
+    assert "found no room on the GPU" in died.summary
+    await one.core.tick(3.0)
+    await one.box._waiting.join()
+    writing.cancel()
+    await asyncio.wait({writing})
+    assert await one.kinds() == ["died", "start_failed"]
+
+
+async def test_a_kill_by_the_kernel_is_told_with_the_death(either):
+    """As the sidecar's own group counts it; an old one is another matter."""
+    await either.come_up()
+    either.kills = 1
+    await either.tick()
+    await either.tick(100.0)
+    either.kills = 3
+    either.fake.down = True
+    for _ in range(2):  # one refused connection is not its end
+        await either.tick()
+    incident = await either.only()
+    finding = next(finding for finding in incident.findings if finding.name == "killed_by_kernel")
+    assert (finding.weight, finding.figures) == ("likely", {"oom_kills": 2})
+    assert "the kernel killed a process of this container for memory" in incident.summary
 
 
 async def test_what_an_earlier_sidecar_left_open_is_ended(one):
     """The engine is ready: it cannot be going on."""
     await one.come_up()
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     later = Boxed(one.core, one.incidents.folder)
     one.core.poller.listeners.remove(one.box.notice)
@@ -347,6 +442,7 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
     one.fake.workers[1].recorder.works = False
     await one.tick(1.5)
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick(1.0)
     assert one.core.flight.recorder.instance is None
     incident = await one.only()
@@ -373,6 +469,7 @@ async def test_of_an_idle_engine_the_readings_since_its_last_sample_are_there_to
     for _ in range(5):
         await one.tick(1.0)
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick(1.0)
     incident = await one.only()
     for rank in incident.ranks:
@@ -389,6 +486,7 @@ async def test_a_rank_that_only_a_file_tells_of_is_there_too(boxed):
     one.fake.kill(one.fake.workers[1])
     await one.tick(4.0)
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     incident = await one.only()
     assert [(rank.dp_rank, rank.pid, rank.status) for rank in incident.ranks] == [(0, 4242, "alive"), (1, 4243, "dead")]
@@ -403,6 +501,7 @@ async def test_without_recorders_the_history_tells(boxed):
         one.fake.serve_images(1)
         await one.tick()
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     rank = (await one.only()).ranks[0]
     assert (rank.status, rank.stack, rank.reading.source) == ("unknown", (), "rpc")
@@ -415,6 +514,7 @@ async def test_without_the_extension_the_load_is_known(boxed):
     one.fake.running = 7
     await one.come_up()
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     incident = await one.only()
     assert (incident.ranks, incident.engine.requests_running) == ((), 7)
@@ -430,6 +530,7 @@ async def test_the_span_before_it_is_told(one):
     one.core.history.record("reset", "release done", trigger="policy", rule="device")
     one.core.history.record("reset", "release done", trigger="reclaim")
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     incident = await one.only()
     assert [event.kind for event in incident.events] == ["mark", "policy", "reset", "reset", "state"]
@@ -443,6 +544,7 @@ async def test_another_life_has_its_own_evidence(one):
     one.fake.begin_step()
     await one.tick(2.0)
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     one.fake.down = False
     one.fake.start_again()
@@ -450,6 +552,7 @@ async def test_another_life_has_its_own_evidence(one):
         worker.recorder.refuses = "OSError: no space left on device"
     await one.come_up()
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     newest, _ = await one.incidents.headlines()
     incident = await one.incidents.read(newest.id)
@@ -468,6 +571,7 @@ async def test_a_life_that_nobody_saw_begin_has_its_own_evidence_too(either):
     either.fake.start_again()
     await either.core.tick()
     either.fake.down = True
+    await either.tick(0.0)
     await either.tick()
     incident = await either.only()
     assert [(rank.pid, rank.status, rank.doing) for rank in incident.ranks] == [
@@ -484,6 +588,7 @@ async def test_a_recorder_that_fell_behind_does_not_hide_what_a_worker_answered(
     one.fake.serve_images()
     await one.tick(4.0)
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     incident = await one.only()
     assert [(rank.status, rank.reading.used_bytes, rank.reading.source) for rank in incident.ranks] == [
@@ -502,6 +607,7 @@ async def test_what_was_noticed_is_written_beside_the_poller(one):
     one.fake.down = True
     with one.core.history.watch() as queue:
         await one.core.tick()
+        await one.core.tick()
         while (told := await queue.get()) is None or told.kind != "event" or told.value.kind != "incident":
             pass
     task.cancel()
@@ -514,19 +620,20 @@ async def test_one_that_cannot_be_handled_costs_only_itself(one, monkeypatch, ca
     await one.come_up()
     handled: list[object] = []
 
-    async def handle(noticed):
+    async def handle(*noticed):
         handled.append(noticed)
         if len(handled) == 1:
             raise ZeroDivisionError
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(one.box, "_handle", handle)
-    for down in (True, False):
+    for part in ("_write", "_end_all"):
+        monkeypatch.setattr(one.box, part, handle)
+    for down in (True, True, False):
         one.fake.down = down
         await one.core.tick()
     with pytest.raises(asyncio.CancelledError):
         await one.box.run()
-    assert len(handled) == 2
+    assert (len(handled), one.errors) == (2, 1)
     assert "could not be handled" in caplog.text
 
 
@@ -551,6 +658,7 @@ async def test_an_engine_that_stays_ready_fills_no_queue(one):
         await one.core.tick()
     assert one.box._waiting.qsize() == 0
     one.fake.down = True
+    await one.core.tick(0.0)
     await one.core.tick()
     assert one.box._waiting.qsize() == 1
 
@@ -561,6 +669,7 @@ async def test_a_folder_that_is_full_is_logged(one, monkeypatch, caplog):
     one.incidents.folder.chmod(0o500)
     monkeypatch.setattr(one.incidents._store, "_flush", lambda _: setattr(one.incidents._store, "problem", "no room"))
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     assert "no room" in caplog.text
     assert await one.kinds() == ["died"]
@@ -573,6 +682,7 @@ async def test_no_evidence_is_mixed_up_by_a_rank_without_a_number(one):
     ranks = tuple(replace(rank, rank=None, dp_rank=None) for rank in one.core.poller.current().ranks[:1])
     one.box.notice(replace(one.core.poller.current(), engine=engine, ranks=ranks))
     one.fake.down = True
+    await one.tick(0.0)
     await one.tick()
     assert len((await one.only()).ranks) == 2
     assert json.loads((one.incidents.folder / f"{(await one.only()).id}.json").read_bytes())["kind"] == "died"

@@ -9,14 +9,14 @@ from app.engine import Engine
 from app.errors import EngineUnreachable
 from tests.fakes.engine import EXTENSION, FakeEngine
 
-# version: reset_mm_cache, reset_encoder_cache, pause in development mode, pause without it
+# version: reset_mm_cache, reset_encoder_cache, is_paused
 MATRIX = {
-    "0.11.0": (False, False, None, None),
-    "0.12.0": (True, False, "wait_for_inflight_requests", "wait_for_inflight_requests"),
-    "0.16.0": (True, True, "both", None),
-    "0.28.0": (True, True, "both", None),
-    "0.32.0": (True, True, "mode", None),
-    "0.33.0": (True, True, "mode", None),
+    "0.11.0": (False, False, False),
+    "0.12.0": (True, False, True),
+    "0.16.0": (True, True, True),
+    "0.28.0": (True, True, True),
+    "0.32.0": (True, True, True),
+    "0.33.0": (True, True, True),
 }
 versions = pytest.mark.parametrize("version", MATRIX)
 documented = pytest.mark.parametrize("openapi", [True, False], ids=["openapi", "probed"])
@@ -32,10 +32,10 @@ async def detected(fake: FakeEngine, *, assume_extension: bool = False) -> Capab
 async def test_the_matrix_of_versions(version, openapi):
     """The OpenAPI page and the 405 probes lead to the same, on every version."""
     found = await detected(FakeEngine(version, openapi=openapi))
-    mm, encoder, pause, _ = MATRIX[version]
-    assert (found.reset_mm_cache, found.reset_encoder_cache, found.pause) == (mm, encoder, pause)
+    mm, encoder, is_paused = MATRIX[version]
+    assert (found.reset_mm_cache, found.reset_encoder_cache) == (mm, encoder)
     assert (found.version, found.dev_mode, found.collective_rpc, found.server_info) == (version, True, True, True)
-    assert (found.reset_prefix_cache, found.is_sleeping, found.is_paused) == (True, True, pause is not None)
+    assert (found.reset_prefix_cache, found.is_sleeping, found.is_paused) == (True, True, is_paused)
     assert (found.tensor_parallel, found.ranks_expected, found.executor) == (2, 2, "mp")
     assert (found.model, found.gpu_memory_utilization) == ("Qwen/Qwen3-VL-32B-Instruct", 0.9)
 
@@ -43,11 +43,11 @@ async def test_the_matrix_of_versions(version, openapi):
 @versions
 @documented
 async def test_without_development_mode_there_is_little(version, openapi):
-    """No worker calls and no resets; /pause alone was not gated before 0.16."""
+    """No worker calls and no resets."""
     found = await detected(FakeEngine(version, openapi=openapi, dev_mode=False))
     assert not any((found.dev_mode, found.collective_rpc, found.server_info, found.is_sleeping))
     assert not any((found.reset_prefix_cache, found.reset_mm_cache, found.reset_encoder_cache))
-    assert (found.pause, found.extension, found.ranks_expected) == (MATRIX[version][3], None, None)
+    assert (found.extension, found.ranks_expected) == (None, None)
 
 
 @versions
@@ -58,26 +58,6 @@ async def test_detection_never_acts(version, openapi):
     await detected(fake)
     assert {call.method for call in fake.calls} == {"GET"}
     assert bool(fake.asked("/collective_rpc")) is not openapi, "the page is enough where there is one"
-
-
-async def test_the_pause_dialect_is_never_guessed(monkeypatch):
-    """Of an engine that says neither its parameters nor its version nothing is assumed: the default aborts requests."""
-    fake = FakeEngine("0.32.0", openapi=False)
-    fake.failing["/version"] = 500
-    found = await detected(fake)
-    assert (found.version, found.pause, found.dev_mode) == (None, None, True)
-
-
-async def test_the_page_beats_the_version():
-    """What the engine says of its parameters holds, whatever its version makes one expect."""
-
-    class Patched(FakeEngine):
-        def _table(self):
-            rows = super()._table()
-            method, handler, _ = rows["/pause"]
-            return rows | {"/pause": (method, handler, ("mode", "wait_for_inflight_requests"))}
-
-    assert (await detected(Patched("0.32.0"))).pause == "both"
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
 from app.main import create_app
+from app.policy_settings import PolicyChange, PolicySettings
+from app.readings import PolicyStatus, RankPressure, RemedyState, RuleStatus
 from app.settings_sources import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,3 +59,31 @@ def test_the_readmes_commands_are_the_makefiles():
     told = re.findall(r"`?make ([a-z-]+)", (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text())
     assert told
     assert set(told) <= targets
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/policy.md"])
+def test_the_policys_examples_are_valid(document: str):
+    """What is given for a file is a policy."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    (found,) = [block["policy"] for block in map(yaml.safe_load, blocks) if "policy" in block]
+    assert PolicySettings.model_validate(found).rules
+
+
+def test_the_policys_change_by_hand_is_valid():
+    """The body that `curl` sends."""
+    (body,) = re.findall(r"-d '(\{.*?\})'", (DOCS / "policy.md").read_text(), re.DOTALL)
+    assert PolicyChange.model_validate_json(body).rules
+
+
+def test_the_shown_status_has_the_fields_that_there_are():
+    """A part of `GET /policy`, none of it renamed since."""
+    (block,) = re.findall(r"^```json\n(.*?)^```", (DOCS / "policy.md").read_text(), re.MULTILINE | re.DOTALL)
+    status = json.loads(block)
+    (rule,) = status["rules"]
+    for shown, kind in (
+        (status, PolicyStatus),
+        (rule, RuleStatus),
+        (rule["ranks"][0], RankPressure),
+        (rule["remedies"][0], RemedyState),
+    ):
+        assert set(shown) <= {field.name for field in fields(kind)}

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from app.flight import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Flight, missing_ranks
-from app.poller import GROWTH_SECONDS
+from app.poller import GROWTH_SECONDS, LOOK_SECONDS
 from app.readings import Report
 from tests.fakes.engine import IMAGE_BYTES, RECORDER_RATE, RECORDER_SECONDS, USED_READY, Core, FakeWorker, core_on
+from tests.fakes.recorders import FakeRecorder
 
 IDLE_POLL_SECONDS = 5.0  # the poller's default
 
@@ -110,6 +111,7 @@ async def test_recorders_are_started_again_when_the_engine_is_back(core, tmp_pat
     """Under another name; the former files stay for who asks what happened."""
     await aloft(core)
     core.fake.down = True
+    await spared(core, 0.0)
     await spared(core)
     core.fake.down = False
     core.fake.start_again()
@@ -242,7 +244,7 @@ async def test_a_start_that_comes_late_counts(core):
     """The engine stood in a step when it was asked; the files are read as soon as they are there."""
     core.fake.hang = asyncio.Event()
     report = await core.tick()
-    assert report.engine.state == "unresponsive"
+    assert report.engine.state == "busy"
     core.fake.hang.set()
     await asyncio.wait({core.engine._outstanding})
     core.fake.hang = None
@@ -300,6 +302,7 @@ async def test_files_of_former_lives_go_after_a_while(core, tmp_path):
     await aloft(core)
     first = set(rings(tmp_path))
     core.fake.down = True
+    await spared(core, 0.0)
     await spared(core)
     core.fake.down = False
     core.fake.start_again()
@@ -508,7 +511,7 @@ async def test_nobody_is_waited_for_when_the_engine_is_gone(core):
     await aloft(core)
     core.fake.down = True
     asked_at = core.clock.now
-    assert (await core.poller.poll()).engine.state == "down"
+    assert [(await core.poller.poll()).engine.state for _ in range(2)] == ["ready", "gone"]
     assert core.clock.now == asked_at
 
 
@@ -523,7 +526,8 @@ async def test_a_long_step_is_busy_and_nobody_is_asked(core):
     reports = [await spared(core, 2.0) for _ in range(30)]
     assert core.fake.ops() == []
     assert {report.movement.verdict for report in reports} == {"busy"}
-    assert {(report.engine.state, report.engine.hint) for report in reports} == {("ready", None)}
+    assert [report.engine.state for report in reports] == ["ready"] * 4 + ["busy"] * 26
+    assert reports[-1].engine.hint == "rank 0 (pid 4242 on node-a) has been in one step for 60 s"
     assert [report.age_seconds for report in reports[:3]] == pytest.approx([1.9, 3.9, 5.9], abs=0.2)
     assert {report.stale for report in reports if report.age_seconds > 10.1} == {True}
     assert {report.stale for report in reports if report.age_seconds < 9.9} == {False}
@@ -531,21 +535,21 @@ async def test_a_long_step_is_busy_and_nobody_is_asked(core):
 
 
 async def test_a_step_that_lasts_too_long_is_stuck_until_it_ends(core):
-    """The engine counts as unresponsive, with the place as the hint; and as ready again by itself."""
+    """The engine is stuck, with the place as the hint; and ready again by itself."""
     await aloft(core)
     core.fake.running = 1
     core.fake.begin_step()
     core.fake.workers[1].recorder.stack = ["hccl.py:12 allreduce", "model.py:5 forward"]
     report = await spared(core, 121.0)
-    assert (report.engine.state, report.movement.verdict, report.stale) == ("unresponsive", "stuck", False)
+    assert (report.engine.state, report.movement.verdict, report.stale) == ("stuck", "stuck", False)
     assert report.engine.hint == report.movement.summary
     assert "longer than the 120 s" in (report.engine.hint or "")
     core.fake.end_step()
     report = await spared(core)
     assert (report.engine.state, report.engine.hint) == ("ready", None)
     assert [summary.partition(":")[0] for summary in core.summaries("state")][1:] == [
-        "engine ready -> unresponsive",
-        "engine unresponsive -> ready",
+        "engine ready -> stuck",
+        "engine stuck -> ready",
     ]
 
 
@@ -555,7 +559,7 @@ async def test_a_dead_rank_makes_the_engine_stuck(core):
     fall_silent(core, core.fake.workers[1], "dead")
     core.fake.hang = asyncio.Event()
     reports = [await spared(core) for _ in range(6)]
-    assert reports[-1].engine.state == "unresponsive"
+    assert reports[-1].engine.state == "stuck"
     assert "rank 1 (pid 4243 on node-a) is dead" in (reports[-1].engine.hint or "")
     assert [rank.status for rank in reports[-1].ranks_missing] == ["dead"]
 
@@ -571,7 +575,8 @@ async def test_a_deadline_that_passes_while_ranks_move_is_no_hang(core, what, ve
         report = await core.tick(2.0)
     else:
         (report,) = await at_work(core, 1, IDLE_POLL_SECONDS)
-    assert (report.engine.state, report.movement.verdict, report.stale) == ("ready", verdict, False)
+    state = "ready" if what == "steps" else "busy"
+    assert (report.engine.state, report.movement.verdict, report.stale) == (state, verdict, False)
     assert report.movement.summary in (report.engine.hint or "")
     assert "worker call memory" in (report.engine.hint or "")
     assert core.counted.failures == [("workers", "unresponsive")]
@@ -590,7 +595,7 @@ async def test_a_step_that_begins_just_then_is_no_hang(core):
     await aloft(core)
     core.fake.hang = Step()
     report = await core.tick()
-    assert (report.engine.state, report.movement.verdict, report.stale) == ("ready", "busy", False)
+    assert (report.engine.state, report.movement.verdict, report.stale) == ("busy", "busy", False)
 
 
 async def test_a_hang_is_told_while_a_call_still_waits(fly):
@@ -607,18 +612,38 @@ async def test_a_hang_is_told_while_a_call_still_waits(fly):
 
     core.fake.hang = Stopped()
     report = await asyncio.wait_for(core.tick(), 10.0)
-    assert (report.engine.state, report.movement.verdict) == ("unresponsive", "stuck")
+    assert (report.engine.state, report.movement.verdict) == ("stuck", "stuck")
     assert "rank 1 (pid 4243 on node-a) is stopped" in (report.engine.hint or "")
     assert core.engine.rpc_outstanding_seconds is not None
 
 
-async def test_a_loop_that_does_not_answer_though_nobody_works_is_unresponsive(core):
-    """Idle is no excuse: then a call is answered at once."""
+async def test_a_call_that_is_late_though_nobody_works_is_slow_and_then_stuck(core):
+    """It may wait in the API server, for a while; then the loop hands out nothing."""
     await aloft(core)
     core.fake.hang = asyncio.Event()
     report = await core.tick()
-    assert (report.engine.state, report.movement.verdict) == ("unresponsive", "idle")
+    assert (report.engine.state, report.movement.verdict) == ("slow", "idle")
     assert report.stale is False, "the files are fresh"
+    assert (await core.tick(10.0)).engine.state == "stuck"
+
+
+async def test_an_api_server_that_is_late_beside_an_idle_core_is_slow(core):
+    """A body of megabytes, a video that is decoded: the engine is no worse for it, and goes on."""
+    await aloft(core)
+    core.fake.late.add("/metrics")
+    states = [(await spared(core, 5.0)).engine.state for _ in range(4)]
+    assert states == ["slow"] * 4
+    assert "GET /metrics: no answer in time (no step has begun yet" in (core.poller.current().engine.hint or "")
+    core.fake.late.clear()
+    assert (await spared(core)).engine.state == "ready"
+
+
+async def test_an_api_server_that_is_late_for_longer_than_any_step_answers_nobody(core):
+    """Whatever the engine behind it does: not ready, and no hang."""
+    await aloft(core)
+    core.fake.late.add("/metrics")
+    states = [(await spared(core, 30.0)).engine.state for _ in range(6)]
+    assert states == ["slow"] * 4 + ["not_answering"] * 2
 
 
 async def test_requests_that_no_step_follows_are_stuck(core):
@@ -630,7 +655,7 @@ async def test_requests_that_no_step_follows_are_stuck(core):
     core.engine._answered_at -= 60
     states += [(await spared(core, 4.0)).engine.state for _ in range(3)]
     report = core.poller.current()
-    assert (states[0], states[-1], report.movement.verdict) == ("ready", "unresponsive", "stuck")
+    assert (states[0], states[-1], report.movement.verdict) == ("ready", "stuck", "stuck")
     assert "hands out no work" in (report.engine.hint or "")
 
 
@@ -679,20 +704,47 @@ async def test_a_gone_engines_files_are_not_believed(core):
     await aloft(core)
     seen = core.poller.current().ranks
     core.fake.down = True
-    for seconds in (1.0, 2.0):
+    for seconds, state in ((1.0, "ready"), (2.0, "gone"), (3.0, "gone")):
         report = await spared(core)
-        assert (report.engine.state, report.stale, report.age_seconds) == ("down", True, seconds)
-        assert (report.ranks, report.movement) == (seen, None)
-        assert "nothing answers any more at http://engine:8000" in (report.engine.hint or "")
+        assert (report.engine.state, report.age_seconds) == (state, pytest.approx(seconds))
+        assert (report.stale, report.ranks, report.movement) == (True, seen, None)
+    assert "nothing answers any more at http://engine:8000" in (report.engine.hint or "")
 
 
-async def test_an_engine_that_goes_while_it_is_asked_is_gone(core):
-    """It told its load just before, and its files say that all is well."""
+async def test_a_refusal_is_the_end_where_the_workers_are_gone_too(core):
+    """No second round is needed: their processes are not there."""
+    await aloft(core)
+    core.fake.down = True
+    for worker in core.fake.workers:
+        core.fake.kill(worker)
+    assert (await spared(core)).engine.state == "gone"
+
+
+async def test_recorders_of_another_engine_tell_that_it_loads(core, tmp_path):
+    """The minute need not pass."""
+    await aloft(core)
+    core.fake.down = True
+    for worker in core.fake.workers:
+        core.fake.kill(worker)
+    assert (await spared(core)).engine.state == "gone"
+    other = FakeRecorder()
+    core.fake.proc.begin(5000)
+    head = {"pid": 5000, "rank": 0, "host": "node-a"}
+    options = {"directory": str(tmp_path / "recorder"), "instance": "f" * 16}
+    other.start(head, options, core.fake.workers[0].device(), core.clock.now)
+    other.record(core.fake.workers[0].memory(core.clock.now), {}, core.clock.now)
+    assert (await spared(core, 0.5)).engine.state == "starting"
+    other.close()
+
+
+async def test_an_answer_that_breaks_off_is_not_the_end(core):
+    """Its files say that all is well; the next round tells."""
     await aloft(core)
     core.fake.breaks = True
     report = await core.tick()
-    assert (report.engine.state, report.stale, report.movement) == ("down", True, None)
-    assert "nothing answers any more" in (report.engine.hint or "")
+    assert (report.engine.state, report.stale, report.movement.verdict) == ("slow", False, "idle")
+    core.fake.breaks = False
+    assert (await core.tick()).engine.state == "ready"
 
 
 async def test_what_was_recorded_last_outlives_the_engine(core):
@@ -722,6 +774,7 @@ async def test_the_last_minutes_are_read_by_process(core, tmp_path):
     await spared(core)
     instance = core.flight.recorder.instance
     core.fake.down = True
+    await spared(core, 0.0)
     await spared(core)
     found = core.flight.last_minutes(instance)
     assert {pid: [sample.used_bytes for sample in samples] for pid, samples in found.items()} == {
@@ -758,3 +811,81 @@ async def test_the_slope_is_of_all_ranks(fly):
         core.fake.serve_images(1)
         report = await spared(core)
     assert report.growth.bytes_per_second == pytest.approx(2 * IMAGE_BYTES, rel=0.3)
+
+
+# --- looking more often ---
+
+
+async def test_a_look_reads_the_files_and_asks_nobody(core):
+    """Listeners hear of what it found; the engine's state is that of the last poll."""
+    await aloft(core)
+    told: list[Report] = []
+    core.poller.listeners.append(told.append)
+    core.clock.advance(0.2)
+    core.fake.serve_images(1)
+    core.fake.end_step()
+    core.fake.record()
+    core.fake.calls.clear()
+    report = await core.poller.look()
+    assert [rank.used_bytes for rank in report.ranks] == [USED_READY + IMAGE_BYTES] * 2
+    assert (report.engine.state, report.age_seconds, report.stale) == ("ready", 0.0, False)
+    assert (core.fake.calls, told) == ([], [report])
+
+
+async def test_it_is_looked_as_often_as_is_asked(core):
+    """By the files where they tell all, and no more often than every twentieth of a second."""
+    await aloft(core)
+    core.poller.pace = None
+    assert core.poller._next_look() == (1.0, core.poller.look)
+    core.poller.pace = lambda report: 0.2 if report.ranks else 9.0
+    assert core.poller._next_look() == (0.2, core.poller.look)
+    core.poller.pace = lambda _: 0.0
+    assert core.poller._next_look()[0] == LOOK_SECONDS
+
+
+async def test_without_recorders_it_is_polled_once_a_second_at_most():
+    """Each poll is a call that makes workers spin."""
+    core = core_on()
+    await core.tick()
+    core.poller.pace = lambda _: 0.1
+    seconds, look = core.poller._next_look()
+    assert seconds == 1.0
+    core.fake.calls.clear()
+    await look()
+    assert core.fake.asked("/metrics")
+
+
+async def test_a_pace_that_fails_costs_no_poll(core, monkeypatch):
+    """It is asked within the loop, which goes on."""
+    await aloft(core)
+    core.poller._poll_seconds = 0.001
+    polls: list[int] = []
+
+    async def poll(**_):
+        polls.append(1)
+        if len(polls) == 3:
+            raise asyncio.CancelledError
+
+    def pace(_):
+        raise ZeroDivisionError
+
+    core.poller.pace = pace
+    monkeypatch.setattr(core.poller, "poll", poll)
+    with pytest.raises(asyncio.CancelledError):
+        await core.poller.run()
+    assert ("poller", "unexpected") in core.counted.failures
+
+
+# --- calls of somebody else's ---
+
+
+async def test_a_worker_call_behind_another_ones_is_busy(core):
+    """Weights that are loaded anew for a minute: no step, and our call waits; nobody is to restart that."""
+    await aloft(core)
+    core.fake.hang = asyncio.Event()
+    for worker in core.fake.workers:
+        worker.recorder.call, worker.recorder.call_since = "reload_weights", core.clock.now
+    states = [(await core.tick(20.0)).engine.state for _ in range(3)]
+    assert states == ["busy"] * 3
+    assert "in the engine's call reload_weights for 6" in (core.poller.current().engine.hint or "")
+    core.fake.hang.set()

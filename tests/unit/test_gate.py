@@ -165,16 +165,29 @@ async def test_what_the_engine_has_already_counts_though_the_gate_is_closed():
         await gate.drained()
 
 
+class Overdue:
+    """What the gate has called when it was closed for as long as it may."""
+
+    def __init__(self, seconds, call) -> None:
+        self.seconds, self.call = seconds, call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
 class Paces:
     """Time, and the gate's next step in it, that pass only when told to."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.next = None
+        self.overdue = None
         self.gate = Gate(clock=lambda: self.now, later=self._later)
 
     def _later(self, seconds, call):
-        assert seconds == STEP_SECONDS
+        if seconds != STEP_SECONDS:
+            self.overdue = Overdue(seconds, call)
+            return self.overdue
         self.next = call
         return self
 
@@ -234,6 +247,31 @@ async def test_a_gate_that_closes_while_requests_are_paced_holds_the_rest():
     await asyncio.gather(*tasks)
 
 
+@pytest.mark.parametrize("then_pace", [False, True])
+async def test_a_gate_that_is_closed_for_too_long_opens_by_itself(then_pace, caplog):
+    """Whatever the block waits for; what comes of it later closes and opens nothing, and paces nobody once more."""
+    paces = Paces()
+    with paces.gate.closed(10, then_pace=then_pace):
+        held = [asyncio.create_task(paces.gate.enter()) for _ in range(2)]
+        await settle()
+        assert (paces.overdue.seconds, paces.gate.held) == (10, 2)
+        paces.overdue.call()
+        while paces.next is not None:
+            await paces.step()
+        await asyncio.gather(*held)
+        assert (paces.gate.is_open, paces.gate.passes_at_once, paces.gate.held) == (True, True, 0)
+    assert paces.gate.passes_at_once
+    assert "requests were held for 10 s, the most that was allowed" in caplog.text
+
+
+async def test_a_gate_that_opens_in_time_does_not_open_once_more():
+    """The next closing is another's."""
+    paces = Paces()
+    with paces.gate.closed(10):
+        assert paces.overdue.call is not None
+    assert paces.overdue.call is None
+
+
 async def test_an_error_inside_opens_the_gate():
     """Whatever happens to the reset."""
     gate = Gate()
@@ -282,8 +320,11 @@ class Crowd(RuleBasedStateMachine):
     @precondition(lambda self: self.closing is None)
     @rule()
     def close(self) -> None:
-        self.closing = self.gate.closed(10)
-        self.closing.__enter__()
+        async def close() -> None:
+            self.closing = self.gate.closed(10)
+            self.closing.__enter__()
+
+        self.run(close())
 
     @precondition(lambda self: self.closing is not None)
     @rule(cancelled=st.booleans())

@@ -36,7 +36,7 @@ def fake(clock) -> FakeEngine:
 
 @pytest.fixture
 def history(clock) -> History:
-    return History(5, clock=clock)
+    return History(5, clock=clock, monotonic=clock)
 
 
 def report(fake: FakeEngine, *, stale: bool = False) -> Report:

@@ -289,7 +289,7 @@ async def test_foreign_words_come_in_plain(told):
 async def test_what_cannot_be_diagnosed_is_kept_all_the_same(told, monkeypatch, caplog):
     """Nobody can collect the evidence again."""
 
-    def broken(_):
+    def broken(*_):
         raise ZeroDivisionError
 
     monkeypatch.setattr(incidents, "diagnose", broken)

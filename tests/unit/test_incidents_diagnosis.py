@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.incidents import Evidence, Point, RankEvidence, advice, point
+from app.incidents import Evidence, OomKills, Point, RankEvidence, advice, point
 from app.incidents.diagnosis import diagnose, summarize
-from app.incidents.enginelog import match
+from app.incidents.enginelog import ended_by_signal, match
 from app.incidents.incident import Advice, Finding
 from app.incidents.latest import latest
 from app.incidents.messages import KNOWN
@@ -85,6 +85,10 @@ def risen(counter: str, *values: int | None) -> RankEvidence:
 
 
 FOUND: list[tuple[str, str, Evidence]] = [
+    ("killed_by_kernel", "likely", evidence("died", oom_kills=OomKills(count=1, where="counted where rank 0 runs"))),
+    ("killed_by_kernel", "clue", evidence("out_of_memory", oom_kills=OomKills(count=2, where="counted by rank 0"))),
+    ("ended_by_signal", "clue", evidence("died", ended_by_signal=9)),
+    ("ended_by_signal", "clue", evidence("died", ended_by_signal=40)),
     ("device_full", "likely", evidence("died", rank(reading(used=FULL)))),
     ("device_full", "likely", evidence("out_of_memory", rank(reading(0)), rank(reading(1, used=FULL)))),
     ("device_full", "clue", evidence("hung", rank(reading(used=FULL)))),
@@ -181,6 +185,9 @@ FOUND: list[tuple[str, str, Evidence]] = [
 ]
 
 NOT_FOUND: list[tuple[str, Evidence]] = [
+    ("killed_by_kernel", evidence("died")),
+    ("killed_by_kernel", evidence("died", oom_kills=OomKills(count=0, where="counted where rank 0 runs"))),
+    ("ended_by_signal", evidence("died")),
     ("device_full", evidence("died")),
     ("device_full", evidence("died", rank(reading(used=FULL, free_bytes=None)))),
     ("device_full", evidence("died", rank(reading(used=FULL, total_bytes=None)))),
@@ -246,11 +253,18 @@ def found(name: str, given: Evidence) -> Finding | None:
     return next((finding for finding in diagnose(given) if finding.name == name), None)
 
 
+def asked(name: str, given: Evidence) -> Finding | None:
+    """A question's own word: what is made of it depends on the others."""
+    answers = (question(given, [latest(rank) for rank in given.ranks]) for question in QUESTIONS)
+    return next((finding for finding in answers if finding is not None and finding.name == name), None)
+
+
 @pytest.mark.parametrize(("name", "weight", "given"), FOUND)
 def test_it_is_found(name, weight, given):
     """With its weight, its figures, and words that hold no gap."""
-    finding = found(name, given)
+    finding = asked(name, given)
     assert finding is not None
+    assert found(name, given) is not None
     assert finding.weight == weight
     assert "None" not in finding.title + finding.text
     assert finding.title[0].islower() or finding.title.startswith("PyTorch")
@@ -300,6 +314,113 @@ def test_one_unknown_thing_breaks_nothing(kind, name):
         return
     without = replace(whole, **{name: getattr(unknown(None), name)})
     assert diagnose(evidence(kind, rank(whole), rank(without), baseline=(reading(),)))
+
+
+# --- the headline ---
+
+KILLED = "ERROR [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down."
+GREW = {"growth": Growth(since_ready_bytes=9_000 * MIB)}
+
+
+def headline(given: Evidence, *lines: str) -> str:
+    """As it is made of the evidence and the lines of a log."""
+    messages = match(lines)
+    given = replace(given, ended_by_signal=ended_by_signal(messages))
+    return summarize(given, diagnose(given, messages), messages)
+
+
+def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
+    """What is known first, what is known to be fine, and no guess: memory had grown, and was not short."""
+    assert headline(evidence("died", reason="connection refused", **GREW), KILLED) == (
+        "The engine died (connection refused): the log says that a worker's process ended; a process of it was ended "
+        "by signal 9 (SIGKILL); memory was not short: every rank had at least 22,420.0 MiB free"
+    )
+
+
+def test_nothing_in_the_log_and_plenty_of_memory_guesses_nothing():
+    """The real engine says `exit code: None` of a worker that was killed."""
+    said = headline(evidence("died", **GREW), KILLED.replace("-9", "None"))
+    assert said.endswith(
+        "the log says that a worker's process ended; memory was not short: every rank had at least 22,420.0 MiB free"
+    )
+
+
+def test_advice_about_memory_that_was_not_short_is_no_advice():
+    """It stays as a note, which gives none."""
+    grown = next(finding for finding in diagnose(evidence("died", **GREW)) if finding.name == "growth")
+    assert grown.weight == "note"
+
+
+def test_an_out_of_memory_message_comes_first_whatever_the_readings_say():
+    """One large piece fits between two readings: memory is then not said to have been enough, and clues stay clues."""
+    given = evidence("died", **GREW)
+    assert headline(given, "RuntimeError: CUDA driver error: out of memory") == (
+        "The engine died: the log says that PyTorch found no room on the GPU"
+    )
+    messages = match(["RuntimeError: CUDA driver error: out of memory"])
+    assert {finding.name: finding.weight for finding in diagnose(given, messages)}["growth"] == "clue"
+
+
+def test_a_kill_by_the_kernel_is_said():
+    """Its counter rose: that is known, and host memory is where to look."""
+    kills = OomKills(count=1, where="counted in the group of rank 1")
+    said = headline(evidence("died", oom_kills=kills), KILLED)
+    assert said.startswith(
+        "The engine died: the log says that a worker's process ended; the kernel killed a process of this container "
+        "for memory; a process of it was ended by signal 9 (SIGKILL)"
+    )
+    assert "not short" not in said
+
+
+def test_a_failed_start_says_what_was_refused():
+    """Once, and not twice in two ways."""
+    said = headline(
+        replace(evidence("start_failed"), ranks=()),
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
+        "EngineCore failed to start.",
+    )
+    assert said == "The engine failed to start: the log says that nothing is left for the KV cache"
+
+
+def test_a_hang_says_which_step_and_that_memory_was_not_short():
+    """Where memory had grown it is no cause of a hang."""
+    said = headline(evidence("hung", rank(step_seconds=61.0), **GREW))
+    assert said == (
+        "The engine hung: rank 0 had been in one step for 61 s; memory was not short: every rank had at least "
+        "22,420.0 MiB free"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "signal"),
+    [
+        (KILLED, 9),
+        (KILLED.replace("-9", "None"), None),
+        ("RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore_DP0': -9}", 9),
+        ("RuntimeError: Engine core initialization failed. Failed core proc(s): {}", None),
+        ("RuntimeError: Process ApiServer_0 (PID: 7) died with exit code -11", 11),
+        ("RuntimeError: Process ApiServer_0 (PID: 7) died with exit code 1", None),
+        ("RuntimeError: Process ApiServer_0 (PID: 7) died with exit code 137", 9),
+        ("bash: line 1:   412 Killed                  vllm serve", 9),
+        ("Memory cgroup out of memory: Killed process 412 (VLLM::EngineCor)", 9),
+        ("Encoder cache miss for signal", None),
+    ],
+)
+def test_the_signal_is_read_where_the_log_tells_it(line, signal):
+    """As Python writes it, as containers do, and in words; an ordinary exit is by none."""
+    assert ended_by_signal(match([line])) == signal
+
+
+def test_sigkill_is_explained():
+    """137 is what people see, and who sends it is where to look."""
+    finding = found("ended_by_signal", evidence("died", ended_by_signal=9))
+    assert "137" in finding.text
+    assert "137" in finding.advice[0].setting
+    for line in (KILLED, "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."):
+        assert "137" in match([line])[0].advice[0].setting
+    none = OomKills(count=0, where="the group of rank 1")
+    finding = found("ended_by_signal", evidence("died", ended_by_signal=9, oom_kills=none))
+    assert finding.text.endswith("The kernel counted no kill for memory (the group of rank 1).")
 
 
 def test_the_weightiest_comes_first():

@@ -59,6 +59,8 @@ LINES = {
         "ERROR 01-16 17:16:49 [core_client.py:605] Engine core proc EngineCore_DP0 died unexpectedly, shutting down "
         "client."
     ),
+    "server_process_died": ("RuntimeError: Process ApiServer_0 (PID: 412) died with exit code -9"),
+    "configuration_refused": "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
     "engine_start_failed": (
         "(APIServer pid=963) RuntimeError: Engine core initialization failed. See root cause above."
     ),
@@ -86,6 +88,22 @@ OTHER_FORMS = {
     "(EngineCore_DP0 pid=559) ERROR 10-20 03:20:50 [core.py:720] EngineCore encountered a fatal error.": "engine_dead",
     "MultiModalCacheMissError: Expected a cached item for mm_hash='abc'": "mm_cache_drift",
     "bash: line 1:   412 Killed                  vllm serve": "killed_for_host_memory",
+    # As the chart has vLLM log.
+    "ERROR 11-22 05:32:10 [EngineCore_DP0 pid=7] [core.py:1510] EngineCore failed to start.": "engine_start_failed",
+    "ERROR 11-22 05:32:10 [EngineCore pid=7] [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly": (
+        "worker_died"
+    ),
+    "ERROR 11-22 05:32:10 [MainProcess pid=1] [core_client.py:600] Engine core proc EngineCore_DP0 died unexpectedly": (
+        "engine_core_died"
+    ),
+    "ERROR 06-29 19:20:00 [core.py:515] Exception: WorkerProc initialization failed due to an exception in a": (
+        "engine_start_failed"
+    ),
+    # vLLM 0.12.0's own file, colours and all.
+    "\x1b[0;36m(APIServer pid=20084)\x1b[0;0m ERROR 11-22 05:34:05 [core_client.py:600] Engine core proc "
+    "EngineCore_DP0 died unexpectedly, shutting down client.": "engine_core_died",
+    "\x1b[0;36m(EngineCore_DP0 pid=7)\x1b[0;0m \x1b[31mERROR\x1b[0m 11-22 05:34:05 [core.py:720] RuntimeError: CUDA "
+    "driver error: out of memory": "cuda_out_of_memory",
     "2026-11-21T14:22:33.123456789+00:00 stderr F RuntimeError: NPU out of memory. Tried": "npu_out_of_memory",
     '{"log":"AssertionError: Encoder cache miss for 0e41.\\n","stream":"stderr"}': "encoder_cache_miss",
 }
@@ -105,8 +123,11 @@ HARMLESS = [
     "(APIServer pid=1) ERROR 10-22 09:43:49 [serving_chat.py:200] RuntimeError: CUDA out of memory",
     "(APIServer pid=1) NPU out of memory",
     "INFO:     NPU out of memory",
+    "\x1b[0;36m(APIServer pid=1)\x1b[0;0m ERROR 11-22 05:34:05 [serving_chat.py:2] RuntimeError: CUDA out of memory",
     "ValueError: CUDA out of memory is what the client wrote",
     "the words NPU out of memory within a line",
+    "ERROR 11-22 05:32:10 [MainProcess pid=1] [serving_chat.py:2] RuntimeError: CUDA out of memory",
+    "ERROR 11-22 05:32:10 [ApiServer_0 pid=1] [serving_chat.py:2] RuntimeError: CUDA out of memory",
     "(EngineCore pid=9) INFO 10-22 09:43:49 [gpu_worker.py:360] Available KV cache memory: 44.30 GiB",
 ]
 
@@ -218,7 +239,7 @@ def test_a_link_is_followed(tmp_path):
 def test_what_cannot_be_read_is_told(tmp_path):
     """And does not hang: nobody writes into that pipe."""
     os.mkfifo(tmp_path / "pipe")
-    for name, why in [("none", "no such file"), ("pipe", "is not a file"), (".", "is a directory")]:
+    for name, why in [("none", "no such file"), ("pipe", "is not a file"), (".", "is not a file")]:
         lines, problem = read_tail(tmp_path / name)
         assert lines == []
         assert why in problem

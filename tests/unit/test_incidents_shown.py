@@ -144,7 +144,7 @@ def test_what_is_unknown_is_shown_as_unknown():
         at=AT,
         last_at=AT,
         summary="The engine hung: nothing that is known explains it",
-        engine=EngineSeen(url="http://engine", state="unresponsive"),
+        engine=EngineSeen(url="http://engine", state="stuck"),
     )
     for shown in (incident_text(nothing), Page(incident_page(nothing)).text):
         assert "(version unknown)" in shown

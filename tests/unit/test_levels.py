@@ -17,22 +17,33 @@ ROOT = Path(__file__).parents[2]
 # own folder. The comments are the levels of the drawing; a level has two rows where one of its units uses another.
 ROWS: tuple[tuple[str, ...], ...] = (
     # L0: the words
-    ("app", "app.allocator", "app.descriptors", "app.errors", "app.limited_log", "app.private_file", "app.readings"),
+    (
+        "app",
+        "app.allocator",
+        "app.descriptors",
+        "app.errors",
+        "app.internal_errors",
+        "app.limited_log",
+        "app.private_file",
+        "app.readings",
+    ),
     ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
-    ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.life", "app.sidecar_client"),
-    ("app.movement", "app.policy", "app.safety", "app.table", "app.traffic"),
-    ("app.policy_settings", "app.resume_guard", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
+    ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
+    ("app.movement", "app.policy", "app.table", "app.traffic", "app.verdict"),
+    ("app.policy_settings", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
     ("app.access_log",),
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
-    ("app.exporter", "app.flight", "app.gate", "app.history", "app.settings_sources"),  # L3: loops, data plane
-    ("app.black_box", "app.pause", "app.poller", "app.proxy"),
-    ("app.moments", "app.snapshots"),
-    ("app.relief",),
+    # L3: loops, data plane
+    ("app.exporter", "app.flight", "app.gate", "app.history", "app.life", "app.settings_sources"),
+    ("app.oom_kills",),
+    ("app.black_box", "app.poller", "app.proxy"),
+    ("app.relief", "app.snapshots"),
     ("app.governor",),
     ("app.routes",),  # L4: the HTTP face
     ("app.main",),  # L5: wires
     ("app.demo", "app.sidecar_options"),  # L6: what people start
     ("app.experiment", "app.healthcheck", "app.incidents_command", "app.terminal"),
+    ("app.server",),
     ("app.cli",),
 )
 LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
@@ -40,6 +51,7 @@ FOLDERS = (
     "app.policy",
     "app.incidents",
     "app.proxy",
+    "app.relief",
     "app.remedies",
     "app.sources",
     "app.routes",
@@ -62,10 +74,10 @@ DOORS = {
         "app.terminal",
     },
     "pygal": {"app.experiment.chart"},
-    "uvicorn": {"app.cli", "app.proxy.own", "app.proxy.client"},
+    "uvicorn": {"app.server", "app.proxy.own", "app.proxy.client"},
     "packaging": {"app.capabilities", "app.demo"},
     "tabulate": {"app.table"},
-    "tenacity": {"app.moments", "app.pause", "app.remedies", "app.resume_guard"},
+    "tenacity": {"app.engine", "app.relief", "app.remedies"},
 }
 
 
@@ -139,10 +151,12 @@ def test_only_the_wiring_knows_settings():
 
 def test_only_main_knows_everybody():
     """Nobody but those who start it imports the wiring."""
-    assert {m for m in modules("app") if "app.main" in imports(m)} == {"app.cli"}
+    assert {m for m in modules("app") if "app.main" in imports(m)} == {"app.cli", "app.server"}
 
 
-@pytest.mark.parametrize("module", ["app.policy", "app.attribution", "app.readings", "app.allowlist", "app.movement"])
+@pytest.mark.parametrize(
+    "module", ["app.policy", "app.attribution", "app.readings", "app.allowlist", "app.movement", "app.verdict"]
+)
 def test_the_pure_core_has_no_clock_and_no_io(module):
     """Readings and a time go in, a decision comes out."""
     impure = {"time", "asyncio", "logging", "os", "socket", "pathlib", "datetime", "random"}

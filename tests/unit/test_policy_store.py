@@ -124,13 +124,13 @@ async def test_defaults_written_out_are_no_other_configuration(path):
 def test_a_kept_policy_that_is_wrong_is_named_and_not_used(path, section, word):
     """Validated whole, as a PUT is; what else the file keeps stays."""
     file = StateFile(path)
-    file.write("pause", {"at": 1})
+    file.write("other", {"at": 1})
     file.write("policy", section)
     store = started(path)
     assert (store.in_force, store.source) == (CONFIGURED, "settings")
     assert (store.news or "").startswith(f"the policy kept in {path} cannot be used, the configured one is in force: ")
     assert word in (store.news or "")
-    assert StateFile(path).read("pause") == {"at": 1}
+    assert StateFile(path).read("other") == {"at": 1}
 
 
 async def test_two_changes_at_once_both_count(path):

@@ -11,7 +11,7 @@ from app.capabilities import EXTENSION
 from app.errors import EngineGarbled
 from app.poller import REDETECT_SECONDS
 from app.sources import all_sources
-from tests.fakes.engine import IMAGE_BYTES, IMAGES, Core, core_on
+from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_READY, Core, core_on
 
 GROWN = 2 * IMAGES * IMAGE_BYTES
 
@@ -66,20 +66,22 @@ async def test_growth_is_told_from_the_baseline_on(core):
 async def test_a_late_engine_is_starting_not_down(core):
     """The sidecar may come first; it says where it looks."""
     core.fake.down = True
+    await core.tick(0.0)
     report = await core.tick()
     assert report.engine.state == "starting"
     assert "nothing answers yet at http://engine:8000" in (report.engine.hint or "")
-    assert core.counted.failures == [("detection", "unreachable")]
+    assert core.counted.failures == [("detection", "unreachable")] * 2
     core.fake.down = False
     assert (await core.tick()).engine.state == "ready"
 
 
-async def test_an_engine_that_goes_is_down_and_asked_anew_when_it_is_back(core):
+async def test_an_engine_that_goes_is_gone_and_asked_anew_when_it_is_back(core):
     """Another version with other options may stand there then."""
     await core.tick()
     core.fake.down = True
+    await core.tick(0.0)
     report = await core.tick()
-    assert (report.engine.state, report.stale) == ("down", True)
+    assert (report.engine.state, report.stale) == ("gone", True)
     assert "nothing answers any more" in (report.engine.hint or "")
     assert not core.engine.rpc_allowed
     core.fake.down = False
@@ -88,15 +90,118 @@ async def test_an_engine_that_goes_is_down_and_asked_anew_when_it_is_back(core):
     assert (report.engine.state, report.engine.version, report.stale) == ("ready", "0.33.0", False)
     assert [summary.partition(":")[0] for summary in core.summaries("state")] == [
         "engine starting -> ready",
-        "engine ready -> down",
-        "engine down -> ready",
+        "engine ready -> gone",
+        "engine gone -> ready",
     ]
+
+
+async def test_one_broken_connection_is_not_an_end(core):
+    """The question is repeated: nobody notices, and growth is told from where it began."""
+    await core.tick()
+    core.fake.serve_images()
+    core.fake.broken = [True]
+    report = await core.tick()
+    assert (report.engine.state, report.engine.hint, report.growth.since_ready_bytes) == ("ready", None, GROWN)
+    assert (core.counted.failures, core.fake.broken) == ([], [])
+
+
+async def test_connections_that_break_again_and_again_are_not_an_end_either(core):
+    """Somebody listens: it is slow, and answers nobody after the longest step; then it is the same engine again."""
+    await core.tick()
+    life = core.poller.life
+    core.fake.serve_images()
+    core.fake.broken = [True] * 8
+    states = [(await core.tick(50.0)).engine.state for _ in range(4)]
+    assert states == ["slow", "slow", "slow", "not_answering"]
+    report = await core.tick()
+    assert (report.engine.state, report.growth.since_ready_bytes) == ("ready", GROWN)
+    assert core.poller.life == life
+
+
+async def test_one_refused_connection_is_not_an_end(core):
+    """Two rounds are; what was known of the engine stays until another one tells that it is another."""
+    await core.tick()
+    core.fake.serve_images()
+    core.fake.down = True
+    report = await core.tick()
+    assert (report.engine.state, report.stale) == ("ready", True)
+    assert "it is asked once more before it counts as gone" in (report.engine.hint or "")
+    core.fake.down = False
+    assert (await core.tick()).growth.since_ready_bytes == GROWN
+
+
+async def test_the_same_processes_are_the_same_life_whatever_was_refused(core):
+    """A network that was away for a minute: the baseline stays, and no restart is counted."""
+    await core.tick()
+    life = core.poller.life
+    core.fake.serve_images()
+    core.fake.down = True
+    assert [(await core.tick(10.0)).engine.state for _ in range(3)] == ["ready", "gone", "gone"]
+    core.fake.down = False
+    report = await core.tick()
+    assert (report.engine.state, report.engine.restarts, report.growth.since_ready_bytes) == ("ready", 0, GROWN)
+    assert core.poller.life.id == life.id
+
+
+async def test_an_engine_that_loads_again_for_twenty_minutes_is_starting(core):
+    """Its end is told for a minute; to call it gone while it loads would have a probe kill it in the middle of that."""
+    await core.tick()
+    core.fake.down = True
+    states = [(await core.tick(20.0)).engine.state for _ in range(60)]
+    assert states == ["ready", *["gone"] * 3, *["starting"] * 56]
+    assert "nothing answers any more" in (core.poller.current().engine.hint or "")
+    core.fake.down = False
+    core.fake.start_again()
+    report = await core.tick()
+    assert (report.engine.state, report.engine.restarts, report.growth.since_ready_bytes) == ("ready", 1, 0)
+
+
+async def test_another_process_with_the_same_number_is_another_life(core):
+    """As in a container, where the first processes have the same numbers each time: their start tells them apart."""
+    await core.tick()
+    life = core.poller.life
+    core.fake.serve_images()
+    for worker in core.fake.workers:
+        worker.pid_started += 1000
+    report = await core.tick()
+    assert (report.engine.restarts, report.growth.since_ready_bytes) == (1, 0)
+    assert core.poller.life.id != life.id
+
+
+async def test_a_sidecar_that_starts_late_does_not_take_the_growth_for_the_baseline():
+    """Nobody saw the engine before it worked: growth is not known, and the report says why."""
+    core = core_on()
+    core.fake.serve_images()
+    report = await core.tick()
+    assert (report.growth.since_ready_bytes, core.poller.baseline) == (None, ())
+    assert (report.growth.reason or "").startswith("baseline not known")
+
+
+async def test_a_sidecar_that_starts_late_knows_what_the_state_file_holds(tmp_path):
+    """Of these very processes; of others it does not."""
+    first = core_on(state_file=tmp_path / "state.json")
+    await first.tick()
+    for pid_started, grown in ((123456, GROWN), (654321, None)):
+        second = core_on(state_file=tmp_path / "state.json")
+        second.fake.serve_images()
+        for worker in second.fake.workers:
+            worker.pid_started = pid_started
+        assert (await second.tick()).growth.since_ready_bytes == grown
+
+
+async def test_a_sidecar_that_sees_the_engine_come_up_knows_its_baseline(core):
+    """Also where its first request was faster than the first poll."""
+    core.fake.down = True
+    await core.tick()
+    core.fake.down, core.fake.tokens = False, 5
+    assert (await core.tick()).growth.since_ready_bytes == 0
 
 
 async def test_no_worker_call_to_an_engine_that_came_back_without_the_extension(core):
     """What was allowed before it went is not allowed after."""
     await core.tick()
     core.fake.down = True
+    await core.tick(0.0)
     await core.tick()
     core.fake.down, core.fake.extension = False, None
     calls = len(core.fake.ops())
@@ -125,7 +230,7 @@ async def test_a_restart_with_another_version_is_detected_again():
     core.fake.reload("0.33.0")
     await core.tick()
     assert (await core.tick()).engine.version == "0.33.0"
-    assert core.poller.capabilities.pause == "mode"
+    assert core.poller.capabilities.reset_prefix_cache
 
 
 async def test_one_new_worker_is_not_another_engine(core):
@@ -165,17 +270,20 @@ async def test_paused_and_sleeping_are_told(core, knob, state):
     assert core.poller.baseline != ()
 
 
-# --- unresponsive, stale ---
+# --- late, stale ---
 
 
-async def test_workers_that_hang_make_the_engine_unresponsive(core):
-    """The call is not repeated, and what was last known is stale."""
+async def test_without_recorders_workers_that_do_not_answer_may_be_in_a_long_step(core):
+    """The call is not repeated, what was last known is stale, and after the longest step the engine is not ready."""
     await core.tick()
     core.fake.hang = asyncio.Event()
-    for _ in range(3):
-        report = await core.tick()
-        assert (report.engine.state, report.stale) == ("unresponsive", True)
+    for seconds in (1.0, 119.0):
+        report = await core.tick(seconds)
+        assert (report.engine.state, report.stale) == ("busy", True)
         assert "worker call memory" in (report.engine.hint or "")
+    report = await core.tick(1.0)
+    assert (report.engine.state, report.stale) == ("not_answering", True)
+    assert "it has answered no call for 120 s (worker call memory" in (report.engine.hint or "")
     assert core.fake.ops() == ["memory", "memory"]
     assert core.counted.failures == [("workers", "unresponsive")] * 3
     assert core.fake.asked("/is_paused")[1:] == [], "nothing more is asked of a loop that stands still"
@@ -184,7 +292,7 @@ async def test_workers_that_hang_make_the_engine_unresponsive(core):
 
 
 async def test_it_is_ready_again_when_the_call_has_come_back(core):
-    """Unresponsive is not gone: the same engine, with its baseline."""
+    """Late is not gone: the same engine, with its baseline."""
     await core.tick()
     core.fake.hang = asyncio.Event()
     await core.tick()
@@ -206,17 +314,35 @@ async def test_a_report_grows_old(core):
     assert core.poller.current().stale
 
 
-async def test_a_clock_that_steps_back_makes_no_negative_age(core):
-    """NTP happens."""
-    await core.tick()
-    core.clock.advance(-100.0)
-    assert core.poller.current().age_seconds == 0.0
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_a_wall_clock_that_is_set_changes_no_age(core, hours):
+    """Workers are asked as before, and readings are as old as they are."""
+    await core.tick(1.0, spare_idle=True)
+    core.wall.set_by += hours * 3600.0
+    for worker in core.fake.workers:
+        worker.non_torch += IMAGE_BYTES
+    ages = [(await core.tick(1.0, spare_idle=True)).age_seconds for _ in range(6)]
+    report = core.poller.current()
+    assert (ages, report.stale) == ([1.0, 2.0, 3.0, 4.0, 0.0, 1.0], False)
+    assert report.ranks[0].used_bytes == USED_READY + IMAGE_BYTES
+    assert report.taken_at == core.wall() - 1.0
+
+
+@pytest.mark.parametrize("skew", [-3600.0, -11.0, 11.0, 3600.0])
+async def test_a_node_whose_clock_is_wrong_is_as_fresh_as_the_others(core, skew):
+    """Its readings are dated by when they came; they grow old as others do."""
+    core.fake.workers[1].skew = skew
+    report = await core.tick()
+    assert (report.age_seconds, report.stale, report.taken_at) == (0.0, False, core.clock.now)
+    core.clock.advance(10.1)
+    assert (core.poller.current().age_seconds, core.poller.current().stale) == (pytest.approx(10.1), True)
 
 
 async def test_what_was_last_known_stays_when_the_engine_is_gone(core):
     """With its age, and marked stale: the last numbers before a crash are what an operator wants."""
     await core.tick()
     core.fake.down = True
+    await core.tick(0.0)
     report = await core.tick(5.0)
     assert (len(report.ranks), report.age_seconds, report.stale) == (2, 5.0, True)
 
@@ -284,7 +410,8 @@ async def test_listeners_are_told_of_every_poll(core):
     await core.tick()
     core.fake.down = True
     await core.tick()
-    assert [report.engine.state for report in told] == ["ready", "down"]
+    await core.tick()
+    assert [report.engine.state for report in told] == ["ready", "ready", "gone"]
 
 
 # --- an idle engine ---

@@ -95,7 +95,7 @@ def test_the_newest_sample_is_what_the_worker_would_answer(recorder, writers):
     """With the identity's words, and the components that come of it."""
     writer = writers(rank=1, tp_rank=1)
     writer.sample(-0.1, memory=memory(used_bytes=1))
-    writer.sample(0.0)
+    writer.sample(0.0, memory=memory(releasable_bytes=5, trimmable_bytes=7))
     writer.table()
     record = only(recorder)
     newest = record.newest
@@ -103,7 +103,12 @@ def test_the_newest_sample_is_what_the_worker_would_answer(recorder, writers):
     assert (newest.rank, newest.tp_rank, newest.host, newest.pid, newest.taken_at) == (1, 1, "node-a", 4242, WALL)
     assert (newest.device.name, newest.budget.gpu_memory_utilization) == ("Ascend910B3", 0.9)
     assert (newest.used_bytes, newest.encoder_cache.entries, newest.torch.ooms) == (61_464_379_392, 31, 0)
-    assert account(newest).components.weights_bytes == 31_459_200_000
+    reading = account(newest)
+    assert (reading.components.weights_bytes, reading.releasable_bytes, reading.trimmable_bytes) == (
+        31_459_200_000,
+        5,
+        7,
+    )
     assert (record.status, record.age_seconds, record.name) == ("alive", 0.0, "rank 1 (pid 4242 on node-a)")
 
 
@@ -193,6 +198,18 @@ def test_an_idle_workers_sample_is_as_fresh_as_its_heartbeat(recorder, writers, 
         (note,) = record.newest.notes
         assert (note.name, f"as of {WALL:.1f}" in note.reason) == ("used_bytes", True)
     assert record.records == (), "and the history has it once"
+
+
+def test_a_worker_that_outlives_another_tells_of_the_kernels_kill(recorder, writers, machine):
+    """It begins no step after that, and so takes no sample: the heartbeat has the count."""
+    writer = writers()
+    writer.sample(0.0, memory=memory(host_memory={"rss_bytes": 5_000, "cgroup_oom_kills": 1}))
+    machine.seconds = 2
+    writer.heartbeat(2, cgroup_oom_kills=2)
+    assert only(recorder).newest.host_memory.cgroup_oom_kills == 2
+    machine.seconds = 3
+    writer.heartbeat(3)
+    assert only(recorder).newest.host_memory.cgroup_oom_kills == 1
 
 
 @pytest.mark.parametrize(
@@ -852,7 +869,7 @@ def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, bea
     record = only(recorder)
     if record.newest is not None:
         reading = account(record.newest)
-        _pack(Report(taken_at=1.0, engine=EngineStatus(url="", state="ready"), ranks=(reading,)))
+        _pack(Report(taken_at=1.0, engine=EngineStatus(url="", state="ready"), ranks=(reading,)), 1.0)
     json.dumps([record.moving and record.moving.stack, recorder.last_records(writer.path)], allow_nan=False)
     recorder.close()
 

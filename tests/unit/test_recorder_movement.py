@@ -33,7 +33,7 @@ class Rank:
 
 
 def rank(number: int = 0, status: str = "alive", age: float = 0.1, **moving) -> Rank:
-    steps = {"steps_begun": 5, "steps_ended": 5, "last_step_age_seconds": 600.0}
+    steps = {"steps_begun": 50, "steps_ended": 50, "last_step_age_seconds": 600.0}
     return Rank(f"rank {number}", status, age, Moving(**steps | moving))
 
 
@@ -60,12 +60,21 @@ NEVER = rank(steps_begun=0, steps_ended=0, last_step_age_seconds=None)
 # What it is, the ranks, the demand, how long there have been requests, the verdict, since when, words of the summary.
 ROWS = [
     # a rank is lost
-    ("a silent rank", [stepping(), lost("silent")], RUNNING, 60, "stuck", 6, "rank 1 has written nothing for 6.0 s; 1"),
+    (
+        "a silent rank",
+        [stepping(), lost("silent", 30)],
+        RUNNING,
+        60,
+        "stuck",
+        30,
+        "rank 1 has written nothing for 30 s; 1",
+    ),
+    ("a silent rank that may be swapped out", [QUIET, lost("silent", 29)], IDLE, 0, "unknown", None, "rank 1 has"),
     ("a dead rank", [stepping(), lost("dead")], RUNNING, 60, "stuck", 6, "rank 1 is dead: its process is gone"),
     ("a stopped rank", [stepping(), lost("stopped")], RUNNING, 60, "stuck", 6, "rank 1 is stopped by a signal"),
     ("a dead rank of an idle engine", [QUIET, lost("dead")], IDLE, 0, "stuck", 6, "rank 1 is dead"),
-    ("two lost", [QUIET, lost("dead", 8), lost("silent", 7, 2)], IDLE, 0, "stuck", 8, "rank 1 is dead.*; rank 2"),
-    ("lost at the limit", [stepping(), lost("silent", 5.0)], RUNNING, 60, "stuck", 5, "rank 1 has written nothing"),
+    ("two lost", [QUIET, lost("dead", 8), lost("stopped", 7, 2)], IDLE, 0, "stuck", 8, "rank 1 is dead.*; rank 2"),
+    ("lost at the limit", [stepping(), lost("stopped", 5.0)], RUNNING, 60, "stuck", 5, "rank 1 is stopped"),
     ("lost, nearly", [stepping(), lost("dead", 4.9)], RUNNING, 60, "moving", None, "steps begin and end"),
     ("lost, nearly, at rest", [QUIET, lost("silent", 4.9)], RUNNING, 60, "unknown", None, "not every rank.*rank 1"),
     ("held by a signal, all of them", [lost("stopped")], IDLE, 0, "stuck", 6, "rank 1 is stopped by a signal"),
@@ -166,10 +175,59 @@ ROWS = [
         [QUIET],
         Demand(is_held=True, rpc_outstanding_seconds=30),
         0,
-        "stuck",
+        "busy",
         30,
         "a worker call",
     ),
+    ("a step too long, the engine held", [stepping(seconds=130)], Demand(is_held=True), 0, "busy", 130, "longer than"),
+    ("stopped, the engine held", [QUIET, lost("stopped")], Demand(is_held=True), 0, "busy", 6, "rank 1 is stopped"),
+    ("dead, the engine held", [QUIET, lost("dead")], Demand(is_held=True), 0, "stuck", 6, "rank 1 is dead"),
+    (
+        "our call behind another's",
+        [rank(call="reload_weights", call_seconds=40.0), QUIET],
+        idle(rpc_outstanding_seconds=41),
+        0,
+        "busy",
+        40,
+        "rank 0 has been in the engine's call reload_weights for 40 s",
+    ),
+    (
+        "requests behind another's call",
+        [rank(call="wake_up", call_seconds=40.0)],
+        RUNNING,
+        60,
+        "busy",
+        40,
+        "in the engine's call wake_up",
+    ),
+    (
+        "another's call too long",
+        [rank(call="profile", call_seconds=121.0)],
+        IDLE,
+        0,
+        "stuck",
+        121,
+        "longer than the 120",
+    ),
+    (
+        "a first step that compiles",
+        [stepping(seconds=599.0, steps_begun=10, steps_ended=9)],
+        RUNNING,
+        600,
+        "busy",
+        599,
+        "in one step for 599 s",
+    ),
+    (
+        "a first step too long",
+        [stepping(seconds=601.0, steps_begun=10, steps_ended=9)],
+        RUNNING,
+        700,
+        "stuck",
+        601,
+        "longer than the 600 s",
+    ),
+    ("a new shape that compiles", [stepping(seconds=300.0, is_compiling=True)], RUNNING, 400, "busy", 300, "one step"),
     (
         "under way here, the engine tells nothing",
         [QUIET],

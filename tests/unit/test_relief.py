@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
 from app.errors import NotAvailable, Refused, UnknownName
 from app.policy import SIGNAL_REMEDIES
 from app.readings import Target
-from app.relief import Wish
+from app.relief import States, Wish
 from app.remedies import REMEDIES, Run
 from app.remedies.release import Release
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
@@ -47,7 +48,7 @@ async def test_a_dry_run_does_nothing():
     core = await grown(version="0.12.0")
     events = core.summaries()
     would, would_not = await core.relief.reclaim(wishes("release", "reset_encoder_cache"), mode="safe", dry_run=True)
-    assert (would.result.outcome, would.result.reason) == ("observed", "dry run; needs no special moment")
+    assert (would.result.outcome, would.result.reason) == ("observed", "dry run; no request has to wait for it")
     assert would_not.result.outcome == "refused"
     assert (core.fake.resets(), core.summaries(), core.counted.remedies) == ([], events, [])
 
@@ -96,10 +97,12 @@ async def test_an_engine_that_is_down_is_not_available():
     """503 at the door, and a failed reset in the events."""
     core = await grown()
     core.fake.down = True
-    with pytest.raises(NotAvailable, match="the engine is down"):
+    for _ in range(2):  # one refused connection is not its end
+        await core.poller.poll()
+    with pytest.raises(NotAvailable, match="the engine is gone"):
         await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=False)
     assert core.counted.remedies == [("reset_mm_cache", "drop-in", "failed")]
-    assert core.summaries("reset")[0].startswith("reset_mm_cache failed: the engine is down")
+    assert core.summaries("reset")[0].startswith("reset_mm_cache failed: the engine is gone")
 
 
 async def test_an_engine_that_goes_in_the_middle_leaves_no_numbers():
@@ -243,7 +246,7 @@ async def test_restore_needs_the_workers():
         await core.relief.restore()
 
 
-# --- moments ---
+# --- holding requests ---
 
 
 async def test_safe_reset_mm_cache_holds_new_requests_and_tells_for_how_long():
@@ -299,7 +302,7 @@ async def test_a_trim_that_never_returns_fails_and_is_never_repeated():
     assert core.fake.ops().count("trim") == 1
     assert core.gate.is_open
     assert not core.relief.busy
-    with pytest.raises(NotAvailable, match="the engine is unresponsive"):
+    with pytest.raises(NotAvailable, match="the engine is busy: worker call trim sent"):
         await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
     assert core.fake.ops().count("trim") == 1
     assert core.summaries("reset")[0].startswith("trim_encoder_cache failed")
@@ -334,3 +337,180 @@ async def test_a_trim_that_is_answered_with_garbage_has_failed(garbage, told):
     assert measured.result.outcome == "failed"
     assert told in measured.result.reason
     assert not core.relief.busy
+
+
+# --- every wait has an end ---
+
+
+def stage(core: Core, monkeypatch, state: str) -> asyncio.Event:
+    """Have a safe reset of the multimodal cache wait in one state, and return what tells that it does."""
+    there = asyncio.Event()
+
+    async def for_ever(*_, **__):
+        there.set()
+        await asyncio.Event().wait()
+
+    if state == "closing":
+        monkeypatch.setattr(core.gate, "drained", for_ever)
+    elif state == "drained":
+        monkeypatch.setattr(core.quiescer._load, "read", for_ever)
+    elif state == "calling":
+        monkeypatch.setattr(core.engine, "post", for_ever)
+    elif state == "releasing":
+        monkeypatch.setattr(core.engine, "rpc", for_ever)
+    elif state == "reading":
+        monkeypatch.setattr(core.poller, "poll", for_ever)
+    else:
+        core.fake.on_reset = lambda: monkeypatch.setattr(core.poller, "poll", for_ever)
+    return there
+
+
+def remedy_through(state: str) -> str:
+    """One that comes to the state."""
+    return "reset_encoder_cache" if state == "releasing" else "reset_mm_cache"
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Deadlines that a test can wait for."""
+    for name in ("relief.QUESTIONS_SECONDS", "relief.MARGIN_SECONDS", "relief.MAX_SECONDS", "relief.CALL_SECONDS"):
+        monkeypatch.setattr(f"app.relief.{name}", 0.01)
+    monkeypatch.setattr("app.relief.quiescer.DRAINED_SECONDS", 0.01)
+
+
+STATES = ("reading", "closing", "drained", "calling", "releasing", "measuring")
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome", "told"),
+    [
+        ("closing", "refused", "requests were still under way after 0.05 s"),
+        ("drained", "refused", "did not tell within 0.01 s whether requests run"),
+        ("calling", "failed", "it has not ended within 0.01 s; not measured"),
+        ("releasing", "failed", "done, but the release after it has not ended within 0.05 s; not measured"),
+        ("measuring", "done", "not measured, as no reading came within 0.03 s"),
+    ],
+)
+@pytest.mark.usefixtures("short")
+async def test_a_relief_waits_nowhere_for_longer_than_it_may(monkeypatch, state, outcome, told):
+    """A call that never returns, an engine that never tells, a poll that hangs: told, and the next may come."""
+    core = await grown()
+    await core.poller.poll()
+    there = stage(core, monkeypatch, state)
+    (measured,) = await core.relief.reclaim(wishes(remedy_through(state)), mode="safe", dry_run=False)
+    assert there.is_set()
+    assert (measured.result.outcome, measured.result.freed_bytes) == (outcome, None)
+    assert told in measured.result.reason
+    assert (core.relief.state, core.relief.busy, core.gate.is_open) == ("idle", False, True)
+    assert told in core.summaries()[-1]
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_reading_that_does_not_come_ends_the_relief_before_it_began(monkeypatch):
+    """The engine was not touched; recorded as a failed reset."""
+    core = await grown()
+    there = stage(core, monkeypatch, "reading")
+    with pytest.raises(NotAvailable, match=r"no reading came within 0\.03 s"):
+        await core.relief.reclaim(wishes("release"), mode="safe", dry_run=False)
+    assert (there.is_set(), core.relief.state, core.relief.busy) == (True, "idle", False)
+    assert core.counted.remedies == [("release", "reclaim", "failed")]
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_restore_waits_no_longer_than_it_may(monkeypatch):
+    """For the workers; and without a reading after it, it does not say what is left."""
+    core = await grown()
+    await core.poller.poll()
+    there = stage(core, monkeypatch, "releasing")
+    with pytest.raises(NotAvailable, match=r"restore has not ended within 0\.06 s"):
+        await core.relief.restore()
+    assert (there.is_set(), core.relief.state, core.relief.busy) == (True, "idle", False)
+    monkeypatch.undo()
+    monkeypatch.setattr("app.relief.relief.QUESTIONS_SECONDS", 0.01)
+    stage(core, monkeypatch, "reading")
+    await core.relief.restore()
+    assert "what is left on the host is not known" in core.summaries("reset")[0]
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_whoever_is_cancelled_in_any_state_leaves_nothing_behind(monkeypatch, state):
+    """The gate is open, the turn is free, an event tells where it was; the next relief is done."""
+    core = await grown()
+    if state != "reading":
+        await core.poller.poll()
+    with monkeypatch.context() as staged:
+        there = stage(core, staged, state)
+        reset = core.relief.reclaim(wishes(remedy_through(state)), mode="safe", dry_run=False)
+        task = asyncio.create_task(reset)
+        await there.wait()
+        assert (core.relief.state, core.relief.busy) == (state, True)
+        assert core.gate.is_open is (state not in {"closing", "drained", "calling"})
+        task.cancel()
+        await asyncio.wait({task})
+    assert task.cancelled()
+    core.fake.on_reset = lambda: None
+    assert (core.relief.state, core.relief.busy, core.gate.is_open) == ("idle", False, True)
+    assert core.summaries("reset")[0] == f"{remedy_through(state)} failed: cancelled while {state}"
+    (measured,) = await core.relief.reclaim(wishes(remedy_through(state)), mode="safe", dry_run=False)
+    assert measured.result.outcome == "done"
+
+
+async def test_a_remedy_that_breaks_is_recorded_and_raised():
+    """What nobody thought of is no silent end."""
+    core = await grown()
+
+    async def broken(engine, ask):
+        raise KeyError("complete")
+
+    core.relief.remedies = {"release": Stand(broken)}
+    with pytest.raises(KeyError):
+        await core.relief.reclaim(wishes("release"), mode="safe", dry_run=False)
+    assert core.summaries("reset")[0] == "release failed: KeyError('complete') while calling"
+    assert (core.relief.state, core.relief.busy) == ("idle", False)
+
+
+async def test_readings_around_a_remedy_that_failed_are_not_called_its_effect():
+    """Half of it may have been done, and traffic did the rest: no number, on no rank."""
+    core = await grown()
+
+    async def half(engine, ask):
+        core.fake.workers[0].release()
+        return Run(ok=False, reason="1 of 2 ranks: out of order")
+
+    core.relief.remedies = {"release": Stand(half)}
+    (measured,) = await core.relief.reclaim(wishes("release"), mode="safe", dry_run=False)
+    assert (measured.result.outcome, measured.result.freed_bytes, measured.result.ranks) == ("failed", None, ())
+    assert measured.result.reason == "1 of 2 ranks: out of order; not measured"
+    assert measured.after == ()
+
+
+async def test_requests_wait_for_the_reset_and_not_for_the_release_after_it(monkeypatch):
+    """An encoder-decoder model: the reset needs the gate; the release is asked for when it is open again."""
+    core = await grown()
+    await core.poller.poll()
+    core.poller.capabilities = replace(core.poller.capabilities, encoder_decoder=True)
+    seen = []
+    core.fake.on_reset = lambda: seen.append(core.gate.is_open)
+    rpc = core.engine.rpc
+
+    async def noted(op, payload=None):
+        if op == "release":
+            seen.append(core.gate.is_open)
+        return await rpc(op, payload)
+
+    monkeypatch.setattr(core.engine, "rpc", noted)
+    (measured,) = await core.relief.reclaim(wishes("reset_encoder_cache"), mode="safe", dry_run=False)
+    assert (measured.result.outcome, measured.result.moment, seen) == ("done", "gate", [False, True])
+
+
+def test_a_state_that_cannot_follow_is_an_error():
+    """The machine is what its drawing says."""
+
+    async def wrong() -> None:
+        states = States()
+        with states.one_relief():
+            async with states.enter("reading", 1.0), states.enter("measuring", 1.0):
+                pytest.fail("nothing was called")
+
+    with pytest.raises(RuntimeError, match="does not go from reading to measuring"):
+        asyncio.run(wrong())

@@ -77,28 +77,33 @@ def test_reset_mm_cache_is_refused_where_it_can_hang_the_engine(version, mode):
 
 
 @pytest.mark.parametrize("version", ["0.25.0", "0.25.1", "0.27.1", "0.32.0"])
-def test_elsewhere_it_wants_an_idle_path_in_safe_mode(version):
+def test_elsewhere_requests_are_held_for_it_in_safe_mode(version):
     """A request on its way would fail, with an error that may be retried or one that may not."""
     assert refusal("reset_mm_cache", "safe", version=version, running=9) is None
-    assert BY_NAME["reset_mm_cache"].need(Capabilities(version=version), "safe") == "idle path"
-    assert BY_NAME["reset_mm_cache"].need(Capabilities(version=version), "now") == "nothing"
+    assert BY_NAME["reset_mm_cache"].needs_gate(Capabilities(version=version), "safe")
+    assert not BY_NAME["reset_mm_cache"].needs_gate(Capabilities(version=version), "now")
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "known", "need"),
+    ("name", "mode", "known", "needs_gate"),
     [
-        ("release", "safe", {}, "nothing"),
-        ("trim_encoder_cache", "safe", {}, "nothing"),
-        ("reset_encoder_cache", "safe", {}, "nothing"),
-        ("reset_encoder_cache", "safe", {"encoder_decoder": True}, "idle engine"),
-        ("reset_encoder_cache", "now", {"encoder_decoder": True}, "nothing"),
-        ("reset_prefix_cache", "safe", {}, "idle engine"),
-        ("reset_prefix_cache", "now", {}, "nothing"),
+        ("release", "safe", {}, False),
+        ("trim_encoder_cache", "safe", {}, False),
+        ("reset_encoder_cache", "safe", {}, False),
+        ("reset_encoder_cache", "safe", {"encoder_decoder": True}, True),
+        ("reset_encoder_cache", "now", {"encoder_decoder": True}, False),
+        ("reset_prefix_cache", "safe", {}, True),
+        ("reset_prefix_cache", "now", {}, False),
     ],
 )
-def test_what_must_be_still(name, mode, known, need):
+def test_nobody_is_held_for_a_remedy_that_does_not_need_it(name, mode, known, needs_gate):
     """The least that does."""
-    assert BY_NAME[name].need(Capabilities(version="0.32.0", **known), mode) == need
+    assert BY_NAME[name].needs_gate(Capabilities(version="0.32.0", **known), mode) is needs_gate
+
+
+def test_requests_are_paced_after_the_reset_that_makes_every_image_new():
+    """After the others they all pass at once."""
+    assert [remedy.name for remedy in REMEDIES if remedy.paces_after] == ["reset_mm_cache"]
 
 
 def test_a_connector_forbids_a_trim():

@@ -145,6 +145,20 @@ def test_all_problems_are_told_at_once(write):
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("trust_loopback", "perhaps", "trust_loopback: 'perhaps' must be true or false"),
+        ("proxy.extra_paths", "/v1/x", "proxy.extra_paths: '/v1/x' must be a JSON list"),
+        ("admin_token_file", "here", "admin_token_file: 'here' must be the absolute path of a file"),
+        ("admin_token", "short", "admin_token: must be at least 8 printable ASCII characters without spaces"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_would_be_right(key, value, told):
+    """In the operator's words, and never a token."""
+    assert problems({key: value}) == (told,)
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "engine:8000",

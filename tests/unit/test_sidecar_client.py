@@ -111,7 +111,7 @@ def test_a_refusal_is_the_sidecars_own_word(answering):
     ("body", "message"),
     [
         ({"schema": 1, "results": [{"remedy": "release", "reason": "it sleeps"}]}, "release: it sleeps"),
-        ({"ready": False, "engine": "down", "reason": "nothing answers"}, "nothing answers"),
+        ({"ready": False, "engine": "gone", "reason": "nothing answers"}, "nothing answers"),
         ({"error": {"message": "/x is not. The sidecar's own: /memory", "code": 404}}, "of this version?"),
     ],
 )

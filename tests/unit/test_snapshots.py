@@ -176,7 +176,8 @@ async def test_an_engine_that_is_not_there_is_not_asked(scene):
     """Nor one without our extension."""
     scene.core.fake.down = True
     await scene.core.tick()
-    assert (await refused(scene, NotAvailable)).startswith("the engine is down")
+    await scene.core.tick()
+    assert (await refused(scene, NotAvailable)).startswith("the engine is gone")
     other = scene_on(scene.folder, extension=None)
     await other.core.tick()
     assert "--worker-extension-cls" in await refused(other, NotAvailable)

@@ -6,11 +6,14 @@ It reads counters and metadata. It refuses to touch tensor data, to wait for the
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import describe_device
-from worker_ext.encoder_outputs import encoder_cache_block, odd_absence
+from worker_ext.encoder_outputs import figures_of, odd_absence, read_encoder_outputs
+from worker_ext.errors import RefusedError, UnreadableError
 from worker_ext.host import read_host
+from worker_ext.host_copies import HostCopies
 from worker_ext.memory_parts import (
     NO_DEVICE,
     look_at_segments_once,
@@ -24,13 +27,17 @@ from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
 from worker_ext.sleep import asleep_tags
 from worker_ext.state import state_of
+from worker_ext.trimmable import Groups, movability, trimmable_bytes
 from worker_ext.weights import counting_caveat, weights_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from worker_ext.devices import Device
+    from worker_ext.encoder_outputs import EncoderOutputs
+    from worker_ext.host import HostMemory
     from worker_ext.state import WorkerState
+    from worker_ext.storages import Storage
 
 
 def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
@@ -49,7 +56,7 @@ def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
         **space._asdict(),
         "torch": torch._asdict(),
         "releasable_bytes": state.allocator_reserve.releasable_bytes(torch),
-        **_components(worker, device, state, notes),
+        **_components(worker, device, state, host, notes),
         "asleep_tags": _asleep_tags(worker, state, notes),
         "budget": read_budget(worker, notes),
         "host_memory": {**host._asdict(), "pinned_bytes": pinned_bytes(device, notes)},
@@ -65,8 +72,10 @@ def _asleep_tags(worker: object, state: WorkerState, notes: Notes) -> list[str] 
     return notes.missing("asleep_tags", asleep_tags(worker, state.sleep), reason)
 
 
-def _components(worker: object, device: Device | None, state: WorkerState, notes: Notes) -> dict[str, Any]:
-    names = ("weights_bytes", "kv_cache_bytes", "kv_cache_reserved_bytes", "encoder_cache")
+def _components(
+    worker: object, device: Device | None, state: WorkerState, host: HostMemory, notes: Notes
+) -> dict[str, Any]:
+    names = ("weights_bytes", "kv_cache_bytes", "kv_cache_reserved_bytes", "encoder_cache", "trimmable_bytes")
     if device is None:
         for name in names:
             notes.add(name, NO_DEVICE)
@@ -74,8 +83,12 @@ def _components(worker: object, device: Device | None, state: WorkerState, notes
     kind = device.type
     weights = notes.attempt("weights_bytes", lambda: _weights(worker, kind, state, notes))
     kv_cache = read_kv_cache(worker, kind, state.residency, notes)
-    encoder = notes.attempt("encoder_cache", lambda: _encoder_cache(worker, kind, state, notes))
-    return dict(zip(names, (weights, *kv_cache, encoder)))
+    outputs = notes.attempt("encoder_cache", lambda: _encoder_outputs(worker, kind, notes))
+    encoder = None
+    if outputs is not None:
+        encoder = notes.attempt("encoder_cache", lambda: figures_of(outputs, outputs.ages(state), worker, state))
+    trimmable = notes.attempt("trimmable_bytes", lambda: _trimmable(worker, device, outputs, host))
+    return dict(zip(names, (weights, *kv_cache, encoder, trimmable)))
 
 
 def _weights(worker: object, kind: str, state: WorkerState, notes: Notes) -> int:
@@ -85,9 +98,24 @@ def _weights(worker: object, kind: str, state: WorkerState, notes: Notes) -> int
     return size
 
 
-def _encoder_cache(worker: object, kind: str, state: WorkerState, notes: Notes) -> dict[str, Any] | None:
-    block = encoder_cache_block(worker, kind, state)
-    odd = odd_absence(worker) if block is None else None
+def _encoder_outputs(worker: object, kind: str, notes: Notes) -> EncoderOutputs | None:
+    outputs = read_encoder_outputs(worker, kind)
+    odd = odd_absence(worker) if outputs is None else None
     if odd is not None:
         notes.add("encoder_cache", odd)
-    return block
+    return outputs
+
+
+def _trimmable(worker: object, device: Device, outputs: EncoderOutputs | None, host: HostMemory) -> int | None:
+    copies, groups = HostCopies(device), Groups(device.type)
+    entries = {} if outputs is None else {entry.mm_hash: entry for entry in outputs.entries}
+    for entry in entries.values():
+        groups.add(movability(entry, copies))
+
+    def storages_of(key: str) -> Iterable[Storage]:
+        return entries[key].storages.values() if key in entries else ()
+
+    # No note: why a trim would be refused is the trim's to say, and a cache that cannot be read is noted already.
+    with suppress(RefusedError, UnreadableError):
+        return trimmable_bytes(worker, device, groups, storages_of, host)
+    return None

@@ -20,12 +20,16 @@ from worker_ext.encoder_outputs import (
     restore_reserve_bytes,
 )
 from worker_ext.errors import printable
+from worker_ext.host_copies import HostCopies
 from worker_ext.recorder.ring import MAX_ROWS, ROW
+from worker_ext.trimmable import Groups, Movability, movability, trimmable_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from worker_ext.devices import Device
     from worker_ext.encoder_outputs import Entry
+    from worker_ext.host import HostMemory
     from worker_ext.state import WorkerState
     from worker_ext.storages import Storage
 
@@ -44,11 +48,16 @@ class _Row(NamedTuple):
     value: Callable[[], object]
     """A weak reference."""
     packed: bytes
-    storages: tuple[Storage, ...]
+    movability: Movability
     embeds: int
     is_on_host: bool
     origin: tuple[str, int] | None
     seen_at: float
+
+    @property
+    def storages(self) -> tuple[Storage, ...]:
+        """What it lies in."""
+        return self.movability.storages
 
 
 class _Totals:
@@ -67,10 +76,12 @@ class _Totals:
         """Of storages, each once."""
         self.embeds = 0
         self.host_entries = 0
+        self.groups = Groups(device_type)
 
     def add(self, row: _Row) -> None:
         """Count a row."""
         self._count(row, 1)
+        self.groups.add(row.movability)
         for storage in row.storages:
             entries = self._entries.get(storage, 0)
             self._entries[storage] = entries + 1
@@ -80,6 +91,7 @@ class _Totals:
     def remove(self, row: _Row) -> None:
         """Count a row no more."""
         self._count(row, -1)
+        self.groups.remove(row.movability)
         for storage in row.storages:
             entries = self._entries.pop(storage)
             if entries > 1:
@@ -102,15 +114,17 @@ class EncoderIndex:
     """Follows one worker's encoder cache.
 
     Args:
-        device_type: The worker's own device type.
+        device: The worker's own device.
         cost_clock: Seconds that only grow; what slices take.
     """
 
-    def __init__(self, device_type: str, cost_clock: Callable[[], float] = time.perf_counter) -> None:
-        self._device_type = device_type
+    def __init__(self, device: Device, cost_clock: Callable[[], float] = time.perf_counter) -> None:
+        self._device = device
+        self._device_type = device.type
+        self._copies = HostCopies(device)
         self._cost_clock = cost_clock
         self._rows: dict[Any, _Row] = {}
-        self._totals = _Totals(device_type)
+        self._totals = _Totals(device.type)
         self._figures: dict[str, Any] | None = None
         self._oldest_seen_at: float | None = None
         self._keys: Iterator[Any] | None = None
@@ -125,14 +139,17 @@ class EncoderIndex:
         self._is_changed = False
         self.is_new = True
         """Whether a whole pass has found other rows than `table` returned last."""
+        self.trimmable_bytes: int | None = None
+        """What the device would gain by a trim, as of the last whole pass; None where that is not known."""
 
-    def look(self, worker: object, now: float, change: object, *, whole: bool) -> None:
+    def look(self, worker: object, now: float, change: object, host: HostMemory, *, whole: bool) -> None:
         """Go on reading, if it is time to and if anything may have changed.
 
         Args:
             worker: The worker.
             now: Monotonic seconds.
             change: Another value after everything that may have changed the cache; None where that is not seen.
+            host: The host's memory.
             whole: Read to the end, however long that takes: an operation of ours has just ended.
 
         Raises:
@@ -146,7 +163,8 @@ class EncoderIndex:
             self._keys = None
         started = self._cost_clock()
         try:
-            self._read(worker, now, change, None if whole else started + _SLICE_SECONDS)
+            if self._read(worker, now, change, None if whole else started + _SLICE_SECONDS):
+                self.trimmable_bytes = self._trimmable(worker, host)
         except BaseException:
             self._forget(now)
             raise
@@ -178,23 +196,36 @@ class EncoderIndex:
         rows = [row.packed for row in self._rows.values()]
         return len(rows), b"".join(rows[:MAX_ROWS])
 
-    def _read(self, worker: object, now: float, change: object, deadline: float | None) -> None:
+    def _trimmable(self, worker: object, host: HostMemory) -> int | None:
+        try:
+            return trimmable_bytes(worker, self._device, self._totals.groups, self._storages_of, host)
+        except Exception:  # noqa: BLE001 - a trim would be refused, mostly, and a trim says why; this figure alone is lost
+            return None
+
+    def _storages_of(self, key: str) -> tuple[Storage, ...]:
+        row = self._rows.get(key)
+        return () if row is None else row.storages
+
+    def _read(self, worker: object, now: float, change: object, deadline: float | None) -> bool:
+        """Read on; whether the cache has been looked through to its end."""
         if self._keys is None:
             if change is not None and change == self._change:
                 self._pass_due = now + _PASS_SECONDS
-                return
+                return False
             self._change_then = change
         found = find_encoder_cache(worker)
         if found is None:
             self._forget(now)
-            return
+            return True
         cache = found[1]
         if self._keys is None or self._of != id(cache):
             # dict's own functions: a subclass that brings entries back from the host at access must not do that for us.
             self._keys, self._of = iter(list(dict.keys(cache))), id(cache)
-        if self._go_on(cache, self._keys, now, deadline):
-            self._conclude(cache)
-            self._keys, self._change, self._pass_due = None, self._change_then, now + _PASS_SECONDS
+        if not self._go_on(cache, self._keys, now, deadline):
+            return False
+        self._conclude(cache)
+        self._keys, self._change, self._pass_due = None, self._change_then, now + _PASS_SECONDS
+        return True
 
     def _go_on(self, cache: dict[Any, Any], keys: Iterator[Any], now: float, deadline: float | None) -> bool:
         """Look at further entries; whether all have been looked at."""
@@ -227,13 +258,14 @@ class EncoderIndex:
         # One that only went to the host and came back is as old as it was.
         same = before is not None and before.origin is not None and before.origin == entry.origin
         seen_at = before.seen_at if before is not None and same else now
-        storages = tuple(entry.storages.values())
+        can_move = movability(entry, self._copies)
+        storages = can_move.storages
         is_on_host = bool(storages) and all(storage.device_type != self._device_type for storage in storages)
         text = printable(entry.mm_hash)[:_HASH_CHARACTERS].encode("ascii", "replace")
         row = _Row(
             value=_weak(value),
             packed=ROW.pack(text, entry_bytes(entry), seen_at, is_on_host),
-            storages=storages,
+            movability=can_move,
             embeds=entry_embeds(entry),
             is_on_host=is_on_host,
             origin=entry.origin,
@@ -254,7 +286,7 @@ class EncoderIndex:
     def _forget(self, now: float) -> None:
         self.is_new = self.is_new or bool(self._rows)
         self._rows, self._totals = {}, _Totals(self._device_type)
-        self._figures = self._oldest_seen_at = self._keys = self._of = self._change = None
+        self._figures = self._oldest_seen_at = self._keys = self._of = self._change = self.trimmable_bytes = None
         self._pass_due = now + _PASS_SECONDS
 
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import describe_device
 from worker_ext.errors import printable
-from worker_ext.identity import identity
+from worker_ext.identity import identity, pid_started
 
 if TYPE_CHECKING:
     from worker_ext.notes import Notes
 
 _ROOT = Path("/")
-_STARTED_FIELD = 22
 _MOST_NAME_CHARACTERS = 200
 """A host's or a device's name: either is the machine's own, and the file's header has its size."""
 
@@ -34,7 +33,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
         "instance": instance,
         **who,
         "host": _short(who["host"]),
-        "pid_started": notes.attempt("pid_started", lambda: _pid_started(root)),
+        "pid_started": notes.attempt("pid_started", lambda: pid_started(root)),
         "boot_id": notes.attempt("boot_id", lambda: _boot_id(root)),
         "device": {
             **device,
@@ -48,12 +47,6 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
 
 def _short(name: str | None) -> str | None:
     return None if name is None else printable(name, _MOST_NAME_CHARACTERS)
-
-
-def _pid_started(root: Path) -> int:
-    # The second field is the program's name, in brackets, with whatever it likes between them (proc_pid_stat(5)).
-    _, _, after = (root / "proc/self/stat").read_text("ascii", "replace").rpartition(")")
-    return int(after.split()[_STARTED_FIELD - 3])
 
 
 def _boot_id(root: Path) -> str:

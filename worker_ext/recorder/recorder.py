@@ -311,8 +311,13 @@ class Recorder:
         notes.attempt("watchdog", lambda: self._watchdog.push(now.mono))
         since, thread = wait or (None, 0)
         dump = notes.attempt("stack", lambda: self._stacks.look(since, thread, now.mono))
+        call = None
+        if now.mono < self._busy_until:
+            self._stacks.forget_call()
+        else:
+            call = notes.attempt("call", lambda: self._stacks.look_for_call(self._main_thread or 0, now.mono))
         self._flush()
-        self._write_heartbeat(now, dump)
+        self._write_heartbeat(now, dump, call=call)
         return BUSY_SECONDS if now.mono < self._busy_until else IDLE_SECONDS
 
     def _read_host(self, now: float) -> None:
@@ -328,12 +333,16 @@ class Recorder:
             if table is not None:
                 self.ring.write_table(*table)
 
-    def _write_heartbeat(self, now: _Moment, dump: str | None, *, is_last: bool = False) -> None:
+    def _write_heartbeat(
+        self, now: _Moment, dump: str | None, *, call: tuple[str, float] | None = None, is_last: bool = False
+    ) -> None:
         record = now.record(
             "stopped" if is_last else "heartbeat",
             calls=self._calls_begun(),
-            moving=self._moving(now.mono),
+            moving=self._moving(now.mono, call),
             rss_bytes=self._host.rss_bytes,
+            # Whoever outlives a rank that the kernel killed begins no step after it, and so takes no sample.
+            cgroup_oom_kills=self._host.cgroup_oom_kills,
             dump=dump,
         )
         with suppress(OSError, ValueError):  # as above
@@ -360,8 +369,8 @@ class Recorder:
         waits += [] if output is None else [(output.since, output.thread)]
         return min(waits, default=None)
 
-    def _moving(self, now: float) -> dict[str, Any]:
-        """Return whether the worker makes progress: its steps, their outputs, our operations."""
+    def _moving(self, now: float, called: tuple[str, float] | None = None) -> dict[str, Any]:
+        """Return whether the worker makes progress: its steps, their outputs, our operations, other calls."""
         steps, call, output = self.steps.progress(), self.calls.current, self.steps.outputs.oldest()
         return {
             "steps_begun": steps.begun if steps else None,
@@ -371,6 +380,8 @@ class Recorder:
             "output_seconds": None if output is None else _lasted(output.since, now),
             "rpc": call.op if call else None,
             "rpc_seconds": _lasted(call.since, now) if call else None,
+            "call": called[0] if called else None,
+            "call_seconds": _lasted(called[1], now) if called else None,
         }
 
 

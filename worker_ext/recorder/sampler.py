@@ -55,20 +55,22 @@ class Sampler:
             weights = notes.attempt("weights_bytes", lambda: weights_bytes(worker, device.type, state))
             notes.attempt("releasable_bytes", lambda: look_at_segments_once(worker, device, reserve))
         torch = read_allocator(device, notes)
+        encoder_cache = self._encoder_cache(worker, state, now, change, notes, whole=whole)
         return {
             **read_space(worker, device, host, notes)._asdict(),
             "torch": torch._asdict(),
             "releasable_bytes": reserve.releasable_bytes(torch),
+            "trimmable_bytes": None if self.index is None else self.index.trimmable_bytes,
             "weights_bytes": weights,
             "kv_cache_bytes": self._kv_cache(worker, device, state, now, notes),
-            "encoder_cache": self._encoder_cache(worker, state, now, change, notes, whole=whole),
+            "encoder_cache": encoder_cache,
             "host_memory": {**host._asdict(), "pinned_bytes": pinned_bytes(device, notes)},
         }
 
     def _device_of(self, worker: object, notes: Notes) -> Device | None:
         if self._device is None:  # sought again where it was not found: a worker may not have been ready to tell
             self._device = notes.attempt("device", lambda: device_of(worker))
-            self.index = None if self._device is None else EncoderIndex(self._device.type)
+            self.index = None if self._device is None else EncoderIndex(self._device)
         return self._device
 
     def _kv_cache(
@@ -85,5 +87,5 @@ class Sampler:
         index = self.index
         if index is None:
             return None
-        notes.attempt("encoder_cache", lambda: index.look(worker, now, change, whole=whole))
+        notes.attempt("encoder_cache", lambda: index.look(worker, now, change, self.host, whole=whole))
         return notes.attempt("encoder_cache", lambda: index.figures(worker, state, now))

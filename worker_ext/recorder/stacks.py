@@ -9,12 +9,26 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 
 LONG_SECONDS = 1.0
 """What has lasted for so long is worth a look at where it is."""
 _LONGEST_SECONDS = 30.0
 _MAX_DUMP_BYTES = 256 * 1024
 _MAX_CHARACTERS = 12_000
+_LOOK_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 1.0
+_MAX_NAME_CHARACTERS = 100
+
+_FRAME = re.compile(r'  File ".*", line [0-9]+ in (.*)')
+# What the engine's loop runs whatever is called of a worker in, and then the loop itself, in versions where it does so
+# directly (vllm 0.32.0 v1/executor/multiproc_executor.py:1055, `_execute_worker_rpc`); where engine and worker are one
+# process, what stands in the middle (vllm 0.32.0 v1/serial_utils.py:508, `run_method`).
+_CALLERS = ("_execute_worker_rpc", "run_method", "worker_busy_loop")
+# What they call besides: waiting for the next one, handing over what came of the last.
+_NO_CALLS = frozenset({"dequeue", "handle_output", "enqueue_output", "_execute_worker_rpc"})
+# Around what is called: torch's decorators, and this recorder's wrappers.
+_AROUND = frozenset({"decorate_context", "_fn", "change", "part", "execute_model"})
 
 
 class Stacks:
@@ -25,6 +39,8 @@ class Stacks:
         self._since: float | None = None
         self._due = 0.0
         self._text: str | None = None
+        self._call: tuple[str, float] | None = None
+        self._call_due = float("-inf")
 
     def look(self, since: float | None, thread: int, now: float) -> str | None:
         """Return the last dump of what lasts, None where nothing has lasted for long.
@@ -43,6 +59,30 @@ class Stacks:
             self._due = now + min(max(now - since, LONG_SECONDS), _LONGEST_SECONDS)
             self._text = ordered(self._dump(), thread)
         return self._text
+
+    def look_for_call(self, thread: int, now: float) -> tuple[str, float] | None:
+        """Return what the engine runs on a thread beside steps and our operations, and since when at the least.
+
+        A dump holds up every thread for a millisecond or so: looked at every five seconds, and every second while
+        something was found.
+
+        Args:
+            thread: The engine's, as `threading.get_ident` numbers it.
+            now: Monotonic seconds.
+
+        Raises:
+            OSError: No dump can be taken here.
+        """
+        if now >= self._call_due:
+            name = call_of(ordered(self._dump(), thread))
+            before = self._call
+            self._call = None if name is None else before if before and before[0] == name else (name, now)
+            self._call_due = now + (_LOOK_SECONDS if name is None else _LOOK_AGAIN_SECONDS)
+        return self._call
+
+    def forget_call(self) -> None:
+        """Look anew the next time: something else has begun."""
+        self._call, self._call_due = None, float("-inf")
 
     def close(self) -> None:
         """Let go of what dumps are taken with."""
@@ -71,3 +111,16 @@ def ordered(dump: str, thread: int) -> str:
     parts = dump.split("\n\n")
     parts.sort(key=lambda part: mark not in part.partition("\n")[0])
     return "\n\n".join(parts)[:_MAX_CHARACTERS]
+
+
+def call_of(dump: str) -> str | None:
+    """Return the name of what the engine's loop has called of its worker, None where it waits or is not seen.
+
+    Args:
+        dump: Whose first part is the thread's.
+    """
+    part = dump.partition("\n\n")[0]
+    names = [match.group(1) for match in map(_FRAME.fullmatch, part.splitlines()) if match]
+    caller = next((names.index(name) for name in _CALLERS if name in names), 0)
+    called = [name for name in reversed(names[:caller]) if name not in _AROUND]
+    return called[0][:_MAX_NAME_CHARACTERS] if called and called[0] not in _NO_CALLS else None

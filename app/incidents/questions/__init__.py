@@ -14,6 +14,7 @@ from app.incidents.latest import Latest
 from app.incidents.questions.allocator import alloc_retries, ooms, unused_reserve
 from app.incidents.questions.caches import encoder_cache, host_memory, kv_cache
 from app.incidents.questions.device import device_full, device_had_room, over_budget, unprofiled_encoder
+from app.incidents.questions.ends import ended_by_signal, killed_by_kernel
 from app.incidents.questions.growth import grew_most, growth
 from app.incidents.questions.policy import policy
 from app.incidents.questions.ranks import long_step, lost_ranks, no_readings, skew
@@ -24,12 +25,14 @@ Question: TypeAlias = Callable[[Evidence, Sequence[Latest]], Finding | None]
 
 # In the order in which findings of the same weight are shown.
 QUESTIONS: Final[tuple[Question, ...]] = (
+    killed_by_kernel,
     ooms,
     device_full,
     unused_reserve,
     host_memory,
     lost_ranks,
     long_step,
+    ended_by_signal,
     grew_most,
     growth,
     over_budget,

@@ -50,8 +50,10 @@ RESTING = policy(replace(DEVICE, phase="resting", reason="the last relief did no
             "rule device is resting: short by 620 MiB on rank 1",
         ),
         ({"policy": policy(HELD, level="held")}, ATTENTION, f"rule device cannot act: {HELD.reason}"),
-        ({"state": "down"}, CRITICAL, "the engine is down"),
-        ({"state": "unresponsive"}, CRITICAL, "the engine is unresponsive"),
+        ({"state": "gone"}, CRITICAL, "the engine is gone"),
+        ({"state": "stuck"}, CRITICAL, "the engine is stuck"),
+        ({"state": "not_answering"}, CRITICAL, "the engine is not answering"),
+        ({"state": "slow"}, ATTENTION, "the engine is slow"),
     ],
 )
 def test_what_is_made_of_a_report(changed, code, reason):
@@ -121,10 +123,10 @@ def test_only_what_gives_back_is_a_reset():
 
 def test_for_programs_the_report_is_as_it_was_told():
     """With the verdict, and the last reset."""
-    told = report(state="down")
+    told = report(state="gone")
     last = replace(event(), result=RemedyResult(remedy="release", outcome="done"))
     body = json.loads(json.dumps(status_json(judged(told), as_json(told), last)))
-    assert (body["status"], body["exit_code"], body["reasons"]) == ("critical", 2, ["the engine is down"])
+    assert (body["status"], body["exit_code"], body["reasons"]) == ("critical", 2, ["the engine is gone"])
     assert body["report"]["ranks"][0]["used_bytes"] == told.ranks[0].used_bytes
     assert body["last_reset"]["result"]["remedy"] == "release"
 

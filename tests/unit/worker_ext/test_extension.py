@@ -17,7 +17,8 @@ from worker_ext.operations import OPERATIONS
 from worker_ext.state import end_recorder
 
 HEAD = {
-    "schema", "ok", "op", "rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "taken_at",
+    "schema", "ok", "op", "rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started",
+    "taken_at",
 }  # fmt: skip
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -102,6 +102,37 @@ def test_version_1_writes_no_limit_as_a_huge_one(machine, limit, expected):
     assert (host.cgroup_used_bytes, host.cgroup_limit_bytes) == (8 * MIB, expected)
 
 
+def test_kills_for_memory_are_counted_in_its_own_group(machine):
+    """The kernel's own count of processes, whoever of the group they were; those of the groups above are others'."""
+    top = "sys/fs/cgroup"
+    files = {"proc/self/cgroup": "0::/pod/box\n"} | group(f"{top}/pod/box", "max", 5 * MIB)
+    files |= group(f"{top}/pod", "max", 5 * MIB) | {f"{top}/pod/memory.events": "oom_kill 40\n"}
+    files[f"{top}/pod/box/memory.events"] = "low 0\nhigh 0\nmax 31\noom 2\noom_kill 2\noom_group_kill 1\n"
+    host, notes = read(machine(files))
+    assert (host.cgroup_oom_kills, notes) == (2, [])
+
+
+@pytest.mark.parametrize("events", [None, "", "oom 1\n", "oom_kill\n", "oom_kill many\n"])
+def test_a_kernel_that_counts_no_kills_says_nothing(machine, events):
+    """That is no zero."""
+    files = group("sys/fs/cgroup", "max", 5 * MIB)
+    host, notes = read(machine(files if events is None else files | {"sys/fs/cgroup/memory.events": events}))
+    assert (host.cgroup_oom_kills, notes) == (None, [])
+
+
+def test_version_1_counts_kills_in_another_file(machine):
+    """Since Linux 4.13."""
+    box = "sys/fs/cgroup/memory/docker/1"
+    files = {
+        "proc/self/mountinfo": V2_MOUNT + V1_MOUNT,
+        "proc/self/cgroup": "12:memory:/docker/1\n0::/\n",
+        f"{box}/memory.limit_in_bytes": "9223372036854771712\n",
+        f"{box}/memory.usage_in_bytes": f"{9 * MIB}\n",
+        f"{box}/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+    }
+    assert read(machine(files))[0].cgroup_oom_kills == 3
+
+
 @pytest.mark.parametrize(
     ("mounted", "path"), [("/docker/1", "/docker/1"), ("/docker/1", "/elsewhere"), ("/", "/../../other")]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,7 @@ def test_ranks_come_from_the_engine():
         "pp_rank": 1,
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "pid_started": int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]),
     }
 
 

@@ -14,7 +14,20 @@ from worker_ext.operations import OPERATIONS
 from worker_ext.state import end_recorder
 
 README = (Path(worker_ext.__file__).parent / "README.md").read_text()
-HEAD = {"schema", "ok", "op", "rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "taken_at"}
+HEAD = {
+    "schema",
+    "ok",
+    "op",
+    "rank",
+    "local_rank",
+    "dp_rank",
+    "tp_rank",
+    "pp_rank",
+    "host",
+    "pid",
+    "pid_started",
+    "taken_at",
+}
 
 
 def example(op: str) -> dict[str, object]:

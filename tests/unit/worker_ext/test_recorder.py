@@ -576,6 +576,8 @@ def test_a_heartbeat_tells_what_is_under_way(worker, tmp_path):
         "output_seconds": None,
         "rpc": "hello",
         "rpc_seconds": 0.25,
+        "call": None,
+        "call_seconds": None,
     }
     assert (seen[1]["moving"]["step_seconds"], seen[1]["moving"]["output_seconds"]) == (None, 0.25)
     assert (seen[0]["calls"], seen[1]["calls"], records(path)[-1]["calls"]) == (2, 2, 2)
@@ -643,14 +645,18 @@ def test_the_machine_is_read_once_a_second(worker, tmp_path, monkeypatch):
     """By our thread; samples have its figures from then."""
     reads = []
     host = SimpleNamespace(
-        rss_bytes=7, total_bytes=1, free_bytes=1, _replace=lambda **own: SimpleNamespace(_asdict=lambda: own)
+        rss_bytes=7,
+        total_bytes=1,
+        free_bytes=1,
+        cgroup_oom_kills=3,
+        _replace=lambda **own: SimpleNamespace(_asdict=lambda: own),
     )
     monkeypatch.setattr("worker_ext.recorder.recorder.read_host", lambda _: reads.append(1) or host)
     time = Time(waits=25)
     recorder, path = recorder_on(time, worker, tmp_path)
     time.between = lambda: worker.execute_model(plan())
     recorder.run()
-    assert (len(reads), heartbeat(path)["rss_bytes"]) == (3, 7)
+    assert (len(reads), heartbeat(path)["rss_bytes"], heartbeat(path)["cgroup_oom_kills"]) == (3, 7, 3)
 
 
 def test_a_file_that_is_removed_or_cut_ends_nobody(worker, tmp_path):

@@ -10,14 +10,19 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.worker_ext.fakes import FakeModel, FakeStorage, FakeTensor, ask, fake_runner, fake_worker
+from worker_ext.devices import device_of
 from worker_ext.errors import UnreadableError
-from worker_ext.host import read_host
+from worker_ext.host import HostMemory, read_host
 from worker_ext.notes import Notes
 from worker_ext.recorder import encoder_index
 from worker_ext.recorder.encoder_index import EncoderIndex
 from worker_ext.recorder.ring import ROW
 from worker_ext.recorder.sampler import Sampler
 from worker_ext.state import state_of
+
+HOST = HostMemory(
+    rss_bytes=1, cgroup_used_bytes=0, cgroup_limit_bytes=None, node_total_bytes=1 << 40, node_available_bytes=1 << 30
+)
 
 
 class Bench:
@@ -178,7 +183,7 @@ class Index:
 
     def __init__(self, worker: object, cost: float = 0.0) -> None:
         self.worker, self.cost, self.now, self.spent = worker, cost, 100.0, 0.0
-        self.index = EncoderIndex("npu", lambda: self.spent)
+        self.index = EncoderIndex(device_of(worker), lambda: self.spent)
         self.changes: object = 0
         self.reads: list[str] = []
 
@@ -191,7 +196,7 @@ class Index:
         self.worker.model_runner.encoder_cache = cache
 
     def look(self, *, whole: bool = False) -> dict[str, object] | None:
-        self.index.look(self.worker, self.now, self.changes, whole=whole)
+        self.index.look(self.worker, self.now, self.changes, HOST, whole=whole)
         return self.figures()
 
     def figures(self) -> dict[str, object] | None:
@@ -202,7 +207,8 @@ class Index:
 
 
 @pytest.fixture
-def index(monkeypatch):
+def index(monkeypatch, torch_device):
+    torch_device("npu")
     index, read = Index(fake_worker()), encoder_index.read_entry
 
     def counted(cache, key, value):

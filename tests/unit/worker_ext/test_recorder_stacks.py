@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from worker_ext.recorder.stacks import Stacks, ordered
+from worker_ext.recorder.stacks import Stacks, call_of, ordered
 
 
 @pytest.fixture
@@ -62,3 +62,45 @@ def test_a_long_dump_is_cut_behind_the_thread_that_is_asked_for():
     cut = ordered("\n".join(parts), 8)
     assert cut.startswith("Thread 0x0000000000000008")
     assert len(cut) == 12_000
+
+
+def frames(*names: str) -> str:
+    """A dump whose first thread is in these functions, innermost first; another follows."""
+    lines = "\n".join(f'  File "/vllm/x.py", line 1 in {name}' for name in names)
+    other = '  File "/vllm/y.py", line 1 in run_method'
+    return f"Thread 0x1 (most recent call first):\n{lines}\n\nThread 0x2 (most recent call first):\n{other}\n"
+
+
+@pytest.mark.parametrize(
+    ("names", "call"),
+    [
+        (("acquire_read", "dequeue", "worker_busy_loop", "worker_main"), None),
+        (("copy_", "load_weights", "reload_weights", "_execute_worker_rpc", "worker_busy_loop"), "reload_weights"),
+        (("copy_", "load_weights", "reload_weights", "worker_busy_loop"), "reload_weights"),
+        (("pull", "update", "decorate_context", "_execute_worker_rpc", "worker_busy_loop"), "update"),
+        (("add_lora", "change", "run_method", "collective_rpc", "run_busy_loop"), "add_lora"),
+        (("acquire_write", "enqueue_output", "handle_output", "_execute_worker_rpc", "worker_busy_loop"), None),
+        (("wait", "get", "_process_input_queue", "run_busy_loop"), None),
+        ((), None),
+    ],
+)
+def test_a_call_of_the_engines_is_named(names, call):
+    """Whichever executor runs it, in whichever version; a loop that waits for the next one is in none."""
+    assert call_of(frames(*names)) == call
+
+
+def test_an_idle_engine_is_looked_at_seldom(stacks, monkeypatch):
+    """Every five seconds, every second while a call is seen; its time counts from when it was seen first."""
+    calls = dict.fromkeys(range(7, 12), "reload_weights")
+    taken: list[int] = []
+
+    def dump() -> str:
+        taken.append(second)
+        return frames("x", calls.get(second, "dequeue"), "worker_busy_loop")
+
+    monkeypatch.setattr(stacks, "_dump", dump)
+    seen = {}
+    for second in range(20):
+        seen[second] = stacks.look_for_call(1, float(second))
+    assert taken == [0, 5, 10, 11, 12, 17]
+    assert {second: call for second, call in seen.items() if call} == dict.fromkeys((10, 11), ("reload_weights", 10.0))

@@ -160,7 +160,7 @@ def test_only_what_was_idle_for_long_enough_goes():
     worker = worker_with(tensors(), requests=request("b"))
     assert trim(worker, idle_seconds=60)["spilled_entries"] == 0
     cache, now = worker.model_runner.encoder_cache, [0.0]
-    cache._clock = lambda: cache._since + now[0]
+    cache._since, cache._clock = 0.0, lambda: now[0]
     now[0] = 50
     cache.get("c")
     now[0] = 70

@@ -1,0 +1,80 @@
+"""The states of a relief: one at a time, each with a deadline, so that no wait is without a bound.
+
+::
+
+                              the gate is closed
+                         ┌──────────┴──────────────────┐
+    idle ──► reading ──► closing ──► drained ──► calling ──► releasing ──► measuring ──► idle
+                │                                   ▲
+                └── where requests need not wait ───┘
+
+    state      what happens                                     whose     at most
+    reading    one poll, the reading before                     Relief    the worker deadline and 20 s
+    closing    new requests wait, those under way finish        Quiescer  gate.drain_seconds
+    drained    the engine's own counts must agree               Quiescer  3 s
+    calling    the remedy speaks to the engine                  Relief    10 s while the gate is closed, else 31 s
+                                                                          and two worker deadlines
+    releasing  the allocator gives the bytes to the device      Relief    two worker deadlines and 1 s
+    measuring  one poll, the reading after                      Relief    the worker deadline and 20 s
+
+From every state a relief that is refused, fails or is cancelled goes back to idle, and the gate opens. The gate opens
+by itself too, when the deadlines of the three states in which it is closed are over. So what holds requests is held in
+this process alone, for a bounded time, and nothing has to be undone when the process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Literal, TypeAlias
+
+State: TypeAlias = Literal["idle", "reading", "closing", "drained", "calling", "releasing", "measuring"]
+
+# A reading that was taken just before serves as well, and a restore is measured afterwards only. What does not end well
+# goes back to idle at once, without a step of its own.
+_NEXT: Mapping[State, frozenset[State]] = {
+    "idle": frozenset({"reading", "closing", "calling"}),
+    "reading": frozenset({"closing", "calling"}),
+    "closing": frozenset({"drained"}),
+    "drained": frozenset({"calling"}),
+    "calling": frozenset({"releasing", "measuring"}),
+    "releasing": frozenset({"measuring"}),
+    "measuring": frozenset(),
+}
+
+
+class States:
+    """The state that the one relief under way is in.
+
+    Attributes:
+        now: That state.
+    """
+
+    def __init__(self) -> None:
+        self.now: State = "idle"
+
+    @contextmanager
+    def one_relief(self) -> Iterator[None]:
+        """Be idle again when the block ends, however it does."""
+        try:
+            yield
+        finally:
+            self.now = "idle"
+
+    @asynccontextmanager
+    async def enter(self, state: State, seconds: float) -> AsyncIterator[None]:
+        """Be in a state for as long as the block lasts.
+
+        Args:
+            state: One that may follow the present one.
+            seconds: Its deadline.
+
+        Raises:
+            TimeoutError: The deadline is over; what the block waited for was cancelled.
+        """
+        if state not in _NEXT[self.now]:
+            raise RuntimeError(f"a relief does not go from {self.now} to {state}")
+        self.now = state
+        async with asyncio.timeout(seconds):
+            yield

@@ -1,0 +1,97 @@
+"""The process that serves: uvicorn's server around the sidecar, with what a data plane needs besides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from app.main import Sidecar
+from app.proxy.listeners import HANDSHAKE_SECONDS, accept_several
+
+CANNOT_LISTEN = 3
+
+log = logging.getLogger("highwater")
+
+
+class Server(uvicorn.Server):
+    """Accepts several connections a turn, ends live event streams when told to stop, opens a log file again.
+
+    Args:
+        sidecar: What it serves.
+        host: Where, as an address or a name.
+        port: Where; 0 for any that is free.
+        shutdown_seconds: How long requests may take to finish once it is told to stop.
+    """
+
+    def __init__(self, sidecar: Sidecar, host: str, port: int, *, shutdown_seconds: float) -> None:
+        tls = sidecar.tls
+        super().__init__(
+            uvicorn.Config(
+                sidecar,
+                host=host,
+                port=port,
+                http=sidecar.protocol,  # type: ignore[arg-type]
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                # The peer's address decides who may call control paths: no header may change it.
+                proxy_headers=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=int(shutdown_seconds),
+                ssl_context_factory=None if tls is None else lambda *_: tls,
+            )
+        )
+        self._sidecar = sidecar
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the sidecar, and listen.
+
+        Args:
+            sockets: Listened on besides by uvicorn itself, without a bound on TLS handshakes.
+        """
+        await super().startup(sockets or [])
+        config, loop = self.config, asyncio.get_running_loop()
+        make: Callable[[], Any] = partial(  # it has asyncio.Protocol's methods, and is none: compiled classes cannot be
+            self._sidecar.protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        patience = None if config.ssl is None else HANDSHAKE_SECONDS
+        try:
+            first = await loop.create_server(
+                make,
+                config.host,
+                config.port,
+                ssl=config.ssl,
+                ssl_handshake_timeout=patience,
+                backlog=config.backlog,
+            )
+        except OSError as exc:
+            log.error("cannot listen on %s port %d: %s", config.host, config.port, exc)  # noqa: TRY400 - it says all
+            await self.lifespan.shutdown()
+            sys.exit(CANNOT_LISTEN)
+        self.servers += [first, *await accept_several([first], make, tls=config.ssl, backlog=config.backlog)]
+        scheme = "http" if config.ssl is None else "https"
+        for listening in first.sockets:
+            host, port = listening.getsockname()[:2]
+            log.info("serving on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+        loop.add_signal_handler(signal.SIGHUP, self._reopen_log)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end: who watches events would else keep the process for good."""
+        super().handle_exit(sig, frame)
+        self._sidecar.close_streams()
+
+    def _reopen_log(self) -> None:
+        # Also without a file: the signal that rotates logs must not cut every stream.
+        access_log = self._sidecar.access_log
+        if access_log is not None and access_log.is_file:
+            access_log.reopen()

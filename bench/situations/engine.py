@@ -1,0 +1,364 @@
+"""A model engine: a life between start and end, traffic through it, and vLLM's control face over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from packaging.version import Version
+
+from bench.situations.device import Card, DeviceFullError, ModelTorch, Plan
+from bench.situations.wire import Answer, Asked, Server, json_answer
+from bench.situations.worker import EngineOptions, ModelWorker
+
+EXTENSION = "worker_ext.MemoryExtension"
+TICK_SECONDS = 0.25
+MODEL = "modelled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What clients ask for.
+
+    Attributes:
+        images: New images a second.
+        texts: Whether requests without images run as well.
+        stray: Bytes that each image leaves in free segments that no step fits into.
+        split: Bytes that each image leaves in segments of which something is in use.
+        leak: Bytes that each image leaves allocated for nothing.
+        ranks: Which ranks are left with that; None: all.
+    """
+
+    images: float = 0.0
+    texts: bool = True
+    stray: int = 0
+    split: int = 0
+    leak: int = 0
+    ranks: tuple[int, ...] | None = None
+
+
+class Watcher(Protocol):
+    """What is told of the engine's truth."""
+
+    def looked(self, seconds: float) -> None:
+        """So much time passed in the state that the engine is in now."""
+
+    def remedy(self, kind: str, began_at: float, gave: tuple[int, ...]) -> None:
+        """One operation that gives memory back ended; so many bytes of its own component on each rank."""
+
+    def died(self, error: DeviceFullError) -> None:
+        """An allocation failed for good."""
+
+    def began(self) -> None:
+        """A life began."""
+
+
+@dataclass
+class Quirks:
+    """What is odd about the engine; a situation turns them on and off.
+
+    Attributes:
+        tamper: Changes an operation's answers on their way.
+        release_seconds: How long `release` holds the workers.
+        mute: `--disable-log-stats`.
+    """
+
+    tamper: Callable[[str, dict[str, Any]], None] | None = None
+    release_seconds: float = 0.4
+    mute: bool = False
+
+
+@dataclass
+class EngineModel:
+    """The engine.
+
+    Attributes:
+        plan: What each rank takes.
+        cards: Where the ranks are.
+        options: What it is started with.
+        version: vLLM's.
+        clock: Seconds that only grow.
+        load_seconds: From the start of the process until it answers.
+        restarts: Whether somebody starts it again after it died.
+    """
+
+    plan: Plan
+    cards: tuple[Card, ...]
+    options: EngineOptions
+    version: str
+    clock: Callable[[], float]
+    load_seconds: float = 20.0
+    restarts: bool = True
+    tick_seconds: float = TICK_SECONDS
+    traffic: Traffic | None = None
+    quirks: Quirks = field(default_factory=Quirks)
+
+    def __post_init__(self) -> None:
+        self.torch = ModelTorch(self.options.kind)
+        self.server = Server(self._handle)
+        self.workers: list[ModelWorker] = []
+        self.watcher: Watcher | None = None
+        self.is_ready = False
+        self.ready_at = 0.0
+        self.lives = 0
+        self.stuck_until = 0.0
+        self.steps = 0
+        self.counts: dict[str, int] = {}
+        self._sleep_told = False
+        self._images_owed = 0.0
+        # No process of this machine has such a number.
+        self._pids = itertools.count(5_000_001)
+        self._names = itertools.count()
+        self._turn = asyncio.Lock()
+        self._start: asyncio.Task[None] | None = None
+
+    # --- life ---
+
+    async def begin(self) -> None:
+        """Take a port, and start in the background: connections are refused until the model is loaded."""
+        await self.server.listen(self.server.port)
+        self.server.vanish()
+        self._start = asyncio.create_task(self._load())
+
+    async def _load(self) -> None:
+        await asyncio.sleep(self.load_seconds)
+        self.lives += 1
+        self.workers = [
+            ModelWorker(rank, next(self._pids), card, self.plan, self.options) for rank, card in enumerate(self.cards)
+        ]
+        self.torch.device_module.ranks = {worker.memory.index: worker.memory for worker in self.workers}
+        await self.server.listen()
+        self.is_ready, self.ready_at, self._sleep_told = True, self.clock(), False
+        if self.watcher is not None:
+            self.watcher.began()
+
+    def end(self, *, restart: bool = True) -> None:
+        """The processes are gone, at once; somebody may start them again."""
+        self.is_ready = False
+        self.server.vanish()
+        for worker in self.workers:
+            worker.memory.end()
+        self.workers = []
+        if restart and (self._start is None or self._start.done()):
+            self._start = asyncio.create_task(self._load())
+
+    async def close(self) -> None:
+        """End for good."""
+        if self._start is not None:
+            self._start.cancel()
+        self.end(restart=False)
+
+    def sleep(self) -> None:
+        """`POST /sleep?level=1`."""
+        for worker in self.workers:
+            worker.worker.sleep(1)
+        self._sleep_told = True
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """`POST /wake_up`; after any, vLLM's metrics say that it is awake (vllm 0.32.0 v1/engine/async_llm.py)."""
+        for worker in self.workers:
+            worker.worker.wake_up(tags)
+        self._sleep_told = False
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether a pool of any rank is unmapped."""
+        return any(worker.memory.asleep for worker in self.workers)
+
+    @property
+    def is_working(self) -> bool:
+        """Whether requests run."""
+        return self.is_ready and self.traffic is not None and not self.is_asleep
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a call holds the workers now."""
+        return self._turn.locked()
+
+    # --- steps ---
+
+    async def run(self) -> None:
+        """Step until cancelled."""
+        while True:
+            await asyncio.sleep(self.tick_seconds)
+            if self.watcher is not None:
+                self.watcher.looked(self.tick_seconds)
+            if not self.is_ready or self._turn.locked() or self.clock() < self.stuck_until:
+                continue
+            try:
+                self._step()
+            except DeviceFullError as error:
+                if self.watcher is not None:
+                    self.watcher.died(error)
+                self.end(restart=self.restarts)
+
+    def _step(self) -> None:
+        traffic = self.traffic if self.is_working else None
+        if traffic is None:
+            self._images_owed = 0.0
+            for worker in self.workers:
+                worker.finish()
+            return
+        self.steps += 1
+        self._images_owed += traffic.images * self.tick_seconds
+        while self._images_owed >= 1:
+            self._images_owed -= 1
+            name = f"{next(self._names):064x}"
+            for worker in self.workers:
+                worker.encode(name, self.torch)
+                self._leave_behind(worker, traffic)
+        if traffic.texts:
+            for worker in self.workers:
+                worker.decode()
+
+    def _leave_behind(self, worker: ModelWorker, traffic: Traffic) -> None:
+        memory = worker.memory
+        if traffic.ranks is not None and memory.index not in traffic.ranks:
+            return
+        for name, nbytes in (("stray", traffic.stray), ("split", traffic.split), ("leaked", traffic.leak)):
+            if nbytes:
+                memory.take(nbytes, "an image's outputs on their way")
+                memory.live -= nbytes
+                setattr(memory, name, getattr(memory, name) + nbytes)
+
+    # --- the wire ---
+
+    def _handle(self, asked: Asked) -> Answer | Awaitable[Answer]:
+        route = self._routes().get(asked.path)
+        if route is None:
+            return json_answer({"detail": "Not Found"}, 404)
+        method, handler = route
+        if method != asked.method:
+            return json_answer({"detail": "Method Not Allowed"}, 405)
+        return handler(asked)
+
+    def _routes(self) -> dict[str, tuple[str, Callable[[Asked], Answer | Awaitable[Answer]]]]:
+        has_encoder_reset = Version(self.version) >= Version("0.16")
+        routes: dict[str, tuple[str, Callable[[Asked], Answer | Awaitable[Answer]]]] = {
+            "/health": ("GET", lambda _: Answer()),
+            "/version": ("GET", lambda _: json_answer({"version": self.version})),
+            "/metrics": ("GET", self._metrics),
+            "/server_info": ("GET", self._server_info),
+            "/openapi.json": ("GET", self._openapi),
+            "/v1/models": ("GET", lambda _: json_answer({"data": [{"id": MODEL}]})),
+            "/v1/chat/completions": ("POST", self._chat),
+            "/is_sleeping": ("GET", lambda _: json_answer({"is_sleeping": self.is_asleep})),
+            "/is_paused": ("GET", lambda _: json_answer({"is_paused": False})),
+            "/collective_rpc": ("POST", self._collective_rpc),
+            "/reset_mm_cache": ("POST", self._reset_mm_cache),
+            "/reset_prefix_cache": ("POST", self._reset_prefix_cache),
+        }
+        if has_encoder_reset:
+            routes["/reset_encoder_cache"] = ("POST", self._reset_encoder_cache)
+        return routes
+
+    def _openapi(self, _: Asked) -> Answer:
+        paths = {path: {method.lower(): {}} for path, (method, _) in self._routes().items() if path != "/metrics"}
+        return json_answer({"openapi": "3.1.0", "paths": paths})
+
+    def _server_info(self, _: Asked) -> Answer:
+        options = self.options
+        config = {
+            "model_config": {"model": MODEL, "served_model_name": MODEL},
+            "parallel_config": {
+                "worker_extension_cls": EXTENSION,
+                "tensor_parallel_size": options.ranks,
+                "pipeline_parallel_size": 1,
+                "data_parallel_size": 1,
+                "distributed_executor_backend": "mp",
+                "_api_process_count": 1,
+            },
+            "cache_config": {
+                "gpu_memory_utilization": options.utilization,
+                "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
+            },
+            "ec_transfer_config": {"ec_connector": "ECExampleConnector"} if options.ec_connector else None,
+        }
+        return json_answer({"vllm_config": config})
+
+    def _metrics(self, _: Asked) -> Answer:
+        if self.quirks.mute:
+            return Answer(b"", content_type="text/plain")
+        labels = f'engine="0",model_name="{MODEL}"'
+        running = 4.0 if self.is_working else 0.0
+        awake = not self._sleep_told
+        text = (
+            f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{{{labels}}} {running}\n"
+            f"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{{{labels}}} 0.0\n"
+            f"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{{{labels}}} {running / 20}\n"
+            f"# TYPE vllm:prompt_tokens_total counter\nvllm:prompt_tokens_total{{{labels}}} {float(self.steps * 100)}\n"
+            "# TYPE vllm:engine_sleep_state gauge\n"
+            f'vllm:engine_sleep_state{{{labels},sleep_state="awake"}} {float(awake)}\n'
+            f'vllm:engine_sleep_state{{{labels},sleep_state="weights_offloaded"}} {float(not awake)}\n'
+            f'vllm:engine_sleep_state{{{labels},sleep_state="discard_all"}} 0.0\n'
+        )
+        return Answer(text.encode(), content_type="text/plain; version=0.0.4")
+
+    async def _chat(self, _: Asked) -> Answer:
+        await asyncio.sleep(2.0)
+        return json_answer({"choices": [{"message": {"role": "assistant", "content": "yes"}}]})
+
+    # --- what moves bytes ---
+
+    @asynccontextmanager
+    async def _workers_held(self, seconds: float) -> Any:  # noqa: ANN401 - an asynccontextmanager's
+        """No step runs meanwhile, and no other call."""
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self.stuck_until - self.clock()) + seconds)
+            yield
+
+    def _collective_rpc(self, asked: Asked) -> Answer | Awaitable[Answer]:
+        op, payload = json.loads(asked.body)["args"]
+        self.counts[op] = self.counts.get(op, 0) + 1
+        if op in {"release", "trim"} or self._turn.locked() or self.clock() < self.stuck_until:
+            return self._moving(op, payload)
+        return self._answers(op, payload)
+
+    async def _moving(self, op: str, payload: str) -> Answer:
+        began_at = self.clock()
+        seconds = {"release": self.quirks.release_seconds, "trim": 0.1}.get(op, 0.0)
+        async with self._workers_held(seconds):
+            before = self._component(op)
+            answer = self._answers(op, payload)
+            self._tell(op, began_at, before)
+        return answer
+
+    def _answers(self, op: str, payload: str) -> Answer:
+        answers = [worker.ask(op, payload, self.torch) for worker in self.workers if not worker.is_silent]
+        if self.quirks.tamper is not None:
+            for answer in answers:
+                self.quirks.tamper(op, answer)
+        return json_answer({"results": [json.dumps(answer) for answer in answers]})
+
+    def _component(self, op: str) -> list[int]:
+        """Of each rank, the bytes of what an operation gives back, counted so that less is more given."""
+        if op == "release":
+            return [worker.memory.driver_bytes for worker in self.workers]
+        return [worker.encoder_bytes() for worker in self.workers]
+
+    def _tell(self, op: str, began_at: float, before: list[int]) -> None:
+        if self.watcher is not None and op in {"release", "trim", "reset_encoder_cache", "reset_mm_cache"}:
+            gave = (was - now for was, now in zip(before, self._component(op), strict=True))
+            self.watcher.remedy(op, began_at, tuple(gave))
+
+    async def _reset_encoder_cache(self, _: Asked) -> Answer:
+        began_at = self.clock()
+        async with self._workers_held(0.05):
+            before = self._component("reset_encoder_cache")
+            for worker in self.workers:
+                worker.finish()
+                worker.encoder_cache.clear()
+            self._tell("reset_encoder_cache", began_at, before)
+        return Answer()
+
+    async def _reset_mm_cache(self, _: Asked) -> Answer:
+        self._tell("reset_mm_cache", self.clock(), self._component("reset_mm_cache"))
+        return Answer()
+
+    async def _reset_prefix_cache(self, _: Asked) -> Answer:
+        return json_answer({"success": not self.is_working})

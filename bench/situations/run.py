@@ -1,0 +1,138 @@
+"""Runs a situation: the whole sidecar beside the model engine, in one loop on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from app.main import Sidecar, create_app
+from app.settings import Settings
+from bench.situations.clock import VirtualLoop, run_virtually
+from bench.situations.device import Card
+from bench.situations.engine import EngineModel
+from bench.situations.judge import Judge, Outcome, missed_goals
+from bench.situations.situation import Situation, Stage
+from bench.situations.wire import LoopbackTransport
+from bench.situations.worker import modelled_workers
+
+TOKEN = "situations-situations-situations"  # noqa: S105 - of a sidecar that lives for a second
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a situation came to, and the goals that it missed."""
+
+    situation: Situation
+    outcome: Outcome
+    missed: Sequence[str]
+    events: Sequence[str]
+
+
+def run(situation: Situation) -> Result:
+    """Run one, and judge it."""
+    outcome, events = run_virtually(lambda loop: _live(loop, situation))
+    return Result(situation, outcome, missed_goals(outcome, situation), events)
+
+
+def model_of(situation: Situation, clock: Any) -> EngineModel:  # noqa: ANN401 - a callable
+    """The situation's engine, before its start."""
+    return EngineModel(
+        plan=situation.plan,
+        cards=tuple(Card(total) for total in situation.cards),
+        options=situation.options,
+        version=situation.version,
+        clock=clock,
+        load_seconds=situation.load_seconds,
+        restarts=situation.restarts,
+        tick_seconds=situation.tick_seconds,
+    )
+
+
+async def play(situation: Situation, stage: Stage) -> None:
+    """Let happen what the situation's script says, from now on."""
+    began_at = stage.engine.clock()
+    for at, event in situation.script:
+        await asyncio.sleep(max(0.0, began_at + at - stage.engine.clock()))
+        event(stage)
+    await asyncio.sleep(max(0.0, began_at + situation.seconds - stage.engine.clock()))
+
+
+async def _live(loop: VirtualLoop, situation: Situation) -> tuple[Outcome, list[str]]:
+    engine, transport = model_of(situation, loop.time), LoopbackTransport()
+    loop.on_the_wire = lambda: max(0, transport.in_flight - engine.server.held)
+    judge = engine.watcher = Judge(engine, cache_counts=situation.cache_counts)
+    with modelled_workers(engine.torch), tempfile.TemporaryDirectory(prefix="highwater-situation-") as folder:
+        await engine.begin()
+        steps = asyncio.create_task(engine.run())
+        settings = Settings.model_validate(
+            {
+                "engine_url": f"http://127.0.0.1:{engine.server.port}",
+                "port": 1,
+                "admin_token": TOKEN,
+                "state_file": str(Path(folder) / "state.json"),
+                **situation.settings,
+            }
+        )
+        sidecar = create_app(settings, loop.time, loop.wall_time, transport=transport)
+        try:
+            async with _serving(sidecar) as url:
+                # A worker's `release` collects garbage: it need not walk all that is there already each time.
+                gc.collect()
+                gc.freeze()
+                await play(situation, Stage(engine, loop))
+                events = await _look_at_the_face(url, judge.outcome)
+        finally:
+            steps.cancel()
+            with suppress(asyncio.CancelledError):
+                await steps
+            await engine.close()
+    return judge.finish(), events
+
+
+@asynccontextmanager
+async def _serving(sidecar: Sidecar) -> AsyncIterator[str]:
+    """The sidecar on a port of its own, as `highwater serve` has it.
+
+    Without its signals, and without uvicorn's ten ticks a second, which on virtual time would be most of the work.
+    """
+    config = uvicorn.Config(
+        sidecar,
+        host="127.0.0.1",
+        port=0,
+        http=sidecar.protocol,  # type: ignore[arg-type]
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        sidecar.close_streams()
+        await server.shutdown()
+
+
+async def _look_at_the_face(url: str, outcome: Outcome) -> list[str]:
+    """Ask the sidecar as an operator does: it must still be there, whatever happened; its events, for who debugs."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        for path in ("/livez", "/memory", "/policy", "/metrics"):
+            response = await client.get(path)
+            if response.status_code != httpx.codes.OK:
+                outcome.problems.append(f"GET {path} answered {response.status_code}")
+        history = (await client.get("/memory/history", params={"since": "0"})).json()
+    return [
+        f"{event.get('at', 0):.1f} {event.get('kind')}: {event.get('summary')}" for event in history.get("events", [])
+    ]

@@ -1,0 +1,210 @@
+"""A vLLM worker around a modelled rank, answering through the real worker extension."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import worker_ext.identity
+from bench.situations.device import GIB, Card, ModelTorch, Plan, Rank
+from tests.unit.worker_ext.fakes import FakeTensor
+from worker_ext import MemoryExtension
+from worker_ext.host import HostMemory
+
+HOST_NAME = "node-a"
+_NODE = 512 * GIB
+HOST = HostMemory(
+    rss_bytes=6 * GIB,
+    cgroup_used_bytes=96 * GIB,
+    cgroup_limit_bytes=None,
+    node_total_bytes=_NODE,
+    node_available_bytes=_NODE - 128 * GIB,
+)
+"""A host that is never short: the situations are the device's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What an engine is started with.
+
+    Attributes:
+        kind: `npu` or `cuda`.
+        ranks: Workers.
+        utilization: `--gpu-memory-utilization`.
+        kv_cache_memory_bytes: `--kv-cache-memory-bytes`, where it was given.
+        tells_requested: Whether the workers know what the utilization asked for; old ones of vllm-ascend do not.
+        ec_connector: Whether an encoder cache connector is configured: `trim` is refused then.
+    """
+
+    kind: str
+    ranks: int
+    utilization: float
+    kv_cache_memory_bytes: int | None = None
+    tells_requested: bool = True
+    ec_connector: bool = False
+
+
+class _WorkerBase:
+    """What every worker of vLLM's has, as far as the extension looks."""
+
+    rank_memory: Rank
+
+    def sleep(self, level: int = 1) -> None:
+        """Unmap weights and KV cache, and empty the allocator's cache."""
+        del level
+        memory = self.rank_memory
+        memory.asleep |= {"weights", "kv_cache"}
+        memory.reusable = memory.stray = 0
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Map these pools again, or all."""
+        self.rank_memory.asleep -= self.rank_memory.asleep if tags is None else set(tags)
+
+
+class ModelWorker:
+    """One worker process.
+
+    Args:
+        rank: Its number, and its device's.
+        pid: Its process.
+        card: Where it is.
+        plan: What it takes.
+        engine: What the engine was started with.
+    """
+
+    def __init__(self, rank: int, pid: int, card: Card, plan: Plan, engine: EngineOptions) -> None:
+        self.pid = pid
+        self.memory = Rank(card, rank, plan)
+        self.images = 0
+        self.is_silent = False
+        kind = engine.kind
+        parallel = SimpleNamespace(
+            data_parallel_rank=0,
+            data_parallel_index=0,
+            tensor_parallel_size=engine.ranks,
+            pipeline_parallel_size=1,
+            prefill_context_parallel_size=1,
+            world_size=engine.ranks,
+        )
+        cache = SimpleNamespace(
+            gpu_memory_utilization=engine.utilization, kv_cache_memory_bytes=engine.kv_cache_memory_bytes
+        )
+
+        class Worker(_WorkerBase):
+            pass
+
+        Worker.__bases__ += (MemoryExtension,)
+        self.worker: Any = Worker()
+        vars(self.worker).update(
+            rank_memory=self.memory,
+            rank=rank,
+            local_rank=rank,
+            device=SimpleNamespace(type=kind, index=rank),
+            parallel_config=parallel,
+            vllm_config=SimpleNamespace(
+                parallel_config=parallel,
+                cache_config=cache,
+                scheduler_config=SimpleNamespace(encoder_cache_size=plan.encoder_budget_embeds),
+                compilation_config=SimpleNamespace(static_forward_context={}),
+                ec_transfer_config=SimpleNamespace(ec_connector="ECExampleConnector") if engine.ec_connector else None,
+            ),
+            init_snapshot=SimpleNamespace(free_memory=card.free),
+            model_runner=SimpleNamespace(
+                encoder_cache={},
+                supports_mm_inputs=plan.encoder_budget_embeds > 0,
+                mm_budget=SimpleNamespace(encoder_cache_size=plan.encoder_budget_embeds),
+                requests={},
+                kv_caches=[FakeTensor(plan.kv_cache // 2, device=kind)],
+                model_memory_usage=plan.weights,
+            ),
+        )
+        if engine.tells_requested:
+            self.worker.requested_memory = float(int(card.total * engine.utilization))
+
+    # --- what the engine does with it ---
+
+    @property
+    def encoder_cache(self) -> dict[str, Any]:
+        """The dict that the runner has now: a trim puts another one in its place."""
+        cache: dict[str, Any] = self.worker.model_runner.encoder_cache
+        return cache
+
+    def encode(self, name: str, torch: ModelTorch) -> None:
+        """One image: the step's peak, its output into the cache, older ones out of it, and what it leaves outside.
+
+        Raises:
+            DeviceFullError: There is no room.
+        """
+        plan, memory = self.memory.plan, self.memory
+        torch.device_module.current = memory.index
+        memory.take_outside(plan.outside, "memory outside of the allocator")
+        memory.take_for_a_moment(plan.peak, "activations of an image")
+        most = plan.encoder_budget_embeds // plan.image_embeds
+        cache = self.encoder_cache
+        while len(cache) >= most:
+            del cache[next(iter(dict.keys(cache)))]
+        cache[name] = torch.tensor((plan.image_embeds, plan.image // 2 // plan.image_embeds))
+        memory.workspace = min(memory.workspace + plan.workspace_growth, plan.workspace)
+        # Until its prompt is computed, the request needs it.
+        feature = SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=0, length=plan.image_embeds))
+        self.worker.model_runner.requests = {name: SimpleNamespace(mm_features=[feature], num_computed_tokens=0)}
+
+    def decode(self) -> None:
+        """A step of text.
+
+        Raises:
+            DeviceFullError: There is no room.
+        """
+        self.memory.take_for_a_moment(self.memory.plan.text_peak, "activations")
+
+    def finish(self) -> None:
+        """No request runs."""
+        self.worker.model_runner.requests = {}
+
+    def needed_bytes(self) -> int:
+        """What running requests need of the encoder cache."""
+        return len(self.worker.model_runner.requests) * self.memory.plan.image
+
+    def encoder_bytes(self) -> int:
+        """Encoder outputs on the device."""
+        return sum(isinstance(value, FakeTensor) for value in dict.values(self.encoder_cache)) * self.memory.plan.image
+
+    @property
+    def trimmable(self) -> int:
+        """Encoder outputs on the device that no running request needs."""
+        return max(0, self.encoder_bytes() - self.needed_bytes())
+
+    def ask(self, op: str, payload: str, torch: ModelTorch) -> dict[str, Any]:
+        """One operation, through the real extension."""
+        torch.device_module.current = self.memory.index
+        with _process(self.pid):
+            answer: dict[str, Any] = json.loads(self.worker.highwater_rpc(op, payload))
+        return answer
+
+
+_PROCESS = SimpleNamespace(pid=0)
+
+
+@contextmanager
+def _process(pid: int) -> Iterator[None]:
+    _PROCESS.pid = pid
+    yield
+
+
+@contextmanager
+def modelled_workers(torch: ModelTorch) -> Iterator[None]:
+    """Let the extension see the modelled `torch`, host and processes instead of this machine's."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(sys.modules, {"torch": torch}))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("worker_ext.") and hasattr(module, "read_host"):
+                stack.enter_context(patch.object(module, "read_host", lambda *_, **__: HOST))
+        stack.enter_context(patch.object(worker_ext.identity, "os", SimpleNamespace(getpid=lambda: _PROCESS.pid)))
+        stack.enter_context(patch.object(worker_ext.identity, "socket", SimpleNamespace(gethostname=lambda: HOST_NAME)))
+        yield

@@ -1,0 +1,38 @@
+"""The policy in situations: the real sidecar beside a modelled engine, on virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.situations.real_time import REAL_TIME, run_in_real_time
+from bench.situations.rows import SITUATIONS
+from bench.situations.run import run
+
+# One of each kind, all of them short; the others run with `-m situations`.
+FAST = frozenset({"h100-95-images", "l4-98", "second-wave", "sleeping", "clock-back", "neighbour-visits"})
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "situation",
+    [pytest.param(row, id=row.name, marks=() if row.name in FAST else pytest.mark.situations) for row in SITUATIONS],
+)
+def test_every_goal_is_met(situation):
+    """No death that could have been prevented, nothing in vain, nothing under traffic that fits, and in time."""
+    result = run(situation)
+    shown = "\n".join(result.events[:30])
+    assert not result.missed, f"{situation.name}: {'; '.join(result.missed)}\n{shown}"
+
+
+@pytest.mark.situations
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("situation", [pytest.param(row, id=row.name) for row in REAL_TIME])
+def test_every_goal_is_met_in_real_time(situation, tmp_path):
+    """The same with `highwater serve` as a process, beside an engine that is one too."""
+    assert run_in_real_time(situation, tmp_path) == []
+
+
+def test_names_are_unique():
+    """The page, the command line and the tests name rows by them."""
+    names = [row.name for row in (*SITUATIONS, *REAL_TIME)]
+    assert len(names) == len(set(names))
