@@ -17,6 +17,7 @@ from app.attribution import account, rank_key
 from app.flight import Flight
 from app.history import History
 from app.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, Point, RankEvidence, from_history, point
+from app.life import EngineLife
 from app.oom_kills import OomKillWatch
 from app.readings import (
     EncoderCache,
@@ -47,9 +48,10 @@ _NOTHING_ANSWERS: frozenset[EngineState] = frozenset({"starting", "gone"})
 
 
 @dataclass(slots=True)
-class _Life:
+class _Known:
     """What was last known of this life of the engine; after its end it is known no more."""
 
+    engine_life: str = ""
     instance: str | None = None
     records: tuple[RankRecord, ...] = ()
     ranks: tuple[RankReading, ...] = ()
@@ -65,7 +67,7 @@ class BlackBox:
         incidents: Where they are kept.
         history: Readings and events.
         flight: The flight recorders, if there are any.
-        baseline: The first readings of this life of the engine.
+        life: The engine's present life, with its first readings.
         policy: The policy as it stands.
         oom_kills: Counts the kernel's kills for memory.
         internal_error: Counts a fault of our own.
@@ -77,7 +79,7 @@ class BlackBox:
         history: History,
         *,
         flight: Flight | None,
-        baseline: Callable[[], tuple[RankReading, ...]],
+        life: Callable[[], EngineLife],
         policy: Callable[[], PolicyStatus],
         oom_kills: OomKillWatch | None = None,
         internal_error: Callable[[], None] = lambda: None,
@@ -85,13 +87,13 @@ class BlackBox:
         self._incidents = incidents
         self._history = history
         self._flight = flight
-        self._baseline = baseline
+        self._engine_life = life
         self._policy = policy
         self._oom_kills = oom_kills or OomKillWatch()
         self._internal_error = internal_error
         self._state: EngineState = "starting"
         self._last: Report | None = None
-        self._life: _Life | None = None
+        self._life: _Known | None = None
         # By rank: the process that counts, and its count.
         self._ooms: dict[tuple[int, int], tuple[int | None, int]] = {}
         # Whether something may have to be ended; at first what an earlier sidecar left.
@@ -166,11 +168,11 @@ class BlackBox:
             self._ooms[key] = rank.pid, count
         return more
 
-    def _remember(self, report: Report) -> _Life | None:
+    def _remember(self, report: Report) -> _Known | None:
         """What is known of this life of the engine; ``None`` where there is none."""
         engine, life = report.engine, self._life
-        if engine.state in RUNNING and (life is None or _are_others(life.ranks, report)):
-            life = self._life = _Life()
+        if engine.state in RUNNING and (life is None or life.engine_life != self._engine_life().id):
+            life = self._life = _Known(engine_life=self._engine_life().id)
             self._has_begun = True
         if life is None:
             return None
@@ -181,7 +183,7 @@ class BlackBox:
             life.records = flight.records  # the last moments of who is followed no more
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth
-            life.baseline = self._baseline() or life.baseline
+            life.baseline = self._engine_life().baseline or life.baseline
         if engine.requests_running is not None:
             life.load = EngineLoad(
                 requests_running=engine.requests_running,
@@ -190,12 +192,12 @@ class BlackBox:
             )
         return life
 
-    def _open(self, kind: IncidentKind, life: _Life, report: Report, reason: str | None = None) -> None:
+    def _open(self, kind: IncidentKind, life: _Known, report: Report, reason: str | None = None) -> None:
         evidence = self._evidence(kind, life, report, report.engine.hint or "" if reason is None else reason)
         self._may_be_open = True
         self._put(partial(self._write, evidence, life.instance))
 
-    def _evidence(self, kind: IncidentKind, life: _Life, report: Report, reason: str) -> Evidence:
+    def _evidence(self, kind: IncidentKind, life: _Known, report: Report, reason: str) -> Evidence:
         at = self._history.now()
         # Oldest first: of the same moment too.
         events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=EVENTS_MOST)))
@@ -245,7 +247,7 @@ class BlackBox:
         self._is_looking = False
         for start in await self._incidents.failed_starts(at_once=at_once):
             # The ranks of an engine before it are not of this start; their end was told.
-            evidence = self._evidence("start_failed", _Life(), report, "")
+            evidence = self._evidence("start_failed", _Known(), report, "")
             self._may_be_open = True
             await self._write(replace(evidence, start=start), None)
 
@@ -263,12 +265,6 @@ class BlackBox:
             log.warning("incident %s: %s", headline.id, headline.summary)
         if self._incidents.problem is not None:
             log.warning("%s", self._incidents.problem)
-
-
-def _are_others(ranks: tuple[RankReading, ...], report: Report) -> bool:
-    """Whether these processes are others altogether: the engine was restarted, and nobody saw it go."""
-    known, now = {rank.pid for rank in ranks}, {rank.pid for rank in report.ranks}
-    return not report.stale and bool(known) and bool(now) and known.isdisjoint(now)
 
 
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:

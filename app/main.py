@@ -300,7 +300,7 @@ def create_app(
         incidents,
         history,
         flight=flight,
-        baseline=lambda: poller.baseline,
+        life=lambda: poller.life,
         policy=governor.status,
         oom_kills=OomKillWatch(clock=clock),
         internal_error=exporter.internal_errors.counter("incidents"),

@@ -190,7 +190,9 @@ def _held_up(ranks: Sequence[Recorded], max_step_seconds: float) -> _Finding | N
     seconds, what, rank = max(holds, key=lambda hold: hold[0])
     place = f"{rank.name} has been {what} for {_seconds(seconds)}{_place(rank.moving)}"
     limit = max_step_seconds * (FIRST_STEP_FACTOR if _may_compile(rank.moving) else 1.0)
-    if seconds > limit:
+    # What somebody else asked of the worker, and a compilation, end by themselves: a restart would only begin anew.
+    may_last = rank.moving is not None and (rank.moving.call is not None or rank.moving.is_compiling)
+    if seconds > limit and not may_last:
         return "stuck", seconds, f"{place}: longer than the {_seconds(limit)} that may be in order"
     if seconds >= LONG_SECONDS:
         return "busy", seconds, place

@@ -486,6 +486,8 @@ class Poller:
         }
         arrivals = ((rank_key(rank), self._arrival(rank, ages.get(rank_key(rank), 0.0))) for rank in ranks)
         self._arrivals = dict(arrivals)
+        now = self._clock()
+        ranks = tuple(replace(rank, age_seconds=max(now - self._arrivals[rank_key(rank)].mono, 0.0)) for rank in ranks)
         return Report(
             taken_at=min((arrival.at for arrival in self._arrivals.values()), default=self._wall_clock()),
             age_seconds=self._age_seconds(),

@@ -207,7 +207,8 @@ class RankReading:
 
     Attributes:
         pid_started: When its process was started, in the kernel's ticks since boot.
-        taken_at: By the clock of the rank's own machine.
+        taken_at: By the clock of the rank's own machine, which may be set otherwise than ours.
+        age_seconds: How old it was when the report was made, whatever that clock says.
         releasable_bytes: What the device would gain by a ``release`` now; ``None`` where that is not known.
         trimmable_bytes: What it would gain by a trim without a target; ``None`` likewise, and where the worker would
             refuse to trim.
@@ -230,6 +231,7 @@ class RankReading:
     torch: TorchMemory
     components: Components
     pid_started: int | None = None
+    age_seconds: float = 0.0
     releasable_bytes: int | None = None
     trimmable_bytes: int | None = None
     asleep_tags: tuple[str, ...] | None = None

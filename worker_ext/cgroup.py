@@ -21,11 +21,17 @@ class CgroupMemory(NamedTuple):
     limit_bytes: int | None
 
 
+# Of `memory.stat`: pages that stand in files too, which the kernel drops before it kills anything. What was read often,
+# as weights are that two ranks read, is active; that changes nothing about it. Shared memory is in neither.
+_PAGE_CACHE_1 = ("total_inactive_file", "total_active_file")
+_PAGE_CACHE_2 = ("inactive_file", "active_file")
+
+
 class _Files(NamedTuple):
     levels: tuple[Path, ...]
     limit: str
     usage: str
-    inactive: str
+    page_cache: tuple[str, ...]
 
 
 def read_cgroup(root: Path) -> CgroupMemory:
@@ -71,7 +77,7 @@ def _used(level: Path, files: _Files) -> int | None:
     usage = _number(level / files.usage)
     if usage is None:
         return None
-    return max(0, usage - _stat(level / "memory.stat", files.inactive))
+    return max(0, usage - sum(_stat(level / "memory.stat", name) for name in files.page_cache))
 
 
 class _Mount(NamedTuple):
@@ -97,13 +103,13 @@ def _find(root: Path) -> _Files | None:
             tops = [(root / mount.point, mount.group) for mount in mounts if mount.is_version_1]
             levels = _levels(tops, path, "memory.usage_in_bytes")
             if levels:
-                return _Files(levels, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+                return _Files(levels, "memory.limit_in_bytes", "memory.usage_in_bytes", _PAGE_CACHE_1)
     for line in groups:
         if line.startswith("0::"):
             tops = [(root / mount.point, mount.group) for mount in mounts if mount.kind == "cgroup2"]
             levels = _levels(tops, line[3:], "memory.current")
             if levels:
-                return _Files(levels, "memory.max", "memory.current", "inactive_file")
+                return _Files(levels, "memory.max", "memory.current", _PAGE_CACHE_2)
     return None
 
 

@@ -119,7 +119,7 @@ class RemedyStep:
         freed_bytes: Used bytes before less after, over all ranks.
         freed_components: The same by component; what is not known is left out.
         held_seconds: For how long new requests waited.
-        moment: How its moment was made: ``any``, ``pause`` or ``gate``.
+        moment: How its moment was made: ``any`` or ``gate``.
         frees: What it can free, in words; likewise ``spares``, what it cannot.
     """
 

@@ -489,8 +489,8 @@ def _remember_ranks(rule: Rule, memory: RuleMemory, fresh: Sequence[Pressure], n
 
 def _silent(memory: RuleMemory, report: Report) -> dict[RankKey, PolicyLevel]:
     """Ranks that were heard of before and are not now, or not lately, with the level that they had."""
-    newest = max((reading.taken_at for reading in report.ranks), default=0.0)
-    heard = {rank_key(reading) for reading in report.ranks if newest - reading.taken_at <= SILENT_SECONDS}
+    newest = min((reading.age_seconds for reading in report.ranks), default=0.0)
+    heard = {rank_key(reading) for reading in report.ranks if reading.age_seconds - newest <= SILENT_SECONDS}
     return {key: known.level for key, known in memory.ranks.items() if key not in heard}
 
 
@@ -669,6 +669,9 @@ def _words(
 
 
 def _why_rest(memory: RuleMemory) -> str:
+    last = max(memory.runs.values(), key=lambda run: run.at, default=None)
+    if last is not None and last.outcome == "observed":
+        return "a remedy would have been run and was only observed; the next one is looked for after the rest"
     if memory.relapses == MAX_RELAPSES:
         return f"what release gives back was in use again within moments, {MAX_RELAPSES} times running, so it rests"
     return "the last relief did not reach low water, so it rests"

@@ -207,12 +207,13 @@ class Relief:
                     async with self._states.enter("calling", self._rounds_seconds()):
                         run = await tell_workers_in_rounds(self._engine, "restore", {})
                 except EngineError as exc:
-                    raise NotAvailable(str(exc)) from exc
+                    raise NotAvailable(self._not_restored(str(exc), caller)) from exc
                 except TimeoutError as exc:
-                    raise NotAvailable(f"restore has not ended within {self._rounds_seconds():g} s") from exc
+                    late = f"it has not ended within {self._rounds_seconds():g} s"
+                    raise NotAvailable(self._not_restored(late, caller)) from exc
                 report = await self._poll("measuring") if run.ok else None
         if not run.ok:
-            raise Refused(f"restore: {run.reason}")
+            raise Refused(self._not_restored(str(run.reason), caller))
         spilled = report.encoder_cache.host_bytes if report is not None and report.encoder_cache else None
         left = "what is left on the host is not known" if spilled is None else f"{mib(spilled)} MiB left on the host"
         self._history.record(
@@ -221,6 +222,11 @@ class Relief:
             caller=caller,
         )
         return list(run.detail)
+
+    def _not_restored(self, reason: str, caller: Caller | None) -> str:
+        said = f"restore: {reason}"
+        self._history.record("reset", said, caller=caller)
+        return said
 
     # --- carrying out ---
 

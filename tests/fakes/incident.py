@@ -111,7 +111,7 @@ def evidence(kind: str = "died", *ranks: RankEvidence, **changes: Any) -> Eviden
         "kind": kind,
         "at": AT,
         "engine": EngineStatus(
-            url="http://127.0.0.1:8000", state="down", version="0.32.0", model="Qwen/Qwen3-VL-32B-Instruct"
+            url="http://127.0.0.1:8000", state="gone", version="0.32.0", model="Qwen/Qwen3-VL-32B-Instruct"
         ),
         "ranks": ranks or (rank(reading(0)), rank(reading(1))),
         "load": EngineLoad(requests_running=3, requests_waiting=0, kv_cache_usage_ratio=0.41),
@@ -128,7 +128,7 @@ def incident(incident_id: str = ID, **changes: Any) -> Incident:
         "last_at": AT,
         "summary": "it died",
         "engine": EngineSeen(
-            url="http://127.0.0.1:8000", state="down", version="0.32.0", model="Qwen/Qwen3-VL-8B-Instruct"
+            url="http://127.0.0.1:8000", state="gone", version="0.32.0", model="Qwen/Qwen3-VL-8B-Instruct"
         ),
         "ranks": (rank(),),
     }

@@ -52,7 +52,7 @@ async def serving_incidents(folder: Path) -> AsyncIterator[Running]:
 
 async def open_one(running: Running) -> None:
     """Of an engine with an ugly name."""
-    engine = EngineStatus(url="http://127.0.0.1:8000", state="down", version="0.12.0", model=ATTACK)
+    engine = EngineStatus(url="http://127.0.0.1:8000", state="gone", version="0.12.0", model=ATTACK)
     await running.incidents.open_incident(evidence("died", rank(reading(0)), engine=engine))
 
 

@@ -32,7 +32,7 @@ class Boxed:
             self.incidents,
             core.history,
             flight=core.flight,
-            baseline=lambda: core.poller.baseline,
+            life=lambda: core.poller.life,
             policy=lambda: POLICY,
             oom_kills=OomKillWatch(lambda: self.kills, core.clock),
             internal_error=self._count,

@@ -68,7 +68,7 @@ async def test_an_incident_holds_what_was_known(told):
         None,
     )
     assert incident.summary.startswith("The engine died (exit -9): ")
-    assert (incident.engine.state, incident.engine.version, incident.engine.requests_running) == ("down", "0.32.0", 3)
+    assert (incident.engine.state, incident.engine.version, incident.engine.requests_running) == ("gone", "0.32.0", 3)
     assert incident.ranks == (known,)
     assert [happened.summary for happened in incident.events] == ["first", "second"]
     assert incident.decisions[0].rule == "device"
@@ -273,7 +273,7 @@ async def test_foreign_words_come_in_plain(told):
     headline, _ = await told.open(
         "died",
         known,
-        engine=EngineStatus(url=NASTY, state="down", version=NASTY, model=NASTY, hint=NASTY),
+        engine=EngineStatus(url=NASTY, state="gone", version=NASTY, model=NASTY, hint=NASTY),
         events=(event(NASTY, kind="state"),) * 999,
         reason=NASTY,
     )

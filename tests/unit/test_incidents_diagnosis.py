@@ -55,7 +55,7 @@ def with_cache(size: int, embeds: int | None = None, capacity: int | None = 16_3
 
 
 def engine(version: str | None) -> EngineStatus:
-    return EngineStatus(url="http://engine", state="down", version=version)
+    return EngineStatus(url="http://engine", state="gone", version=version)
 
 
 def policy(
@@ -174,7 +174,7 @@ FOUND: list[tuple[str, str, Evidence]] = [
         "kv_cache_full",
         "note",
         evidence(
-            "hung", load=EngineLoad(), engine=EngineStatus(url="http://e", state="down", kv_cache_usage_ratio=1.0)
+            "hung", load=EngineLoad(), engine=EngineStatus(url="http://e", state="gone", kv_cache_usage_ratio=1.0)
         ),
     ),
     ("policy", "clue", evidence("died", policy=policy("resting"))),

@@ -58,7 +58,7 @@ def incident(*ranks: RankEvidence, **changes) -> Incident:
         "at": AT,
         "last_at": AT,
         "summary": summarize(given, findings, MESSAGES),
-        "engine": EngineSeen(url="http://127.0.0.1:8000", state="down", version="0.12.0", model="Qwen/Qwen3-VL-8B"),
+        "engine": EngineSeen(url="http://127.0.0.1:8000", state="gone", version="0.12.0", model="Qwen/Qwen3-VL-8B"),
         "findings": findings,
         "messages": MESSAGES,
         "ranks": ranks,

@@ -370,8 +370,8 @@ def test_a_rank_that_falls_silent_does_not_make_the_rule_calm():
 def test_an_old_reading_of_a_rank_is_silence():
     """The worst rank's numbers froze; nothing is done by them."""
     watch = Watch()
-    watch.look(full(2.5, taken_at=100.0), full(0.3, rank=1, taken_at=100.0))
-    assert watch.look(full(2.5, taken_at=120.0), full(0.3, cached=3.0, rank=1, taken_at=100.0)) is None
+    watch.look(full(2.5), full(0.3, rank=1))
+    assert watch.look(full(2.5), full(0.3, cached=3.0, rank=1, age_seconds=20.0)) is None
     assert watch.view.level == "urgent"
 
 

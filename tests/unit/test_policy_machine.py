@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -190,8 +190,8 @@ def test_under_urgent_pressure_no_rest_is_longer_than_five_seconds(before, after
     """However the last remedy went: five seconds after it, what can give is run."""
     chosen = OWN if own else DERIVED
     memory, decision = decide([chosen], report(before), Facts(life="a"), LifeMemory(), 1.0)
-    if decision.action is None:
-        return
+    assume(decision.action is not None)
+    assert decision.action is not None
     memory = begin(memory, decision.action)
     result = RemedyResult(remedy=decision.action.remedy, outcome=outcome)
     memory = learn(

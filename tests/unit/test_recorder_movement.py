@@ -201,13 +201,13 @@ ROWS = [
         "in the engine's call wake_up",
     ),
     (
-        "another's call too long",
-        [rank(call="profile", call_seconds=121.0)],
+        "another's call, however long",
+        [rank(call="profile", call_seconds=3600.0)],
         IDLE,
         0,
-        "stuck",
-        121,
-        "longer than the 120",
+        "busy",
+        3600,
+        "in the engine's call profile",
     ),
     (
         "a first step that compiles",
@@ -227,6 +227,7 @@ ROWS = [
         601,
         "longer than the 600 s",
     ),
+    ("a compilation, however long", [stepping(seconds=9e3, is_compiling=True)], RUNNING, 9e3, "busy", 9e3, "one step"),
     ("a new shape that compiles", [stepping(seconds=300.0, is_compiling=True)], RUNNING, 400, "busy", 300, "one step"),
     (
         "under way here, the engine tells nothing",

@@ -34,11 +34,11 @@ def machine(tmp_path):
     return make
 
 
-def group(path, limit, current, inactive=0):
+def group(path, limit, current, inactive=0, active=0):
     return {
         f"{path}/memory.max": f"{limit}\n",
         f"{path}/memory.current": f"{current}\n",
-        f"{path}/memory.stat": f"anon 1\ninactive_file {inactive}\nactive_file 5\n",
+        f"{path}/memory.stat": f"anon 1\ninactive_file {inactive}\nactive_file {active}\n",
     }
 
 
@@ -48,8 +48,8 @@ def read(root):
 
 
 def test_a_container_sees_its_own_limit(machine):
-    """File pages that the kernel would drop first are not counted as used."""
-    host, notes = read(machine(group("sys/fs/cgroup", 40 * MIB, 30 * MIB, 4 * MIB)))
+    """File pages that the kernel would drop first are not counted as used, whether read once or often."""
+    host, notes = read(machine(group("sys/fs/cgroup", 40 * MIB, 30 * MIB, 1 * MIB, 3 * MIB)))
     assert host == HostMemory(1000 * mmap.PAGESIZE, 26 * MIB, 40 * MIB, 64 * MIB, 32 * MIB)
     assert (host.total_bytes, host.free_bytes, notes) == (40 * MIB, 14 * MIB, [])
 
