@@ -334,7 +334,7 @@ async def test_an_engine_that_is_gone_is_told_with_what_to_do(visit):
         await here.sidecar.poll()
         await shown(page, "[data-notice=engine]", "is vLLM running there")
         await shown(page, "#connection", "stale")
-        assert await page.inner_text("#engine-state") == "engine down"
+        assert await page.inner_text("#engine-state") == "engine is gone"
         assert await page.evaluate("document.body.classList.contains('old')")
 
 
