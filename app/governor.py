@@ -231,7 +231,9 @@ class Governor:
                 text = f"the policy can only observe here: {next(iter(refusals.values()))}"
                 self._tell_once("", "observes", text, now)
         level = _level(decision)
-        level = level if level in {"short", "urgent"} else "calm"
+        # Of an engine that is gone or asleep nothing is known: what was said last of its memory stands.
+        if level in {"held", "unknown"}:
+            return
         if level != self._level and now - self._level_told_at >= LEVEL_EVENT_SECONDS:
             why = f": {summary(decision.views, level)}" if level != "calm" else ""
             self._history.record("policy", f"memory: {self._level} -> {level}{why}")

@@ -519,6 +519,20 @@ async def test_the_level_is_that_of_the_rule_that_is_worst_off():
     assert [rule.value for rule in status.rules] == [TOTAL - USED_AFTER, USED_AFTER / TOTAL]
 
 
+async def test_an_engine_that_is_gone_is_not_called_calm():
+    """Its last word on memory stands, for whoever asks afterwards why it died."""
+    core = core_on(rules=[DEFAULT], mode="observe")
+    await core.tick()
+    leave_free(core, HIGH - 100 * MIB)
+    await core.tick()
+    core.fake.down = True
+    core.clock.advance(60)
+    await core.tick()
+    told = [event.summary for event in core.history.events() if event.summary.startswith("memory: ")]
+    assert core.governor.status().level in {"held", "unknown"}
+    assert [summary.split(": ")[1] for summary in told] == ["calm -> short"]
+
+
 async def test_a_rule_that_was_replaced_meanwhile_is_not_judged():
     """A change while its remedy runs: the new rule of that name knows nothing."""
     core = await grown()
