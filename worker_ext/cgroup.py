@@ -77,7 +77,7 @@ def _used(level: Path, files: _Files) -> int | None:
     usage = _number(level / files.usage)
     if usage is None:
         return None
-    return max(0, usage - sum(_stat(level / "memory.stat", name) for name in files.page_cache))
+    return max(0, usage - _sum_of(level / "memory.stat", files.page_cache))
 
 
 class _Mount(NamedTuple):
@@ -147,12 +147,9 @@ def _number(path: Path) -> int | None:
     return int(lines[0]) if lines and lines[0].strip().isdigit() else None
 
 
-def _stat(path: Path, name: str) -> int:
-    for line in _lines(path):
-        key, _, value = line.partition(" ")
-        if key == name and value.strip().isdigit():
-            return int(value)
-    return 0
+def _sum_of(path: Path, names: tuple[str, ...]) -> int:
+    pairs = (line.partition(" ")[::2] for line in _lines(path))
+    return sum(int(value) for key, value in pairs if key in names and value.strip().isdigit())
 
 
 def _lines(path: Path) -> list[str]:

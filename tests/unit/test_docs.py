@@ -44,7 +44,13 @@ def test_every_path_of_ours_is_documented():
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "CONTRIBUTING.md", "worker_ext/README.md", *(f"docs/{p.name}" for p in DOCS.glob("*.md"))]
+    "document",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "worker_ext/README.md",
+        *(str(p.relative_to(ROOT)) for p in sorted(DOCS.rglob("*.md"))),
+    ],
 )
 def test_links_lead_somewhere(document: str):
     """Relative links name files that are there."""

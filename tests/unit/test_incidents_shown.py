@@ -106,7 +106,7 @@ TOLD = [
     "20261121T143233Z-died",
     "2026-11-21 14:32:33Z",
     "not ended",
-    "vLLM 0.12.0 Qwen/Qwen3-VL-8B at http://127.0.0.1:8000: down",
+    "vLLM 0.12.0 Qwen/Qwen3-VL-8B at http://127.0.0.1:8000: gone",
     "The engine died",
     "an operator's workspace found no room on the NPU",
     "rank 0 had 872.0 MiB free of 62,420.0",

@@ -422,9 +422,10 @@ async def test_a_restore_waits_no_longer_than_it_may(monkeypatch):
     core = await grown()
     await core.poller.poll()
     there = stage(core, monkeypatch, "releasing")
-    with pytest.raises(NotAvailable, match=r"restore has not ended within 0\.06 s"):
+    with pytest.raises(NotAvailable, match=r"restore: it has not ended within 0\.06 s"):
         await core.relief.restore()
     assert (there.is_set(), core.relief.state, core.relief.busy) == (True, "idle", False)
+    assert core.summaries("reset")[0].startswith("restore: it has not ended")
     monkeypatch.undo()
     monkeypatch.setattr("app.relief.relief.QUESTIONS_SECONDS", 0.01)
     stage(core, monkeypatch, "reading")
