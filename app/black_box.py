@@ -142,10 +142,7 @@ class BlackBox:
             return
         if self._state == "gone":
             self._life = None
-            if life.records and all(record.status == "ended" for record in life.records):
-                self._history.record("state", "the engine ended in order: every worker closed its flight recorder")
-            else:
-                self._open("died", life, report)
+            self._end_of(life, report)
         elif self._state in _HUNG and before not in _HUNG:
             self._open("hung", life, report)
         elif more_ooms:
@@ -154,6 +151,12 @@ class BlackBox:
             self._open("out_of_memory", life, report, reason)
         elif self._state == "ready" and self._may_be_open:
             self._may_be_open = not self._put(self._end_all)
+
+    def _end_of(self, life: _Known, report: Report, reason: str | None = None) -> None:
+        if life.records and all(record.status == "ended" for record in life.records):
+            self._history.record("state", "the engine ended in order: every worker closed its flight recorder")
+        else:
+            self._open("died", life, report, reason)
 
     def _more_ooms(self, report: Report) -> list[tuple[int, int]]:
         """The ranks whose process counts more failures than it did."""
@@ -172,6 +175,9 @@ class BlackBox:
         """What is known of this life of the engine; ``None`` where there is none."""
         engine, life = report.engine, self._life
         if engine.state in RUNNING and (life is None or life.engine_life != self._engine_life().id):
+            if life is not None:
+                # Nobody saw it end. What its successor writes is another's.
+                self._end_of(life, report, "other processes answer in its place")
             life = self._life = _Known(engine_life=self._engine_life().id)
             self._has_begun = True
         if life is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +33,14 @@ RPC_METHOD = "highwater_rpc"
 # Under the 5 seconds after which vLLM's uvicorn closes an idle connection.
 KEEPALIVE_SECONDS = 4.0
 HTTP_ERROR = 400
+
+# Half a minute of silence, then three questions ten seconds apart.
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +96,22 @@ class Engine:
         self._outstanding_op = ""
         self._outstanding_since = 0.0
         self._answered_at: float | None = None
+        # A context that trusts nobody, as httpx would else load 3 MB of authorities that nobody asks.
+        verify = ssl_context or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         limits = httpx.Limits(max_connections=8, max_keepalive_connections=4, keepalive_expiry=KEEPALIVE_SECONDS)
         base = url
         if url.startswith("unix:"):
             transport = transport or httpx.AsyncHTTPTransport(uds=url.removeprefix("unix:"), limits=limits)
             base = "http://localhost"
+        # httpx has no other way to say it: a worker call has no deadline, and a peer that went without a word is
+        # noticed by nothing else.
+        transport = transport or httpx.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=_KEEPALIVE)
         self._client = httpx.AsyncClient(
             base_url=base,
             timeout=request_seconds,
             limits=limits,
             transport=transport,
-            # A context that trusts nobody, as httpx would else load 3 MB of authorities that nobody asks.
-            verify=ssl_context or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            verify=verify,
             # A proxy variable meant for the internet must not catch calls to the neighbour.
             trust_env=False,
         )
@@ -204,6 +217,12 @@ class Engine:
         return EngineNotListening(told) if _is_refused(exc) else EngineUnreachable(told)
 
     # --- worker calls ---
+
+    def forget_call(self) -> None:
+        """Wait no longer for a call to an engine that is no more."""
+        if self._outstanding is not None:
+            self._outstanding.cancel()
+            self._outstanding = None
 
     @property
     def rpc_deadline_seconds(self) -> float:

@@ -20,7 +20,14 @@ from typing import Any, NamedTuple, Protocol
 from app.attribution import account, encoder_totals, growth, rank_key
 from app.capabilities import EXTENSION, Capabilities, detect
 from app.engine import Engine
-from app.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUnresponsive, EngineUntrusted
+from app.errors import (
+    EngineError,
+    EngineNotListening,
+    EngineRefused,
+    EngineUnreachable,
+    EngineUnresponsive,
+    EngineUntrusted,
+)
 from app.flight import Flight, is_complete, missing_ranks, workers_left
 from app.history import History
 from app.life import EngineLife, Lives
@@ -40,6 +47,7 @@ from app.table import missing_text
 from app.verdict import RUNNING, Contact, Seen, Verdict, decide
 
 GROWTH_SECONDS = 60.0
+SERVER_ERROR = 500
 # A quick look at the recorders' files, between two polls, comes no sooner than this; without recorders it is a poll.
 LOOK_SECONDS = 0.05
 SHORT_POLL_SECONDS = 1.0
@@ -70,6 +78,7 @@ class _Round:
     failure: EngineError | None = None
     contact: Contact = "answered"
     first_failure: str | None = None
+    server_error: EngineRefused | None = None
     rested: bool = False
     is_another_loading: bool = False
 
@@ -284,6 +293,10 @@ class Poller:
         await self._look(outcome, began=None if spare_idle or outcome.failure is not None else began)
         if outcome.failure is None:
             await self._wake([source for source in available if source.wakes_engine], outcome, spare_idle=spare_idle)
+        if outcome.failure is None and not outcome.rested and outcome.observation == Observation():
+            # The API server lives, and has nothing but errors of its own to say: what it speaks for may be dead.
+            outcome.failure = outcome.server_error
+            outcome.contact = "worker_call_late" if outcome.server_error is not None else outcome.contact
         return outcome
 
     async def _wake(self, waking: Sequence[Source], outcome: _Round, *, spare_idle: bool) -> None:
@@ -331,6 +344,8 @@ class Poller:
             except EngineError as exc:
                 self._observer.poll_failed(source.name, exc.reason)
                 outcome.first_failure = outcome.first_failure or f"{source.name}: {exc}"
+                if isinstance(exc, EngineRefused) and exc.status >= SERVER_ERROR:
+                    outcome.server_error = exc
                 if isinstance(exc, EngineUnreachable | EngineUnresponsive):
                     # Asking on would only add questions to a queue that does not move.
                     outcome.failure, outcome.contact = exc, _contact(exc, wakes_engine=source.wakes_engine)
@@ -519,7 +534,8 @@ class Poller:
         self._engine.rpc_allowed = False
 
     def _forget_engine(self) -> None:
-        """What was asked of one engine says nothing about the next."""
+        """What was asked of one engine says nothing about the next, and its answers will not come."""
+        self._engine.forget_call()
         self._detect_again()
         self._workers_asked_at = None
         if self._flight is not None:
@@ -590,7 +606,7 @@ def _contact(failure: EngineError, *, wakes_engine: bool) -> Contact:
     """
     if isinstance(failure, EngineNotListening):
         return "refused"
-    if isinstance(failure, EngineUnresponsive):
+    if isinstance(failure, EngineUnresponsive | EngineRefused):
         return "worker_call_late" if wakes_engine else "late"
     return "broken"
 

@@ -41,6 +41,9 @@ _PREFIX = re.compile(
     """,
     re.VERBOSE,
 )
+_PIECE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)\s(?P<stream>stdout|stderr)\s(?P<tag>[FP])\s")
+# A quote within the text is escaped, so that the first bare one ends it.
+_JSON_PIECE = re.compile(r'\{"log":"(?:[^"\\]|\\(?!n")[^\n])*(?P<end>\\n)?","stream":"(?P<stream>stdout|stderr)"')
 # vLLM up to 0.12 colours the process's name in files, too; others do where they are told to.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # The API server's modules that log what a client sent (vllm/entrypoints, vllm/v1/engine), and its process's name.
@@ -164,7 +167,34 @@ def read_tail(path: Path, since: Place | None = None) -> tuple[list[str], str | 
         return [], f"engine_log: {path} cannot be read: {(exc.strerror or str(exc)).lower()}"
     lines = content.decode("utf-8", "replace").split("\n")
     # The first is the end of a line whose beginning was left out.
-    return (lines[1:] if is_cut and len(lines) > 1 else lines), None
+    return WholeLines(is_cut=is_cut).of(lines[1:] if is_cut else lines), None
+
+
+class WholeLines:
+    """Leaves out what continues a line that a container runtime cut into pieces, as containerd and Docker do at 16 KiB.
+
+    What stands at a piece's beginning may be anything that a client sent.
+
+    Args:
+        is_cut: The log's beginning is not known: the first line of each stream may be such a piece.
+    """
+
+    def __init__(self, *, is_cut: bool = False) -> None:
+        self._goes_on = dict.fromkeys(("stdout", "stderr"), is_cut)
+
+    def of(self, lines: Iterable[str]) -> list[str]:
+        """The next lines, without pieces that continue another."""
+        return [line for line in lines if not self._is_piece(line)]
+
+    def _is_piece(self, line: str) -> bool:
+        if (piece := _PIECE.match(line)) is not None:
+            stream, is_partial = piece["stream"], piece["tag"] == "P"
+        elif (piece := _JSON_PIECE.match(line)) is not None:
+            stream, is_partial = piece["stream"], not piece["end"]
+        else:
+            return False
+        was, self._goes_on[stream] = self._goes_on[stream], is_partial
+        return was
 
 
 class NotALogError(Exception):

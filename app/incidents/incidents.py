@@ -271,7 +271,7 @@ class Incidents:
         return counted
 
     def _goes_on(self, last: Headline, evidence: Evidence) -> bool:
-        is_recent = evidence.at - (last.last_at or 0.0) < STORM_SECONDS
+        is_recent = abs(evidence.at - (last.last_at or 0.0)) < STORM_SECONDS  # also with a clock that was set back
         return is_recent and (last.ended_at is None or evidence.kind == _OUTLIVES_READY)
 
     def _repeat(self, last: Headline, evidence: Evidence) -> Headline:

@@ -19,7 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from app.incidents.enginelog import Line, Matches, NotALogError, known_message, open_log, parse, place_of_end
+from app.incidents.enginelog import (
+    Line,
+    Matches,
+    NotALogError,
+    WholeLines,
+    known_message,
+    open_log,
+    parse,
+    place_of_end,
+)
 from app.incidents.incident import FailedStart
 
 # What is looked at in one go; eight ranks' tracebacks of a failed start are some 200 KiB.
@@ -169,6 +178,7 @@ class FollowedLog:
         self._offset = 0
         self._before = b""  # what stood right before the offset: a log cut off and filled again is another
         self._partial = b""
+        self._whole = WholeLines()
 
     def close(self) -> None:
         """Let the file go."""
@@ -197,8 +207,9 @@ class FollowedLog:
         except (OSError, NotALogError):
             self.close()
         whole, newline, partial = (self._partial + added).rpartition(b"\n")
-        self._partial = partial[-PARTIAL_BYTES:]
-        return whole.decode("utf-8", "replace").split("\n") if newline else []
+        # The beginning of a line that is too long: what stands further in is nobody's logger.
+        self._partial = partial[:PARTIAL_BYTES]
+        return self._whole.of(whole.decode("utf-8", "replace").split("\n")) if newline else []
 
     def _is_same_file(self) -> bool:
         if self._file is None:

@@ -26,7 +26,7 @@ from typing import Final
 from app.attribution import card, rank_key
 from app.policy.gains import RankKey, credit, freed, is_integrated, total, word
 from app.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable
-from app.policy.rules import MIB, MIN_GAIN_BYTES, Rule
+from app.policy.rules import FILL_SIGNALS, MIB, MIN_GAIN_BYTES, Rule
 from app.readings import UNNEEDED, Outcome, PolicyLevel, RankFreed, RankReading, RemedyResult, Report, RulePhase, Target
 
 URGENT_REST_SECONDS: Final = 5.0
@@ -389,7 +389,7 @@ def _next(rule: Rule, memory: RuleMemory, counted: Sequence[Pressure], facts: Fa
         return Action(
             rule=rule,
             remedy=remedy,
-            why=_short(max((one for _, one in able.values()), key=lambda one: one.need_bytes)),
+            why=_short(max((one for _, one in able.values()), key=lambda one: one.need_bytes), rule),
             target=_target(rule, remedy, need),
             ranks={key: (size, _gain(one)) for key, (size, one) in able.items()},
         )
@@ -602,8 +602,7 @@ def learn(
         waits=known.runs[remedy].waits if remedy in known.runs else {},
     )
     run = _judge(action, run, after, now)
-    # An observed remedy changed nothing, and one that failed may fail the next one too: the relief ends with it.
-    ends = result.outcome in {"observed", "failed"}
+    ends = result.outcome == "observed"  # it changed nothing, and so would the next one
     relief = None if ends else known.relief
     rest_from = now if ends and not action.is_tidying else known.rest_from
     known = replace(known, runs={**known.runs, remedy: run}, relief=relief, rest_from=rest_from)
@@ -637,10 +636,13 @@ def _judge(action: Action, run: LastRun, after: Sequence[RankReading], now: floa
 # --- in words ---
 
 
-def _short(one: Pressure) -> str:
+def _short(one: Pressure, rule: Rule) -> str:
     dp_rank, rank = one.key
     where = f"rank {rank}" if not dp_rank else f"rank {dp_rank}.{rank}"
-    return f"short by {math.ceil(one.need_bytes / MIB):,} MiB on {where}"
+    missing = f"{math.ceil(one.need_bytes / MIB):,} MiB"
+    if rule.signal in FILL_SIGNALS:
+        return f"short by {missing} on {where}"
+    return f"{rule.signal} is {missing} over low water on {where}"
 
 
 def _words(
@@ -657,8 +659,14 @@ def _words(
     if level in {"short", "urgent"}:
         needy = sorted(counted, key=lambda one: -one.need_bytes)
         if needy[0].need_bytes > 0:
-            parts.append(_short(needy[0]))
-        if is_helpless:
+            parts.append(_short(needy[0], rule))
+        kept = sum(one.reading.trimmable_bytes or 0 for one in needy) if is_helpless and level == "short" else 0
+        if kept >= MIN_GAIN_BYTES and rule.is_derived and "trim_encoder_cache" not in facts.unavailable:
+            parts.append(
+                f"{kept // MIB:,} MiB of encoder outputs could be trimmed, and are kept until it is urgent, as vLLM "
+                "would want them back; `highwater reclaim trim_encoder_cache` does it now"
+            )
+        elif is_helpless:
             parts.append("nothing here to give back" + _because(rule, facts))
             parts += [text for text in [_elsewhere(needy, facts)] if text]
     if rest is not None:

@@ -234,7 +234,7 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
         return (
             f"{rule.name}.{key}: {water:g} of {rule.signal} cannot be reached: rank {reading.rank} {has} {shown} at "
             f"rest, with nothing left to give back. Set low_water to {_rounded(rule.signal, value)} {better}, "
-            f"high_water beyond it, or {other}"
+            f"high_water {'below' if falls else 'above'} it, or {other}"
         )
     return None
 

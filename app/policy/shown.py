@@ -44,10 +44,7 @@ def summary(views: Sequence[RuleView], level: PolicyLevel, *, mode: PolicyMode =
     if not views:
         return "there are no rules: nothing is given back by itself"
     view = next(view for view in views if view.level == level)
-    text = view.reason or _calm(view)
-    if level in {"short", "urgent"} and mode == "observe":
-        text += "; observe mode: nothing is done"
-    return text
+    return (view.reason or _calm(view)) + ("; observe mode: nothing is done" if mode == "observe" else "")
 
 
 def _calm(view: RuleView) -> str:

@@ -113,6 +113,11 @@ def no_extension(capabilities: Capabilities) -> str | None:
     """The refusal where the workers cannot be asked, or ``None``."""
     if capabilities.collective_rpc:
         return None
+    if not capabilities.dev_mode:
+        return (
+            "workers can be called in vLLM's development mode only: start it with VLLM_SERVER_DEV_MODE=1 in its "
+            f"environment and --worker-extension-cls {EXTENSION}"
+        )
     return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}"
 
 

@@ -37,14 +37,15 @@ class ResetMmCache:
             # `process_input_sockets`): no moment is quiet enough for what comes after the reset.
             return (
                 f"{version} can hang for ever when requests use the images that this makes new (upstream issue 31404); "
-                "0.14 and newer survive that. ?force=true calls it all the same"
+                "0.25.1 and newer do not. ?force=true calls it all the same, and may end the engine"
             )
         if not capabilities.at_least("0.25"):
             # A request between the two clearings leaves a key without an item behind (vllm/utils/cache.py, `touch`),
             # on which the next reset turns for ever.
             return (
                 f"{version} can hang for ever when this is called with requests under way, and fails some that use the "
-                "images that it makes new; 0.25.1 and newer do not hang. ?force=true calls it all the same"
+                "images that it makes new; 0.25.1 and newer do not hang. ?force=true calls it all the same, and may "
+                "end the engine"
             )
         return None
 

@@ -47,7 +47,7 @@ def health_router(services: Services) -> APIRouter:
         """
         engine = services.poller.current().engine
         healthy = engine.state not in UNHEALTHY
-        answer = {"healthy": healthy, "engine": engine.state, "reason": None if healthy else engine.hint}
+        answer = {"healthy": healthy, "engine": engine.state, "reason": engine.hint}
         return JSONResponse(answer, 200 if healthy else 503)
 
     @router.get("/metrics", response_class=Response)

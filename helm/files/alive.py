@@ -2,7 +2,9 @@
 
 Arguments: the sidecar's URL, and the engine's (http://host:port, or unix:/path).
 The sidecar knows more, and is asked first. One that does not answer, because it is being restarted or was killed, says
-nothing about the engine: then the engine's own /health decides. It runs in the engine's image: standard library only.
+nothing about the engine: then the engine's own /health decides. So it does where the sidecar says that the engine is
+starting: one that died a while ago looks no different, and while a container's first engine loads, its startup probe
+runs and not this one. It runs in the engine's image: standard library only.
 """
 
 import http.client
@@ -13,6 +15,7 @@ from urllib.parse import urlsplit
 
 SECONDS = 3.0
 OK, UNAVAILABLE = 200, 503
+BODY_BYTES = 4096
 
 
 class Socket(http.client.HTTPConnection):
@@ -25,8 +28,8 @@ class Socket(http.client.HTTPConnection):
         self.sock.connect(self.host)
 
 
-def ask(url: str, path: str) -> "int | None":
-    """The status of a GET there; None where nobody answers in time."""
+def ask(url: str, path: str) -> "tuple[int | None, bytes]":
+    """Status and body of a GET there; None and nothing where nobody answers in time."""
     kind, _, rest = url.partition(":")
     parts = urlsplit(url)
     if kind == "unix":
@@ -40,15 +43,16 @@ def ask(url: str, path: str) -> "int | None":
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=SECONDS)
     try:
         connection.request("GET", path, headers={"Host": "localhost"})
-        return connection.getresponse().status
+        response = connection.getresponse()
+        return response.status, response.read(BODY_BYTES)
     except (OSError, http.client.HTTPException) as exc:
         print(f"{url}{path}: {exc!r}", file=sys.stderr)
-        return None
+        return None, b""
     finally:
         connection.close()
 
 
-told = ask(sys.argv[1], "/health/deep")
-if told not in (OK, UNAVAILABLE):
-    told = ask(sys.argv[2], "/health")
+told, said = ask(sys.argv[1], "/health/deep")
+if told not in (OK, UNAVAILABLE) or b'"engine":"starting"' in said.replace(b" ", b""):
+    told, _ = ask(sys.argv[2], "/health")
 sys.exit(0 if told == OK else f"unhealthy: status {told}")

@@ -26,13 +26,14 @@ class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 @contextmanager
-def answering(path: str, status: int, at: Path | None = None) -> Iterator[str]:
+def answering(path: str, status: int, at: Path | None = None, body: bytes = b"") -> Iterator[str]:
     """The URL of a server that knows one path."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status if self.path == path else 404)
             self.end_headers()
+            self.wfile.write(body)
 
         def address_string(self) -> str:
             return ""
@@ -74,6 +75,15 @@ def test_a_sidecar_that_knows_no_such_path_decides_nothing():
     """Somebody else on its port, or one that is only starting."""
     with answering("/", 200) as other, answering("/health", 200) as engine:
         assert probe(other, engine) == 0
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
+def test_of_an_engine_that_starts_again_its_own_health_decides(status, code):
+    """An engine whose process ended inside a container that lives on may never come back."""
+    body = b'{"healthy": true, "engine": "starting", "reason": "nothing answers"}'
+    with answering("/health/deep", 200, body=body) as sidecar, answering("/health", status) as engine:
+        assert probe(sidecar, engine) == code
+        assert probe(sidecar, NOBODY) == 1
 
 
 def test_where_nobody_answers_the_probe_fails():

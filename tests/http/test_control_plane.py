@@ -495,7 +495,7 @@ async def test_the_engines_own_error_passes(running):
     assert (answer.status_code, answer.json()["outcome"]) == (500, "failed")
 
 
-@pytest.mark.parametrize(("version", "way"), [("0.12.0", "0.14 and newer"), ("0.23.0", "0.25.1 and newer")])
+@pytest.mark.parametrize(("version", "way"), [("0.12.0", "0.25.1 and newer"), ("0.23.0", "0.25.1 and newer")])
 async def test_a_drop_in_is_refused_where_it_hangs_the_engine(version, way):
     """409 with the reason and the ways on; force is the operator's own word."""
     async with sidecar_before(FakeEngine(version)) as running:

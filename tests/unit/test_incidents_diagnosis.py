@@ -191,7 +191,7 @@ NOT_FOUND: list[tuple[str, Evidence]] = [
     ("device_full", evidence("died")),
     ("device_full", evidence("died", rank(reading(used=FULL, free_bytes=None)))),
     ("device_full", evidence("died", rank(reading(used=FULL, total_bytes=None)))),
-    ("device_had_room", evidence("died", rank(reading(0)), rank(reading(1, used=58_000 * MIB)))),
+    ("device_had_room", evidence("died", rank(reading(0)), rank(reading(1, used=61_500 * MIB)))),
     ("device_had_room", evidence("died", rank(reading(0)), rank(unknown(1)))),
     ("over_budget", evidence("died", rank(reading(used=56_500 * MIB)))),
     ("over_budget", evidence("died", rank(replace(reading(used=FULL), budget=unknown().budget)))),

@@ -214,11 +214,10 @@ def test_a_short_log_is_read_whole(tmp_path):
 
 
 def test_one_endless_line_is_a_line(tmp_path):
-    """A progress bar of megabytes."""
+    """A progress bar of megabytes. Its beginning is not seen, and what stands further in is no message."""
     log = tmp_path / "engine.log"
     log.write_bytes(b"\r50%" * 200_000)
-    lines, _ = read_tail(log)
-    assert len(lines) == 1
+    assert read_tail(log) == ([], None)
 
 
 def test_bytes_that_are_no_text_are_read_all_the_same(tmp_path):
@@ -267,3 +266,31 @@ def test_what_cannot_be_read_is_told(tmp_path):
 def test_foreign_text_becomes_one_plain_line(given, shown):
     """Of bounded length, with nothing in it that a terminal would obey."""
     assert plain(given) == shown
+
+
+CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [
+            "2026-11-21T14:32:33.1Z stdout P INFO 11-21 14:32:33 [logger.py:39] Received request: prompt: 'aaa",
+            f"2026-11-21T14:32:33.1Z stdout P {CUDA}",
+            f"2026-11-21T14:32:33.1Z stdout F {CUDA}",
+        ],
+        [
+            '{"log":"Received request: prompt: \'aaa","stream":"stderr","time":"2026-11-21T14:32:33.1Z"}',
+            f'{{"log":"{CUDA}\\n","stream":"stderr","time":"2026-11-21T14:32:33.1Z"}}',
+        ],
+    ],
+    ids=["containerd", "docker"],
+)
+def test_a_piece_of_a_line_that_was_cut_is_no_message(tmp_path, lines):
+    """Container runtimes cut at 16 KiB: what stands at a piece's beginning may be a client's prompt."""
+    log = tmp_path / "engine.log"
+    log.write_text("\n".join(lines) + "\n")
+    assert match(read_tail(log)[0]) == ()
+    whole = lines[-1]  # the same line, with none before it
+    log.write_text(whole + "\n")
+    assert [message.name for message in match(read_tail(log)[0])] == ["cuda_out_of_memory"]

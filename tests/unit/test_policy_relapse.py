@@ -74,3 +74,11 @@ def test_bytes_that_stayed_away_for_a_while_are_no_relapse():
     for _ in range(3 * MAX_RELAPSES):
         relapse(watch)
         assert watch.look(full(2.9), after=2 * URGENT_REST_SECONDS) is None
+
+
+def test_the_next_remedy_follows_one_that_failed():
+    """One rank that cannot release must not keep the others' encoder outputs on their devices."""
+    watch = Watch()
+    short = full(0.2, cached=3.0, encoder=4.0)
+    assert watch.act(short, [], outcome="failed") == "release"
+    assert watch.act(short, full(3.0, encoder=1.2)) == "trim_encoder_cache"

@@ -362,6 +362,33 @@ async def test_a_failing_source_costs_only_itself(core, path, source, reason):
     assert core.counted.failures == [(source, reason)]
 
 
+async def test_an_engine_that_answers_errors_alone_is_not_ready_for_ever(core):
+    """An API server may outlive its engine, and say so to whoever asks it for anything."""
+    await core.tick()
+    core.fake.failing |= dict.fromkeys(("/metrics", "/is_paused", "/collective_rpc"), 503)
+    assert (await core.tick()).engine.state == "busy"
+    report = await core.tick(130.0)
+    assert (report.engine.state, report.stale) == ("not_answering", True)
+    core.fake.failing.clear()
+    assert (await core.tick()).engine.state == "ready"
+
+
+async def test_a_call_to_an_engine_that_is_no_more_is_forgotten(core):
+    """Its answer will not come; the next engine is asked at once."""
+    await core.tick()
+    core.fake.hang = asyncio.Event()
+    await core.tick()
+    assert core.engine.rpc_outstanding_seconds is not None
+    core.fake.down = True
+    await core.tick()
+    await core.tick()
+    assert core.engine.rpc_outstanding_seconds is None
+    core.fake.down, core.fake.hang = False, None
+    core.fake.start_again()
+    await core.tick()
+    assert (await core.tick()).engine.state == "ready"
+
+
 async def test_workers_that_answer_garbage_cost_only_their_numbers(core):
     """The load is read, the last ranks stay until they are stale, and nothing is believed."""
     await core.tick()

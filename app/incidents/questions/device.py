@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from app.attribution import rank_key
 from app.capabilities import parse_version
 from app.incidents import advice as known
 from app.incidents.incident import Advice, Evidence, Finding
 from app.incidents.latest import NOTABLE_BYTES, Latest
+from app.policy.waters import derive, slack_bytes
+from app.readings import RankReading
 from app.table import mib
 
 ROOM_RATIO = 0.10
@@ -50,9 +53,8 @@ def device_full(evidence: Evidence, ranks: Sequence[Latest]) -> Finding | None:
 
 def device_had_room(evidence: Evidence, ranks: Sequence[Latest]) -> Finding | None:
     """Whether every rank had much free: then the device's memory is not where to look."""
-    ratios = [rank.free_ratio for rank in ranks]
-    known_ratios = [ratio for ratio in ratios if ratio is not None]
-    if not ranks or len(known_ratios) < len(ratios) or min(known_ratios) < ROOM_RATIO:
+    baseline = {rank_key(reading): reading for reading in evidence.baseline}
+    if not ranks or not all(_has_room(rank, baseline) for rank in ranks):
         return None
     least = min(ranks, key=lambda rank: rank.free_ratio or 0.0)
     text = (
@@ -70,6 +72,18 @@ def device_had_room(evidence: Evidence, ranks: Sequence[Latest]) -> Finding | No
         text=text,
         figures={"rank": least.name, "free_bytes": least.free_bytes, "total_bytes": least.total_bytes},
     )
+
+
+def _has_room(rank: Latest, baseline: Mapping[tuple[int, int], RankReading]) -> bool:
+    """Whether a tenth of the device was free, or as much as the policy is satisfied with there."""
+    if rank.free_ratio is None or rank.free_ratio >= ROOM_RATIO:
+        return rank.free_ratio is not None
+    reading = rank.evidence.reading
+    if reading is None or rank.device_type == "cpu":
+        return False
+    slack = slack_bytes(reading, baseline.get(rank_key(reading)))
+    waters = derive(slack) if slack is not None else None
+    return waters is not None and (rank.free_bytes or 0) >= waters.low
 
 
 def over_budget(evidence: Evidence, ranks: Sequence[Latest]) -> Finding | None:
