@@ -185,6 +185,7 @@ class FakeWorker:
                 "node_total_bytes": NODE,
                 "node_available_bytes": NODE - self.host_used,
                 "pinned_bytes": self.pinned,
+                "cgroup_oom_kills": 0,
             },
             "notes": [],
             "elapsed_ms": 1.5,
