@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import worker_ext.identity
 from bench.situations.device import GIB, Card, ModelTorch, Plan, Rank
-from tests.unit.worker_ext.fakes import FakeTensor
+from tests.unit.worker_ext.fakes import FakeTensor, imported_as
 from worker_ext import MemoryExtension
 from worker_ext.host import HostMemory
 
@@ -201,7 +201,7 @@ def _process(pid: int) -> Iterator[None]:
 def modelled_workers(torch: ModelTorch) -> Iterator[None]:
     """Let the extension see the modelled `torch`, host and processes instead of this machine's."""
     with ExitStack() as stack:
-        stack.enter_context(patch.dict(sys.modules, {"torch": torch}))
+        stack.enter_context(imported_as("torch", torch))
         for name, module in list(sys.modules.items()):
             if name.startswith("worker_ext.") and hasattr(module, "read_host"):
                 stack.enter_context(patch.object(module, "read_host", lambda *_, **__: HOST))

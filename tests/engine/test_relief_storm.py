@@ -39,8 +39,8 @@ ABSURD_RULES = [
     {"name": "device", "signal": "device_growth_bytes", "remedies": ["release", "trim_encoder_cache"], **ANY_BYTE},
     # Without the trim before it, which always helps here: else the reset would have its turn by chance only.
     {"name": "cache", "signal": "encoder_cache_bytes", "remedies": ["reset_encoder_cache"], **ANY_BYTE},
-    {"name": "host", "signal": "host_growth_bytes", "remedies": ["reset_mm_cache"], **ANY_BYTE},
-    {"name": "blocks", "signal": "host_growth_bytes", "remedies": ["reset_prefix_cache"], **ANY_BYTE},
+    {"name": "images", "signal": "encoder_cache_bytes", "remedies": ["reset_mm_cache"], **ANY_BYTE},
+    {"name": "blocks", "signal": "encoder_cache_bytes", "remedies": ["reset_prefix_cache"], **ANY_BYTE},
 ]
 pytestmark = pytest.mark.timeout(STORM_SECONDS + 400, func_only=True)
 

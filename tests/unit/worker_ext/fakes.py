@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from contextlib import nullcontext
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -248,6 +250,20 @@ def fake_runner(kind: str = "npu", **attributes: Any) -> SimpleNamespace:
         "model_memory_usage": 12_345,
     }
     return SimpleNamespace(**values | attributes)
+
+
+@contextmanager
+def imported_as(name: str, module: ModuleType) -> Iterator[None]:
+    """Let `import name` find this module. `mock.patch.dict` would take out what is imported meanwhile, too."""
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
 
 
 def ask(worker: Any, op: str, payload: str = "{}") -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.worker_ext.fakes import ask, fake_runner, fake_worker
+from tests.unit.worker_ext.fakes import ask, fake_runner, fake_worker, imported_as
 from tests.unit.worker_ext.full_device import DeviceFullError, DeviceStorage, FullDevice
 from worker_ext.host import HostMemory
 from worker_ext.spilling_dict import Spilled
@@ -36,16 +35,12 @@ class Bench:
         self.torch = FullDevice(capacity)
         self.is_owed = False
         self.worker = fake_worker(model_runner=fake_runner(encoder_cache={}))
-        self._patches = (
-            mock.patch.dict(sys.modules, {"torch": self.torch}),
-            mock.patch("worker_ext.host_budget.read_host", return_value=host),
-        )
-        for patch in self._patches:
-            patch.start()
+        self._patches = ExitStack()
+        self._patches.enter_context(imported_as("torch", self.torch))
+        self._patches.enter_context(mock.patch("worker_ext.host_budget.read_host", return_value=host))
 
     def close(self) -> None:
-        for patch in self._patches:
-            patch.stop()
+        self._patches.close()
 
     @property
     def cache(self):
