@@ -311,7 +311,7 @@ async def test_a_long_step_is_no_hang(engine: Engine, tmp_path: Path) -> None:
                 seen.append(await asyncio.to_thread(sidecar.call, "GET", "/memory"))
                 await asyncio.sleep(0.1)
         assert (await asked).status_code == httpx.codes.OK
-        assert {report["engine"]["state"] for report in seen} == {"ready"}
+        assert {report["engine"]["state"] for report in seen} <= {"ready", "busy"}
         busy = [report["movement"] for report in seen if report["movement"]["verdict"] == "busy"]
         assert max(movement["since_seconds"] for movement in busy) > 2.0
         assert "in one step" in busy[-1]["summary"]
