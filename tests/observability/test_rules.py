@@ -20,7 +20,7 @@ RULES = ROOT / "helm" / "alerts" / "highwater.rules.yaml"
 TESTS = Path(__file__).parent / "rules"
 RUNBOOKS = ROOT / "docs" / "runbooks"
 NAMES = [alert.name for alert in ALERTS]
-HEADINGS = ["What it means", "Look first", "What to do", "When to ignore it", "Silence and tune"]
+HEADINGS = ["What it means", "Look first", "What to do", "When to ignore or tune it"]
 
 
 def promtool(*arguments: str | Path) -> None:
@@ -57,7 +57,7 @@ def test_every_alert_has_a_runbook_and_no_runbook_is_left_over():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_runbook_answers_the_same_questions(name):
-    """What it means, where to look, what to do, when to ignore it and how to silence it, in this order."""
+    """What it means, where to look, what to do, and when to ignore or tune it, in this order."""
     text = (RUNBOOKS / f"{name}.md").read_text()
     assert text.startswith(f"# {name}\n")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
