@@ -27,7 +27,18 @@ from app.attribution import card, rank_key
 from app.policy.gains import RankKey, credit, freed, is_integrated, total, word
 from app.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable
 from app.policy.rules import FILL_SIGNALS, MIB, MIN_GAIN_BYTES, Rule
-from app.readings import UNNEEDED, Outcome, PolicyLevel, RankFreed, RankReading, RemedyResult, Report, RulePhase, Target
+from app.readings import (
+    UNNEEDED,
+    ActionOutcome,
+    Outcome,
+    PolicyLevel,
+    RankFreed,
+    RankReading,
+    RemedyResult,
+    Report,
+    RulePhase,
+    Target,
+)
 
 URGENT_REST_SECONDS: Final = 5.0
 # How long an allocation that had to be retried counts as a sign of pressure.
@@ -83,6 +94,11 @@ class LastRun:
     freed_bytes: int | None = None
     ranks: tuple[RankFreed, ...] = ()
     waits: Mapping[RankKey, Wait] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> ActionOutcome:
+        """The outcome, by what it gave."""
+        return "ineffective" if self.outcome == "done" and not self.is_effective else self.outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
