@@ -120,12 +120,17 @@ def card(reading: RankReading) -> str:
     On CPU each rank counts its own process's memory, so that no two of them share any. Where a device's identity and
     number on its machine are unknown, two of the same index may be two devices: in two engines each sees its own as 0.
     """
+    return device_id(reading) or "rank {}.{}".format(*rank_key(reading))
+
+
+def device_id(reading: RankReading | WorkerMemory) -> str | None:
+    """The device's identity on its machine; ``None`` where it is not known, and on CPU."""
     device = reading.device
     if device.uuid is not None:
         return f"{reading.host}/{device.uuid}"
     if device.physical_index is not None:
         return f"{reading.host}/{device.type}:{device.physical_index}"
-    return "rank {}.{}".format(*rank_key(reading))
+    return None
 
 
 def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Protocol
 
 from app.errors import NotAvailable, UnreachableWater
 from app.history import History
@@ -34,9 +34,6 @@ FULL_WITHIN_SECONDS: Final = 10.0
 LEVEL_EVENT_SECONDS: Final = 10.0
 # vllm-ascend began to profile the encoder with its cache in 0.13; before it the KV pool left nothing for them.
 ASCEND_PROFILES_SINCE: Final = "0.13"
-
-# `ineffective`: done, and it gave less than it had to.
-ActionOutcome: TypeAlias = Literal["done", "ineffective", "refused", "failed", "observed"]
 
 log = logging.getLogger("highwater.governor")
 
@@ -118,7 +115,7 @@ class Governor:
             return QUICK_SECONDS
         watched = (
             one
-            for view in self._look(report)[1].views
+            for view in self._look(report, self._facts(report))[1].views
             if view.phase != "held" and view.rule.signal in FILL_SIGNALS
             for one in view.pressures
         )
@@ -145,13 +142,15 @@ class Governor:
             return  # an operator's remedy is running: its effect comes first
         if self._memory.life != self._poller.life.id:
             self._told.clear()
-        self._memory, decision = self._look(self._poller.current())
-        self._tell(decision)
+        report = self._poller.current()
+        facts = self._facts(report)
+        self._memory, decision = self._look(report, facts)
+        self._tell(decision, report, facts)
         if decision.action is not None:
             await self._act(decision.action)
 
-    def _look(self, report: Report) -> tuple[LifeMemory, Decision]:
-        return decide(self.rules, report, self._facts(report), self._memory, self._clock())
+    def _look(self, report: Report, facts: Facts) -> tuple[LifeMemory, Decision]:
+        return decide(self.rules, report, facts, self._memory, self._clock())
 
     def _facts(self, report: Report) -> Facts:
         life, can = self._poller.life, self._poller.capabilities
@@ -207,29 +206,24 @@ class Governor:
             facts=self._facts(seen),
             now=now,
         )
-        outcome: ActionOutcome = result.outcome
-        if outcome == "done" and not self._memory.rules[rule.name].runs[action.remedy].is_effective:
-            outcome = "ineffective"
+        outcome = self._memory.rules[rule.name].runs[action.remedy].judged
         self._observer.policy_acted(rule.name, action.remedy, outcome)
         if outcome in {"done", "ineffective", "failed"}:
             self._actions.append(now)
 
     # --- telling ---
 
-    def _tell(self, decision: Decision) -> None:
+    def _tell(self, decision: Decision, report: Report, facts: Facts) -> None:
         """Record what an operator should hear of, once and not at every poll."""
         now = self._clock()
         for view in decision.views:
             if view.finding is not None:
                 kind = "helpless" if view.is_helpless else "held"
                 self._tell_once(view.rule.name, kind, f"rule {view.rule.name}: {view.finding}", now)
-        blocked = [name for rule in self.rules for name in rule.remedies]
-        report = self._poller.current()
-        if blocked and report.ranks and not report.stale:
-            refusals = dict(self._unavailable(report))
-            if all(name in refusals for name in blocked):
-                text = f"the policy can only observe here: {next(iter(refusals.values()))}"
-                self._tell_once("", "observes", text, now)
+        wanted = {name for rule in self.rules for name in rule.remedies}
+        if wanted and wanted <= facts.unavailable.keys() and report.ranks and not report.stale:
+            text = f"the policy can only observe here: {next(iter(facts.unavailable.values()))}"
+            self._tell_once("", "observes", text, now)
         level = _level(decision)
         # Of an engine that is gone or asleep nothing is known: what was said last of its memory stands.
         if level in {"held", "unknown"}:
@@ -253,8 +247,8 @@ class Governor:
         while self._actions and now - self._actions[0] >= HOUR_SECONDS:
             self._actions.popleft()
         report = self._poller.current()
-        memory, decision = self._look(report)
-        unavailable = dict(self._unavailable(report))
+        facts = self._facts(report)
+        memory, decision = self._look(report, facts)
         level = _level(decision)
         return PolicyStatus(
             mode=self.mode,
@@ -264,7 +258,7 @@ class Governor:
                 rule_status(
                     view,
                     memory.rules[view.rule.name],
-                    unavailable,
+                    facts.unavailable,
                     is_acting=self._acting is not None and self._acting.rule == view.rule,
                     to_unix=self._wall_clock() - now,
                 )

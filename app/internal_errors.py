@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
-Part: TypeAlias = Literal["poller", "policy", "incidents", "diagnosis", "proxy", "http"]
+Part: TypeAlias = Literal["poller", "policy", "shared_devices", "incidents", "diagnosis", "proxy", "http"]
 
 
 class InternalErrors:

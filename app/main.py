@@ -63,6 +63,7 @@ from app.routes.problems import PROBLEM_RESPONSES, answer_problems
 from app.routes.services import Services
 from app.routes.snapshots import snapshots_router
 from app.settings import Settings
+from app.shared_devices import SharedDevices, find_nvml
 from app.snapshots import Snapshots
 from app.sources import all_sources
 from app.sources.encoder_cache import EncoderCacheEntries
@@ -281,6 +282,13 @@ def create_app(
         wall_clock=wall_clock,
         internal_error=exporter.internal_errors.counter("poller"),
     )
+    shared = SharedDevices(
+        poller.current,
+        history,
+        recorders=None if flight is None else flight.recorder,
+        nvml=find_nvml(),
+        internal_error=exporter.internal_errors.counter("shared_devices"),
+    )
     quiescer = Quiescer(engine, gate, drain_seconds=settings.gate.drain_seconds, clock=clock)
     remedies = all_remedies(host_budget_bytes=settings.trim.host_budget_bytes)
     relief = Relief(engine, poller, history, quiescer, remedies=remedies, observer=exporter, clock=clock)
@@ -290,6 +298,7 @@ def create_app(
         history,
         rules=[rule.rule() for rule in policy.in_force.rules],
         mode=policy.in_force.mode,
+        shared_cards=lambda: shared.cards,
         observer=exporter,
         clock=clock,
         wall_clock=wall_clock,
@@ -320,7 +329,8 @@ def create_app(
         withhold=access.without_token,
         internal_error=exporter.internal_errors.counter("proxy"),
     )
-    loops = Loops(poller.run, governor.run, box.run, TlsWatch(tls, engine_tls).run)
+    watches = [shared.run] if shared.has_witness else []
+    loops = Loops(poller.run, governor.run, box.run, TlsWatch(tls, engine_tls).run, *watches)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -25,6 +25,8 @@ EventKind: TypeAlias = Literal[
 ]
 Trigger: TypeAlias = Literal["policy", "reclaim", "drop-in"]
 Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
+# What became of a remedy that a rule had run; `ineffective`: done, and it gave less than it had to.
+ActionOutcome: TypeAlias = Literal["done", "ineffective", "refused", "failed", "observed"]
 # What let a control call in: the admin token, or a loopback address where trust_loopback is set.
 Credential: TypeAlias = Literal["token", "loopback"]
 Mode: TypeAlias = Literal["safe", "now"]
@@ -401,7 +403,7 @@ class RemedyState:
         name: Its name.
         unavailable: Why it could not run here now, in words; ``None`` where nothing is known against it.
         last_run_at: When it ended last; ``None`` if it never ran for this rule in this engine's life.
-        last_outcome: What became of it then.
+        last_outcome: What became of it then; ``ineffective`` where it gave less than it had to.
         last_reason: Why not, or what the engine said.
         last_freed_bytes: What it freed of what it can free, over all ranks.
         last_freed_ranks: The same by rank.
@@ -411,7 +413,7 @@ class RemedyState:
     name: str
     unavailable: str | None = None
     last_run_at: float | None = None
-    last_outcome: Outcome | None = None
+    last_outcome: ActionOutcome | None = None
     last_reason: str | None = None
     last_freed_bytes: int | None = None
     last_freed_ranks: tuple[RankFreed, ...] = ()

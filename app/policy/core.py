@@ -13,7 +13,7 @@ Pure: no I/O, no clock, no logging. ``decide`` looks, ``learn`` takes in how a r
 What is remembered is each remedy's last action and outcome, the relief in progress, and each rank's last figures, and
 it goes with the engine's life. There is no list of remedies given up: a remedy is run where the workers say that it
 can give ``min_gain_bytes`` or what is missing. One that gave less than that waits until its figure has grown by what it
-fell short of; where it has no figure, for an hour.
+fell short of; where it has no figure, for an hour. One that was refused is tried again after a minute.
 """
 
 from __future__ import annotations
@@ -27,7 +27,18 @@ from app.attribution import card, rank_key
 from app.policy.gains import RankKey, credit, freed, is_integrated, total, word
 from app.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable
 from app.policy.rules import FILL_SIGNALS, MIB, MIN_GAIN_BYTES, Rule
-from app.readings import UNNEEDED, Outcome, PolicyLevel, RankFreed, RankReading, RemedyResult, Report, RulePhase, Target
+from app.readings import (
+    UNNEEDED,
+    ActionOutcome,
+    Outcome,
+    PolicyLevel,
+    RankFreed,
+    RankReading,
+    RemedyResult,
+    Report,
+    RulePhase,
+    Target,
+)
 
 URGENT_REST_SECONDS: Final = 5.0
 # How long an allocation that had to be retried counts as a sign of pressure.
@@ -35,6 +46,8 @@ RETRY_SECONDS: Final = 10.0
 # A rank whose reading is that much older than the newest one's is silent.
 SILENT_SECONDS: Final = 10.0
 INEFFECTIVE_SECONDS: Final = 3600.0
+# A refusal that could not be foreseen is one of the moment: requests that would not end, a call of somebody else's.
+REFUSED_SECONDS: Final = 60.0
 # A release holds the steps up. Bytes that are in use again within moments, so many times running, are what the engine
 # works with: as long as nothing is urgent, it rests then.
 MAX_RELAPSES: Final = 3
@@ -81,6 +94,11 @@ class LastRun:
     freed_bytes: int | None = None
     ranks: tuple[RankFreed, ...] = ()
     waits: Mapping[RankKey, Wait] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> ActionOutcome:
+        """The outcome, by what it gave."""
+        return "ineffective" if self.outcome == "done" and not self.is_effective else self.outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -629,7 +647,8 @@ def _judge(action: Action, run: LastRun, after: Sequence[RankReading], now: floa
             waits[key] = Wait(figure_bytes=figure, until=now + INEFFECTIVE_SECONDS if figure is None else math.inf)
         elif run.outcome in {"refused", "observed"}:
             figure = None if said is None else said + gain
-            waits[key] = Wait(figure_bytes=figure, until=now + INEFFECTIVE_SECONDS)
+            seconds = REFUSED_SECONDS if run.outcome == "refused" else INEFFECTIVE_SECONDS
+            waits[key] = Wait(figure_bytes=figure, until=now + seconds)
     return replace(run, waits=waits, is_effective=effective)
 
 
@@ -668,7 +687,7 @@ def _words(
             )
         elif is_helpless:
             parts.append("nothing here to give back" + _because(rule, facts))
-            parts += [text for text in [_elsewhere(needy, facts)] if text]
+            parts += [text for text in (_shared(rule, needy, facts), _elsewhere(needy, facts)) if text]
     if rest is not None:
         parts.append(rest)
     if silent:
@@ -688,6 +707,12 @@ def _why_rest(memory: RuleMemory) -> str:
 def _because(rule: Rule, facts: Facts) -> str:
     blocked = [f"{name}: {why}" for name in rule.remedies if (why := facts.unavailable.get(name)) is not None]
     return f" ({'; '.join(blocked)})" if blocked else ""
+
+
+def _shared(rule: Rule, needy: Sequence[Pressure], facts: Facts) -> str | None:
+    if not rule.is_derived or not any(card(one.reading) in facts.shared_cards for one in needy):
+        return None
+    return "the device is shared with another engine: trim and reset, which would feed that one, are left to you"
 
 
 def _elsewhere(needy: Sequence[Pressure], facts: Facts) -> str | None:

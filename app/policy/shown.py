@@ -96,7 +96,7 @@ def _remedy(
         name=name,
         unavailable=unavailable.get(name),
         last_run_at=run.at + to_unix,
-        last_outcome=run.outcome,
+        last_outcome=run.judged,
         last_reason=run.reason,
         last_freed_bytes=run.freed_bytes,
         last_freed_ranks=run.ranks,

@@ -150,12 +150,14 @@ class OtherRing:
         identity: Who wrote it; ``None`` where it cannot be read.
         age_seconds: Since its last record, or where it has none since its last change.
         status: Whether its writer still writes.
+        newest: Its memory as of the last good sample; ``None`` where there is none.
         problem: Why it cannot be read.
     """
 
     path: Path
     instance: str
     identity: Identity | None = None
+    newest: WorkerMemory | None = None
     age_seconds: float | None = None
     status: RankStatus | None = None
     problem: str | None = None
@@ -451,6 +453,7 @@ class Recorder:
             path=path,
             instance=instance,
             identity=record.identity,
+            newest=record.newest,
             age_seconds=record.age_seconds,
             status=record.status,
             problem=writer.problem,

@@ -122,9 +122,9 @@ def test_every_query_brings_data_or_is_listed_with_the_reason(
     queries = panels_queries() + alerts_selectors()
     assert len(queries) > 100
     empty = {query for query in queries if not brings(query[1])}
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 120.0
     while (late := {query for query in empty if not is_listed(query[1])}) and time.monotonic() < deadline:
-        time.sleep(1.0)
+        asyncio.run(move_everything(engine, observed))  # what a slow machine had no time to show, or to scrape
         empty -= {query for query in late if brings(query[1])}
     assert not late, "\n".join(f"{where}: {expression}" for where, expression in sorted(late))
     assert [part for part in EMPTY_HERE if not any(part in expression for _, expression in queries)] == []

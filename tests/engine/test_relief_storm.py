@@ -217,15 +217,18 @@ async def test_the_policy_at_an_absurdly_low_threshold(
     settings = {
         "HIGHWATER_POLL_SECONDS": "0.2",
         "HIGHWATER_POLICY__RULES": json.dumps(ABSURD_RULES),
+        "HIGHWATER_GATE__DRAIN_SECONDS": "30",  # also where sixteen requests take long
+        "HIGHWATER_GATE__HOLD_SECONDS": "60",
     }
     with sidecar_beside(telling_engine, tmp_path, **settings) as sidecar:
         async with storming(sidecar.url, telling_engine.served_model, fresh_from=50_000) as storm:
             await asyncio.sleep(STORM_SECONDS)
             seen: set[str] = set()  # the oldest events are forgotten
-            async with asyncio.timeout(300):  # until each of them has had its turn
-                while not ways(telling_engine).by_itself <= seen:
-                    seen |= set(await asyncio.to_thread(remedies_done, sidecar))
-                    await asyncio.sleep(1)
+            deadline = time.monotonic() + 300  # until each of them has had its turn
+            while not ways(telling_engine).by_itself <= seen:
+                assert time.monotonic() < deadline, sidecar.call("GET", "/policy")["status"]
+                seen |= set(await asyncio.to_thread(remedies_done, sidecar))
+                await asyncio.sleep(1)
         sidecar.call("PUT", "/policy", {"mode": "observe"})
         figures = await prove(telling_engine, sidecar, storm)
         done = remedies_done(sidecar)

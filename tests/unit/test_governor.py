@@ -281,6 +281,7 @@ async def test_a_remedy_that_helps_the_wrong_rank_is_ineffective():
     assert counted.actions == [("device", "release", "ineffective")]
     (release,) = core.governor.status().rules[0].remedies
     assert release.last_freed_ranks[1] == RankFreed(rank=1, dp_rank=0, freed_bytes=0)
+    assert release.last_outcome == "ineffective"
 
 
 async def test_the_status_tells_how_each_remedy_went():

@@ -15,6 +15,7 @@ from app.incidents import incidents
 from app.internal_errors import InternalErrors
 from app.main import Sidecar, create_app
 from app.settings import Settings
+from app.shared_devices import SharedDevices
 from tests.fakes.engine import FakeEngine
 from tests.fakes.incident import evidence
 
@@ -149,6 +150,13 @@ async def policy(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     await run_for_a_moment(sidecar.services.governor.run)
 
 
+async def shared_devices(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    del monkeypatch
+    counter = sidecar.services.exporter.internal_errors.counter("shared_devices")
+    history = sidecar.services.history
+    await run_for_a_moment(SharedDevices(broken, history, recorders=None, nvml=None, internal_error=counter).run)
+
+
 async def black_box(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.listeners)
     box: Any = next(owner for owner in owners if type(owner).__name__ == "BlackBox")
@@ -188,6 +196,7 @@ PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch],
     ("poller.py", "_guarded"): ("poller", poller),
     ("poller.py", "_asked_pace"): ("poller", pace),
     ("governor.py", "run"): ("policy", policy),
+    ("shared_devices.py", "run"): ("shared_devices", shared_devices),
     ("black_box.py", "run"): ("incidents", black_box),
     ("incidents/incidents.py", "_incident"): ("diagnosis", diagnosis),
     ("proxy/proxy.py", "_tick"): ("proxy", proxy),

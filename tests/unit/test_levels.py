@@ -35,7 +35,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
     # L3: loops, data plane
     ("app.exporter", "app.flight", "app.gate", "app.history", "app.life", "app.settings_sources"),
-    ("app.oom_kills",),
+    ("app.oom_kills", "app.shared_devices"),
     ("app.black_box", "app.poller", "app.proxy"),
     ("app.relief", "app.snapshots"),
     ("app.governor",),

@@ -176,6 +176,15 @@ def test_on_a_small_device_the_gain_is_no_more_than_what_is_missing():
     assert action.remedy == "release"
 
 
+def test_a_remedy_refused_at_the_moment_is_tried_again_after_a_minute():
+    """Requests that would not end, a call of somebody else's: that passes, unlike a figure that was too low."""
+    rule = replace(SHARE, remedies=("reset_mm_cache",), cooldown_seconds=0.0)
+    watch, over = Watch(rule), full(0.9)
+    assert watch.act(over, over, outcome="refused", reason="requests ran on") == "reset_mm_cache"
+    assert [watch.look(over) for _ in range(58)] == [None] * 58
+    assert watch.look(over, after=2.0) is not None
+
+
 def test_a_remedy_that_would_be_refused_is_not_asked_for():
     """And the next one in order is."""
     watch = Watch(unavailable={"trim_encoder_cache": "an encoder-cache connector is configured"})
@@ -395,6 +404,13 @@ def test_on_a_shared_device_caches_are_not_given_away():
     action = Watch(shared_cards=frozenset({"node-a/gpu-0-0"})).look(full(0.3, encoder=2.0, cached=1.0))
     assert action is not None
     assert action.remedy == "release"
+
+
+def test_a_shortage_on_a_shared_device_names_what_is_left_to_the_operator():
+    """Trim and reset could give here, and would feed whoever else is there."""
+    watch = Watch(shared_cards=frozenset({"node-a/gpu-0-0"}))
+    assert watch.look(full(0.3, encoder=2.0)) is None
+    assert "the device is shared with another engine" in (watch.view.reason or "")
 
 
 def test_what_grew_outside_pytorch_is_named():
