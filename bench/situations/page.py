@@ -35,12 +35,12 @@ def page(results: Sequence[Result], *, command: str) -> str:
     listed = "\n".join(f"- `{result.situation.name}`: {result.situation.title}." for result in results)
     return f"""# The policy in situations
 
-For operators who want to know what the default policy does on their device before they run it, and for whoever changes the
-policy: the command below says at once what a change breaks.
+For operators who want to know what the default policy does on their device before they run it, and for whoever changes
+the policy: the command below says at once what a change breaks.
 
-A situation is a device, an engine on it, and what happens to both. The whole sidecar runs beside a model of them and talks to
-it over HTTP, as to vLLM; the model's workers answer through the real worker extension. Time is virtual: it passes only while all wait.
-What happened is counted from the model's own state, never from what the sidecar says.
+A situation is a device, an engine on it, and what happens to both. The whole sidecar runs beside a model of them and
+talks to it over HTTP, as to vLLM; the model's workers answer through the real worker extension. Time is virtual: it
+passes only while all wait. What happened is counted from the model's own state, never from what the sidecar says.
 
 Written by `{command}`; the exit status is 1 where a goal is missed. {met} of {len(results)} situations meet all goals.
 
@@ -52,9 +52,10 @@ Written by `{command}`; the exit status is 1 where a goal is missed. {met} of {l
 
 {table(results, "github")}
 
-*died*: engines that ran out of memory; in brackets, those that could have been saved. *in vain*: remedies that freed too little.
-*seconds short*: free memory was below high water on some rank. *seconds held*: remedies kept the workers from their steps. The
-delays are the longest of the situation; a dash means that there was no urgent pressure with something to give back.
+*died*: engines that ran out of memory; in brackets, those that could have been saved. *in vain*: remedies that freed
+too little. *seconds short*: free memory was below high water on some rank. *seconds held*: remedies kept the workers
+from their steps. The delays are the longest of the situation; a dash means that there was no urgent pressure with
+something to give back.
 {_missed(results)}
 ## Situations
 
@@ -62,15 +63,16 @@ delays are the longest of the situation; a dash means that there was no urgent p
 
 ## The model
 
-- A rank has weights, a KV pool, memory outside the allocator (context, workspaces), captured graphs' pools, free segments that
-  the next step uses again, free segments that fit no step, free pieces of used segments, and encoder outputs.
-- If an allocation finds no room, the allocator returns its free segments and tries again (`alloc_retries`); if that is not enough,
-  the engine dies. Memory outside the allocator (a workspace of 180 MiB on Ascend, a library's buffers) cannot make it return
-  anything: this is how engines die beside gigabytes of unused reserve.
-- An image takes activations for a moment, leaves its output in the encoder cache, and evicts older ones as the scheduler does.
-  Fragments come with images, as measured.
-- Sizes are `mem_get_info`'s bytes, 3.1 GiB less than npu-smi counts. A `release` takes 0.4 s, in which no step runs. Polls are
-  one second apart, without recorders.
+- A rank has weights, a KV pool, memory outside the allocator (context, workspaces), captured graphs' pools, free
+  segments that the next step uses again, free segments that fit no step, free pieces of used segments, and encoder
+  outputs.
+- If an allocation finds no room, the allocator returns its free segments and tries again (`alloc_retries`); if that is
+  not enough, the engine dies. Memory outside the allocator (a workspace of 180 MiB on Ascend, a library's buffers)
+  cannot make it return anything: this is how engines die beside gigabytes of unused reserve.
+- An image takes activations for a moment, leaves its output in the encoder cache, and evicts older ones as the
+  scheduler does. Fragments come with images, as measured.
+- Sizes are `mem_get_info`'s bytes, 3.1 GiB less than npu-smi counts. A `release` takes 0.4 s, in which no step runs.
+  Polls are one second apart, without recorders.
 """
 
 

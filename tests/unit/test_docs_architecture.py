@@ -21,7 +21,7 @@ def section(title: str) -> str:
 
 JOURNEYS = ("One poll", "One relief", "One proxied request", "One incident")
 # A file, and then what is defined in it.
-STEPS = [(file, name) for title in JOURNEYS for file, name in re.findall(r"`([\w/]+\.py)`\s`([\w.]+)`", section(title))]
+STEPS = [(file, name) for title in JOURNEYS for file, name in re.findall(r"`([\w/]+\.py)`\s+`([\w.]+)`", section(title))]
 LAYERS = [row for row in section("Layers").splitlines() if row.startswith("|")]
 DRAWN = [path for row in LAYERS for path in re.findall(r"`([\w/]+(?:\.py|/))`", row.split("|")[2])]
 MODULES = [
@@ -59,7 +59,7 @@ def test_every_step_of_a_journey_says_where_it_happens(title: str):
     steps = re.split(r"^(\d+)\. ", section(title), flags=re.MULTILINE)[1:]
     assert [int(number) for number in steps[::2]] == list(range(1, len(steps) // 2 + 1))
     assert len(steps) // 2 >= 6
-    assert [text for text in steps[1::2] if not re.search(r"`[\w/]+\.py`\s`[\w.]+`", text)] == []
+    assert [text for text in steps[1::2] if not re.search(r"`[\w/]+\.py`\s+`[\w.]+`", text)] == []
 
 
 def test_the_drawing_names_only_what_there_is():
