@@ -144,8 +144,7 @@ def metrics_table() -> str:
 
 def message_table() -> str:
     """Every message of engines that incidents know."""
-    rows = [[f"`{known.name}`", known.title, known.source] for known in KNOWN]
-    return _table(["message", "says", "written by"], rows)
+    return _table(["message", "says"], [[f"`{known.name}`", known.title] for known in KNOWN])
 
 
 TABLES = {
