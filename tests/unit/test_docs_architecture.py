@@ -21,7 +21,9 @@ def section(title: str) -> str:
 
 JOURNEYS = ("One poll", "One relief", "One proxied request", "One incident")
 # A file, and then what is defined in it.
-STEPS = [(file, name) for title in JOURNEYS for file, name in re.findall(r"`([\w/]+\.py)`\s+`([\w.]+)`", section(title))]
+STEPS = [
+    (file, name) for title in JOURNEYS for file, name in re.findall(r"`([\w/]+\.py)`\s+`([\w.]+)`", section(title))
+]
 LAYERS = [row for row in section("Layers").splitlines() if row.startswith("|")]
 DRAWN = [path for row in LAYERS for path in re.findall(r"`([\w/]+(?:\.py|/))`", row.split("|")[2])]
 MODULES = [
