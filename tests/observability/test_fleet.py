@@ -20,11 +20,10 @@ from bench import fleet
 from bench.dataplane.report import Report
 from bench.page import with_report
 from bench.simulated_fleet import ENGINE_SERIES, PROCESS_SERIES, Sidecar
-from helm.source.alerts import ALERTS
 from helm.source.metrics import OWN, names_in
-from helm.source.recording import RECORDINGS
 
 from .conftest import tool
+from .rule_files import ALERTS, RECORDINGS
 from .test_recording import promtool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +100,7 @@ def test_what_is_dropped_is_read_by_no_rule(tmp_path):
     dropped = [rule["regex"] for rule in scrape["scrape_configs"][0]["metric_relabel_configs"]]
     board = json.loads((ROOT / "helm" / "dashboards" / "highwater-fleet.json").read_text())
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
-    queries += [alert.expr for alert in ALERTS] + [recording.expr for recording in RECORDINGS]
+    queries += [rule["expr"] for rule in [*ALERTS, *RECORDINGS]]
     read = {name for query in queries for name in re.findall(r"\bhighwater_\w+", query)}
     assert [(name, regex) for name in read for regex in dropped if re.fullmatch(regex, name)] == []
     known = [line.split("{")[0].split(" ")[0] for line in series(Sidecar(0, 1).page(engine=False)[0].decode())]
@@ -119,8 +118,9 @@ def test_prometheus_takes_the_documented_remote_write(tmp_path):
     config.write_text(yaml.safe_dump(block))
     promtool("check", "config", config)
     (kept,) = [rule["regex"] for rule in block["remote_write"][0]["write_relabel_configs"]]
-    assert [each.record for each in RECORDINGS if re.fullmatch(kept, each.record)] == [
-        each.record for each in RECORDINGS if each.record.startswith("namespace_model")
+    recorded = [each["record"] for each in RECORDINGS]
+    assert [name for name in recorded if re.fullmatch(kept, name)] == [
+        name for name in recorded if name.startswith("namespace_model")
     ]
 
 
@@ -140,7 +140,7 @@ def test_the_autoscalers_ask_for_what_is_there():
     scaled = of_kind("ScaledObject")
     assert scaled["apiVersion"] == "keda.sh/v1alpha1"
     queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
-    assert {query.partition("{")[0] for query in queries} <= {recording.record for recording in RECORDINGS}
+    assert {query.partition("{")[0] for query in queries} <= {recording["record"] for recording in RECORDINGS}
     assert not [query for query in [*asked, *queries] if "used_ratio" in query]
 
 
@@ -148,9 +148,9 @@ def test_the_page_lists_every_recording_and_names_only_what_is_there():
     """Whatever begins with our prefix is exported or recorded."""
     section = PAGE.partition("## Recording rules")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `(\S+)` +\| (\S.*?) +\|$", section, re.MULTILINE)
-    assert listed == [(recording.record, recording.meaning) for recording in RECORDINGS]
+    assert [name for name, meaning in listed if meaning] == [recording["record"] for recording in RECORDINGS]
     said = set(re.findall(r"\b(?:instance|namespace_model)\w*:highwater_\w+:\w+", PAGE))
-    assert said == {recording.record for recording in RECORDINGS}
+    assert said == {recording["record"] for recording in RECORDINGS}
     assert all(names_in(name) for name in re.findall(r"`(highwater_\w+)[`{]", PAGE))
 
 
