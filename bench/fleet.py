@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from helm.source.alerts import ALERTS, DAY, HOUR, MINUTE, duration
+from helm.source.recording import RECORDINGS
+from helm.source.rules import recording_groups, rule_groups
 
 from app.demo.errors import DemoError
 from app.demo.process import KeptProcess, free_port
@@ -22,9 +25,6 @@ from bench.figure import number
 from bench.prometheus_history import Span, write_blocks
 from bench.simulated_fleet import SimulatedFleet, labels_of, model_of
 from bench.stage import Stage
-from helm.source.alerts import ALERTS, DAY, HOUR, MINUTE, duration
-from helm.source.recording import RECORDINGS
-from helm.source.rules import recording_groups, rule_groups
 
 MIB = 1024**2
 TIMES = 5  # 200 servers are measured, 1,000 are what the reader plans for

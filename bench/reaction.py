@@ -19,12 +19,12 @@ from typing import Any
 
 from app.demo.engine import Engine
 from app.demo.errors import DemoError
-from app.demo.model import image_cache_bytes
 from app.demo.sidecar import DemoSidecar
 from app.demo.traffic import IMAGE_SIDE, send_images
 from bench.figure import Figure, Goal, number
 from bench.sidecar import MIB, sidecar_beside
 from bench.stage import Stage
+from tests.engines import image_cache_bytes
 
 HIGH_BYTES = 64 * MIB
 LOW_BYTES = 48 * MIB

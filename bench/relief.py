@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 
 from app.demo.errors import DemoError
-from app.demo.model import CACHE_TOKENS, image_cache_bytes, image_tokens
+from app.demo.model import CACHE_TOKENS
 from app.demo.sidecar import DemoSidecar
 from app.demo.traffic import send_images
 from bench.figure import Figure
@@ -29,6 +29,7 @@ from bench.image_clients import CLIENTS, IMAGE_SIDE, image_clients
 from bench.relief_figures import HOLDING, NOTHING, REMEDIES, Move, Pair, ReliefFindings, relief_figures
 from bench.sidecar import sidecar_beside
 from bench.stage import Stage
+from tests.engines import image_cache_bytes, image_tokens, worker_pids
 
 ROOT = Path(__file__).resolve().parent.parent
 CALL_SECONDS = 120.0
@@ -131,7 +132,7 @@ class _Relief:
 
     def _worker_threads(self) -> dict[str, str]:
         """How many threads vLLM gave its worker, for another process of torch to take as many."""
-        (pid, *_) = self._stage.engine.worker_pids()
+        (pid, *_) = worker_pids(self._stage.engine)
         variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         return dict(line.split("=", 1) for line in variables if line.startswith("OMP_NUM_THREADS="))
 

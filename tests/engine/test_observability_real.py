@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from app.demo.sidecar import DemoSidecar
-from app.demo.traffic import send_images, send_texts
+from app.demo.traffic import send_images
 from helm.source.metrics import ENGINE_FAMILIES, names_in
+from tests.engines import send_texts
 from tests.observability.rule_files import ALERTS
 
 from .conftest import sidecar_beside
