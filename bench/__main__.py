@@ -1,4 +1,4 @@
-"""`python -m bench`: measure, print, and write the figures of docs/: figures, performance, relief and fleet."""
+"""`python -m bench`: measure, print, and write the figures of docs/: figures, performance and relief."""
 
 from __future__ import annotations
 
@@ -12,33 +12,30 @@ import click
 
 from app.demo.environment import DEFAULT_VERSION
 from app.demo.errors import DemoError
-from bench import fleet, idle, reaction, recorder_cost, recorder_readers, relief, scrape, throughput, worker_cost
+from bench import idle, reaction, recorder_cost, recorder_readers, relief, scrape, throughput, worker_cost
 from bench.dataplane import engine_proxy
 from bench.dataplane import measure as data_plane
 from bench.dataplane.report import Report
 from bench.figure import Figure
 from bench.machine import busy_seconds, description
-from bench.page import figures_page, figures_table, performance_page, report_table, with_block, with_report
+from bench.page import figures_page, figures_table, report_table, with_block, with_section
 from bench.stage import Stage
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "figures.md"
 RELIEF_PAGE = DOCS / "relief.md"
 PERFORMANCE_PAGE = DOCS / "performance.md"
-FLEET_PAGE = DOCS / "fleet.md"
 # Of other processes, in cores: from here on a reader must know.
 DISTURBED_CORES = 0.2
 
-RELIEF, FLEET = "relief", "fleet"
+RELIEF = "relief"
 Result: TypeAlias = list[Figure] | Report
 Measure: TypeAlias = Callable[..., Result]
 # Those that need no engine come first, while there is none; those that fill the engine's cache last, and of them the
-# one that puts a dict of ours in its place. Those that return a report have their section in docs/performance.md, but
-# for the fleet, which has a page of its own, needs Prometheus, and runs only where it is named.
+# one that puts a dict of ours in its place. Those that return a report have their section in docs/performance.md.
 WITHOUT_ENGINE: Mapping[str, Measure] = {
     "data-plane": data_plane.measure,
     "scrape": scrape.measure,
-    FLEET: fleet.measure,
     "recorder-readers": recorder_readers.measure,
 }
 BENCHES: Mapping[str, Measure] = {
@@ -52,7 +49,7 @@ BENCHES: Mapping[str, Measure] = {
     RELIEF: relief.measure,
 }
 # Those that docs/figures.md shows; the others have pages of their own.
-ON_PAGE = frozenset(BENCHES) - {"data-plane", "engine-proxy", FLEET, RELIEF}
+ON_PAGE = frozenset(BENCHES) - {"data-plane", "engine-proxy", RELIEF}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,7 +59,7 @@ ON_PAGE = frozenset(BENCHES) - {"data-plane", "engine-proxy", FLEET, RELIEF}
     type=click.Choice(list(BENCHES)),
     multiple=True,
     help="Only these. docs/figures.md is written where all that it shows is measured, the figures in docs/relief.md "
-    "where relief is run, the sections of docs/performance.md and docs/fleet.md where they are.",
+    "where relief is run, the sections of docs/performance.md where they are.",
 )
 @click.option("--no-docs", is_flag=True, help="Print only.")
 def main(*, short: bool, only: tuple[str, ...], no_docs: bool) -> None:
@@ -77,7 +74,7 @@ def _run(*, short: bool, only: tuple[str, ...], no_docs: bool) -> None:
     results: dict[str, Result] = {}
     disturbed: dict[str, float] = {}
     with Stage() as stage:
-        for name in only or [name for name in BENCHES if name != FLEET]:
+        for name in only or BENCHES:
             print(f"{name} ...", flush=True)
             began, others = time.monotonic(), busy_seconds() - stage.cpu_seconds()
             results[name] = BENCHES[name](stage, short=short)
@@ -115,16 +112,11 @@ def _write(
         page = with_block(page, figures[RELIEF], command=command, machine=machine, day=day, notes=notes)
         RELIEF_PAGE.write_text(page, encoding="utf-8")
     for name, report in results.items():
-        if isinstance(report, Report) and name == FLEET:
-            page = FLEET_PAGE.read_text(encoding="utf-8")
-            notes = [*report.notes, *_notes({name: disturbed[name]})]
-            page = with_report(page, report, command=command, machine=description(None), day=day, notes=notes)
-            FLEET_PAGE.write_text(page, encoding="utf-8")
-        elif isinstance(report, Report):
-            page = PERFORMANCE_PAGE.read_text(encoding="utf-8") if PERFORMANCE_PAGE.exists() else ""
+        if isinstance(report, Report):
+            page = PERFORMANCE_PAGE.read_text(encoding="utf-8")
             of = description(None if name in WITHOUT_ENGINE else DEFAULT_VERSION)
             notes = [*report.notes, *_notes({name: disturbed[name]})]
-            page = performance_page(page, name, report, command=command, machine=of, day=day, notes=notes)
+            page = with_section(page, name, report, command=command, machine=of, day=day, notes=notes)
             PERFORMANCE_PAGE.write_text(page, encoding="utf-8")
     if set(results) >= ON_PAGE:
         rest = {name: found for name, found in figures.items() if name in ON_PAGE}
