@@ -2,7 +2,8 @@
 
 ::
 
-    __main__ ──► server_dashboard, fleet_dashboard ──► board, panels ──► metrics (names, labels, HELP texts as exported)
+    __main__ ──► board ──► server.yaml, fleet.yaml (what is on them)
+                   └─────► panels ──► metrics (names, labels, HELP texts as exported)
 
 They are written to `dashboards/`, beside this package; the chart and people without one load the same files. The alerts
 and recording rules in `alerts/` are written by hand. Nothing in `app` imports this, and it is in no wheel.

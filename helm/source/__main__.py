@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helm.source.fleet_dashboard import fleet_dashboard
-from helm.source.server_dashboard import server_dashboard
+from helm.source.board import dashboard
 
-DASHBOARDS = Path(__file__).resolve().parents[1] / "dashboards"
+SOURCE = Path(__file__).resolve().parent
+DASHBOARDS = SOURCE.parent / "dashboards"
 
 
 def files() -> dict[str, str]:
     """The name and text of every file that is generated."""
-    return {"highwater-server.json": server_dashboard(), "highwater-fleet.json": fleet_dashboard()}
+    return {f"highwater-{name}.json": dashboard(SOURCE / f"{name}.yaml") for name in ("server", "fleet")}
 
 
 def main() -> None:
