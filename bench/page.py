@@ -45,7 +45,7 @@ def with_block(
         f"\nWritten by `{command}` on {day}; the same command measures them again. Machine: {machine}.\n\n"
         f"{table}\n\n{methods}\n{noted}\n"
     )
-    return _replaced(page, "figures", "end", block)
+    return replaced(page, "figures", "end", block)
 
 
 def with_section(
@@ -71,10 +71,11 @@ def with_section(
         f"{report_table(report, 'github')}\n{facts}\n"
         f"How it is measured:\n\n{bullets}" + (f"\nOf this run:\n\n{noted}" if notes else "")
     )
-    return _replaced(page, name, f"end of {name}", section)
+    return replaced(page, name, f"end of {name}", section)
 
 
-def _replaced(page: str, begin: str, end: str, block: str) -> str:
+def replaced(page: str, begin: str, end: str, block: str) -> str:
+    """A page with what is between two marks written anew."""
     marks = re.compile(rf"(<!-- {begin} -->\n).*?(<!-- {end} -->)", re.DOTALL)
     text, count = marks.subn(lambda found: f"{found[1]}{block}{found[2]}", page)
     if count != 1:
