@@ -239,7 +239,7 @@ class Settings(BaseModel):
     rpc_deadline_seconds: Finite = Field(8.0, gt=0, le=600, description="after this a worker call counts as late")
     history_seconds: Finite = Field(3600.0, ge=60, le=86400, description="reach of the history")
     engine_has_extension: bool = Field(
-        False, description="the engine's worker extension is a subclass of ours under another name"
+        False, description="the engine's worker extension is a subclass of Highwater's under another name"
     )
     recorder_dir: Path | None = Field(
         None,

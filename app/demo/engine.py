@@ -100,7 +100,7 @@ class Engine:
         return self.folder / "engine.log"
 
     def is_running(self) -> bool:
-        """Say whether the server's process lives; that it answers is `/health`'s to say."""
+        """Say whether the server's process is running; whether it answers is `/health`'s to say."""
         return self._process.is_running()
 
     def pids(self) -> list[int]:

@@ -41,7 +41,7 @@ _SERIES = re.compile(r"^(\w+)(?:\{(.+)\})? ", re.MULTILINE)
 
 
 class UnknownMetricError(LookupError):
-    """A query names a metric that nobody exports."""
+    """A query names a metric that is not exported."""
 
 
 def _own() -> dict[str, tuple[str, str]]:
