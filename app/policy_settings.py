@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from app.policy.rules import ALL_REMEDIES, FALLING_SIGNALS, MIN_GAIN_BYTES, RATIO_SIGNALS, SIGNAL_REMEDIES, Rule
 from app.readings import PolicyMode
 
+Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -19,29 +20,28 @@ class RuleSettings(BaseModel):
 
     name: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9][a-z0-9_.-]*$", description="unique name")
     signal: str = Field(description="what is watched")
-    high_water: float | None = Field(
+    high_water: Finite | None = Field(
         None,
-        allow_inf_nan=False,
         description="the rule acts at this value or beyond; unset, with device_free_bytes: derived for each rank",
     )
-    low_water: float | None = Field(
-        None, allow_inf_nan=False, description="the rule is satisfied at this value or better; unset as high_water"
+    low_water: Finite | None = Field(
+        None, description="the rule is satisfied at this value or better; unset as high_water"
     )
-    sustain_seconds: float = Field(0.0, ge=0, le=86400, allow_inf_nan=False, description="how long at high water first")
-    cooldown_seconds: float = Field(
-        60.0, ge=0, le=86400, allow_inf_nan=False, description="rest after a relief that did not reach low water"
+    sustain_seconds: Finite = Field(0.0, ge=0, le=86400, description="how long at high water first")
+    cooldown_seconds: Finite = Field(
+        60.0, ge=0, le=86400, description="rest after a relief that did not reach low water"
     )
     min_gain_bytes: int = Field(
         MIN_GAIN_BYTES, ge=0, description="a remedy runs where it can give that much, or all that is missing"
     )
-    remedies: tuple[str, ...] = Field(default=(), description="in this order; unset: those that lower device memory")
+    remedies: tuple[str, ...] = Field(default=(), description="in this order; unset: those that lower the signal")
 
     @field_validator("signal")
     @classmethod
     def _known_signal(cls, value: str) -> str:
         if value == "kv_cache_usage_ratio":
             raise ValueError(
-                "is no signal any more: cached blocks that no request uses do not count in it, so that no reset can "
+                "is no longer a signal: cached blocks that no request uses do not count in it, so that no reset can "
                 "lower it. Remove the rule; the figure stays in GET /memory and in the metrics"
             )
         if value not in SIGNAL_REMEDIES:
@@ -73,7 +73,7 @@ class RuleSettings(BaseModel):
             if remedy not in ALL_REMEDIES:
                 raise ValueError(f"remedies: {remedy!r} is not a remedy; allowed: {', '.join(ALL_REMEDIES)}")
             if self.remedies.count(remedy) > 1:
-                raise ValueError(f"remedies: {remedy!r} is there twice or more")
+                raise ValueError(f"remedies: {remedy!r} is named more than once")
         if not (self.remedies or SIGNAL_REMEDIES[self.signal]):
             raise ValueError(
                 f"remedies must be named for {self.signal}: what frees host memory costs cache hits or holds requests"
@@ -89,7 +89,7 @@ def _unique_names(rules: tuple[RuleSettings, ...]) -> tuple[RuleSettings, ...]:
     names = [rule.name for rule in rules]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"rule names must be unique; twice or more: {', '.join(twice)}")
+        raise ValueError(f"rule names must be unique; more than once: {', '.join(twice)}")
     return rules
 
 
@@ -102,7 +102,7 @@ DEFAULT_RULES = (
 
 
 class PolicySettings(BaseModel):
-    """What the governor does on its own."""
+    """Settings of the policy."""
 
     model_config = _FROZEN
 
@@ -116,7 +116,7 @@ class PolicySettings(BaseModel):
 
 
 class PolicyChange(BaseModel):
-    """The body of ``PUT /policy``: what is left out stays as it is."""
+    """The body of ``PUT /policy``: fields that are left out stay as they are."""
 
     model_config = _FROZEN
 

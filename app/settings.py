@@ -1,4 +1,4 @@
-"""Every setting: its type, default, unit and meaning, in one frozen object. ``settings_sources`` fills it."""
+"""Every setting with its type, default, unit and meaning, in one frozen object. ``settings_sources`` fills it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.access_log import STANDARD_OUTPUT
 from app.admin_token import MIN_LENGTH, is_strong_enough
 from app.allowlist import AllowList, root_path_flaw
 from app.descriptors import room_at_most
-from app.policy_settings import PolicySettings
+from app.policy_settings import Finite, PolicySettings
 from app.tls import TlsFiles, check_certificate, check_pair
 
 PREFIX = "HIGHWATER_"
@@ -23,7 +23,7 @@ KIB = 1024
 MIB = 1024 * KIB
 # Of 2 KiB each in one recorder's file, beside less than 1 MiB of other areas; its reader takes no more than 64 MiB
 # (docs/recorder.md).
-RECORDS_MOST = 32_000
+MAX_RECORDS = 32_000
 
 ForwardedMode = Literal["pass", "replace", "append"]
 
@@ -37,38 +37,34 @@ class ProxySettings(BaseModel):
 
     extra_paths: tuple[str, ...] = Field(
         default=(),
-        description="further engine paths to proxy, as a JSON list; a trailing / admits below it what is admitted "
-        "without it",
+        description="further engine paths to proxy, as a JSON list; one that ends in / is a prefix, below which the "
+        "same paths pass as without it",
     )
     max_body_bytes: int = Field(256 * MIB, ge=1024, description="a larger request body is answered with 413")
     max_header_bytes: int = Field(
         64 * KIB, ge=8 * KIB, le=MIB, description="a larger request head is answered with 431"
     )
-    connect_seconds: float = Field(5.0, gt=0, allow_inf_nan=False, description="to connect to the engine")
-    first_byte_seconds: float = Field(
+    connect_seconds: Finite = Field(5.0, gt=0, description="to connect to the engine")
+    first_byte_seconds: Finite = Field(
         600.0,
         ge=0,
-        allow_inf_nan=False,
         description="to the head of the answer, which one that is not streamed sends when it is whole; 0: no limit",
     )
-    idle_seconds: float = Field(
+    idle_seconds: Finite = Field(
         600.0,
         ge=0,
-        allow_inf_nan=False,
         description="between two pieces of an answer, of an upload, or in a WebSocket; 0: no limit",
     )
-    keepalive_seconds: float = Field(
+    keepalive_seconds: Finite = Field(
         4.0,
         gt=0,
         le=3600,
-        allow_inf_nan=False,
         description="an idle engine connection is closed; must be less than vLLM's VLLM_HTTP_TIMEOUT_KEEP_ALIVE (5)",
     )
-    client_keepalive_seconds: float = Field(
+    client_keepalive_seconds: Finite = Field(
         620.0,
         gt=0,
         le=86_400,
-        allow_inf_nan=False,
         description="an idle client connection is closed; must be more than a load balancer in front keeps its own",
     )
     max_connections: int | None = Field(
@@ -102,23 +98,20 @@ class GateSettings(BaseModel):
 
     model_config = _FROZEN
 
-    drain_seconds: float = Field(
+    drain_seconds: Finite = Field(
         10.0,
         gt=0,
         le=600,
-        allow_inf_nan=False,
         description="how long a safe reset waits for requests under way to finish, new ones held; then it is refused, "
         "and at once where one has taken longer already",
     )
-    hold_seconds: float = Field(
-        30.0, gt=0, le=600, allow_inf_nan=False, description="a request held longer is answered with 503"
-    )
+    hold_seconds: Finite = Field(30.0, gt=0, le=600, description="a request held longer is answered with 503")
     max_held: int = Field(1024, ge=0, le=100_000, description="requests held at once; one more is answered with 503")
 
     @model_validator(mode="after")
     def _room_for_the_reset(self) -> Self:
         if self.hold_seconds < self.drain_seconds:
-            raise ValueError("hold_seconds must be at least drain_seconds: the held wait until the reset is over")
+            raise ValueError("hold_seconds must be at least drain_seconds: held requests wait until the reset is over")
         return self
 
 
@@ -128,17 +121,17 @@ class TrimSettings(BaseModel):
     model_config = _FROZEN
 
     host_budget_bytes: int | None = Field(
-        None, ge=0, description="host memory for encoder outputs, per rank; none: half of what the host has free"
+        None, ge=0, description="host memory for encoder outputs, per rank; unset: half of what the host has free"
     )
 
 
 class IncidentSettings(BaseModel):
-    """What is kept when the engine dies, hangs or has no memory left."""
+    """Evidence that is kept when the engine dies, hangs or has no memory left."""
 
     model_config = _FROZEN
 
     folder: Path | None = Field(
-        None, description="keeps incidents as files; none: in memory, the newest 16, until the sidecar ends"
+        None, description="keeps incidents as files; unset: the newest 16 in memory, until the sidecar ends"
     )
     keep: int = Field(32, ge=1, le=10_000, description="the oldest of more files are removed")
     max_bytes: int = Field(8 * MIB, ge=256 * KIB, le=64 * MIB, description="an incident is thinned until it fits")
@@ -151,8 +144,8 @@ class IncidentSettings(BaseModel):
         return value
 
 
-class _OurPair(BaseModel):
-    """A certificate of ours and its key: both or none, and they must load."""
+class _KeyPair(BaseModel):
+    """A certificate and its key: both or neither, and they must load."""
 
     model_config = _FROZEN
 
@@ -169,7 +162,7 @@ class _OurPair(BaseModel):
     @field_validator("key_file")
     @classmethod
     def _of_the_certificate(cls, key_file: Path | None, info: ValidationInfo) -> Path | None:
-        if "cert_file" not in info.data:  # it is wrong, and told already
+        if "cert_file" not in info.data:  # it is wrong, and reported already
             return key_file
         cert_file: Path | None = info.data["cert_file"]
         if cert_file is None and key_file is not None:
@@ -184,35 +177,35 @@ class _OurPair(BaseModel):
         return key_file
 
 
-class TlsSettings(_OurPair):
-    """What clients are answered with."""
+class TlsSettings(_KeyPair):
+    """TLS towards clients."""
 
     cert_file: Path | None = Field(
-        None, description="certificate chain to serve TLS with, PEM, read again when it changes; none: plain HTTP"
+        None, description="certificate chain to serve TLS with, PEM, read again when it changes; unset: plain HTTP"
     )
     key_file: Path | None = Field(None, validate_default=True, description="its key, PEM, not encrypted")
 
     @property
     def files(self) -> TlsFiles:
-        """As the doors take them."""
+        """The files, as the TLS contexts take them."""
         return TlsFiles(cert_file=self.cert_file, key_file=self.key_file)
 
 
-class EngineTlsSettings(_OurPair):
-    """Speaking to an engine at an https URL."""
+class EngineTlsSettings(_KeyPair):
+    """TLS towards an engine at an https URL."""
 
     ca_file: Path | None = Field(
         None,
-        description="authorities to believe about the engine, PEM, read again when it changes; none: the system's",
+        description="authorities trusted about the engine, PEM, read again when it changes; unset: the system's",
     )
     cert_file: Path | None = Field(
-        None, description="certificate chain to show to the engine, PEM, read again when it changes"
+        None, description="certificate chain to present to the engine, PEM, read again when it changes"
     )
     key_file: Path | None = Field(None, validate_default=True, description="its key, PEM, not encrypted")
 
     @property
     def files(self) -> TlsFiles:
-        """As the doors take them."""
+        """The files, as the TLS contexts take them."""
         return TlsFiles(self.ca_file, self.cert_file, self.key_file)
 
 
@@ -239,40 +232,33 @@ class Settings(BaseModel):
     trust_loopback: bool = Field(
         False, description="callers from a loopback address need no token; a reverse proxy on this machine is one"
     )
-    poll_seconds: float = Field(1.0, ge=0.1, le=3600, allow_inf_nan=False, description="time between polls")
-    idle_poll_seconds: float = Field(
-        5.0, ge=0.1, le=3600, allow_inf_nan=False, description="time between questions to an idle engine's workers"
+    poll_seconds: Finite = Field(1.0, ge=0.1, le=3600, description="time between polls")
+    idle_poll_seconds: Finite = Field(
+        5.0, ge=0.1, le=3600, description="time between questions to an idle engine's workers"
     )
-    rpc_deadline_seconds: float = Field(
-        8.0, gt=0, le=600, allow_inf_nan=False, description="after this a worker call counts as late"
-    )
-    history_seconds: float = Field(3600.0, ge=60, le=86400, allow_inf_nan=False, description="reach of the history")
+    rpc_deadline_seconds: Finite = Field(8.0, gt=0, le=600, description="after this a worker call counts as late")
+    history_seconds: Finite = Field(3600.0, ge=60, le=86400, description="reach of the history")
     engine_has_extension: bool = Field(
-        False, description="the engine's worker extension is a subclass of ours under another name"
+        False, description="the engine's worker extension is a subclass of Highwater's under another name"
     )
     recorder_dir: Path | None = Field(
         None,
-        description="folder that the workers share, under the same path, for recorders and snapshots; unset: disabled",
+        description="folder shared with the workers, under the same path, for recorders and snapshots; unset: disabled",
     )
-    recorder_rate: float = Field(
-        10.0, ge=1, le=100, allow_inf_nan=False, description="samples a second that each worker records"
-    )
-    recorder_seconds: float = Field(
-        120.0, ge=10, le=3600, allow_inf_nan=False, description="how long each worker's recorder reaches back"
-    )
-    max_step_seconds: float = Field(
+    recorder_rate: Finite = Field(10.0, ge=1, le=100, description="samples a second that each worker records")
+    recorder_seconds: Finite = Field(120.0, ge=10, le=3600, description="how long each worker's recorder reaches back")
+    max_step_seconds: Finite = Field(
         120.0,
         gt=0,
         le=86_400,
-        allow_inf_nan=False,
-        description="a worker in one step for longer is stuck; before that it is busy (what recorder_dir tells; "
-        "without it, an engine that answers no call for so long is not ready)",
+        description="a worker in one step for longer is stuck; before that it is busy (needs recorder_dir; "
+        "without it, an engine that answers no call for that long is not ready)",
     )
     engine_log: Path | None = Field(
-        None, description="the engine's log, whose known messages an incident explains; none: not read"
+        None, description="the engine's log, whose known messages an incident explains; unset: disabled"
     )
-    shutdown_seconds: float = Field(
-        30.0, ge=0, le=3600, allow_inf_nan=False, description="how long streams may go on after the signal to stop"
+    shutdown_seconds: Finite = Field(
+        30.0, ge=0, le=3600, description="how long streams may go on after the signal to stop"
     )
     state_file: Path | None = Field(None, description="keeps PUT /policy across restarts; unset: disabled")
     access_log: str | None = Field(
@@ -345,9 +331,9 @@ class Settings(BaseModel):
     @field_validator("recorder_seconds")
     @classmethod
     def _fits_a_file(cls, value: float, info: ValidationInfo) -> float:
-        rate = info.data.get("recorder_rate", 0.0)  # one that is wrong is told already
-        if (rate + 1) * value > RECORDS_MOST:
-            most = int(RECORDS_MOST / (rate + 1))
+        rate = info.data.get("recorder_rate", 0.0)  # a wrong one is reported already
+        if (rate + 1) * value > MAX_RECORDS:
+            most = int(MAX_RECORDS / (rate + 1))
             raise ValueError(
                 f"must be at most {most} at {rate:g} samples a second: a recorder's file has 64 MiB at most"
             )
@@ -364,7 +350,7 @@ class Settings(BaseModel):
     @field_validator("engine_tls")
     @classmethod
     def _for_an_engine_that_speaks_it(cls, value: EngineTlsSettings, info: ValidationInfo) -> EngineTlsSettings:
-        url = info.data.get("engine_url", "https:")  # one that is wrong is told already
+        url = info.data.get("engine_url", "https:")  # a wrong one is reported already
         if any(value.files) and not url.startswith("https:"):
             raise ValueError(f"is for an https engine_url, and engine_url is {url!r}")
         return value

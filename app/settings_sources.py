@@ -1,8 +1,10 @@
 """Where settings come from, and in which order.
 
-The command line beats the environment, and within each a single key beats a file: flag, file named by ``--config``,
-environment variable, file named by ``HIGHWATER_CONFIG``, default. Every problem is found and told at once, and nothing
-that is wrong is ever ignored.
+A flag beats the file named by ``--config``, that the environment, that the file named by ``HIGHWATER_CONFIG``, and that
+the default. Every problem is found and reported at once, and nothing that is wrong is ever ignored.
+
+This is not pydantic-settings: that stops at the first list that is not JSON, passes over unknown variables and files
+that are missing, and reports a YAML error in the parser's words, which quote the line, and the token in it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 # Ours by name and no setting of a sidecar: which one the operator's commands speak to, and where the demonstration
 # keeps the engine's environment.
 _NOT_SETTINGS = frozenset({CONFIG_VARIABLE, f"{PREFIX}URL", f"{PREFIX}CACHE_DIR"})
+_FIELDS = dict(keys())
 _QUOTED = re.compile(r"""(['"]).{2,}\1""", re.DOTALL)
 # Kubernetes writes these for a Service called "highwater" into every pod of its namespace (service links).
 _SERVICE_LINK = re.compile(rf"{PREFIX}(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP)\w*)")
@@ -43,19 +46,16 @@ def load(
         SettingsError: With every problem found.
     """
     env = os.environ if environ is None else environ
+    variables = {key: env[variable(key)] for key, _ in keys() if variable(key) in env}
     problems = list(_unknown_variables(env))
-    layers: tuple[Callable[[], dict[str, Any]], ...] = (
-        lambda: _read_file(env.get(CONFIG_VARIABLE)),
-        lambda: _nest({key: env[variable(key)] for key, _ in keys() if variable(key) in env}, problems),
-        lambda: _read_file(config),
-        lambda: _nest(flags or {}, problems),
-    )
     merged: dict[str, Any] = {}
-    for layer in layers:
+    for file, texts in ((env.get(CONFIG_VARIABLE), variables), (config, flags or {})):
         try:
-            _overlay(merged, layer())
+            _overlay(merged, _read_file(file))
         except SettingsError as exc:
             problems += exc.problems
+        for key, text in texts.items():
+            _overlay(merged, _nested(key, text))
     try:
         settings = Settings(**merged)
     except ValidationError as exc:
@@ -99,27 +99,16 @@ def _parse(suffix: str, text: str) -> object:
     raise SettingsError([f"config: a file must end in .toml, .yaml or .yml, not {suffix or 'nothing'}"])
 
 
-def _nest(texts: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
-    """Texts by dotted key as a tree; lists are parsed, everything else is the model's to read.
-
-    A list that is none goes to ``problems`` and is left out, so that the rest is still looked at.
-    """
-    fields = dict(keys())
-    nested: dict[str, Any] = {}
-    for key, text in texts.items():
-        value: object = text
-        if is_list(fields[key]):
-            try:
-                value = yaml.safe_load(text)  # JSON is YAML
-            except yaml.YAMLError:
-                problems.append(f"{key}: {text!r} is not a JSON list")
-                continue
-        *sections, leaf = key.split(".")
-        table = nested
-        for section in sections:
-            table = table.setdefault(section, {})
-        table[leaf] = value
-    return nested
+def _nested(key: str, text: str) -> dict[str, Any]:
+    """A text by its dotted key as a tree; a list is parsed, everything else is the model's to read."""
+    value: object = text
+    if is_list(_FIELDS[key]):
+        try:
+            value = yaml.safe_load(text)  # JSON is YAML
+        except yaml.YAMLError:
+            value = text  # the model says what it must be
+    section, _, leaf = key.rpartition(".")
+    return {section: {leaf: value}} if section else {leaf: value}
 
 
 def _overlay(base: dict[str, Any], top: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`python -m bench`: measure, print, and write the figures of docs/: figures, performance, relief and fleet."""
+"""`python -m bench`: measure, print, and write the figures of docs/: figures, performance and relief."""
 
 from __future__ import annotations
 
@@ -12,47 +12,34 @@ import click
 
 from app.demo.environment import DEFAULT_VERSION
 from app.demo.errors import DemoError
-from bench import fleet, idle, reaction, recorder_cost, recorder_readers, relief, scrape, throughput, worker_cost
-from bench.dataplane import engine_proxy
+from bench import idle, recorder_cost, relief, scrape, throughput, worker_cost
 from bench.dataplane import measure as data_plane
 from bench.dataplane.report import Report
 from bench.figure import Figure
 from bench.machine import busy_seconds, description
-from bench.page import figures_page, figures_table, performance_page, report_table, with_block, with_report
+from bench.page import figures_page, figures_table, report_table, with_block, with_section
 from bench.stage import Stage
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE = DOCS / "figures.md"
-RELIEF_PAGE = DOCS / "relief.md"
-PERFORMANCE_PAGE = DOCS / "performance.md"
-FLEET_PAGE = DOCS / "fleet.md"
 # Of other processes, in cores: from here on a reader must know.
 DISTURBED_CORES = 0.2
 
-RELIEF, FLEET = "relief", "fleet"
+DATA_PLANE, RELIEF = "data-plane", "relief"
 Result: TypeAlias = list[Figure] | Report
 Measure: TypeAlias = Callable[..., Result]
 # Those that need no engine come first, while there is none; those that fill the engine's cache last, and of them the
-# one that puts a dict of ours in its place. Those that return a report have their section in docs/performance.md, but
-# for the fleet, which has a page of its own, needs Prometheus, and runs only where it is named.
-WITHOUT_ENGINE: Mapping[str, Measure] = {
-    "data-plane": data_plane.measure,
-    "scrape": scrape.measure,
-    FLEET: fleet.measure,
-    "recorder-readers": recorder_readers.measure,
-}
+# one that puts a dict of ours in its place.
 BENCHES: Mapping[str, Measure] = {
-    **WITHOUT_ENGINE,
+    DATA_PLANE: data_plane.measure,
+    "scrape": scrape.measure,
     "idle": idle.measure,
     "throughput": throughput.measure,
     "recorder-cost": recorder_cost.measure,
-    "engine-proxy": engine_proxy.measure,
-    "reaction": reaction.measure,
     "worker-cost": worker_cost.measure,
     RELIEF: relief.measure,
 }
 # Those that docs/figures.md shows; the others have pages of their own.
-ON_PAGE = frozenset(BENCHES) - {"data-plane", "engine-proxy", FLEET, RELIEF}
+ON_PAGE = tuple(name for name in BENCHES if name not in {DATA_PLANE, RELIEF})
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,7 +49,7 @@ ON_PAGE = frozenset(BENCHES) - {"data-plane", "engine-proxy", FLEET, RELIEF}
     type=click.Choice(list(BENCHES)),
     multiple=True,
     help="Only these. docs/figures.md is written where all that it shows is measured, the figures in docs/relief.md "
-    "where relief is run, the sections of docs/performance.md and docs/fleet.md where they are.",
+    "where relief is run, the section of docs/performance.md where data-plane is.",
 )
 @click.option("--no-docs", is_flag=True, help="Print only.")
 def main(*, short: bool, only: tuple[str, ...], no_docs: bool) -> None:
@@ -77,22 +64,16 @@ def _run(*, short: bool, only: tuple[str, ...], no_docs: bool) -> None:
     results: dict[str, Result] = {}
     disturbed: dict[str, float] = {}
     with Stage() as stage:
-        for name in only or [name for name in BENCHES if name != FLEET]:
+        for name in only or BENCHES:
             print(f"{name} ...", flush=True)
             began, others = time.monotonic(), busy_seconds() - stage.cpu_seconds()
             results[name] = BENCHES[name](stage, short=short)
             seconds = time.monotonic() - began
             disturbed[name] = (busy_seconds() - stage.cpu_seconds() - others) / seconds
             print(f"{_shown(results[name])}\n{seconds:.0f} s; others took {disturbed[name]:.1f} cores\n")
-    figures = _figures(results)
-    if figures:
-        print(figures_table([figure for found in figures.values() for figure in found], "grid"))
     if not no_docs:
-        _write(results, disturbed, short=short, only=only)
-
-
-def _figures(results: Mapping[str, Result]) -> dict[str, list[Figure]]:
-    return {name: found for name, found in results.items() if not isinstance(found, Report)}
+        options = (" --short" if short else "") + "".join(f" --only {name}" for name in only)
+        _write(results, disturbed, command=f".venv/bin/python -m bench{options}" if options else "make bench")
 
 
 def _shown(result: Result) -> str:
@@ -101,36 +82,21 @@ def _shown(result: Result) -> str:
     return figures_table(result, "grid")
 
 
-def _write(
-    results: Mapping[str, Result], disturbed: Mapping[str, float], *, short: bool, only: tuple[str, ...]
-) -> None:
-    """Docs/figures.md where all of it was measured; relief's figures and the reports have pages of their own."""
-    day, figures = datetime.now(UTC).date().isoformat(), _figures(results)
+def _write(results: Mapping[str, Result], disturbed: Mapping[str, float], *, command: str) -> None:
+    """Write docs/figures.md where all of it was measured, and the parts of other pages that were."""
+    run = {"command": command, "day": datetime.now(UTC).date().isoformat()}
     machine = description(DEFAULT_VERSION)
-    options = (" --short" if short else "") + "".join(f" --only {name}" for name in only)
-    command = f".venv/bin/python -m bench{options}" if options else "make bench"
-    if RELIEF in figures:
-        page = RELIEF_PAGE.read_text(encoding="utf-8")
-        notes = _notes({RELIEF: disturbed[RELIEF]})
-        page = with_block(page, figures[RELIEF], command=command, machine=machine, day=day, notes=notes)
-        RELIEF_PAGE.write_text(page, encoding="utf-8")
-    for name, report in results.items():
-        if isinstance(report, Report) and name == FLEET:
-            page = FLEET_PAGE.read_text(encoding="utf-8")
-            notes = [*report.notes, *_notes({name: disturbed[name]})]
-            page = with_report(page, report, command=command, machine=description(None), day=day, notes=notes)
-            FLEET_PAGE.write_text(page, encoding="utf-8")
-        elif isinstance(report, Report):
-            page = PERFORMANCE_PAGE.read_text(encoding="utf-8") if PERFORMANCE_PAGE.exists() else ""
-            of = description(None if name in WITHOUT_ENGINE else DEFAULT_VERSION)
-            notes = [*report.notes, *_notes({name: disturbed[name]})]
-            page = performance_page(page, name, report, command=command, machine=of, day=day, notes=notes)
-            PERFORMANCE_PAGE.write_text(page, encoding="utf-8")
-    if set(results) >= ON_PAGE:
-        rest = {name: found for name, found in figures.items() if name in ON_PAGE}
-        notes = _notes({name: disturbed[name] for name in rest})
-        listed = [figure for found in rest.values() for figure in found]
-        PAGE.write_text(figures_page(listed, command=command, machine=machine, day=day, notes=notes), encoding="utf-8")
+    for name, result in results.items():
+        if isinstance(result, Report):
+            page, notes = DOCS / "performance.md", [*result.notes, *_notes({name: disturbed[name]})]
+            page.write_text(with_section(page.read_text(), name, result, machine=description(None), notes=notes, **run))
+        elif name == RELIEF:
+            page, notes = DOCS / "relief.md", _notes({name: disturbed[name]})
+            page.write_text(with_block(page.read_text(), result, machine=machine, notes=notes, **run))
+    if set(results) >= set(ON_PAGE):
+        listed = [figure for name in ON_PAGE for figure in results[name] if isinstance(figure, Figure)]
+        notes = _notes({name: disturbed[name] for name in ON_PAGE})
+        (DOCS / "figures.md").write_text(figures_page(listed, machine=machine, notes=notes, **run))
 
 
 def _notes(disturbed: Mapping[str, float]) -> list[str]:

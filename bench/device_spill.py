@@ -13,14 +13,16 @@ import json
 import statistics
 import sys
 import threading
+import time
+from collections.abc import Callable
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from bench.plain_copy import PlainCopy
 from worker_ext import MemoryExtension
 
 GIB = 1024**3
+COPY_WIDTH = 8192
 # An image of 4096 x 4096: 16,384 tokens of Qwen3-VL-8B, each with the deepest features and three deepstack sets.
 TOKENS = 16384
 WIDTH = 4096 * (1 + 3)
@@ -28,6 +30,46 @@ BYTES_PER_NUMBER = 2
 CPU_TOKENS = 256
 BATCH = 2
 GOAL = 0.95
+
+
+class PlainCopy:
+    """What a plain copy between device and host memory reaches; all tensors were written once.
+
+    Args:
+        device: torch's; on a CPU every copy is one from memory to memory.
+        count: How many tensors on each side.
+        size: Bytes of each, a multiple of 16 KiB.
+    """
+
+    def __init__(self, device: Any, count: int, size: int) -> None:  # noqa: ANN401 - torch's
+        self._torch = import_module("torch")
+        self._gib = count * size / GIB
+        shape = (size // COPY_WIDTH // BYTES_PER_NUMBER, COPY_WIDTH)
+        self._pinned = {"pin_memory": True} if device.type != "cpu" else {}
+        self._wait = getattr(self._torch, device.type).synchronize if device.type != "cpu" else lambda: None
+        ones = self._torch.ones
+        self._here = [ones(shape, dtype=self._torch.bfloat16, device=device) for _ in range(count)]
+        self._there = [ones(shape, dtype=self._torch.bfloat16, **self._pinned) for _ in range(count)]
+
+    def rates(self) -> dict[str, float]:
+        """GiB/s of one turn: to the host and back, into tensors that are there."""
+        with self._torch.inference_mode():
+            return {
+                "to_host": self._rate(lambda: self._onto(self._there, self._here)),
+                "to_device": self._rate(lambda: self._onto(self._here, self._there)),
+            }
+
+    def _rate(self, copy: Callable[[], None]) -> float:
+        self._wait()
+        began = time.perf_counter()
+        copy()
+        self._wait()
+        return self._gib / (time.perf_counter() - began)
+
+    @staticmethod
+    def _onto(targets: list[Any], sources: list[Any]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
 
 
 class _Base:

@@ -1,4 +1,4 @@
-"""docs/figures.md, docs/performance.md, the blocks of figures in docs/relief.md and docs/fleet.md, rendered."""
+"""docs/figures.md, docs/performance.md and the block of figures in docs/relief.md, rendered."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ from bench.dataplane.report import Report
 from bench.figure import Figure
 
 COLUMNS = ("what", "goal", "measured", "met")
-# Within a page that is written by hand.
-PERFORMANCE_HEAD = """# Performance
-
-The sidecar as a proxy, beside its peers. Each section is written by the command that it names, and only by it.
-"""
-# The sections of docs/performance.md, in their order; each is written anew by its own run.
-SECTIONS = ("data-plane", "engine-proxy")
-_BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def figures_table(figures: Sequence[Figure], layout: str) -> str:
@@ -53,65 +45,44 @@ def with_block(
         f"\nWritten by `{command}` on {day}; the same command measures them again. Machine: {machine}.\n\n"
         f"{table}\n\n{methods}\n{noted}\n"
     )
-    return _replaced(page, block)
+    return replaced(page, "figures", "end", block)
 
 
-def with_report(page: str, report: Report, *, command: str, machine: str, day: str, notes: Sequence[str]) -> str:
-    """A page with its block written anew from a report, Markdown."""
-    facts = "".join(f"\n{fact}\n" for fact in report.facts)
-    bullets = "".join(f"- {method}\n" for method in report.methods)
-    noted = "".join(f"- {note}\n" for note in notes)
-    block = (
-        f"\nWritten by `{command}` on {day}; the same command measures it again. Machine: {machine}.\n\n"
-        f"{report_table(report, 'github')}\n{facts}\n{bullets}{noted}\n"
-    )
-    return _replaced(page, block)
-
-
-def _replaced(page: str, block: str) -> str:
-    text, count = _BLOCK.subn(lambda found: f"{found[1]}{block}{found[2]}", page)
-    if count != 1:
-        raise ValueError(f"the place of the figures is there {count} times, not once")
-    return text
-
-
-def report_table(report: Report, layout: str) -> str:
-    """The table of one section."""
-    return tabulate(report.rows, report.columns, tablefmt=layout, disable_numparse=True)
-
-
-def performance_page(
+def with_section(
     page: str, name: str, report: Report, *, command: str, machine: str, day: str, notes: Sequence[str]
 ) -> str:
-    """docs/performance.md with one section written anew, Markdown.
+    """A page with one section written anew from a report, Markdown; the rest of the page stays.
 
     Args:
-        page: As it was; empty where there is none.
-        name: One of `SECTIONS`.
+        page: As it was.
+        name: Of the section, in its marks.
         report: What was measured.
         command: That measures it again.
         machine: In words.
         day: As YYYY-MM-DD.
         notes: What the reader must know of this run.
     """
-    kept = {section: _section(page, section) for section in SECTIONS}
     bullets = "".join(f"- {method}\n" for method in report.methods)
     noted = "".join(f"- {note}\n" for note in notes)
     facts = "".join(f"\n{fact}\n" for fact in report.facts)
-    kept[name] = (
+    section = (
         f"## {report.title}\n\n"
         f"Written by `{command}` on {day}; the same command measures it again. Machine: {machine}.\n\n"
         f"{report_table(report, 'github')}\n{facts}\n"
         f"How it is measured:\n\n{bullets}" + (f"\nOf this run:\n\n{noted}" if notes else "")
     )
-    blocks = (_marked(section, text) for section, text in kept.items() if text)
-    return PERFORMANCE_HEAD + "".join(f"\n{block}" for block in blocks)
+    return replaced(page, name, f"end of {name}", section)
 
 
-def _marked(section: str, text: str) -> str:
-    return f"<!-- {section} -->\n{text}<!-- end of {section} -->\n"
+def replaced(page: str, begin: str, end: str, block: str) -> str:
+    """A page with what is between two marks written anew."""
+    marks = re.compile(rf"(<!-- {begin} -->\n).*?(<!-- {end} -->)", re.DOTALL)
+    text, count = marks.subn(lambda found: f"{found[1]}{block}{found[2]}", page)
+    if count != 1:
+        raise ValueError(f"the place of {begin} is there {count} times, not once")
+    return text
 
 
-def _section(page: str, section: str) -> str:
-    found = re.search(f"<!-- {section} -->\n(.*?)<!-- end of {section} -->", page, re.DOTALL)
-    return found[1] if found else ""
+def report_table(report: Report, layout: str) -> str:
+    """The table of one section."""
+    return tabulate(report.rows, report.columns, tablefmt=layout, disable_numparse=True)

@@ -1,4 +1,4 @@
-"""What relief gives back and what it costs traffic: one real engine, a sidecar, sixteen clients with images.
+"""What relief costs traffic: one real engine, a sidecar, sixteen clients with images.
 
 Times to the first token are compared within pairs: a slice of time in which nothing is done, and the slice after it, in
 which one remedy is asked for every second. One pair of each round has two slices of nothing: how much those differ is
@@ -8,40 +8,59 @@ how much the machine's own noise is worth.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import random
-import subprocess
+import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
-from app.demo.errors import DemoError
-from app.demo.model import CACHE_TOKENS, image_cache_bytes, image_tokens
 from app.demo.sidecar import DemoSidecar
-from app.demo.traffic import send_images
-from bench.figure import Figure
-from bench.image_clients import CLIENTS, IMAGE_SIDE, image_clients
-from bench.relief_figures import HOLDING, NOTHING, REMEDIES, Move, Pair, ReliefFindings, relief_figures
-from bench.sidecar import sidecar_beside
+from bench.figure import Figure, number, percentile
+from bench.image_clients import CLIENTS, POOL, image_clients
+from bench.sidecar import MIB, sidecar_beside
 from bench.stage import Stage
 
-ROOT = Path(__file__).resolve().parent.parent
+REMEDIES = ("trim_encoder_cache", "release", "reset_encoder_cache", "reset_mm_cache", "reset_prefix_cache")
+WITH_RELEASE = frozenset({"trim_encoder_cache", "reset_encoder_cache"})
+HOLDING = ("reset_mm_cache", "reset_prefix_cache")
+"""Remedies for which requests are held at the gate."""
+NOTHING = "nothing"
 CALL_SECONDS = 120.0
 SETTLE_SECONDS = 1.0
-# A worker of vLLM spins for a second after each message, on a core that a copy would want.
-SPIN_SECONDS = 1.5
 EVERY_SECONDS = 1.0
 WARM_SECONDS = 5.0
-ENTRIES = CACHE_TOKENS // image_tokens(IMAGE_SIDE, IMAGE_SIDE)
-ENTRY_BYTES = image_cache_bytes(IMAGE_SIDE, IMAGE_SIDE)
-TRIMS = 8
-# No multiple of an entry: the last group goes past the target.
-ASKED_BYTES = 30_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Seconds to the first token of the requests of two slices of time.
+
+    Attributes:
+        without: While nothing was done.
+        beside: While the remedy was asked for.
+    """
+
+    without: Sequence[float]
+    beside: Sequence[float]
+
+
+@dataclass(slots=True)
+class ReliefFindings:
+    """Everything that was measured.
+
+    Attributes:
+        slice_seconds: How long a slice was.
+        pairs: By remedy, one for each round.
+        results: By remedy, what came of it under traffic.
+        requests: Answered meanwhile; one that failed would have ended the run.
+    """
+
+    slice_seconds: float
+    pairs: dict[str, list[Pair]] = field(default_factory=lambda: {name: [] for name in (*REMEDIES, NOTHING)})
+    results: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {name: [] for name in REMEDIES})
+    requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +68,10 @@ class _Lengths:
     rounds: int
     slice_seconds: float
     holds: int
-    copies: int
 
 
-SHORT = _Lengths(rounds=3, slice_seconds=3.0, holds=10, copies=4)
-FULL = _Lengths(rounds=5, slice_seconds=5.0, holds=30, copies=10)
+SHORT = _Lengths(rounds=3, slice_seconds=3.0, holds=10)
+FULL = _Lengths(rounds=5, slice_seconds=5.0, holds=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,56 +102,8 @@ class _Relief:
     async def measured(self) -> ReliefFindings:
         timeout = aiohttp.ClientTimeout(total=CALL_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as self._session:
-            await self._trim_in_slices()
-            await self._move_everything()
             await self._disturb_traffic()
         return self._found
-
-    async def _trim_in_slices(self) -> None:
-        """Fill the encoder cache, then trim it bit by bit; nobody asks meanwhile."""
-        await self._reclaim("reset_encoder_cache")
-        first = random.getrandbits(40)  # images that no cache has seen
-        sent = await send_images(
-            self._url,
-            self._model,
-            images=range(first, first + ENTRIES),
-            concurrency=CLIENTS,
-            width=IMAGE_SIDE,
-            height=IMAGE_SIDE,
-        )
-        if sent.failed:
-            raise DemoError(f"{sent.failed} of {sent.sent} image requests failed: {sent.errors}")
-        await asyncio.sleep(SETTLE_SECONDS)  # a reading of before may count as one of just before
-        async with self._session.get(f"{self._url}/memory/encoder-cache?limit=10000") as response:
-            entries = (await response.json())["ranks"][0]["entries"]
-        self._found.largest_group_bytes = max(entry["storage_bytes"] for entry in entries)
-        target = {"remedy": "trim_encoder_cache", "free_bytes": ASKED_BYTES}
-        self._found.trims = [_done(await self._reclaim(target)) for _ in range(TRIMS)]
-
-    async def _move_everything(self) -> None:
-        """To the host and back, again and again, and beside each time a plain copy of as much."""
-        await self._restore()
-        command = [str(self._stage.engine.environment.python), "-m", "bench.plain_copy", str(ENTRIES), str(ENTRY_BYTES)]
-        env = os.environ | {"PYTHONPATH": str(ROOT)} | self._worker_threads()
-        pipe = subprocess.PIPE
-        copier = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=env)
-        try:
-            for turn in range(self._lengths.copies + 1):
-                await asyncio.sleep(SPIN_SECONDS)
-                plain = await _one_line(copier)
-                trimmed = _done(await self._reclaim("trim_encoder_cache"))["detail"][0]
-                restored = await self._restore()
-                if turn:  # the first may still move entries that share a storage
-                    self._found.moves.append(Move(trimmed, restored, plain))
-        finally:
-            copier.kill()
-            await copier.wait()
-
-    def _worker_threads(self) -> dict[str, str]:
-        """How many threads vLLM gave its worker, for another process of torch to take as many."""
-        (pid, *_) = self._stage.engine.worker_pids()
-        variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-        return dict(line.split("=", 1) for line in variables if line.startswith("OMP_NUM_THREADS="))
 
     async def _disturb_traffic(self) -> None:
         names = (*REMEDIES, NOTHING)
@@ -169,26 +139,97 @@ class _Relief:
     async def _act(self, name: str) -> None:
         self._found.results[name].append(await self._reclaim(name))
 
-    async def _reclaim(self, wish: str | dict[str, Any]) -> dict[str, Any]:
-        async with self._session.post(f"{self._url}/memory/reclaim", json={"remedies": [wish]}) as response:
+    async def _reclaim(self, remedy: str) -> dict[str, Any]:
+        async with self._session.post(f"{self._url}/memory/reclaim", json={"remedies": [remedy]}) as response:
             results: Sequence[dict[str, Any]] = (await response.json())["results"]
         return results[0]
 
-    async def _restore(self) -> dict[str, Any]:
-        async with self._session.post(f"{self._url}/memory/encoder-cache/restore") as response:
-            answer: dict[str, Any] = (await response.json())["ranks"][0]
-        return answer
+
+def relief_figures(found: ReliefFindings) -> list[Figure]:
+    """All of them."""
+    return [
+        *(_added(name, percent, found) for name in (NOTHING, *REMEDIES) for percent in (50, 99)),
+        *(_hold(name, found) for name in HOLDING),
+        *_standstills(found),
+    ]
 
 
-def _done(result: dict[str, Any]) -> dict[str, Any]:
-    if result["outcome"] != "done":
-        raise DemoError(f"{result['remedy']} {result['outcome']}: {result['reason']}")
-    return result
+def _added(name: str, percent: int, found: ReliefFindings) -> Figure:
+    pairs = found.pairs[name]
+    without = [percentile(pair.without, percent) * 1000 for pair in pairs]
+    beside = [percentile(pair.beside, percent) * 1000 for pair in pairs]
+    added = [with_it - alone for with_it, alone in zip(beside, without, strict=True)]
+    ratios = [with_it / alone for with_it, alone in zip(beside, without, strict=True)]
+    asked = "" if name == NOTHING else f"; {len(found.results[name])} times"
+    return Figure(
+        what=f"Added time to first token, p{percent}, {_beside(name)}",
+        value=statistics.median(added),
+        unit="ms",
+        goal=None,
+        spread=f"rounds {_range(added)}; {number(statistics.median(without))} without, ratio "
+        f"{number(statistics.median(ratios))}, rounds {_range(ratios)}{asked}",
+        method=f"real engine, {CLIENTS} clients through the sidecar without a rest, streamed answers; every other "
+        f"request repeats one of {POOL} images, the others bring new ones; {len(pairs)} rounds, in each a slice of "
+        f"{found.slice_seconds:g} s with nothing done and one right after it with this done every second (or as "
+        "fast as it goes), in changing order; differences and ratios are within these pairs, the median counts. "
+        f"About {_requests_a_slice(found)} requests a slice: a p99 is the slowest of them or nearly so. "
+        f"{found.requests} requests in all, none failed.",
+    )
 
 
-async def _one_line(copier: asyncio.subprocess.Process) -> dict[str, Any]:
-    assert copier.stdin is not None
-    assert copier.stdout is not None
-    copier.stdin.write(b"\n")
-    answer: dict[str, Any] = json.loads(await copier.stdout.readline())
-    return answer
+def _beside(name: str) -> str:
+    if name == NOTHING:
+        return "nothing done (the noise)"
+    moment = " (safe)" if name in HOLDING else " and `release`" if name in WITH_RELEASE else ""
+    return f"`{name}`{moment} every second"
+
+
+def _requests_a_slice(found: ReliefFindings) -> int:
+    return round(statistics.median(len(pair.without) for pairs in found.pairs.values() for pair in pairs))
+
+
+def _hold(name: str, found: ReliefFindings) -> Figure:
+    results = found.results[name]
+    done = [result for result in results if result["outcome"] == "done" and result["held_seconds"]]
+    held = [result["held_seconds"] for result in done]
+    return Figure(
+        what=f"Safe `{name}`: how long new requests are held, {CLIENTS} clients",
+        value=statistics.median(held),
+        unit="s",
+        goal=None,
+        spread=f"shortest {number(min(held))}, longest {number(max(held))}; {len(done)} of {len(results)} done so",
+        method=f"`held_seconds` of the answers to `POST /memory/reclaim`, {CLIENTS} clients as above. It ends with "
+        "the remedy: after `reset_mm_cache` the held pass one by one, 20 ms apart, and that is not in it.",
+    )
+
+
+def _standstills(found: ReliefFindings) -> list[Figure]:
+    trims = [detail for result in found.results["trim_encoder_cache"] for detail in result["detail"]]
+    releases = [detail for result in found.results["release"] for detail in result["detail"]]
+    moved = [detail["spilled_bytes"] / MIB for detail in trims]
+    method = f"`elapsed_ms` of the workers' answers; the engine makes no step meanwhile; {CLIENTS} clients as above"
+    return [
+        _standstill(
+            "trim",
+            trims,
+            f"{number(statistics.median(moved))} MiB moved, at most {number(max(moved))}",
+            method,
+        ),
+        _standstill("release", releases, "garbage collection, and `malloc_trim`", method),
+    ]
+
+
+def _standstill(op: str, details: Sequence[dict[str, Any]], more: str, method: str) -> Figure:
+    times = [detail["elapsed_ms"] for detail in details]
+    return Figure(
+        what=f"Engine's standstill for op `{op}`, median",
+        value=statistics.median(times),
+        unit="ms",
+        goal=None,
+        spread=f"longest {number(max(times))} of {len(times)}; {more}",
+        method=method,
+    )
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{number(min(values))} to {number(max(values))}"

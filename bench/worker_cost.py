@@ -13,11 +13,12 @@ import httpx
 
 from app.capabilities import EXTENSION
 from app.demo.errors import DemoError
-from app.demo.model import CACHE_TOKENS, image_tokens
+from app.demo.model import CACHE_TOKENS
 from app.demo.traffic import send_images
 from app.engine import RPC_METHOD
 from bench.figure import Figure, number
 from bench.stage import Stage
+from tests.engines import image_tokens
 
 WIDTH, HEIGHT = 128, 192
 ENTRIES = CACHE_TOKENS // image_tokens(WIDTH, HEIGHT)

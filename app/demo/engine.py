@@ -11,12 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from app.demo.errors import DemoError, last_lines
+from app.demo.errors import DemoError
 from app.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, TOKENIZER_CLASS, build_model
 from app.demo.process import KeptProcess, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import TracebackType
 
     from app.demo.environment import EngineEnvironment
@@ -28,31 +27,15 @@ START_SECONDS = 400.0
 KV_CACHE_BYTES = 256 * 1024**2
 
 
-# The samplers compile themselves at their first use: ten seconds or more, and a C++ compiler that must be there.
-_NOTHING_COMPILED = ("TORCHDYNAMO_DISABLE", "1")
-
-
 @dataclass(frozen=True)
 class Dialect:
-    """What is said differently to an older version of vLLM; by default, what the current one wants."""
+    """What an engine is given that another version of vLLM wants otherwise; by default, what the current one wants."""
 
     tokenizer_class: str = TOKENIZER_CLASS
     shutdown_timeout: bool = True
     """`--shutdown-timeout` exists."""
     environ: tuple[tuple[str, str], ...] = ()
     """Further environment variables."""
-
-
-DIALECTS: Mapping[str, Dialect] = {
-    "0.12.0": Dialect(
-        tokenizer_class="Qwen2TokenizerFast",  # it comes with transformers 4
-        shutdown_timeout=False,
-        # In GiB. Up to 0.19 the CPU worker passes over --kv-cache-memory-bytes (v1/worker/cpu_worker.py).
-        environ=(("VLLM_CPU_KVCACHE_SPACE", "1"), _NOTHING_COMPILED),
-    ),
-    "0.23.0": Dialect(environ=(_NOTHING_COMPILED,)),
-}
-"""By version, where it differs from the default; the one place that tells versions apart."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +66,22 @@ class Engine:
         environment: Where vLLM is installed.
         options: What kind of engine.
         folder: Gets the model, the log and the link to the extension; made where missing, never removed.
+        dialect: What this version wants.
     """
 
     def __init__(
-        self, environment: EngineEnvironment, options: EngineOptions = EngineOptions(), *, folder: Path
+        self,
+        environment: EngineEnvironment,
+        options: EngineOptions = EngineOptions(),
+        *,
+        folder: Path,
+        dialect: Dialect = Dialect(),
     ) -> None:
         self.environment = environment
         self.options = options
         self.folder = folder.absolute()
         self.port = options.port or free_port()
-        self._dialect = DIALECTS.get(environment.version, Dialect())
+        self._dialect = dialect
         self._process = KeptProcess("the engine", self.log_path)
 
     @property
@@ -110,24 +99,13 @@ class Engine:
         """Where all of the engine's processes write; a restart appends."""
         return self.folder / "engine.log"
 
-    def log_tail(self, lines: int = 20) -> str:
-        """Return the last lines of the log."""
-        return last_lines(self.log_path, lines)
-
     def is_running(self) -> bool:
-        """Say whether the server's process lives; that it answers is `/health`'s to say."""
+        """Say whether the server's process is running; whether it answers is `/health`'s to say."""
         return self._process.is_running()
 
     def pids(self) -> list[int]:
         """Return the live processes of this engine: API server, EngineCore, workers, resource trackers."""
         return self._process.pids()
-
-    def worker_pids(self) -> list[int]:
-        """Return the processes that hold the model, by rank: EngineCore itself where it has no worker processes."""
-        titles = {pid: title for pid in self.pids() if (title := _title(pid))}
-        workers = sorted((title, pid) for pid, title in titles.items() if title.startswith("VLLM::Worker"))
-        cores = sorted((title, pid) for pid, title in titles.items() if title.startswith("VLLM::EngineCore"))
-        return [pid for _, pid in workers or cores]
 
     def start(self, *, timeout_seconds: float = START_SECONDS) -> Self:
         """Start the server and return when it is ready for requests.
@@ -149,11 +127,6 @@ class Engine:
     def stop(self) -> None:
         """End every process of the engine and return when none is left; a second call does nothing."""
         self._process.stop()
-
-    def restart(self) -> Self:
-        """Stop and start again, on the same port."""
-        self.stop()
-        return self.start()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -231,11 +204,3 @@ def link_extension(folder: Path) -> Path:
     link.unlink(missing_ok=True)
     link.symlink_to(Path(spec.submodule_search_locations[0]).absolute(), target_is_directory=True)
     return folder
-
-
-def _title(pid: int) -> str:
-    try:
-        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return ""
-    return raw.replace(b"\0", b" ").decode(errors="replace")

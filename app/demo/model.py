@@ -55,17 +55,6 @@ CHAT_TEMPLATE = (
 )
 
 
-def image_tokens(width: int, height: int) -> int:
-    """Return how many tokens an image of so many pixels costs; both sides multiples of 32."""
-    side = PATCH_PIXELS * MERGE_SIZE
-    return (width // side) * (height // side)
-
-
-def image_cache_bytes(width: int, height: int) -> int:
-    """Return the bytes that the encoder cache keeps for an image of so many pixels."""
-    return image_tokens(width, height) * ENCODER_WIDTH * BYTES_PER_NUMBER
-
-
 def build_model(folder: Path, *, multimodal: bool = True, tokenizer_class: str = TOKENIZER_CLASS) -> Path:
     """Write the model into `folder`, which is made where missing, and return it.
 

@@ -36,7 +36,7 @@ class KeptProcess:
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def is_running(self) -> bool:
-        """Say whether the process lives; that it answers is another matter."""
+        """Say whether the process is running; whether it answers is another matter."""
         return self._keeper is not None and self._keeper.poll() is None
 
     def pids(self) -> list[int]:

@@ -48,7 +48,7 @@ class DemoSidecar:
         return self._process.pids()
 
     def start(self) -> Self:
-        """Start it and return when it lives, with or without an engine.
+        """Start it and return when it is running, with or without an engine.
 
         Raises:
             DemoError: It ended or was not there in time.

@@ -1,6 +1,6 @@
 """The story of the mission, replayed on a real engine: growth, the reset that frees nothing, the one that does.
 
-It drives the sidecar over HTTP as an operator would, and every number that it prints is one that the sidecar told.
+It drives the sidecar over HTTP as an operator would, and every number that it prints comes from the sidecar.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RULE = {
     # Not a trim: this engine's device is the host, and moving from one to the other would show nothing.
     "remedies": ["reset_encoder_cache"],
 }
-AUTOMATIC_IMAGES_MOST = 240
+MAX_AUTOMATIC_IMAGES = 240
 AUTOMATIC_CONCURRENCY = 2  # traffic that goes on refills the cache while the reset is measured: not too fast here
 _ROWS = ("used_bytes", *COMPONENTS)
 
@@ -165,7 +165,7 @@ def _traffic_until_reset(engine: Engine, sidecar: DemoSidecar, first_image: int)
     done = threading.Event()
 
     def seeds() -> Iterator[int]:
-        for seed in range(first_image, first_image + AUTOMATIC_IMAGES_MOST):
+        for seed in range(first_image, first_image + MAX_AUTOMATIC_IMAGES):
             if done.is_set():
                 return
             yield seed
@@ -180,8 +180,8 @@ def _traffic_until_reset(engine: Engine, sidecar: DemoSidecar, first_image: int)
             if any(_relieved(event) for event in ours):
                 return ours
             if not alive:
-                told = "; ".join(event["summary"] for event in ours) or "none"
-                raise DemoError(f"no relief by the policy within {AUTOMATIC_IMAGES_MOST} images; its events: {told}")
+                seen = "; ".join(event["summary"] for event in ours) or "none"
+                raise DemoError(f"no relief by the policy within {MAX_AUTOMATIC_IMAGES} images; its events: {seen}")
             time.sleep(0.2)
     finally:
         done.set()

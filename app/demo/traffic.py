@@ -1,4 +1,4 @@
-"""Image and text requests for an engine: the demonstration's, the tests' and the benchmark's clients.
+"""Chat requests for an engine, mostly of images: the clients of the demonstration, the tests and the benchmark.
 
 Images are made from a seed with the standard library alone: the same seed gives the same bytes, and another seed
 other bytes, which is all that vLLM's caches look at (an image's `mm_hash` is a hash of its content). It refuses to
@@ -89,31 +89,19 @@ async def send_images(
         ]
         for seed in images
     )
-    return await _send(url, model, contents, concurrency=concurrency, max_tokens=max_tokens, on_done=on_done)
+    return await send(url, model, contents, concurrency=concurrency, max_tokens=max_tokens, on_done=on_done)
 
 
-async def send_texts(
-    url: str,
-    model: str,
-    *,
-    texts: Iterable[str],
-    concurrency: int = 4,
-    max_tokens: int = 8,
-    on_done: Callable[[], None] | None = None,
-) -> TrafficResult:
-    """Ask one chat completion per text; arguments as for `send_images`."""
-    return await _send(url, model, texts, concurrency=concurrency, max_tokens=max_tokens, on_done=on_done)
-
-
-async def _send(
+async def send(
     url: str,
     model: str,
     contents: Iterable[Any],
     *,
-    concurrency: int,
-    max_tokens: int,
-    on_done: Callable[[], None] | None,
+    concurrency: int = 4,
+    max_tokens: int = 1,
+    on_done: Callable[[], None] | None = None,
 ) -> TrafficResult:
+    """Ask one chat completion per content; arguments as for `send_images`."""
     bodies = ({"model": model, "max_tokens": max_tokens, "messages": [_user(content)]} for content in contents)
     errors: list[str] = []
     sent = 0

@@ -1,14 +1,13 @@
-"""The page for browsers, and what it is made of: files that are read once, at start."""
+"""The page for browsers and its files. They hold no secret: what the page shows it asks for like anyone."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
+from fastapi.staticfiles import StaticFiles
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "dashboard"
 # Only this page's own files, no inline script or style, nothing from elsewhere, and no string that becomes HTML.
@@ -23,51 +22,32 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-# Not the machine's or Python's own table: browsers run a module only if it is served as one.
-_TYPES: Final = {
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """One file of the page.
-
-    Attributes:
-        body: Its bytes.
-        media_type: What it is served as.
-        etag: Changes with its bytes.
-    """
-
-    body: bytes
-    media_type: str
-    etag: str
-
-
-def read_assets(folder: Path = FOLDER) -> dict[str, Asset]:
-    """Every file that a browser is given, by its path beneath the folder."""
-    files = (path for path in sorted(folder.rglob("*")) if path.suffix in _TYPES and path.is_file())
-    return {path.relative_to(folder).as_posix(): _asset(path) for path in files}
-
-
-def _asset(path: Path) -> Asset:
-    body = path.read_bytes()
-    return Asset(body, _TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+# Not the machine's or Python's own table: browsers run a module only if it is served as one. Nothing else is served.
+TYPES: Final = {".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 def dashboard_router() -> APIRouter:
-    """``/dashboard`` and the files beneath it. They hold no secret: what the page shows it asks for like anyone."""
-    assets = read_assets()
+    """Serves ``/dashboard`` and the files beneath it."""
+    files = StaticFiles(directory=FOLDER)
+    types = {path.relative_to(FOLDER).as_posix(): TYPES.get(path.suffix) for path in FOLDER.rglob("*")}
+
+    async def served(name: str, request: Request) -> Response:
+        media_type = types.get(name)
+        if media_type is None:
+            raise HTTPException(404, "the dashboard has no such file; the page is at /dashboard")
+        response = await files.get_response(name, request.scope)
+        response.headers.update(_HEADERS)
+        if "content-type" in response.headers:  # not where the browser has it already
+            response.headers["content-type"] = f"{media_type}; charset=utf-8"
+        return response
+
     # Not in the schema: it is no interface for programs. HEAD is for those who look whether it is there.
     router = APIRouter(include_in_schema=False)
 
     @router.api_route("/dashboard", methods=["GET", "HEAD"])
     async def page(request: Request) -> Response:
-        """Where the memory is, whether it grows, and what gave it back: live, for people."""
-        return _answer(request, assets["index.html"])
+        """Shows where the memory is, whether it grows, and what gave it back: live, for people."""
+        return await served("index.html", request)
 
     @router.api_route("/dashboard/{name:path}", methods=["GET", "HEAD"])
     async def asset(request: Request, name: str) -> Response:
@@ -75,16 +55,6 @@ def dashboard_router() -> APIRouter:
         if name in {"", "index.html"}:
             # The page's addresses are relative, so that it also works beneath a reverse proxy's prefix.
             return RedirectResponse("../dashboard", 308, headers=_HEADERS)
-        if name not in assets:
-            raise HTTPException(404, "the dashboard has no such file; the page is at /dashboard")
-        return _answer(request, assets[name])
+        return await served(name, request)
 
     return router
-
-
-def _answer(request: Request, asset: Asset) -> Response:
-    headers = _HEADERS | {"ETag": asset.etag}
-    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
-    if asset.etag in known or "*" in known:
-        return Response(status_code=304, headers=headers)
-    return Response(asset.body, media_type=asset.media_type, headers=headers)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.dataplane.proxies import NGINX, ROUTER, SIDECAR
+from bench.dataplane.proxies import NGINX, SIDECAR
 from bench.figure import Goal, number
 
 NOT_MEASURED = "not measured"
@@ -54,7 +54,6 @@ class Comparison:
         unit: Of the values.
         goal: Of the sidecar's value over nginx's; of the value itself where `is_absolute`.
         values: By proxy.
-        more_is_better: A rate, not a cost.
         is_absolute: The goal is no ratio.
     """
 
@@ -62,32 +61,24 @@ class Comparison:
     unit: str
     goal: Goal | None
     values: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    more_is_better: bool = False
     is_absolute: bool = False
 
-    def median(self, name: str) -> float | None:
-        """Of one proxy's rounds; None where it was not measured."""
-        values = self.values.get(name)
-        return statistics.median(values) if values else None
-
-    def ratios(self, peer: str) -> Spread | None:
-        """The sidecar over a peer, round by round; None where one of them has none, or nothing to divide by."""
-        own, others = self.values.get(SIDECAR), self.values.get(peer)
+    def _ratios_to_nginx(self) -> Spread | None:
+        """The sidecar over nginx, round by round; None where one of them has none, or nothing to divide by."""
+        own, others = self.values.get(SIDECAR), self.values.get(NGINX)
         if not own or not others or min(others) <= 0:
             return None
         return Spread(tuple(one / other for one, other in zip(own, others, strict=True)))
 
     def row(self, names: Sequence[str]) -> tuple[str, ...]:
-        """What, goal, one cell for each proxy, over nginx, met, over vllm-router, not worse."""
-        to_nginx, to_router = self.ratios(NGINX), self.ratios(ROUTER)
+        """What, goal, one cell for each proxy, over nginx, met."""
+        to_nginx = self._ratios_to_nginx()
         return (
             self.what,
             self._goal(),
             *(self._cell(name) for name in names),
             str(to_nginx or NONE),
             self._verdict(to_nginx),
-            str(to_router or NONE),
-            to_router.verdict(Goal("at least" if self.more_is_better else "at most", 1.0)) if to_router else NONE,
         )
 
     def _goal(self) -> str:
@@ -97,8 +88,8 @@ class Comparison:
         return f"{self.goal.direction} {self.goal.limit:g} {what}"
 
     def _cell(self, name: str) -> str:
-        median = self.median(name)
-        return NONE if median is None else f"{number(median)} {self.unit}"
+        values = self.values.get(name)
+        return f"{number(statistics.median(values))} {self.unit}" if values else NONE
 
     def _verdict(self, to_nginx: Spread | None) -> str:
         if self.goal is None:

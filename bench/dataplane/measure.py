@@ -14,21 +14,16 @@ from bench.dataplane.comparison import Comparison
 from bench.dataplane.memory import OPEN_STREAMS, Memory, memory_of
 from bench.dataplane.proxies import (
     DIRECT,
-    LITELLM,
-    LITELLM_REQUIREMENTS,
     NGINX,
-    PEERS,
-    ROUTER,
-    ROUTER_REQUIREMENTS,
     SIDECAR,
     Proxy,
     Start,
-    litellm,
+    nginx,
     sidecars,
 )
 from bench.dataplane.report import Report
 from bench.dataplane.slices import order
-from bench.dataplane.works import SLOW_WORKS, WORKS, Work
+from bench.dataplane.works import WORKS, Work
 from bench.figure import Goal, number
 from bench.stage import Stage
 
@@ -47,11 +42,10 @@ class Length:
     slice_seconds: float
     memory_rounds: int
     settle_seconds: float
-    slow_rounds: int
 
 
-SHORT = Length(rounds=4, slice_seconds=1.2, memory_rounds=2, settle_seconds=2.0, slow_rounds=0)
-FULL = Length(rounds=8, slice_seconds=4.0, memory_rounds=3, settle_seconds=10.0, slow_rounds=2)
+SHORT = Length(rounds=4, slice_seconds=1.2, memory_rounds=2, settle_seconds=2.0)
+FULL = Length(rounds=8, slice_seconds=4.0, memory_rounds=3, settle_seconds=10.0)
 
 
 def measure(stage: Stage, *, short: bool) -> Report:
@@ -62,20 +56,16 @@ def measure(stage: Stage, *, short: bool) -> Report:
     """
     length, notes = SHORT if short else FULL, list[str]()
     with bed(stage.folder) as ready:
-        peers = {**sidecars(notes), **PEERS}
+        peers = {**sidecars(notes), NGINX: nginx}
         with ready.all_running(peers, notes) as proxies:
             peers = {name: peers[name] for name in proxies}
             values = _rounds(ready, proxies, length)
         names = list(peers)
         memory = _memory(ready, peers, length)
-        if length.slow_rounds:
-            _add_slow(ready, values, length, notes)
-        if any(LITELLM in found for found in values.values()):
-            names.append(LITELLM)
         comparisons = [_comparison(work, values[work.name]) for work in WORKS] + _memory_comparisons(memory)
         return Report(
             title="Data plane",
-            columns=("work", "goal", *names, f"to {NGINX}", "met", f"to {ROUTER}", "not worse"),
+            columns=("work", "goal", *names, f"to {NGINX}", "met"),
             rows=[comparison.row(names) for comparison in comparisons],
             facts=_facts(values),
             methods=_methods(ready, length),
@@ -121,9 +111,7 @@ def _comparison(work: Work, values: Values) -> Comparison:
         measured = {
             name: [one - less for one, less in zip(found, direct, strict=True)] for name, found in measured.items()
         }
-    return Comparison(
-        what=work.what, unit=work.unit, goal=work.goal, values=measured, more_is_better=work.more_is_better
-    )
+    return Comparison(what=work.what, unit=work.unit, goal=work.goal, values=measured)
 
 
 def _memory(ready: Bed, peers: Mapping[str, Start], length: Length) -> dict[str, list[Memory]]:
@@ -166,20 +154,6 @@ def _memory_comparisons(found: Mapping[str, Sequence[Memory]]) -> list[Compariso
     ]
 
 
-def _add_slow(ready: Bed, values: dict[str, Values], length: Length, notes: list[str]) -> None:
-    """The proxy that is two orders slower: after the others, and only its own values."""
-    try:
-        with ready.running(LITELLM, litellm) as proxy:
-            for work in SLOW_WORKS:
-                ready.load.run(proxy, work.options(WARM_UP_SECONDS))
-                found = [_value(ready, work, proxy, length.slice_seconds) for _ in range(length.slow_rounds)]
-                values[work.name][LITELLM] = found
-                print(f"  {LITELLM}: {work.what}: {', '.join(map(number, found))}", flush=True)
-    except DemoError as exc:
-        notes.append(f"{LITELLM} could not be measured: {str(exc).splitlines()[0]}")
-        print(f"  {LITELLM} could not be measured: {exc}", flush=True)
-
-
 def _facts(values: Mapping[str, Values]) -> list[str]:
     """What one core does, out of the medians."""
 
@@ -199,10 +173,6 @@ def _facts(values: Mapping[str, Values]) -> list[str]:
 
 
 def _methods(ready: Bed, length: Length) -> list[str]:
-    requirements = ", ".join(
-        requirement.replace("==", " ").replace("[proxy]", "")
-        for requirement in (*ROUTER_REQUIREMENTS, *(LITELLM_REQUIREMENTS if length.slow_rounds else ()))
-    )
     return [
         "Upstream and load generator are C programs (`bench/dataplane/*.c`); the upstream answers as a vLLM server "
         "does, and its streams step together as an engine's do. Every answer is checked: status, framing, number of "
@@ -210,8 +180,7 @@ def _methods(ready: Bed, length: Length) -> list[str]:
         f"{SIDECAR} is `highwater serve` with default settings: metrics, gate, limits and request ids are on, and it "
         "polls. Its data plane is [compiled](architecture.md#the-compiled-build); the column beside it is the same "
         "without a compiler. "
-        f"{NGINX} has one worker, no access log, no buffering, connections kept on both sides. {ROUTER} has one worker "
-        f"behind it and its cheapest policy. Versions: {requirements}; nginx is Debian's.",
+        f"{NGINX} is Debian's, with one worker, no access log, no buffering, connections kept on both sides.",
         f"{ready.cores.in_words().capitalize()}. All are on loopback.",
         f"{length.rounds} rounds of slices of about {length.slice_seconds:g} s, the proxies one after the other in "
         "changing order; a round of warm-up is thrown away. Ratios are within a round; their median counts, lowest and "

@@ -1,4 +1,4 @@
-"""The sidecar and its peers, each as processes of its own before one upstream, each as fast as it can be set."""
+"""The sidecar and nginx, each as processes of its own before one upstream, each as fast as it can be set."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from typing import TypeAlias
 from app.demo.errors import DemoError
 from app.demo.process import KeptProcess, environ_with, free_port
 from app.demo.sidecar import DemoSidecar
-from bench.compiled import compiled_app, environ_for, obstacle
-from bench.dataplane.peer_environment import peer_environment
+from tests.build_support import compiled_app, environ_for, obstacle
 
-SIDECAR, NGINX, ROUTER, LITELLM, DIRECT = "sidecar", "nginx", "vllm-router", "litellm", "direct"
+SIDECAR, NGINX, DIRECT = "sidecar", "nginx", "direct"
 UNCOMPILED = "sidecar, not compiled"
-ROUTER_REQUIREMENTS = ("vllm-router==0.1.17",)
-LITELLM_REQUIREMENTS = ("litellm[proxy]==1.106.2",)
 READY_SECONDS = 120.0
 
 # One worker, no log, nothing buffered, connections kept on both sides.
@@ -59,14 +56,6 @@ http {{
   }}
 }}
 """
-# Any model's name passes, and the upstream reads what to do from it.
-LITELLM_CONFIGURATION = """
-model_list:
-  - model_name: "*"
-    litellm_params: {{model: "hosted_vllm/*", api_base: "http://127.0.0.1:{upstream}/v1", api_key: none}}
-general_settings:
-  dangerously_permit_weak_or_unset_master_key: true  # on loopback, for minutes
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +66,11 @@ class Proxy:
         name: As in the tables.
         port: Of 127.0.0.1.
         pids: All its live processes; none where nothing is between.
-        is_faithful: It passes bodies on as they are, so what arrives must be what was sent, to the byte.
     """
 
     name: str
     port: int
     pids: Callable[[], list[int]]
-    is_faithful: bool = True
 
 
 Start: TypeAlias = Callable[[int, Path], AbstractContextManager[Proxy]]
@@ -130,32 +117,6 @@ def nginx(upstream: int, folder: Path) -> Iterator[Proxy]:
 
 
 @contextmanager
-def vllm_router(upstream: int, folder: Path) -> Iterator[Proxy]:
-    """One worker behind it, the cheapest policy."""
-    port = free_port()
-    command = [str(peer_environment(ROUTER, ROUTER_REQUIREMENTS) / "vllm-router"), "--port", str(port)]
-    command += ["--worker-urls", f"http://127.0.0.1:{upstream}", "--policy", "round_robin", "--log-level", "error"]
-    command += ["--prometheus-port", str(free_port()), "--worker-startup-check-interval", "1"]
-    with _kept(ROUTER, command, folder, port, "/health") as process:
-        yield Proxy(ROUTER, port, process.pids, is_faithful=False)
-
-
-@contextmanager
-def litellm(upstream: int, folder: Path) -> Iterator[Proxy]:
-    """One worker, no database, no callbacks."""
-    port = free_port()
-    configuration = folder / "litellm.yaml"
-    configuration.write_text(LITELLM_CONFIGURATION.format(upstream=upstream), encoding="utf-8")
-    program = peer_environment(LITELLM, LITELLM_REQUIREMENTS) / "litellm"
-    command = [str(program), "--config", str(configuration), "--host", "127.0.0.1", "--port", str(port)]
-    with _kept(LITELLM, command, folder, port, "/health/liveliness") as process:
-        yield Proxy(LITELLM, port, process.pids, is_faithful=False)
-
-
-PEERS: Mapping[str, Start] = {NGINX: nginx, ROUTER: vllm_router}
-
-
-@contextmanager
 def running(name: str, start: Start, upstream: int, folder: Path) -> Iterator[Proxy]:
     """One of them, with a folder of its own in `folder`.
 
@@ -199,8 +160,7 @@ def upstream_of(binary: Path, folder: Path) -> Iterator[int]:
 @contextmanager
 def _kept(name: str, command: list[str], folder: Path, port: int, path: str) -> Iterator[KeptProcess]:
     process = KeptProcess(name, folder / f"{name}.log")
-    # A peer that looks up what models cost would do it while it is measured.
-    process.start(command, env=environ_with({"LITELLM_LOCAL_MODEL_COST_MAP": "True"}), cwd=folder)
+    process.start(command, env=environ_with({}), cwd=folder)
     try:
         process.wait_until_answers(port, path, READY_SECONDS)
         yield process

@@ -32,7 +32,7 @@ class LoadGenerator:
     def start(self, proxy: Proxy, options: Mapping[str, float]) -> subprocess.Popen[str]:
         """Begin a slice; whoever wants no more than its result takes `run`."""
         pids = proxy.pids()
-        given = {"port": proxy.port, "loose": int(not proxy.is_faithful), **options}
+        given = {"port": proxy.port, **options}
         words = [f"{name}={value}" for name, value in given.items()]
         if pids:
             words.append("pids=" + ",".join(map(str, pids)))

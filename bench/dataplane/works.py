@@ -28,7 +28,6 @@ class Work:
         value: From a slice.
         needs_direct: It is run without a proxy too.
         is_over_direct: What counts is the difference to that.
-        more_is_better: A rate, not a cost.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Work:
     value: Callable[[Sample], float]
     needs_direct: bool = False
     is_over_direct: bool = False
-    more_is_better: bool = False
 
 
 def _streams(number: int, interval_ms: int) -> Callable[[float], Mapping[str, float]]:
@@ -97,7 +95,6 @@ FULL_SPEED = Work(
     # About what a fast proxy passes in that time.
     options=lambda seconds: {"streams": 1, "interval_us": 0, "count": round(seconds * 300_000)},
     value=lambda sample: float(sample["events"] / sample["seconds"]),
-    more_is_better=True,
     needs_direct=True,
 )
 FIRST_BYTE = Work(
@@ -133,5 +130,3 @@ UPLOADS = Work(
     value=lambda sample: float(sample["cpu_us"] / (sample["sent_bytes"] / MB)),
 )
 WORKS = (JSON, FRESH, SSE_64, SSE_256, FULL_SPEED, FIRST_BYTE, DELAY, UPLOADS)
-# What a proxy that is two orders slower is asked, once the others are done.
-SLOW_WORKS = (JSON, SSE_64)

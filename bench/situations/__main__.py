@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from bench.situations.page import page, table
+from bench.situations.page import table, with_results
 from bench.situations.rows import SITUATIONS
 from bench.situations.run import Result, run
 
@@ -34,7 +34,8 @@ def main(*, only: tuple[str, ...], events: bool, no_docs: bool) -> None:
             _say(results[-1], events=events)
     print(table(results, "simple"))
     if not (no_docs or only):
-        PAGE.write_text(page(results, command="python -m bench.situations"), encoding="utf-8")
+        text = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(with_results(text, results, command="python -m bench.situations"), encoding="utf-8")
     if any(result.missed for result in results):
         sys.exit(1)
 

@@ -1,8 +1,7 @@
 """An event loop whose time passes only while nobody has anything to do.
 
-Sidecar and model engine run in one such loop and talk over real sockets. When no callback is ready, no socket has
-anything, no job runs on another thread and no bytes are on their way, the clock jumps to the next timer: a day of an
-engine's life takes as long as the work in it.
+Sidecar and model engine run in one such loop. When no callback is ready, no socket has anything and no job runs on
+another thread, the clock jumps to the next timer: a day of an engine's life takes as long as the work in it.
 """
 
 from __future__ import annotations
@@ -33,14 +32,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """A selector loop on virtual time.
 
     Attributes:
-        on_the_wire: How many requests have been sent whose answer is neither there nor held back on purpose: time
-            stands still until then, since a socket may need a moment of real time.
         wall_offset: What the machine's wall clock is set forward by, in seconds.
     """
 
     def __init__(self) -> None:
         self._now = START
-        self.on_the_wire: Callable[[], int] = lambda: 0
         self.wall_offset = 0.0
         self._jobs = 0
         super().__init__(cast("selectors.BaseSelector", _Selector(self)))
@@ -66,7 +62,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     @property
     def must_wait(self) -> bool:
         """Whether something happens in real time now."""
-        return self._jobs > 0 or self.on_the_wire() > 0
+        return self._jobs > 0
 
     def jump(self, seconds: float) -> None:
         """Let time pass."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from packaging.version import Version
 
 from bench.situations.device import Card, DeviceFullError, ModelTorch, Plan
-from bench.situations.wire import Answer, Asked, Server, json_answer
+from bench.situations.wire import Answer, Asked, Face, json_answer
 from bench.situations.worker import EngineOptions, ModelWorker
 
 EXTENSION = "worker_ext.MemoryExtension"
@@ -85,6 +85,8 @@ class EngineModel:
         clock: Seconds that only grow.
         load_seconds: From the start of the process until it answers.
         restarts: Whether somebody starts it again after it died.
+        tick_seconds: Between two steps.
+        port: Where it is served; None: only in this process.
     """
 
     plan: Plan
@@ -95,12 +97,13 @@ class EngineModel:
     load_seconds: float = 20.0
     restarts: bool = True
     tick_seconds: float = TICK_SECONDS
+    port: int | None = None
     traffic: Traffic | None = None
     quirks: Quirks = field(default_factory=Quirks)
 
     def __post_init__(self) -> None:
         self.torch = ModelTorch(self.options.kind)
-        self.server = Server(self._handle)
+        self.face = Face(self._handle, self.port)
         self.workers: list[ModelWorker] = []
         self.watcher: Watcher | None = None
         self.is_ready = False
@@ -119,10 +122,8 @@ class EngineModel:
 
     # --- life ---
 
-    async def begin(self) -> None:
-        """Take a port, and start in the background: connections are refused until the model is loaded."""
-        await self.server.listen(self.server.port)
-        self.server.vanish()
+    def begin(self) -> None:
+        """Start in the background: connections are refused until the model is loaded."""
         self._start = asyncio.create_task(self._load())
 
     async def _load(self) -> None:
@@ -132,7 +133,7 @@ class EngineModel:
             ModelWorker(rank, next(self._pids), card, self.plan, self.options) for rank, card in enumerate(self.cards)
         ]
         self.torch.device_module.ranks = {worker.memory.index: worker.memory for worker in self.workers}
-        await self.server.listen()
+        await self.face.appear()
         self.is_ready, self.ready_at, self._sleep_told = True, self.clock(), False
         if self.watcher is not None:
             self.watcher.began()
@@ -140,7 +141,7 @@ class EngineModel:
     def end(self, *, restart: bool = True) -> None:
         """The processes are gone, at once; somebody may start them again."""
         self.is_ready = False
-        self.server.vanish()
+        self.face.vanish()
         for worker in self.workers:
             worker.memory.end()
         self.workers = []

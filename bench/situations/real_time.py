@@ -91,11 +91,10 @@ def run_in_real_time(situation: Situation, folder: Path) -> list[str]:
 
 
 async def _play(situation: Situation, port: int) -> list[str]:
-    engine = model_of(situation, time.monotonic)
-    engine.server.port = port
+    engine = model_of(situation, time.monotonic, port)
     judge = engine.watcher = Judge(engine, cache_counts=situation.cache_counts)
     with modelled_workers(engine.torch):
-        await engine.begin()
+        engine.begin()
         steps = asyncio.create_task(engine.run())
         await play(situation, Stage(engine, None))
         steps.cancel()

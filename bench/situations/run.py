@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import uvicorn
@@ -21,7 +20,7 @@ from bench.situations.device import Card
 from bench.situations.engine import EngineModel
 from bench.situations.judge import Judge, Outcome, missed_goals
 from bench.situations.situation import Situation, Stage
-from bench.situations.wire import LoopbackTransport
+from bench.situations.wire import InProcess
 from bench.situations.worker import modelled_workers
 
 TOKEN = "situations-situations-situations"  # noqa: S105 - of a sidecar that lives for a second
@@ -43,7 +42,7 @@ def run(situation: Situation) -> Result:
     return Result(situation, outcome, missed_goals(outcome, situation), events)
 
 
-def model_of(situation: Situation, clock: Any) -> EngineModel:  # noqa: ANN401 - a callable
+def model_of(situation: Situation, clock: Callable[[], float], port: int | None = None) -> EngineModel:
     """The situation's engine, before its start."""
     return EngineModel(
         plan=situation.plan,
@@ -54,6 +53,7 @@ def model_of(situation: Situation, clock: Any) -> EngineModel:  # noqa: ANN401 -
         load_seconds=situation.load_seconds,
         restarts=situation.restarts,
         tick_seconds=situation.tick_seconds,
+        port=port,
     )
 
 
@@ -67,22 +67,21 @@ async def play(situation: Situation, stage: Stage) -> None:
 
 
 async def _live(loop: VirtualLoop, situation: Situation) -> tuple[Outcome, list[str]]:
-    engine, transport = model_of(situation, loop.time), LoopbackTransport()
-    loop.on_the_wire = lambda: max(0, transport.in_flight - engine.server.held)
+    engine = model_of(situation, loop.time)
     judge = engine.watcher = Judge(engine, cache_counts=situation.cache_counts)
     with modelled_workers(engine.torch), tempfile.TemporaryDirectory(prefix="highwater-situation-") as folder:
-        await engine.begin()
+        engine.begin()
         steps = asyncio.create_task(engine.run())
         settings = Settings.model_validate(
             {
-                "engine_url": f"http://127.0.0.1:{engine.server.port}",
+                "engine_url": "http://127.0.0.1:8000",
                 "port": 1,
                 "admin_token": TOKEN,
                 "state_file": str(Path(folder) / "state.json"),
                 **situation.settings,
             }
         )
-        sidecar = create_app(settings, loop.time, loop.wall_time, transport=transport)
+        sidecar = create_app(settings, loop.time, loop.wall_time, transport=InProcess(engine.face))
         try:
             async with _serving(sidecar) as url:
                 # A worker's `release` collects garbage: it need not walk all that is there already each time.

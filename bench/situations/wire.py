@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server: requests in order on each connection, answers of a known length."""
+"""The model engine's HTTP face: asked in this process on virtual time, served on a port in real time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import httptools
 import httpx
-
-_PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
+from aiohttp import web
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +19,6 @@ class Answer:
     body: bytes = b""
     status: int = 200
     content_type: str = "application/json"
-
-    def encoded(self) -> bytes:
-        """As it goes over the wire."""
-        phrase = _PHRASES.get(self.status, "Status")
-        head = f"HTTP/1.1 {self.status} {phrase}\r\nContent-Type: {self.content_type}\r\n"
-        return f"{head}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
 
 
 def json_answer(value: object, status: int = 200) -> Answer:
@@ -40,210 +32,98 @@ class Asked:
 
     method: str
     path: str
-    query: str
     body: bytes
 
 
 Handler: TypeAlias = Callable[[Asked], "Answer | Awaitable[Answer]"]
 
 
-class Server:
-    """Listens on one port of the loopback interface, whenever it is told to.
+class Face:
+    """What answers while the engine's process is there.
 
-    Attributes:
-        held: Requests that are being answered, and whose answer waits for something other than the wire.
+    Args:
+        handler: Answers one request, at once or later.
+        port: Where to be served; None: only in this process.
     """
 
-    def __init__(self, handler: Handler) -> None:
-        self.handler = handler
-        self.port = 0
-        self.held = 0
-        self.connections: set[_Connection] = set()
-        self._server: asyncio.Server | None = None
+    def __init__(self, handler: Handler, port: int | None = None) -> None:
+        self.port = port
+        self._handler = handler
+        self._is_there = False
+        self._under_way: set[asyncio.Future[Answer]] = set()
+        self._runner: web.AppRunner | None = None
 
-    async def listen(self, port: int = 0) -> None:
-        """Begin; at the same port as before, if it listened before."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: _Connection(self), "127.0.0.1", port or self.port, reuse_address=True
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
+    async def appear(self) -> None:
+        """Take requests from now on."""
+        self._is_there = True
+        if self.port is not None:
+            app = web.Application()
+            app.router.add_route("*", "/{path:.*}", self._serve)
+            runner = self._runner = web.AppRunner(app, shutdown_timeout=0.0)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True).start()
 
     def vanish(self) -> None:
         """End as a killed process does: no answer to anybody, and connections refused from now on."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for connection in list(self.connections):
-            connection.abort()
+        self._is_there = False
+        for future in list(self._under_way):
+            future.cancel()
+        if self._runner is not None:
+            self._closing = asyncio.ensure_future(self._runner.cleanup())
+            self._runner = None
 
-    @property
-    def is_listening(self) -> bool:
-        """Whether connections are accepted."""
-        return self._server is not None
+    async def ask(self, asked: Asked) -> Answer:
+        """The answer to one request.
 
-
-class _Connection(asyncio.Protocol):
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._transport: asyncio.Transport | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._begin()
-
-    def _begin(self) -> None:
-        self._parser = httptools.HttpRequestParser(self)
-        self._url, self._body = b"", []  # type: tuple[bytes, list[bytes]]
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._server.connections.add(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
-        self._transport = None
-        self._server.connections.discard(self)
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        path, _, query = self._url.decode("latin-1").partition("?")
-        asked = Asked(self._parser.get_method().decode(), path, query, b"".join(self._body))
-        self._url, self._body = b"", []
-        answer = self._server.handler(asked)
+        Raises:
+            ConnectionRefusedError: No process is there.
+            ConnectionResetError: It went while it was asked.
+        """
+        if not self._is_there:
+            raise ConnectionRefusedError("connection refused")
+        answer = self._handler(asked)
         if isinstance(answer, Answer):
-            self._write(answer)
-        else:
-            self._task = asyncio.ensure_future(self._answer_later(answer))
-
-    async def _answer_later(self, awaited: Awaitable[Answer]) -> None:
-        self._server.held += 1
+            return answer
+        future = asyncio.ensure_future(answer)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
         try:
-            answer = await awaited
+            await asyncio.wait({future})
         finally:
-            self._server.held -= 1
-        self._write(answer)
+            future.cancel()  # whoever asked has left
+        if future.cancelled():
+            raise ConnectionResetError("the engine closed the connection")
+        return future.result()
 
-    def _write(self, answer: Answer) -> None:
-        if self._transport is not None:
-            self._transport.write(answer.encoded())
+    async def _serve(self, request: web.Request) -> web.Response:
+        answer = await self.ask(Asked(request.method, request.path, await request.read()))
+        return web.Response(body=answer.body, status=answer.status, headers={"Content-Type": answer.content_type})
 
 
-class LoopbackTransport(httpx.AsyncBaseTransport):
-    """HTTP/1.1 over real sockets, one request at a time on each, for an engine on the loopback interface.
+class InProcess(httpx.AsyncBaseTransport):
+    """Stands in for the network where time is virtual; its failures are httpx's.
 
-    It stands in for httpx's own because a day has a hundred thousand requests; its failures are httpx's. Rows in real
-    time have httpx's own.
-
-    Attributes:
-        in_flight: Requests that have no answer yet.
+    Args:
+        face: The engine's.
     """
 
-    def __init__(self) -> None:
-        self.in_flight = 0
-        self._free: list[_Channel] = []
+    def __init__(self, face: Face) -> None:
+        self._face = face
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send it, and return the answer, whole.
+        """Ask, and return the answer, whole.
 
         Raises:
             httpx.TransportError: No connection, a broken one, or no answer in time.
         """
-        patience = request.extensions.get("timeout", {}).get("read")
-        self.in_flight += 1
+        asked = Asked(request.method, request.url.path, await request.aread())
         try:
-            async with asyncio.timeout(patience):
-                channel = await self._channel(request)
-                status, headers, body = await channel.ask(_head(request) + request.content)
+            async with asyncio.timeout(request.extensions.get("timeout", {}).get("read")):
+                answer = await self._face.ask(asked)
         except TimeoutError as exc:
             raise httpx.ReadTimeout("", request=request) from exc
-        finally:
-            self.in_flight -= 1
-        self._free.append(channel)
-        return httpx.Response(status, headers=headers, content=body)
-
-    async def _channel(self, request: httpx.Request) -> _Channel:
-        while self._free:
-            channel = self._free.pop()
-            if channel.is_open:
-                return channel
-        loop, url = asyncio.get_running_loop(), request.url
-        try:
-            _, channel = await loop.create_connection(_Channel, url.host, url.port)
-        except OSError as exc:
+        except ConnectionRefusedError as exc:
             raise httpx.ConnectError(str(exc), request=request) from exc
-        return channel
-
-    async def aclose(self) -> None:
-        """Close what is open."""
-        for channel in self._free:
-            channel.close()
-
-
-def _head(request: httpx.Request) -> bytes:
-    lines = [f"{request.method} ".encode() + request.url.raw_path + b" HTTP/1.1"]
-    lines += [name + b": " + value for name, value in request.headers.raw]
-    return b"\r\n".join(lines) + b"\r\n\r\n"
-
-
-class _Channel(asyncio.Protocol):
-    """One connection to the engine."""
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[tuple[int, list[tuple[bytes, bytes]], bytes]] | None = None
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
-
-    async def ask(self, request: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        self._answer = asyncio.get_running_loop().create_future()
-        self._headers, self._body = [], []
-        self._parser = httptools.HttpResponseParser(self)
-        assert self._transport is not None
-        self._transport.write(request)
-        try:
-            return await self._answer
-        except asyncio.CancelledError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        self.is_open = False
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport, self.is_open = transport, True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_open = False
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(httpx.ReadError(str(exc or "the engine closed the connection")))
-
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
-
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result((self._parser.get_status_code(), self._headers, b"".join(self._body)))
+        except ConnectionResetError as exc:
+            raise httpx.ReadError(str(exc), request=request) from exc
+        return httpx.Response(answer.status, headers={"Content-Type": answer.content_type}, content=answer.body)

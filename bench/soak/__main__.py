@@ -14,7 +14,7 @@ from app.demo.errors import DemoError
 from bench.machine import description
 from bench.page import figures_table
 from bench.soak.attackers import ATTACKS
-from bench.soak.page import document, facts, figures, page
+from bench.soak.page import document, facts, figures, with_run
 from bench.soak.sidecar import ROOT
 from bench.soak.soak import Options, run
 
@@ -49,7 +49,8 @@ def main(
         json_path.write_text(json.dumps(told, indent=1), encoding="utf-8")
     if not (no_docs or attacks):
         command = f"python -m bench.soak --minutes {minutes:g} --clients {clients} --seed {seed}"
-        PAGE.write_text(page(options, measured, command=command, machine=machine, day=day), encoding="utf-8")
+        text = with_run(PAGE.read_text(), options, measured, command=command, machine=machine, day=day)
+        PAGE.write_text(text, encoding="utf-8")
     if any(figure.goal is not None and not figure.goal.is_met(figure.value) for figure in found.values()):
         sys.exit(1)
 

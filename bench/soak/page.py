@@ -1,4 +1,4 @@
-"""What a run found, as figures, as JSON and as docs/soak.md."""
+"""What a run found, as figures, as JSON and in docs/soak.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tabulate import tabulate
 
 from bench.figure import Figure, Goal, number, percentile
-from bench.page import figures_table
+from bench.page import figures_table, replaced
 from bench.soak.soak import Measured, Options
 
 MB = 1_000_000
@@ -32,32 +32,24 @@ def figures(measured: Measured) -> dict[str, Figure]:
             0,
             f"{len(service.answers)} were answered in full; a safe reset may have held {len(held)} of them, one "
             f"for {max(held, default=0.0):.1f} s at most",
-            "every byte of each streamed answer is compared; an error, a status other than 200, a wrong or missing "
-            "byte and 120 s without an end are failures.",
         ),
         "operator_failed": _figure(
             "Operator's reads that failed",
             service.reads_failed,
             0,
             f"of {service.reads}; the slowest took {service.slowest_read_seconds * MS:.0f} ms",
-            "`/metrics` and `/memory` every 5 s, each on a new connection, as probes ask.",
         ),
         "first_byte_ratio": _figure(
             "p99 time to first byte, with attackers over without",
             _p(attacked, 99) / _p(calm, 99),
             2.0,
             f"with: {_shown(attacked)}; without: {_shown(calm)}",
-            "from sending a request, for every other client on a new connection, to the first byte of its answer's "
-            "body. The engine sends the first token 25 to 50 ms after a request arrives. Left out: requests that a "
-            "safe reset may have held, and those that the end of a part falls into.",
         ),
         "rss_growth_mb": _figure(
             "Resident memory at the end, less that at a sixth of the run, MB",
             end - mark,
             8.0,
             f"{mark:.1f} and {end:.1f} MB; {sizes[0]:.1f} MB before the first attack, at most {max(sizes):.1f} MB",
-            "medians of five samples, one a second; the end is the higher of the end of the last attack, its "
-            "connections still open, and of the run.",
         ),
         "left": _figure(
             "Descriptors, tasks and connections left when all had gone",
@@ -65,14 +57,12 @@ def figures(measured: Measured) -> dict[str, Figure]:
             0,
             ", ".join(f"{name} {count}" for name, count in left.items())
             or f"{at_end.descriptors} descriptors and {sum(at_end.tasks.values())} tasks, as before the run",
-            "more than after the warm-up: `/proc/PID/fd`, asyncio tasks by coroutine, and objects of the data plane "
-            "that live as long as a connection or a request, as the sidecar's process counts them itself on a signal.",
         ),
     }
 
 
-def _figure(what: str, value: float, limit: float, spread: str, method: str) -> Figure:
-    return Figure(what=what, value=value, unit="", goal=Goal("at most", limit), spread=spread, method=method)
+def _figure(what: str, value: float, limit: float, spread: str) -> Figure:
+    return Figure(what=what, value=value, unit="", goal=Goal("at most", limit), spread=spread, method="")
 
 
 def _times(measured: Measured, *, has_attackers: bool) -> list[float]:
@@ -128,45 +118,29 @@ def document(options: Options, measured: Measured, *, machine: str, day: str) ->
     }
 
 
-def page(options: Options, measured: Measured, *, command: str, machine: str, day: str) -> str:
-    """The page, Markdown."""
+def with_run(text: str, options: Options, measured: Measured, *, command: str, machine: str, day: str) -> str:
+    """docs/soak.md with the run between its marks, Markdown."""
     found = list(figures(measured).values())
     rows = [_attack_row(name, counts) for name, counts in measured.attacks.items()]
     resets = [f"{reset.seconds:.1f} s, status {reset.status}: {reset.says}" for reset in measured.service.resets]
-    return f"""# Soak
-
-For operators who want to know what hostile clients cost ordinary ones. {options.clients} clients stream answers through
-one sidecar for {options.seconds / 60:g} minutes; in four fifths of that time attackers misbehave at the
-same time. `make soak-proxy` runs it with 200 clients for 30 minutes.
-
-Written by `{command}` on {day}. Machine: {machine}; engine, sidecar, clients and attackers share it.
+    run = f"""
+Written by `{command}` on {day}: {options.clients} clients for {options.seconds / 60:g} minutes. Machine: {machine};
+engine, sidecar, clients and attackers share it.
 
 {figures_table(found, "github")}
 
 {_listed(facts(measured))}
 
-## Attacks
+By attack:
 
 {tabulate(rows, _ATTACK_COLUMNS, tablefmt="github", disable_numparse=True)}
 
-Whoever is at the end of an attack begins another one. The sidecar should end most of these connections. Many attackers
-read no answer; the last column has what the others read.
-
-## Safe resets
-
-An operator asks for `POST /reset_mm_cache?mode=safe` now and then. It may hold ordinary requests and must not fail
-them; it may be refused while attackers keep requests under way. Each one's time and answer:
+By safe reset, its time and answer:
 
 {_listed(resets)}
 
-## Method
-
-{_listed([f"{figure.what}: {figure.method}" for figure in found])}
-- The engine is a uvicorn server without a model (`bench/soak/engine.py`): 40 tokens a second and stream, all streams in
-  one step, 60 to 180 tokens an answer. The sidecar is `highwater serve` with its default limits, not compiled.
-- The attackers are in `bench/soak/attackers.py`, bounded in connections, rate and bytes. Their process has
-  a lower priority, because attackers compute elsewhere.
 """
+    return replaced(text, "run", "end of run", run)
 
 
 def _listed(lines: Sequence[str]) -> str:

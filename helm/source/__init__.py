@@ -1,10 +1,10 @@
-"""Where the Grafana dashboards and the Prometheus rules are made: `python -m helm.source` writes them all.
+"""Makes the Grafana dashboards: `python -m helm.source` writes them all.
 
 ::
 
-    __main__ ──► server_dashboard, fleet_dashboard ──► panels ──► metrics (names, units and HELP texts as exported)
-             └─► rules ──► alerts, recording ───────────────────► metrics
+    __main__ ──► board ──► server.yaml, fleet.yaml (what is on them)
+                   └─────► panels ──► metrics (names, labels, HELP texts as exported)
 
-What is written lies beside this package, in `dashboards/` and `alerts/`; the chart and people without one load the same
-files. Nothing in `app` imports this, and it is in no wheel.
+They are written to `dashboards/`, beside this package; the chart and people without one load the same files. The alerts
+and recording rules in `alerts/` are written by hand. Nothing in `app` imports this, and it is in no wheel.
 """

@@ -1,18 +1,25 @@
-"""What both dashboards have: the data source to choose, resets as annotations, rows, and the JSON that is written."""
+"""A dashboard from its YAML: variables, resets as annotations, rows of panels, and the JSON that is written."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import yaml
 from grafana_foundation_sdk.builders import dashboard as dashboards
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 
 from helm.source.metrics import names_in
-from helm.source.panels import DATASOURCE, Builder
+from helm.source.panels import DATASOURCE, KINDS, Builder, Query
 
 TAG = "highwater"
+Plan: TypeAlias = dict[str, Any]
+"""What YAML holds of a dashboard, a variable or a panel."""
 
 
 class ResetAnnotation(models.AnnotationQuery):
@@ -34,76 +41,75 @@ class _Annotation(dashboards.AnnotationQuery):
         self._internal = ResetAnnotation()
 
 
-def resets_annotation(name: str, selector: str, color: str, *, enable: bool = True) -> dashboards.AnnotationQuery:
-    """A mark at every reset that a selector finds.
+def dashboard(path: Path) -> str:
+    """The dashboard of a YAML file as Grafana loads it: JSON, every panel numbered in its order."""
+    plan: Plan = yaml.safe_load(path.read_text(encoding="utf-8"))
+    names: Mapping[str, str] = plan["names"]
+    board = dashboards.Dashboard(plan["title"]).uid(f"{TAG}-{path.stem}").description(plan["text"]).tags([TAG])
+    board.editable().time("now-3h", "now").refresh("30s").timezone("browser")
+    board.tooltip(models.DashboardCursorSync.TOOLTIP)
+    board.with_variable(dashboards.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+    others = dashboards.DashboardLink("Highwater").type(models.DashboardLinkType.DASHBOARDS).tags([TAG])
+    board.link(others.as_dropdown(True).include_vars(False).keep_time(True))
+    for variable in plan["variables"]:
+        board.with_variable(_variable(variable, names))
+    for annotation in plan["annotations"]:
+        board.annotation(_resets(annotation, names))
+    numbers = itertools.count(1)
+    for row in plan["rows"]:
+        board.with_row(dashboards.Row(row["row"]).id(next(numbers)))
+        for panel in row["panels"]:
+            board.with_panel(_panel(panel, names).id(next(numbers)))
+    return json.dumps(board.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
-    A reset's series begins with its first reset: `increase` would never see that one.
-    """
-    resets = f"sum by (remedy, trigger, outcome) (highwater_resets_total{{{selector}}})"
-    before = f"sum by (remedy, trigger, outcome) (highwater_resets_total{{{selector}}} offset $__interval)"
-    expr = f"(({resets}) - ({before}) > 0) or (({resets}) unless ({before}))"
-    names_in(expr)
-    return _Annotation().name(name).datasource(DATASOURCE).enable(enable).icon_color(color).expr(expr)
+
+def filled_in(expr: str, names: Mapping[str, str]) -> str:
+    """A query with its names, words in capitals, replaced by what they stand for; that may hold names too."""
+    word = re.compile(rf"\b(?:{'|'.join(names)})\b")
+    while word.search(expr):
+        expr = word.sub(lambda found: names[found[0]], expr)
+    return expr
 
 
-def label_variable(name: str, label: str, of: str, text: str, *, multi: bool = True) -> dashboards.QueryVariable:
-    """A variable whose values are those of a label; one that no target has stays at All.
-
-    Args:
-        name: Of the variable and of the label.
-        label: Shown beside it.
-        of: The series that have the label.
-        text: What it chooses.
-        multi: Whether several may be chosen, or All.
-    """
+def _variable(plan: Plan, names: Mapping[str, str]) -> dashboards.QueryVariable:
+    """A variable whose values are those of a label of its name; one that no target has stays at All."""
+    name, of = plan["name"], filled_in(plan["of"], names)
     names_in(of)
-    variable = dashboards.QueryVariable(name).label(label).description(text).datasource(DATASOURCE)
+    variable = dashboards.QueryVariable(name).label(plan["label"]).description(plan["text"]).datasource(DATASOURCE)
     variable.query({"query": f"label_values({of}, {name})", "refId": f"variable-{name}"})
     variable.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.NATURAL_ASC)
-    if multi:
+    if plan.get("multi", True):
         everything = models.VariableOption(selected=True, text=["All"], value=["$__all"])
         variable.multi(True).include_all(True).all_value(".*").current(everything)
     return variable
 
 
-class Board:
-    """A dashboard that grows row by row, every panel numbered in its order.
+def _resets(plan: Plan, names: Mapping[str, str]) -> dashboards.AnnotationQuery:
+    """A mark at every reset that a selector finds.
 
-    Args:
-        uid: By which the other one links to it.
-        title: Its title.
-        text: What it is for.
+    A reset's series begins with its first reset: `increase` would never see that one.
     """
+    selector = filled_in(plan["of"], names)
+    resets = f"sum by (remedy, trigger, outcome) (highwater_resets_total{{{selector}}})"
+    before = f"sum by (remedy, trigger, outcome) (highwater_resets_total{{{selector}}} offset $__interval)"
+    expr = f"(({resets}) - ({before}) > 0) or (({resets}) unless ({before}))"
+    names_in(expr)
+    annotation = _Annotation().name(plan["name"]).datasource(DATASOURCE).enable(True)
+    return annotation.icon_color(plan["color"]).expr(expr)
 
-    def __init__(self, uid: str, title: str, text: str) -> None:
-        self._numbers = 0
-        self._board = dashboards.Dashboard(title).uid(uid).description(text).tags([TAG]).editable()
-        self._board.time("now-3h", "now").refresh("30s").timezone("browser").tooltip(models.DashboardCursorSync.TOOLTIP)
-        source = dashboards.DatasourceVariable("datasource").label("Data source").type("prometheus")
-        self._board.with_variable(source)
-        others = dashboards.DashboardLink("Highwater").type(models.DashboardLinkType.DASHBOARDS).tags([TAG])
-        self._board.link(others.as_dropdown(True).include_vars(False).keep_time(True))
 
-    def variables(self, *variables: dashboards.QueryVariable) -> None:
-        """Add variables."""
-        for variable in variables:
-            self._board.with_variable(variable)
-
-    def annotations(self, *annotations: dashboards.AnnotationQuery) -> None:
-        """Add annotations."""
-        for annotation in annotations:
-            self._board.annotation(annotation)
-
-    def row(self, title: str, panels: Sequence[Builder]) -> None:
-        """Add a row that is open."""
-        self._board.with_row(dashboards.Row(title).id(self._number()))
-        for panel in panels:
-            self._board.with_panel(panel.id(self._number()))
-
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
-    def json(self) -> str:
-        """The dashboard as Grafana loads it."""
-        return json.dumps(self._board.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+def _panel(plan: Plan, names: Mapping[str, str]) -> Builder:
+    """A panel: the first key is its kind, what is no query is an option of that kind."""
+    options = dict(plan)
+    kind = next(iter(plan))
+    columns = options.pop("columns", [])
+    by_legend = options.pop("queries", {})
+    if "query" in options:
+        by_legend = {"": options.pop("query")}
+    queries = [
+        Query(filled_in(expr, names), legend)
+        for legend, exprs in by_legend.items()
+        for expr in ([exprs] if isinstance(exprs, str) else exprs)
+    ]
+    queries += [Query(filled_in(each.pop("expr"), names), column=each) for each in columns]
+    return KINDS[kind](options.pop(kind), options.pop("text"), queries, **options)

@@ -1,7 +1,7 @@
 """The metrics that exist: names, labels and HELP texts as the exporter writes them.
 
 They come from the golden exposition, which a unit test holds to `app/exporter.py`: a metric that is renamed there is
-unknown here, and nothing is generated.
+unknown here, and no dashboard is generated. Tests hold the queries of dashboards, alerts and recording rules to these.
 """
 
 from __future__ import annotations
@@ -31,11 +31,17 @@ PROMETHEUS_FAMILIES = {
     "ALERTS": "1 while an alert of the rules that are loaded is pending or firing.",
 }
 
+# Labels that the scrape, Prometheus or vLLM adds, and that of a histogram's buckets.
+OTHER_LABELS = {"job", "instance", "namespace", "pod", "alertname", "alertstate", "severity", "le"}
+
 _NAME = re.compile(r"\b(?:highwater_\w+|vllm:\w+)|\b(?:up|ALERTS)\b")
+_SELECTOR = re.compile(r"(\w+)\{([^}]*)\}")
+_GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+_SERIES = re.compile(r"^(\w+)(?:\{(.+)\})? ", re.MULTILINE)
 
 
 class UnknownMetricError(LookupError):
-    """A query names a metric that nobody exports."""
+    """A query names a metric that is not exported."""
 
 
 def _own() -> dict[str, tuple[str, str]]:
@@ -44,7 +50,16 @@ def _own() -> dict[str, tuple[str, str]]:
     return {name: (types[name], meaning) for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE)}
 
 
+def _labels() -> dict[str, set[str]]:
+    labels: dict[str, set[str]] = {}
+    for name, pairs in _SERIES.findall(GOLDEN.read_text(encoding="utf-8")):
+        labels.setdefault(name, set()).update(re.findall(r'(\w+)="', pairs))
+    return labels
+
+
 OWN = _own()
+LABELS = _labels()
+ALL_LABELS = OTHER_LABELS.union(*LABELS.values())
 
 
 def names_in(expression: str) -> list[str]:
@@ -64,6 +79,21 @@ def _family(name: str) -> str:
     if OWN.get(family, ("", ""))[0] == "histogram":
         return family
     raise UnknownMetricError(f"{name} is neither in {GOLDEN.name} nor one of the engine's families")
+
+
+def unknown_labels(expression: str) -> set[str]:
+    """Labels that a PromQL expression names and that nothing it reads can have.
+
+    A matcher's label must be one of its own family, that of a grouping one of any family, and so must a matcher's whose
+    family has no series in the golden exposition.
+    """
+    unknown: set[str] = set()
+    for family, matchers in _SELECTOR.findall(expression):
+        named = re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"', matchers)
+        unknown |= set(named) - OTHER_LABELS - LABELS.get(family, ALL_LABELS)
+    for group in _GROUPING.findall(expression):
+        unknown |= set(re.findall(r"\w+", group)) - ALL_LABELS
+    return unknown
 
 
 def help_of(family: str) -> str:

@@ -1,9 +1,12 @@
-"""Panels in one style: each with a unit, and with a description that ends in the HELP texts of what it reads."""
+"""Panels in one style: each with a unit, and with a description that ends in the HELP texts of what it reads.
+
+Their arguments are what the dashboards' YAML may say of a panel of that kind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from grafana_foundation_sdk.builders import common as common_builders
@@ -16,9 +19,6 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from helm.source.metrics import help_of, names_in
 
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-
-# Grafana's names of units: bytes are shown in KiB, MiB, GiB.
-BYTES, BYTES_PER_SECOND, RATIO, SECONDS, COUNT, PER_SECOND = "bytes", "binBps", "percentunit", "s", "short", "cps"
 
 # The same meaning has the same colour in every panel.
 GREEN, YELLOW, ORANGE, RED, GREY, BLUE = "green", "yellow", "orange", "red", "#8e8e8e", "blue"
@@ -52,7 +52,8 @@ STATE_COLORS = {
 }
 
 Builder: TypeAlias = stat.Panel | timeseries.Panel | table.Panel | statetimeline.Panel
-Steps: TypeAlias = Sequence[tuple[float, str]]
+Steps: TypeAlias = Mapping[float, str]
+"""Colours, each from its value on; the first is that of everything under the second."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,12 @@ class Query:
     Attributes:
         expr: PromQL.
         legend: What its series are called.
-        line: Drawn as a line of this colour over a stack, not as part of it.
-        hidden_name: What a table's column of its values is called.
+        column: Of a table: the `name`, `unit` and `steps` of the column of its values; without a name it is not shown.
     """
 
     expr: str
     legend: str = ""
-    line: str | None = None
-    column: str = ""
+    column: Mapping[str, Any] = field(default_factory=dict)
 
 
 def described(text: str, queries: Sequence[Query]) -> str:
@@ -100,11 +99,15 @@ def _dressed(panel: Any, title: str, text: str, queries: Sequence[Query], *, uni
 
 
 def _thresholds(steps: Steps) -> dashboards.ThresholdsConfig:
-    """The first colour is that of everything under the second step."""
     made = [
-        models.Threshold(value=None if number == 0 else at, color=color) for number, (at, color) in enumerate(steps)
+        models.Threshold(value=None if number == 0 else at, color=color)
+        for number, (at, color) in enumerate(steps.items())
     ]
     return dashboards.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(made)
+
+
+def _with_empty(panel: Any, empty: str | None) -> Any:
+    return panel if empty is None else panel.no_value(empty)
 
 
 def _color(color: str) -> list[models.DynamicConfigValue]:
@@ -114,17 +117,17 @@ def _color(color: str) -> list[models.DynamicConfigValue]:
 def stat_panel(
     title: str,
     text: str,
-    query: Query,
+    queries: Sequence[Query],
     *,
-    unit: str,
-    steps: Steps = ((0, GREEN),),
+    unit: str = "none",
+    steps: Steps = {0: GREEN},  # noqa: B006 - nobody changes it
     names: bool = False,
     empty: str | None = None,
     width: int = 3,
 ) -> stat.Panel:
     """One number, coloured by thresholds; or, with `names`, the names of the series that there are."""
-    panel = _dressed(stat.Panel(), title, text, [query], unit=unit, width=width, height=4)
-    panel.with_target(_targets([query], instant=True)[0])
+    panel = _dressed(stat.Panel(), title, text, queries, unit=unit, width=width, height=4)
+    panel.targets(_targets(queries, instant=True))
     panel.graph_mode(common.BigValueGraphMode.NONE).color_mode(common.BigValueColorMode.BACKGROUND)
     panel.reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
     panel.thresholds(_thresholds(steps)).color_scheme(dashboards.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
@@ -132,9 +135,7 @@ def stat_panel(
         panel.text_mode(common.BigValueTextMode.NAME)
         for name, color in STATE_COLORS.items():
             panel.override_by_name(name, _color(color))
-    if empty is not None:
-        panel.no_value(empty)
-    return panel
+    return _with_empty(panel, empty)
 
 
 def series_panel(
@@ -142,16 +143,19 @@ def series_panel(
     text: str,
     queries: Sequence[Query],
     *,
-    unit: str,
+    unit: str = "none",
     stacked: bool = False,
     bars: bool = False,
+    lines: Mapping[str, str] = {},
     steps: Steps | None = None,
     width: int = 12,
     height: int = 8,
     at_least: float | None = 0,
     at_most: float | None = None,
+    empty: str | None = None,
+    repeat: str | None = None,
 ) -> timeseries.Panel:
-    """Series over time; those with a colour of their own are lines over the stack.
+    """Series over time.
 
     Args:
         title: Its title.
@@ -160,11 +164,14 @@ def series_panel(
         unit: Grafana's name of the unit.
         stacked: One upon the other.
         bars: For what happens now and then.
+        lines: Legends that are drawn as a line of this colour over a stack, not as part of it.
         steps: Dashed lines at these values.
         width: Of 24.
         height: In rows.
         at_least: Where the axis begins.
         at_most: Where the axis ends.
+        empty: Shown where there is nothing.
+        repeat: A variable of which every value has a panel of its own.
     """
     panel = _dressed(timeseries.Panel(), title, text, queries, unit=unit, width=width, height=height)
     panel.targets(_targets(queries, instant=False))
@@ -196,9 +203,11 @@ def series_panel(
     for name, color in (COMPONENT_COLORS if stacked else {}).items():
         panel.override_by_name(name, _color(color))
     for number, query in enumerate(queries):
-        if query.line is not None:
-            panel.override_by_query(chr(ord("A") + number), _as_line(query.line))
-    return panel
+        if query.legend in lines:
+            panel.override_by_query(chr(ord("A") + number), _as_line(lines[query.legend]))
+    if repeat is not None:
+        panel.repeat(repeat).repeat_direction("h").max_per_row(4)
+    return _with_empty(panel, empty)
 
 
 def _as_line(color: str) -> list[models.DynamicConfigValue]:
@@ -212,20 +221,18 @@ def _as_line(color: str) -> list[models.DynamicConfigValue]:
 
 
 def states_panel(
-    title: str, text: str, query: Query, *, width: int = 12, height: int = 5, empty: str | None = None
+    title: str, text: str, queries: Sequence[Query], *, width: int = 12, height: int = 5, empty: str | None = None
 ) -> statetimeline.Panel:
     """Which of several states holds, over time: a row for each series, coloured where it is 1."""
-    panel = _dressed(statetimeline.Panel(), title, text, [query], unit="none", width=width, height=height)
-    panel.targets(_targets([query], instant=False))
+    panel = _dressed(statetimeline.Panel(), title, text, queries, unit="none", width=width, height=height)
+    panel.targets(_targets(queries, instant=False))
     panel.show_value(common.VisibilityMode.NEVER).merge_values(True).fill_opacity(80).line_width(0)
     shown = {
         "0": models.ValueMappingResult(text="no", color="transparent", index=0),
         "1": models.ValueMappingResult(text="yes", color=GREEN, index=1),
     }
     panel.mappings([models.ValueMap(options=shown)])
-    if empty is not None:
-        panel.no_value(empty)
-    return panel
+    return _with_empty(panel, empty)
 
 
 def table_panel(
@@ -233,10 +240,8 @@ def table_panel(
     text: str,
     queries: Sequence[Query],
     *,
-    units: dict[str, str],
-    steps: dict[str, Steps],
-    links: dict[str, str],
-    order: Sequence[str],
+    labels: Sequence[str],
+    links: Mapping[str, str],
     sort_by: str,
     height: int = 12,
 ) -> table.Panel:
@@ -245,37 +250,33 @@ def table_panel(
     Args:
         title: Its title.
         text: What it shows.
-        queries: Each with the name of its column, all by the same labels.
-        units: By column.
-        steps: Thresholds that colour a column's cells.
+        queries: Each with its column, all by the same labels.
+        labels: Columns that stand before those of the queries.
         links: Where a cell of a column leads.
-        order: Of the columns; those that are not named are not shown.
         sort_by: The column whose largest value is on top.
         height: In rows.
     """
     panel = _dressed(table.Panel(), title, text, queries, unit="none", width=24, height=height)
     panel.targets(_targets(queries, instant=True, as_table=True))
-    values = {f"Value #{chr(ord('A') + number)}": query.column for number, query in enumerate(queries) if query.column}
-    unnamed = {f"Value #{chr(ord('A') + number)}": True for number, query in enumerate(queries) if not query.column}
+    values = {f"Value #{chr(ord('A') + number)}": query.column.get("name") for number, query in enumerate(queries)}
+    named = {source: name for source, name in values.items() if name}
     panel.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
     panel.with_transformation(
         models.DataTransformerConfig(
             id_val="organize",
             options={
-                "excludeByName": {"Time": True, **unnamed},
-                "indexByName": {_source(name, values): number for number, name in enumerate(order)},
-                "renameByName": values,
+                "excludeByName": {"Time": True, **{source: True for source in values if source not in named}},
+                "indexByName": {name: number for number, name in enumerate((*labels, *named))},
+                "renameByName": named,
             },
         )
     )
-    for column in sorted({*units, *steps, *links}):
-        panel.override_by_name(column, _column(units.get(column), steps.get(column), links.get(column)))
+    columns = {query.column["name"]: query.column for query in queries if "name" in query.column}
+    for name in sorted({*(name for name, column in columns.items() if len(column) > 1), *links}):
+        column = columns.get(name, {})
+        panel.override_by_name(name, _column(column.get("unit"), column.get("steps"), links.get(name)))
     panel.sort_by([common_builders.TableSortByFieldState().display_name(sort_by).desc(True)])
     return panel
-
-
-def _source(name: str, values: dict[str, str]) -> str:
-    return next((source for source, shown in values.items() if shown == name), name)
 
 
 def _column(unit: str | None, steps: Steps | None, link: str | None) -> list[models.DynamicConfigValue]:
@@ -291,3 +292,11 @@ def _column(unit: str | None, steps: Steps | None, link: str | None) -> list[mod
         shown = [{"title": "Open this server", "url": link}]
         properties.append(models.DynamicConfigValue(id_val="links", value=shown))
     return properties
+
+
+KINDS: Mapping[str, Callable[..., Builder]] = {
+    "stat": stat_panel,
+    "series": series_panel,
+    "states": states_panel,
+    "table": table_panel,
+}

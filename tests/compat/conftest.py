@@ -12,6 +12,7 @@ import pytest
 
 from app.demo.environment import ensure_environment
 from tests.engine.conftest import engine_factory, record
+from tests.engines import ALL_RECIPES
 
 if TYPE_CHECKING:
     from app.demo.environment import EngineEnvironment
@@ -49,4 +50,4 @@ def engine_environment(version: str) -> EngineEnvironment:
 
     A test that needs an engine once ends it: `with engine_factory() as engine`. Two are too many for two cores.
     """
-    return ensure_environment(version, announce=print)
+    return ensure_environment(version, recipes=ALL_RECIPES, announce=print)

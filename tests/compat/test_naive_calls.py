@@ -16,7 +16,8 @@ import httpx
 import psutil
 
 from app.demo.engine import SHIM_FOLDER, link_extension
-from app.demo.traffic import image_url, send_images, send_texts
+from app.demo.traffic import image_url, send_images
+from tests.engines import send_texts
 
 from .clients import POOL, Clients
 from .conftest import HANGING_VERSIONS, HERE

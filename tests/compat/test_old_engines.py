@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from app.demo.model import image_cache_bytes
-from app.demo.traffic import IMAGE_SIDE, send_images, send_texts
+from app.demo.traffic import IMAGE_SIDE, send_images
+from tests.engines import image_cache_bytes, send_texts, worker_pids
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ async def test_texts_and_images_are_answered_and_the_extension_sees_them(
         assert [one["vllm_version"] for one in ask_all(engine, "hello")] == [version]
         (cache,) = ask_all(engine, "encoder_cache")
         (hello,) = ask_all(engine, "hello")
-        assert [hello["pid"]] == engine.worker_pids()
+        assert [hello["pid"]] == worker_pids(engine)
     expected = image_cache_bytes(IMAGE_SIDE, IMAGE_SIDE) * BYTES_PER_FLOAT32 // BYTES_PER_BFLOAT16
     assert [entry["bytes"] for entry in cache["entries"]] == [expected] * 3
 

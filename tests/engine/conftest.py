@@ -17,6 +17,7 @@ from app.demo.environment import EngineEnvironment, ensure_environment
 from app.demo.process import KeptProcess, free_port
 from app.demo.sidecar import DemoSidecar
 from tests.compat.results import Result, keep
+from tests.engines import dialect_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +54,8 @@ def engine_factory(
 
     def start(**options: object) -> Engine:
         folder = tmp_path_factory.mktemp("engine")
-        engine = Engine(engine_environment, EngineOptions(**options), folder=folder)
+        dialect = dialect_of(engine_environment.version)
+        engine = Engine(engine_environment, EngineOptions(**options), folder=folder, dialect=dialect)
         engines.append(engine)
         return engine.start()
 

@@ -10,8 +10,9 @@ import pytest
 
 from app.demo.engine import START_SECONDS, Engine, EngineOptions
 from app.demo.errors import DemoError
-from app.demo.model import CACHE_TOKENS, image_cache_bytes, image_tokens
-from app.demo.traffic import IMAGE_SIDE, send_images, send_texts
+from app.demo.model import CACHE_TOKENS
+from app.demo.traffic import IMAGE_SIDE, send_images
+from tests.engines import image_cache_bytes, image_tokens, send_texts, worker_pids
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +23,7 @@ MIB = 1024**2
 
 
 def worker_rss_bytes(engine: Engine) -> int:
-    (pid,) = engine.worker_pids()
+    (pid,) = worker_pids(engine)
     return psutil.Process(pid).memory_info().rss
 
 

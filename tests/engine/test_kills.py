@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from app.demo.engine import SHIM_FOLDER, link_extension
-from app.demo.traffic import send_images, send_texts
+from app.demo.traffic import send_images
+from tests.engines import send_texts, worker_pids
 
 from .conftest import HERE, sidecar_beside, wait_for
 
@@ -153,7 +154,7 @@ async def kill_in(victim: Victim, sidecar: DemoSidecar, call: Call) -> dict[str,
 async def until_one_stops(engine: Engine, asking: asyncio.Task[httpx.Response]) -> None:
     """Wait until a worker has stopped itself."""
     deadline = time.monotonic() + PATIENCE
-    while psutil.STATUS_STOPPED not in {psutil.Process(pid).status() for pid in engine.worker_pids()}:
+    while psutil.STATUS_STOPPED not in {psutil.Process(pid).status() for pid in worker_pids(engine)}:
         assert not asking.done(), asking.result().text
         assert time.monotonic() < deadline, "no worker has stopped in the operation"
         await asyncio.sleep(0.02)
@@ -171,7 +172,7 @@ async def prove_a_fresh_life(engine: Engine, sidecar: DemoSidecar) -> dict[str, 
     began = time.monotonic()
     await asyncio.to_thread(engine.start)
     started = time.monotonic() - began
-    workers = set(engine.worker_pids())
+    workers = set(worker_pids(engine))
     assert not workers & former
 
     def is_fresh(now: dict[str, Any]) -> bool:

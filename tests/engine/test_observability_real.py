@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from app.demo.sidecar import DemoSidecar
-from app.demo.traffic import send_images, send_texts
-from helm.source.alerts import ALERTS
+from app.demo.traffic import send_images
 from helm.source.metrics import ENGINE_FAMILIES, names_in
+from tests.engines import send_texts
+from tests.observability.rule_files import ALERTS
 
 from .conftest import sidecar_beside
 
@@ -94,7 +95,7 @@ def panels_queries() -> list[tuple[str, str]]:
 def alerts_selectors() -> list[tuple[str, str]]:
     """What each alert looks at, without what makes it fire."""
     selector = r"(?:highwater_\w+|\bup\b)(?:\{[^}]*\})?"
-    return [(alert.name, found) for alert in ALERTS for found in re.findall(selector, alert.expression())]
+    return [(alert["alert"], found) for alert in ALERTS for found in re.findall(selector, alert["expr"])]
 
 
 def filled_in(expression: str, instance: str) -> str:
@@ -129,7 +130,7 @@ def test_every_query_brings_data_or_is_listed_with_the_reason(
     assert not late, "\n".join(f"{where}: {expression}" for where, expression in sorted(late))
     assert [part for part in EMPTY_HERE if not any(part in expression for _, expression in queries)] == []
     # The alerts as they are: Prometheus takes each, and none of those that name an emergency fires here.
-    firing = {alert.name for alert in ALERTS if brings(alert.expression())}
+    firing = {alert["alert"] for alert in ALERTS if brings(alert["expr"])}
     assert firing <= {"HighwaterShortageNotRelieved", "HighwaterMemoryFullWithinHour"}
     # What docs/grafana.md says that a scrape costs.
     counted = {name: int(ask(f"count({{{chosen}}})")[0]["value"][1]) for name, chosen in COUNTED.items()}

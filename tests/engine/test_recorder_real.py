@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from app.demo.engine import SHIM_FOLDER, link_extension
-from app.demo.traffic import send_images, send_texts
+from app.demo.traffic import send_images
+from tests.engines import send_texts
 from tests.unit.worker_ext.ring_bytes import heartbeat, records, table
 
 from .conftest import sidecar_beside, wait_for

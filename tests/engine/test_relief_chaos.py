@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from app.demo.sidecar import DemoSidecar
-from app.demo.traffic import send_texts
+from tests.engines import send_texts
 
 from .conftest import sidecar_beside, wait_for
 

@@ -20,6 +20,7 @@ import pytest
 
 from app.demo.engine import SHIM_FOLDER, Engine, EngineOptions
 from app.demo.model import build_model
+from tests.engines import dialect_of
 
 from .conftest import HERE, STORM_SECONDS, ask_all, sidecar_beside
 from .storm import ask_again, storming
@@ -54,7 +55,8 @@ def telling_engine(engine_environment: EngineEnvironment, tmp_path_factory: pyte
     env = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, env=env, check=True, capture_output=True)
     options = EngineOptions(extra_args=("--dtype", "float32", "--load-format", "auto"))
-    with Engine(engine_environment, options, folder=folder) as engine:
+    dialect = dialect_of(engine_environment.version)
+    with Engine(engine_environment, options, folder=folder, dialect=dialect) as engine:
         yield engine
 
 

@@ -28,6 +28,7 @@ from app.demo.sidecar import DemoSidecar
 from app.demo.story import Story, story_table, tell
 from app.demo.traffic import image_url, send_images
 from app.table import MIB
+from tests.engines import worker_pids
 
 from .conftest import wait_for
 
@@ -65,7 +66,7 @@ def test_components_sum_to_what_the_kernel_says_of_the_worker(engine: Engine, si
     report = wait_for(sidecar, lambda report: not report["stale"] and report["ranks"])
     (rank,) = report["ranks"]
     assert sum(rank["components"][name] or 0 for name in COMPONENTS) == rank["used_bytes"]
-    assert rank["pid"] in engine.worker_pids()
+    assert rank["pid"] in worker_pids(engine)
     assert rank["used_bytes"] == pytest.approx(rss_bytes(rank["pid"]), rel=0.1)
     assert rank["components"]["weights_bytes"] > 10 * MIB
     assert rank["components"]["kv_cache_bytes"] == 256 * MIB
@@ -206,7 +207,7 @@ def test_live_events_arrive(sidecar: DemoSidecar) -> None:
 
 def test_an_idle_engines_workers_are_left_alone(engine: Engine, sidecar: DemoSidecar) -> None:
     """vLLM's workers spin for a second after each call: on an idle engine they are asked once in five seconds."""
-    (pid,) = engine.worker_pids()
+    (pid,) = worker_pids(engine)
     wait_for(sidecar, lambda report: report["engine"]["requests_running"] == 0)
     ages = set()
     began, used = time.monotonic(), cpu_seconds(pid)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.demo.sidecar import DemoSidecar
-from app.demo.traffic import send_texts
+from tests.engines import send_texts, worker_pids
 
 from .conftest import STORM_SECONDS, ask_all, sidecar_beside, wait_for
 from .storm import storming
@@ -33,7 +33,7 @@ def test_both_ranks_are_seen(two_ranks: tuple[Engine, DemoSidecar]) -> None:
     engine, sidecar = two_ranks
     report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
     assert report["ranks_expected"] == 2
-    assert {rank["pid"] for rank in report["ranks"]} == set(engine.worker_pids())
+    assert {rank["pid"] for rank in report["ranks"]} == set(worker_pids(engine))
     assert [rank["tp_rank"] for rank in report["ranks"]] == [0, 1]
     assert report["encoder_cache"]["entries"] == 0
     assert sidecar.call("GET", "/memory/encoder-cache")["ranks"][1]["present"] is True

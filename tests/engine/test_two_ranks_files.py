@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from app.demo.traffic import send_images, send_texts
+from app.demo.traffic import send_images
+from tests.engines import send_texts, worker_pids
 from tests.unit.worker_ext.ring_bytes import heartbeat, parse, table
 
 from .conftest import ask_all
@@ -60,7 +61,7 @@ async def test_both_ranks_files_say_what_their_processes_are(two_workers: Engine
     heads = [identity for identity, _ in files]
     assert {head["instance"] for head in heads} == {INSTANCE}
     assert [(head["rank"], head["local_rank"], head["tp_rank"]) for head in heads] == [(0, 0, 0), (1, 1, 1)]
-    assert {head["pid"] for head in heads} == set(two_workers.worker_pids())
+    assert {head["pid"] for head in heads} == set(worker_pids(two_workers))
     assert {head["device"]["type"] for head in heads} == {"cpu"}
     assert len({head["boot_id"] for head in heads}) == 1
 

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from app.table import rank_title
+from tests.engines import worker_pids
 
 from .conftest import MOST_TOKENS, ask_all, sidecar_beside, wait_for
 from .test_sidecar import cpu_seconds, rss_bytes
@@ -146,7 +147,7 @@ def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: 
         assert (report["ranks_expected"], report["ranks_missing"], report["engine"]["hint"]) == (2, [], None)
         ranks = report["ranks"]
         assert [(rank["dp_rank"], rank["tp_rank"], rank["pp_rank"]) for rank in ranks] == [(0, 0, 0), (1, 0, 0)]
-        assert sorted(rank["pid"] for rank in ranks) == sorted(engine.worker_pids())
+        assert sorted(rank["pid"] for rank in ranks) == sorted(worker_pids(engine))
         for rank in ranks:
             assert f"(EngineCore_DP{rank['dp_rank']} pid={core_of(rank['pid'])})" in engine.log_path.read_text()
         assert ranks[0]["source"] in {"rpc", "recorder"}
@@ -179,7 +180,7 @@ def test_every_rank_of_a_product_is_heard_of(
         assert (report["ranks_expected"], report["ranks_missing"]) == (len(places), [])
         ranks = report["ranks"]
         assert [(rank["dp_rank"], rank["pp_rank"], rank["tp_rank"]) for rank in ranks] == places
-        assert sorted(rank["pid"] for rank in ranks) == sorted(engine.worker_pids())
+        assert sorted(rank["pid"] for rank in ranks) == sorted(worker_pids(engine))
         for rank in ranks:
             assert rank["used_bytes"] == pytest.approx(rss_bytes(rank["pid"]), rel=0.1)
         with stopped(ranks[-1]["pid"]):
@@ -192,7 +193,7 @@ def test_an_idle_engine_does_not_hang_and_is_left_alone(engine: Engine, tmp_path
     """Files are read instead of workers asked: vLLM's spin for a second after each call."""
     with flying(engine, tmp_path) as sidecar:
         began, calls = time.monotonic(), worker_calls(engine)
-        used = {pid: cpu_seconds(pid) for pid in engine.worker_pids()}
+        used = {pid: cpu_seconds(pid) for pid in worker_pids(engine)}
         seen = []
         while time.monotonic() - began < IDLE_SECONDS:
             seen.append(sidecar.call("GET", "/memory"))
@@ -289,7 +290,7 @@ async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: Engine, tmp_pat
     """Both workers live and wait for what EngineCore does not send them."""
     with flying(engine, tmp_path) as sidecar:
         async with a_request_under_way(engine, sidecar):
-            with stopped(core_of(engine.worker_pids()[0])):
+            with stopped(core_of(worker_pids(engine)[0])):
                 report = await asyncio.to_thread(wait_for, sidecar, is_unresponsive, PATIENCE_SECONDS)
                 assert (report["ranks_reported"], report["movement"]["verdict"]) == (2, "stuck")
                 assert "hands out no work" in report["engine"]["hint"]

@@ -30,7 +30,7 @@ from app.demo.environment import cache_dir
 from app.demo.errors import DemoError
 from app.demo.process import KeptProcess, environ_with, free_port
 from app.demo.sidecar import DemoSidecar
-from bench.compiled import compiled_app, environ_for
+from tests.build_support import compiled_app, environ_for
 from tests.http.conftest import Answer, Wire
 
 EVERYONE = ("sidecar", "direct", "nginx", "vllm-router")

@@ -7,12 +7,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from app.routes.dashboard import FOLDER, read_assets
+from app.routes.dashboard import FOLDER, TYPES
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import TOKEN, both_on_ports, sidecar_before
 
-ASSETS = sorted(read_assets())
-TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+ASSETS = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.suffix in TYPES)
 
 
 class References(HTMLParser):
@@ -62,7 +61,7 @@ async def test_every_file_is_served_as_what_it_is():
         answers = {name: await sidecar.client.get(f"/dashboard/{name}", follow_redirects=True) for name in ASSETS}
     for name, answer in answers.items():
         assert answer.status_code == 200
-        assert answer.headers["content-type"].split(";")[0] == TYPES[name.rsplit(".", 1)[1]]
+        assert answer.headers["content-type"].split(";")[0] == TYPES[f".{name.rpartition('.')[2]}"]
         assert answer.content == (FOLDER / name).read_bytes()
         assert {"content-security-policy", "x-content-type-options", "etag"} <= set(answer.headers)
 

@@ -9,16 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from helm.source.alerts import ALERTS
-from helm.source.metrics import UnknownMetricError
-from helm.source.recording import GROUP, RECORDINGS, Recording
-from helm.source.rules import recording_file, recording_groups
 from tests.helm.chart import the
 
 from .conftest import tool
+from .rule_files import ALERTS, RECORDINGS, RECORDINGS_FILE, ROOT, group_of
 
-ROOT = Path(__file__).resolve().parents[2]
-FILE = ROOT / "helm" / "alerts" / "highwater-recording.rules.yaml"
 VALUES = Path(__file__).parent / "recordings" / "two-models.yaml"
 # What a recording may leave: a rank's own labels in none.
 LEFT = {"namespace", "model", "component", "level", "state", "remedy", "outcome", "code", "le"}
@@ -31,7 +26,7 @@ def promtool(*arguments: str | Path) -> None:
 
 def test_prometheus_takes_the_recordings():
     """`promtool check rules`, lint and all."""
-    promtool("check", "rules", "--lint=all", "--lint-fatal", FILE)
+    promtool("check", "rules", "--lint=all", "--lint-fatal", RECORDINGS_FILE)
 
 
 def test_a_models_figures_are_those_of_its_servers():
@@ -41,43 +36,35 @@ def test_a_models_figures_are_those_of_its_servers():
 
 def test_they_are_one_group_whose_rules_come_after_what_they_read():
     """Prometheus evaluates a group in its order: then a model's figure is of the same moment as its servers'."""
-    (group,) = yaml.safe_load(recording_file())["groups"]
-    assert group == recording_groups()["groups"][0]
     made: list[str] = []
-    for rule in group["rules"]:
+    for rule in RECORDINGS:
         read = re.findall(r"\b(?:instance|namespace)\w*:highwater_\w+:\w+", rule["expr"])
         assert set(read) <= set(made), rule["record"]
         made.append(rule["record"])
     assert len(set(made)) == len(made)
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=[recording.record for recording in RECORDINGS])
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording["record"])
 def test_a_recordings_name_says_what_is_left_and_of_what(recording):
     """Level, family, operation, as Prometheus' own advice has it; the labels are those of its aggregation."""
-    level, family, operation = recording.record.split(":")
-    assert family in recording.expr
+    level, family, operation = recording["record"].split(":")
+    assert family in recording["expr"]
     assert re.fullmatch(r"(max|min|sum|avg|count|missing|room_ratio|seconds_left15m|(rate|increase)5m)", operation)
     if not level.startswith("instance"):
-        (labels,) = re.findall(r"by \(([^)]*)\)", recording.expr)
+        (labels,) = re.findall(r"by \(([^)]*)\)", recording["expr"])
         assert labels.replace(", ", "_") == level
         assert set(labels.split(", ")) <= LEFT
 
 
-def test_a_recording_of_what_nobody_exports_stops_the_generation():
-    """As with alerts and panels."""
-    with pytest.raises(UnknownMetricError, match="highwater_device_memory_usd_bytes"):
-        Recording("x", "sum(highwater_device_memory_usd_bytes)", "")
-
-
 def test_the_alerts_do_not_need_them():
     """Who loads only the alerts has all of them."""
-    assert not [alert.name for alert in ALERTS if re.search(r"\w:highwater_", alert.expr)]
+    assert not [alert["alert"] for alert in ALERTS if re.search(r"\w:highwater_", alert["expr"])]
 
 
 def test_the_chart_brings_alerts_and_recordings(tmp_path):
     """Two groups of one PrometheusRule, whose spec Prometheus takes."""
     rule = the("PrometheusRule", {"prometheusRule": {"enabled": True}})
-    assert {group["name"] for group in rule["spec"]["groups"]} == {"highwater", GROUP}
+    assert {group["name"] for group in rule["spec"]["groups"]} == {"highwater", group_of(RECORDINGS_FILE)["name"]}
     spec = tmp_path / "rules.yaml"
     spec.write_text(yaml.safe_dump(rule["spec"]))
     promtool("check", "rules", "--lint=all", "--lint-fatal", spec)
@@ -88,4 +75,4 @@ def test_the_fleets_dashboard_reads_only_recordings_that_there_are():
     text = (ROOT / "helm" / "dashboards" / "highwater-fleet.json").read_text()
     read = set(re.findall(r"\b(?:instance|namespace)\w*:highwater_\w+:\w+", text))
     assert read
-    assert read <= {recording.record for recording in RECORDINGS}
+    assert read <= {recording["record"] for recording in RECORDINGS}

@@ -1,7 +1,9 @@
 """docs/performance.md: each run writes its own section."""
 
+import pytest
+
 from bench.dataplane.report import Report
-from bench.page import performance_page
+from bench.page import with_section
 
 
 def write(page: str, section: str, cell: str, *, notes: tuple[str, ...] = ()) -> str:
@@ -12,22 +14,26 @@ def write(page: str, section: str, cell: str, *, notes: tuple[str, ...] = ()) ->
         facts=["Fact."],
         methods=["Method."],
     )
-    return performance_page(
-        page, section, report, command="make bench", machine="2 cores", day="2026-01-02", notes=notes
-    )
+    return with_section(page, section, report, command="make bench", machine="2 cores", day="2026-01-02", notes=notes)
 
 
-def test_a_run_writes_its_own_section_and_keeps_the_other():
-    """In the order of the page, whichever was measured first."""
-    page = write("", "engine-proxy", "1.11")
-    page = write(page, "data-plane", "2.22")
-    page = write(page, "data-plane", "3.33")
-    assert page.count("# Performance") == 1
-    assert page.index("Title of data-plane") < page.index("3.33") < page.index("Title of engine-proxy")
+PAGE = "# A\n\n<!-- one -->\n<!-- end of one -->\n\nBy hand.\n\n<!-- two -->\n<!-- end of two -->\n"
+
+
+def test_a_run_writes_its_own_section_and_keeps_the_rest():
+    """Whichever was measured first."""
+    page = write(write(write(PAGE, "two", "1.11"), "one", "2.22"), "one", "3.33")
+    assert page.index("Title of one") < page.index("3.33") < page.index("By hand.") < page.index("Title of two")
     assert ("1.11" in page, "2.22" in page) == (True, False)
 
 
 def test_writing_the_same_again_changes_nothing():
     """So a diff of the page is a diff of the figures."""
-    page = write(write("", "data-plane", "2.22"), "engine-proxy", "1.11", notes=("Busy.",))
-    assert write(page, "engine-proxy", "1.11", notes=("Busy.",)) == page
+    page = write(PAGE, "one", "1.11", notes=("Busy.",))
+    assert write(page, "one", "1.11", notes=("Busy.",)) == page
+
+
+def test_a_page_without_the_place_is_refused():
+    """A figure that goes nowhere would be lost."""
+    with pytest.raises(ValueError, match="the place of three is there 0 times"):
+        write(PAGE, "three", "1.11")

@@ -13,6 +13,7 @@ from app.demo.engine import Engine, EngineOptions, bind_threads, link_extension
 from app.demo.environment import EngineEnvironment
 from app.demo.errors import DemoError
 from app.demo.process import answers, free_port
+from tests.engines import dialect_of, log_tail
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_an_engine_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
     with pytest.raises(DemoError, match=r"not ready within 0\.3 s"):
         engine.start(timeout_seconds=0.3)
     assert not engine.is_running()
-    assert not Path("/proc", engine.log_tail(1)).exists()
+    assert not Path("/proc", log_tail(engine, 1)).exists()
 
 
 SAY_ALL = 'echo "$@"; echo "KV=$VLLM_CPU_KVCACHE_SPACE DYNAMO=$TORCHDYNAMO_DISABLE"; exit 3'
@@ -85,10 +86,10 @@ def test_each_version_is_spoken_to_as_it_expects(
         monkeypatch.delenv(name, raising=False)
     environment = EngineEnvironment(version, fake_environment(tmp_path, SAY_ALL).root)
     options = EngineOptions(tensor_parallel=2, extra_args=("--dtype", "float32"))
-    engine = Engine(environment, options, folder=tmp_path / "run")
+    engine = Engine(environment, options, folder=tmp_path / "run", dialect=dialect_of(version))
     with pytest.raises(DemoError):
         engine.start()
-    command, environ = engine.log_tail(2).splitlines()
+    command, environ = log_tail(engine, 2).splitlines()
     assert environ == says
     assert ("--shutdown-timeout" in command) == (version != "0.12.0")
     assert command.index("--dtype bfloat16") < command.index("--dtype float32")

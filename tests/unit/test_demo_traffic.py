@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from PIL import Image
 
-from app.demo.traffic import image_url, png, send_images, send_texts
+from app.demo.traffic import image_url, png, send_images
+from tests.engines import send_texts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

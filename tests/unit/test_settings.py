@@ -1,4 +1,4 @@
-"""Settings: where they come from, in which order, and how wrong ones are told."""
+"""Settings: where they come from, in which order, and how wrong ones are reported."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def problems_or_value(flags, environ):
 
 
 def test_the_defaults_are_fixed():
-    """Those that ARCHITECTURE.md names are a promise."""
+    """Commands, probes and manifests that name none of them count on these."""
     settings = load(environ={})
     assert (settings.engine_url, settings.host, settings.port) == ("http://127.0.0.1:8000", "127.0.0.1", 8001)
     assert (settings.admin_token, settings.poll_seconds, settings.policy.mode) == (None, 1.0, "act")
@@ -126,7 +126,7 @@ def test_lists_are_given_as_json(where):
 # --- what is wrong ---
 
 
-def test_all_problems_are_told_at_once(write):
+def test_all_problems_are_reported_at_once(write):
     """With key and value, from every place where settings come from."""
     name = write("a.toml", "poll_second = 1\nlog_level = 'loud'\n")
     environ = {"HIGHWATER_PROT": "1", "HIGHWATER_PROXY__EXTRA_PATHS": "[", "HIGHWATER_HISTORY_SECONDS": "1"}
@@ -326,7 +326,7 @@ def test_a_token_is_masked_wherever_settings_are_shown(caplog):
     ("change", "word"),
     [
         ({"signal": "gpu"}, "is not a signal; allowed: device_free_bytes, device_used_ratio"),
-        ({"signal": "kv_cache_usage_ratio"}, "is no signal any more: cached blocks that no request uses do not count"),
+        ({"signal": "kv_cache_usage_ratio"}, "is no longer a signal: cached blocks that no request uses do not count"),
         ({"signal": "host_used_ratio"}, "remedies must be named for host_used_ratio"),
         ({"high_water": None}, "must be given both, or neither"),
         ({"high_water": None, "low_water": None}, "are required for device_used_ratio"),
@@ -358,7 +358,7 @@ def test_a_rule_without_remedies_owns_all_that_can_help():
 
 def test_rule_names_are_unique():
     """A name is a label in metrics."""
-    with pytest.raises(ValidationError, match="twice or more: fill"):
+    with pytest.raises(ValidationError, match="more than once: fill"):
         PolicyChange(rules=[GOOD_RULE, GOOD_RULE])
 
 

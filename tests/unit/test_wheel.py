@@ -14,7 +14,7 @@ import pytest
 from app.demo.errors import DemoError
 from app.demo.sidecar import DemoSidecar
 from bench import compiled
-from bench.compiled import compiled_app, environ_for
+from tests.build_support import compiled_app, environ_for
 from tests.fakes.upstream import Upstream
 
 ROOT = Path(__file__).resolve().parents[2]

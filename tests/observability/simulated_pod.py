@@ -1,23 +1,11 @@
-"""Many sidecars' `/metrics` on one port: each a real exporter with a report that changes, and no engine anywhere.
-
-`GET /7/metrics?engine=1` is the eighth one's. Run as `python -m bench.simulated_fleet PORT SERVERS RANKS`.
-"""
+"""A sidecar's `/metrics` without an engine: a real exporter with a report that changes."""
 
 from __future__ import annotations
 
 import random
-import sys
 import time
-from pathlib import Path
-
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from app.attribution import account, encoder_totals
-from app.demo.process import KeptProcess, environ_with, free_port
 from app.exporter import Exporter
 from app.readings import (
     Components,
@@ -38,70 +26,32 @@ from app.readings import (
 
 GIB = 1024**3
 MIB = 1024**2
-MODELS = ("vl-8b", "vl-32b", "vl-72b")
-NAMESPACES = 4
-START_SECONDS = 60.0
-# As many as a real vLLM 0.32 showed through `?engine=1` (docs/grafana.md): its own, and those of its process.
-ENGINE_SERIES, PROCESS_SERIES = 374, 146
-_BUCKETS = 30
 _CODES = (200, 400)
 _REMEDIES = ("release", "trim_encoder_cache", "reset_encoder_cache", "reset_mm_cache")
 _FREED = Components(encoder_cache_bytes=512 * MIB, torch_cached_bytes=MIB)
 
 
-class SimulatedFleet(KeptProcess):
-    """The server below as a process of its own, listening once it is started."""
-
-    def __init__(self, folder: Path, *, servers: int, ranks: int) -> None:
-        super().__init__("the simulated fleet", folder / "simulated_fleet.log")
-        self._arguments = [str(servers), str(ranks)]
-        self.port = free_port()
-
-    def __enter__(self) -> SimulatedFleet:
-        command = [sys.executable, "-m", "bench.simulated_fleet", str(self.port), *self._arguments]
-        self.start(command, env=environ_with({}), cwd=Path(__file__).resolve().parent.parent)
-        self.wait_until_answers(self.port, "/0/metrics", START_SECONDS)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-
-def model_of(number: int) -> str:
-    """What a server serves."""
-    return MODELS[number % len(MODELS)]
-
-
-def labels_of(number: int) -> dict[str, str]:
-    """What the scrape of a cluster adds to a server's series."""
-    namespace = f"team-{number // len(MODELS) % NAMESPACES}"
-    return {"instance": f"10.0.{number // 250}.{number % 250}:8001", "namespace": namespace, "pod": f"vl-{number}-0"}
-
-
-class Sidecar:
-    """One of them: traffic, remedies now and then, memory that moves, between any two scrapes.
+class SimulatedPod:
+    """Traffic, remedies now and then, and memory that changes between any two scrapes.
 
     Args:
-        number: Which one; the same number does the same.
         ranks: Workers of its engine.
     """
 
-    def __init__(self, number: int, ranks: int) -> None:
-        self._chance = random.Random(number)  # noqa: S311 - no secret
-        self._host, self._model, self._ranks = f"node-{number}", model_of(number), ranks
-        self._requests, self._encoder_bytes = 0, 2 * GIB
+    def __init__(self, ranks: int) -> None:
+        self._chance = random.Random(0)  # noqa: S311 - no secret
+        self._host, self._model, self._ranks = "node-0", "vl-8b", ranks
+        self._encoder_bytes = 2 * GIB
         self._exporter = Exporter(self._report, self._policy)
         for remedy in _REMEDIES:
             self._remedy(remedy)
         for code in _CODES:
             self._request(code)
 
-    def page(self, *, engine: bool) -> tuple[bytes, str]:
+    def page(self) -> str:
         """The next scrape."""
         self._live()
-        if engine:
-            return self._exporter.expose_with(_engine_text(self._model, self._requests))
-        return self._exporter.expose("text/plain")
+        return self._exporter.expose("text/plain")[0].decode()
 
     def _live(self) -> None:
         for _ in range(15):
@@ -114,7 +64,6 @@ class Sidecar:
             self._remedy("reset_encoder_cache")
 
     def _request(self, code: int) -> None:
-        self._requests += 1
         seconds = self._chance.uniform(0.05, 3.0)
         self._exporter.traffic.request_started()
         self._exporter.traffic.request_ended(
@@ -213,35 +162,3 @@ class Sidecar:
             name="host", signal="host_used_ratio", phase="calm", value=0.16, high_water=0.9, low_water=0.8
         )
         return PolicyStatus(mode="act", level="calm", summary="all is calm", rules=(device, host))
-
-
-def _engine_text(model: str, requests: int) -> str:
-    """As many series as vLLM's, histograms mostly, which all go on."""
-    labels = f'engine="0",model_name="{model}"'
-    lines = []
-    for number in range((ENGINE_SERIES + PROCESS_SERIES) // (_BUCKETS + 2)):
-        name = f"vllm:simulated_{number}_seconds"
-        lines += [f"# HELP {name} Histogram of something in seconds.", f"# TYPE {name} histogram"]
-        lines += [f'{name}_bucket{{{labels},le="{bucket}.0"}} {requests * bucket // 30}' for bucket in range(1, 30)]
-        lines += [f'{name}_bucket{{{labels},le="+Inf"}} {requests}', f"{name}_count{{{labels}}} {requests}"]
-        lines += [f"{name}_sum{{{labels}}} {requests * 1.5}"]
-    rest = (ENGINE_SERIES + PROCESS_SERIES) % (_BUCKETS + 2)
-    lines += ["# TYPE vllm:simulated_count gauge"]
-    lines += [f'vllm:simulated_count{{{labels},kind="{number}"}} {requests % (number + 2)}' for number in range(rest)]
-    return "\n".join(lines) + "\n"
-
-
-def create_app(servers: int, ranks: int) -> Starlette:
-    """All of them."""
-    fleet = [Sidecar(number, ranks) for number in range(servers)]
-
-    async def metrics(request: Request) -> Response:
-        body, content_type = fleet[request.path_params["number"]].page(engine="engine" in request.query_params)
-        return Response(body, media_type=content_type)
-
-    return Starlette(routes=[Route("/{number:int}/metrics", metrics)])
-
-
-if __name__ == "__main__":
-    port, server_count, rank_count = map(int, sys.argv[1:])
-    uvicorn.run(create_app(server_count, rank_count), host="127.0.0.1", port=port, log_level="warning")

