@@ -3,8 +3,9 @@
 ::
 
     admin_token                  the token itself
-    admin_token_file             the file's content; the file is made where it is missing, and read again when it changes
-    neither                      made at start in $XDG_STATE_HOME/highwater/PORT.token, removed at an orderly end by
+    admin_token_file             the file's content; the file is made where it is missing, and read again when it
+    changes neither                      made at start in $XDG_STATE_HOME/highwater/PORT.token, removed at an orderly
+    end by
                                  the sidecar that made it; one that a crash left is used again
 
 The sidecar and the commands find the token by the same rules, so that on the sidecar's machine nobody has to copy it

@@ -1,4 +1,4 @@
-"""The gate to the engine: admits requests and counts them, holds new ones for a while, and sheds those above its limits.
+"""The gate to the engine: admits and counts requests, holds new ones for a while, and sheds those above its limits.
 
 It knows nothing of HTTP. A request that was admitted is never cut; held requests go on in the order in which they came,
 or are shed where they have waited too long or too many wait already. A request counts once the engine can act on it: a
