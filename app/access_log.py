@@ -1,7 +1,7 @@
 """The access log: one JSON object per line for each request that ended, written by a thread of its own.
 
-Nothing is written unless a setting asks for it. A line has no query, no header but the request's id, and nothing of a
-body. The event loop only puts a value into a bounded queue; where the disk or whoever reads standard output is slower
+Nothing is written unless a setting enables it. A line has no query, no header but the request's id, and nothing of a
+body. The event loop only puts a value into a bounded queue; where the disk, or the reader of standard output, is slower
 than the traffic, lines are dropped and counted, and no request waits.
 """
 
@@ -24,7 +24,7 @@ from app.traffic import Result
 
 STANDARD_OUTPUT = "-"
 QUEUE_LINES = 10_000
-# At the end; then what still waits is lost.
+# The time to write the queue at the end; lines that still wait then are lost.
 CLOSE_SECONDS = 2.0
 _PRECISION = 6  # digits of a second
 
@@ -32,7 +32,7 @@ log = logging.getLogger("app.access_log")
 
 
 class EndedRequest(NamedTuple):
-    """One line. What does not apply, or was not known when the request ended, is ``None``."""
+    """One line. A value that does not apply, or was not known when the request ended, is ``None``."""
 
     peer: str
     """The client's address and port."""
@@ -40,29 +40,29 @@ class EndedRequest(NamedTuple):
     path: str | None
     """As sent, without the query, made printable and cut."""
     path_class: str | None
-    """As in the metrics; ``sidecar`` for the sidecar's own paths."""
+    """As in the metrics; ``sidecar`` for the sidecar's paths."""
     status: int
-    """That the client has seen; 499 if it left before."""
+    """The status that the client saw; 499 if it left before."""
     result: Result
     reason: str | None
-    """Why it is not complete, as in ``highwater_proxy_refused_total`` and ``highwater_proxy_upstream_errors_total``."""
+    """Why it is not complete: as in ``highwater_proxy_refused_total`` or ``highwater_proxy_upstream_errors_total``."""
     request_id: str
     request_bytes: int
     response_bytes: int
     duration_seconds: float
     time_to_first_byte_seconds: float | None
     held_seconds: float
-    """How long it waited at the gate."""
+    """The time that it waited at the gate."""
     engine_connection_reused: bool | None
 
 
 class AccessLog:
     """Writes ended requests to standard output or to a file.
 
-    The file is opened again when it was moved or removed, which is looked at before each line and at ``reopen``.
+    The file is opened again once it was moved or removed, which is checked before each line and at ``reopen``.
 
     Args:
-        where: A file's path, or ``-`` for standard output.
+        where: The file's path, or ``-`` for standard output.
         queue_lines: Lines that may wait to be written.
 
     Attributes:
@@ -78,7 +78,7 @@ class AccessLog:
         self._limited = LimitedLog(log)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._writer: _Telling = _File(where, encoding="utf-8") if self.is_file else _Stream(sys.stdout)
+        self._writer: _Reporting = _File(where, encoding="utf-8") if self.is_file else _Stream(sys.stdout)
         self._writer.setFormatter(_JsonLine())
         self._lines: queue.Queue[Any] = queue.Queue(queue_lines)
         self._sender = _Sender(self._lines)
@@ -87,7 +87,7 @@ class AccessLog:
         self._listener.start()
 
     def write(self, ended: EndedRequest) -> None:
-        """Have one line written soon."""
+        """Queue one line for writing."""
         self._sender.handle(_record(ended))
 
     def reopen(self) -> None:
@@ -95,7 +95,7 @@ class AccessLog:
         self._sender.handle(_record(None))
 
     def close(self) -> None:
-        """Write what waits, for as long as ``CLOSE_SECONDS``: whoever reads standard output may have stopped."""
+        """Write the queued lines, for ``CLOSE_SECONDS`` at most: the reader of standard output may have stopped."""
         if not self._is_closed:
             self._is_closed = True
             stopping = threading.Thread(target=self._stop, daemon=True)
@@ -103,7 +103,7 @@ class AccessLog:
             stopping.join(CLOSE_SECONDS)
 
     def _stop(self) -> None:
-        self._lines.join()  # all that waits is written, and there is room for the word to stop
+        self._lines.join()  # all lines are written, and there is room for the sentinel that stops the thread
         self._listener.stop()
         self._writer.close()
 
@@ -132,8 +132,8 @@ class _JsonLine(logging.Formatter):
         return json.dumps(line)
 
 
-class _Telling(logging.Handler):
-    """Tells of what goes wrong; logging's own way is a traceback on standard error for each line."""
+class _Reporting(logging.Handler):
+    """Reports failures to a callback; by default logging prints a traceback to standard error for each line."""
 
     failed: Callable[[logging.LogRecord, BaseException | None], None]
 
@@ -141,14 +141,14 @@ class _Telling(logging.Handler):
         self.failed(record, sys.exception())
 
 
-class _Sender(_Telling, QueueHandler):
+class _Sender(_Reporting, QueueHandler):
     """Puts records into the queue as they are: they are formatted by the thread that writes."""
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         return record
 
 
-class _Stream(_Telling, logging.StreamHandler[TextIO]):
+class _Stream(_Reporting, logging.StreamHandler[TextIO]):
     """Standard output, which is never opened again."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -156,7 +156,7 @@ class _Stream(_Telling, logging.StreamHandler[TextIO]):
             super().emit(record)
 
 
-class _File(_Telling, WatchedFileHandler):
+class _File(_Reporting, WatchedFileHandler):
     """A file; a record without a message only opens it again where that is due."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -3,12 +3,13 @@
 ::
 
     admin_token                  the token itself
-    admin_token_file             its content; made there where the file is missing; read again when it changes
-    neither                      made at start in $XDG_STATE_HOME/highwater/PORT.token, removed at an orderly end by
+    admin_token_file             the file's content; the file is made where it is missing, and read again when it
+    changes neither                      made at start in $XDG_STATE_HOME/highwater/PORT.token, removed at an orderly
+    end by
                                  the sidecar that made it; one that a crash left is used again
 
-The sidecar serves by it and the commands find it by the same rules, so that on the sidecar's own machine nobody has to
-carry it from one to the other. It is never logged and is in no ``repr``.
+The sidecar and the commands find the token by the same rules, so that on the sidecar's machine nobody has to copy it
+from one to the other. It is never logged and is in no ``repr``.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ TOKEN_VARIABLE = "HIGHWATER_ADMIN_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_FILE_VARIABLE = "HIGHWATER_ADMIN_TOKEN_FILE"  # noqa: S105 - the variable's name
 MIN_LENGTH = 8
 MAX_FILE_BYTES = 4096
-# Asking the file system at every call would let whoever calls decide how often.
+# Between two checks of the file, however often callers need the token.
 LOOK_SECONDS = 1.0
 
 log = logging.getLogger("highwater.access")
 
 
 class TokenUnusable(Exception):
-    """A token file cannot be used. The message names the file, says why, and never what is in it."""
+    """A token file cannot be used. The message names the file and the reason, and never its content."""
 
 
 def is_strong_enough(token: str) -> bool:
-    """Whether it can be a token: 8 or more printable ASCII characters, no space among them."""
+    """Return whether a text can be a token: 8 or more printable ASCII characters without spaces."""
     return len(token) >= MIN_LENGTH and token.isascii() and token.isprintable() and " " not in token
 
 
 def default_token_file(port: int, environ: Mapping[str, str]) -> Path | None:
-    """Where the token of a sidecar on this port is kept; ``None`` where this user has no home folder."""
+    """Return the path of the token of a sidecar on this port; ``None`` where this user has no home folder."""
     state = environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(state):  # the XDG specification has others ignored
         return Path(state) / "highwater" / f"{port}.token"
@@ -57,11 +58,11 @@ def default_token_file(port: int, environ: Mapping[str, str]) -> Path | None:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file; line ends and blanks around it do not count.
+    """Read the token in a file; line ends and blanks around it do not count.
 
     Raises:
         FileNotFoundError: There is no such file.
-        TokenUnusable: It cannot be read, others can read it, or what is in it is no token.
+        TokenUnusable: It cannot be read, others can read it, or its content is not a token.
     """
     try:
         content = read_private(path, max_bytes=MAX_FILE_BYTES)
@@ -71,7 +72,7 @@ def read_token(path: Path) -> str:
         raise TokenUnusable(f"{path} {exc}") from exc
     except OSError as exc:
         raise TokenUnusable(f"{path} cannot be read: {_reason(exc)}") from exc
-    # Not by its own exception: that one would show the content.
+    # Not by decode's own exception: that one would show the content.
     token = content.decode("ascii", errors="replace").strip()
     if not is_strong_enough(token):
         raise TokenUnusable(f"{path} holds no token: at least {MIN_LENGTH} printable ASCII characters without spaces")
@@ -84,7 +85,7 @@ class FoundToken:
 
     Attributes:
         value: The token; ``None`` where none was found.
-        source: Where it was found, or where it was looked for and why that was in vain; for messages.
+        source: For messages: the place where it was found, or the places searched and why each failed.
     """
 
     value: str | None = field(repr=False)
@@ -94,8 +95,8 @@ class FoundToken:
 def find_token(url: str, environ: Mapping[str, str]) -> FoundToken:
     """Find the admin token of the sidecar at ``url``.
 
-    In the environment; in the file that the environment names; or, for a sidecar on this machine, in the file that one
-    on this port makes. That file's token is sent to loopback addresses only.
+    It is searched in the environment; in the file that the environment names; or, for a sidecar on this machine, in the
+    file that a sidecar on this port makes. That file's token is sent to loopback addresses only.
     """
     if value := environ.get(TOKEN_VARIABLE):
         return FoundToken(value, TOKEN_VARIABLE)
@@ -104,7 +105,7 @@ def find_token(url: str, environ: Mapping[str, str]) -> FoundToken:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname or "", parts.port or 80
-    except ValueError:  # what is wrong with it, the client says
+    except ValueError:  # the client reports what is wrong with it
         host, port = "", 0
     if not is_loopback(host):
         return FoundToken(None, f"{TOKEN_VARIABLE} is not set, and the URL is not one of this machine")
@@ -125,7 +126,7 @@ def _token_in(path: Path) -> FoundToken:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host is this machine, by its name or address."""
+    """Return whether the host is this machine, by its name or address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -136,13 +137,13 @@ class AdminToken:
     """The token in force.
 
     Args:
-        given: The setting itself; no file is looked at then.
-        path: The file that holds it; ``None`` with no ``given`` where no place for one is known.
-        is_temporary: The file is made for this run, and removed with it.
+        given: The setting itself; no file is read then.
+        path: The file that holds it; ``None`` where no place for one is known.
+        is_temporary: Whether the file is made for this run, and removed with it.
         clock: Monotonic seconds.
 
     Attributes:
-        problem: Why there is no token, in one sentence; ``None`` where there is one.
+        problem: The reason why there is no token, in one sentence; ``None`` where there is one.
     """
 
     def __init__(
@@ -172,23 +173,23 @@ class AdminToken:
             log.info("control calls need the admin token in %s", self._path)
 
     def current(self) -> str | None:
-        """The token that a call must carry now; ``None``: no call may be let in."""
+        """Return the token that a call must carry now; ``None``: every call is refused."""
         if self._has_file and (now := self._clock()) >= self._next_look:
             self._next_look = now + LOOK_SECONDS
             self._look()
         return self._token
 
     def source(self, port: int) -> str:
-        """Return where the token is to be had, as part of a shell command."""
+        """Return the token's place, as part of a shell command."""
         if not self._has_file:
-            return "ADMIN_TOKEN"  # the setting's value, which nobody but who set it can name
+            return "ADMIN_TOKEN"  # the setting's value, which only the operator knows
         return f"$(highwater token --port {port})" if self._is_temporary else f"$(cat {self._path})"
 
     def close(self) -> None:
-        """Remove the file that was made for this run: a token outlives no sidecar."""
+        """Remove the file that was made for this run: a token does not outlive its sidecar."""
         if self._path is None or not (self._is_temporary and self._was_made_here):
             return
-        # Another sidecar of this user may have replaced it; what is not ours is left alone.
+        # Another sidecar of this user may have replaced it; a foreign token is left alone.
         with suppress(OSError, TokenUnusable):
             if read_token(self._path) == self._token:
                 self._path.unlink()
@@ -221,7 +222,7 @@ class AdminToken:
     def _make_at(self, path: Path) -> None:
         try:
             self._make(path)
-        except FileNotFoundError as exc:  # of its folder, which is none that files can be made in
+        except FileNotFoundError as exc:  # raised about its folder, in which no file can be made
             raise TokenUnusable(_cannot_be_made(path, exc)) from exc
 
     def _make(self, path: Path) -> None:
@@ -234,7 +235,7 @@ class AdminToken:
         self._token = None
         if problem != self.problem:
             log.error(
-                "control calls are refused, for there is no admin token: %s. Set admin_token_file "
+                "control calls are refused, because there is no admin token: %s. Set admin_token_file "
                 "(HIGHWATER_ADMIN_TOKEN_FILE) to a file that this user can write, or admin_token",
                 problem,
             )
@@ -246,7 +247,7 @@ def _cannot_be_made(path: Path, exc: OSError) -> str:
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:
-    """What changes with the file, its mode or its owner; ``None`` where it is missing."""
+    """Return what changes with the file, its mode or its owner; ``None`` where it is missing."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,13 +1,14 @@
-"""Which requests may travel on to the engine, decided from method and raw path alone.
+"""The list of requests that may go on to the engine, decided from method and path alone.
 
 The engine's control endpoints share a port with its inference API, and ``--api-key`` covers only some path prefixes
 (vLLM ``serve/middleware/authenticate.py``), so this list is what stands between a client and ``/collective_rpc``. It
-is pure: no I/O, no logging, no knowledge of who asks. It refuses to repair a path; what is not plainly fine is turned
-away, because the engine sees the path exactly as the client wrote it.
+is pure: no I/O, no logging, no knowledge of the caller. It refuses to repair a path: one that is not plainly fine is
+refused, because the engine sees the path exactly as the client wrote it.
 """
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 SETTING = "proxy.extra_paths"
@@ -15,6 +16,8 @@ ROOT_PATH_SETTING = "engine_root_path"
 
 # What OpenAI's clients send and vLLM's routers and plugins serve; OPTIONS is a browser's question before it (CORS).
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# RFC 9110 9.2.1, without TRACE, which is not proxied.
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 INFERENCE_PREFIXES = ("/v1/", "/v2/", "/inference/", "/cohere/")
 
@@ -81,8 +84,6 @@ CONTROL_PREFIX = "/fault_tolerance/"
 # ends whatever request it names, whoever sent that; without names, and outside that prefix, every request.
 _REASONS = {"/abort_requests": "it ends other clients' requests"}
 
-_READING = frozenset({"GET", "HEAD", "OPTIONS"})
-
 # Runs any method of the workers, and one that raises breaks the engine's RPC queues for good: no setting opens it.
 NEVER = "collective_rpc"
 
@@ -92,15 +93,32 @@ _HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\\;]")
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 
 
+class RequestPath(NamedTuple):
+    """The path of one request, percent-decoded once; `read_path` makes it."""
+
+    raw: bytes
+    """As sent."""
+    decoded: str
+    flaw: str | None
+    """The reason why its form is refused; None where it is not."""
+
+
+def read_path(raw: bytes) -> RequestPath:
+    """Decode a path as the engine will, and check its form."""
+    unquoted = unquote_to_bytes(raw)
+    decoded = unquoted.decode("utf-8", "replace")
+    return RequestPath(raw, decoded, _flaw(raw, unquoted, decoded))
+
+
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Admitted, or refused with the HTTP status and the sentence that tells the client why.
+class RouteDecision:
+    """A request admitted, or refused with an HTTP status and a sentence for the client.
 
     Attributes:
         admitted: Whether the request may go on.
         status: Of the refusal.
         reason: Of the refusal.
-        route: Of what is admitted: the decoded path as the engine's routes have it, without a root path.
+        route: Of an admitted request: the decoded path as the engine's routes have it, without a root path.
     """
 
     admitted: bool
@@ -109,24 +127,24 @@ class Verdict:
     route: str = ""
 
 
-def _refused(status: int, reason: str) -> Verdict:
-    return Verdict(admitted=False, status=status, reason=reason)
+def _refused(status: int, reason: str) -> RouteDecision:
+    return RouteDecision(admitted=False, status=status, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """The table of admitted paths.
+    """Decides by a table of admitted paths.
 
     An engine that was started with a root path (vLLM's ``--root-path``) serves every route below that path as well, its
-    control endpoints included. So what stands below it is judged without it, by the same table.
+    control endpoints included. So a path below it is looked up without it, in the same table.
 
     Args:
-        extra_paths: What the operator adds. An entry that ends in ``/`` is one more place where clients find the API:
-            below it passes what would pass without it. Any other entry admits exactly itself, and so opens control
+        extra_paths: Paths that the operator adds. An entry that ends in ``/`` is one more place where clients find the
+            API: below it passes what would pass without it. Any other entry admits exactly itself, and so opens control
             endpoints too; ``/collective_rpc`` opens by none.
-        root_path: The engine's, as the operator says.
-        unset_root_path: The engine's, as the engine says, where the operator has said nothing: nothing below it passes
-            but by an entry in ``extra_paths``.
+        root_path: The engine's root path as the operator set it.
+        unset_root_path: The engine's root path as the engine reports it, where the operator set none: nothing below it
+            passes except by an entry in ``extra_paths``.
 
     Raises:
         ValueError: An entry could never match, or asks for what no entry may open.
@@ -138,32 +156,31 @@ class AllowList:
 
     def __post_init__(self) -> None:
         for entry in self.extra_paths:
-            flaw = _flaw(entry.encode()) or ("percent escapes cannot match" if "%" in entry else None)
+            flaw = read_path(entry.encode()).flaw or ("percent escapes cannot match" if "%" in entry else None)
             if flaw:
                 raise ValueError(f"{SETTING}: {entry!r}: {flaw}; an entry is a plain path such as '/invocations'")
             if _is_never(entry):
                 raise ValueError(f"{SETTING}: {entry!r}: /{NEVER} is never proxied")
 
-    def judge(self, method: str, raw_path: bytes) -> Verdict:
-        """Judge one request.
+    def decide(self, method: str, path_sent: RequestPath) -> RouteDecision:
+        """Decide about one request.
 
         Args:
             method: As sent, in capitals. A WebSocket's handshake is a GET.
-            raw_path: The path as sent, percent escapes kept, without the query.
+            path_sent: Its path, without the query.
         """
-        flaw = _flaw(raw_path)
-        if flaw:
-            return _refused(400, f"the request path is malformed: {flaw}")
-        path, decoded = raw_path.decode("ascii"), unquote_to_bytes(raw_path).decode()
+        if path_sent.flaw:
+            return _refused(400, f"the request path is malformed: {path_sent.flaw}")
+        path, decoded = path_sent.raw.decode("ascii"), path_sent.decoded
         if _is_never(decoded):
             return _refused(403, f"/{NEVER} is never proxied, and {SETTING} cannot allow it")
         if method not in METHODS:
             return _refused(501, f"method {method} is not proxied; these are: {', '.join(sorted(METHODS))}")
         if self._is_named(path):
-            return Verdict(admitted=True, route=_below(self.root_path, decoded) or decoded)
-        return self._judge_below_root_path(method, path, decoded)
+            return RouteDecision(admitted=True, route=_below(self.root_path, decoded) or decoded)
+        return self._decide_below_root_path(method, path, decoded)
 
-    def _judge_below_root_path(self, method: str, path: str, decoded: str) -> Verdict:
+    def _decide_below_root_path(self, method: str, path: str, decoded: str) -> RouteDecision:
         root_path = self.root_path or self.unset_root_path
         below = _below(root_path, decoded)
         if below is None:
@@ -172,28 +189,28 @@ class AllowList:
             return _refused(
                 403,
                 f"{decoded} is below the engine's root path (vLLM's --root-path), and {ROOT_PATH_SETTING} is not set; "
-                f"with {ROOT_PATH_SETTING}={root_path} it is judged without that prefix",
+                f"with {ROOT_PATH_SETTING}={root_path} it is looked up without that prefix",
             )
-        # A prefix that hides in escapes is one for the engine, which decodes, and none for the table.
+        # A prefix that hides in escapes is a prefix for the engine, which decodes, and not for the table.
         return self._look_up(method, _below(root_path, path) or "", below)
 
     def _is_named(self, path: str) -> bool:
         return path in self.extra_paths and not path.endswith("/")
 
-    def _look_up(self, method: str, path: str, decoded: str) -> Verdict:
+    def _look_up(self, method: str, path: str, decoded: str) -> RouteDecision:
         for entry in self.extra_paths:
             if entry.endswith("/") and path.startswith(entry):
                 at = len(entry) - 1
-                verdict = self._look_up_plain(method, path[at:], decoded[at:])
-                if verdict.admitted:
-                    return verdict
+                decision = self._look_up_plain(method, path[at:], decoded[at:])
+                if decision.admitted:
+                    return decision
         return self._look_up_plain(method, path, decoded)
 
-    def _look_up_plain(self, method: str, path: str, decoded: str) -> Verdict:
+    def _look_up_plain(self, method: str, path: str, decoded: str) -> RouteDecision:
         # The literal path must match, so that %2F cannot build a prefix; the decoded one must not be a control path.
         if self._is_named(path):
-            return Verdict(admitted=True, route=decoded)
-        if _is_control(decoded) or (method not in _READING and _ends_as_control(decoded)):
+            return RouteDecision(admitted=True, route=decoded)
+        if _is_control(decoded) or (method not in SAFE_METHODS and _ends_as_control(decoded)):
             because = _REASONS.get(_last_segment(decoded), "")
             return _refused(
                 403,
@@ -205,36 +222,34 @@ class AllowList:
                 403, f"{decoded} can be read only, with GET or HEAD; {SETTING} can allow it by that exact name"
             )
         if path in OPEN_PATHS or path in READ_ONLY_PATHS or path.startswith(INFERENCE_PREFIXES):
-            return Verdict(admitted=True, route=decoded)
+            return RouteDecision(admitted=True, route=decoded)
         return _refused(404, f"{decoded} is not on the proxy's allow list; {SETTING} can add it")
 
 
 def _below(prefix: str | None, path: str) -> str | None:
-    """The rest of a path below a prefix, from its slash on; None where it is not below it."""
+    """Return the rest of a path below a prefix, from its slash on; None where it is not below it."""
     if prefix is None or not path.startswith(f"{prefix}/"):
         return None
     return path[len(prefix) :]
 
 
 def root_path_flaw(root_path: str) -> str | None:
-    """Say what is wrong with a root path's form, or None."""
+    """Return what is wrong with a root path's form; None where nothing is."""
     if root_path.endswith("/"):
         return "must not end in '/': vLLM would serve nothing below it"
-    if "%" in root_path or _flaw(root_path.encode()):
+    if "%" in root_path or read_path(root_path.encode()).flaw:
         return "must be a plain path such as '/llm'"
     return None
 
 
-def _flaw(raw_path: bytes) -> str | None:
-    """Say what is wrong with the path's form, or None."""
-    if not _PATH.fullmatch(raw_path):
-        return "it must start with '/' and hold only the characters of an RFC 3986 path, without ';'"
-    try:
-        path = unquote_to_bytes(raw_path).decode()
-    except UnicodeDecodeError:
-        return "its percent escapes are not UTF-8"
-    # The engine decodes once. Whatever stands behind it must not find a second meaning: hence no double encoding.
+def _flaw(raw: bytes, unquoted: bytes, path: str) -> str | None:
+    # The engine decodes once. Whatever is behind it must not find a second meaning: hence no double encoding.
     flaws = (
+        (
+            not _PATH.fullmatch(raw),
+            "it must start with '/' and hold only the characters of an RFC 3986 path, without ';'",
+        ),
+        ("\ufffd" in path and path.encode() != unquoted, "its percent escapes are not UTF-8"),
         (_HIDDEN.search(path), "a percent escape hides a backslash, a semicolon or a control character"),
         ("//" in path, "it has an empty segment"),
         ("." in path and not {".", ".."}.isdisjoint(path.split("/")), "it has a '.' or '..' segment"),
@@ -251,7 +266,7 @@ def _is_never(decoded: str) -> bool:
 
 
 def _is_control(decoded: str) -> bool:
-    """Tell whether a decoded path is a control endpoint, also one level down, as ``--root-path /v1`` would have it."""
+    """Return whether a decoded path is a control endpoint, or one below a first segment (``--root-path /v1``)."""
     path = decoded.lower().rstrip("/")
     below = path[path.find("/", 1) :]
     return (
@@ -264,9 +279,9 @@ def _is_control(decoded: str) -> bool:
 
 
 def _ends_as_control(decoded: str) -> bool:
-    """Tell whether a control endpoint stands at the path's end, as a longer ``--root-path`` would have it.
+    """Return whether a path ends in a control endpoint, as a longer ``--root-path`` would have it.
 
-    What only reads may be called so further down: there it is the name of a model.
+    Safe methods are not checked for it: further down it may be the name of a model.
     """
     return _last_segment(decoded) in CONTROL_PATHS or CONTROL_PREFIX in f"{decoded.lower().rstrip('/')}/"
 

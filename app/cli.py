@@ -42,13 +42,13 @@ def _serve(config: str | None, **flags: str | None) -> None:
 
 def _run(settings: Settings) -> None:
     # Here and not at the top: `highwater --help` must not load the server.
-    from app.allocator import keep_pages  # noqa: PLC0415
+    from app.allocator import retain_freed_memory  # noqa: PLC0415
     from app.descriptors import raise_limit  # noqa: PLC0415
     from app.main import create_app  # noqa: PLC0415
     from app.proxy import exchange  # noqa: PLC0415
     from app.server import Server  # noqa: PLC0415
 
-    keep_pages()
+    retain_freed_memory()
     raise_limit()
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news

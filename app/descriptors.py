@@ -1,11 +1,11 @@
-"""How many files this process may have open, which bounds how many connections it can have."""
+"""The limit of open files of this process, which bounds the number of its connections."""
 
 from __future__ import annotations
 
 import resource
 
-# For all but the data plane: the control plane's connections, files, logs, the sidecar's own paths when connections
-# for the engine are used up.
+# Kept from the data plane: for the control plane's connections, files and logs, and for the sidecar's paths once the
+# connections for the engine are used up.
 RESERVED = 96
 # One core carries no more of them, and each costs memory.
 MAX_CONNECTIONS = 16_384
@@ -13,7 +13,7 @@ _PER_CONNECTION = 2  # a client's, and the engine's for its request
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one, and return what then holds."""
+    """Raise the soft limit to the hard one, and return the limit in force then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -24,17 +24,17 @@ def raise_limit() -> int:
 
 
 def room_for_connections() -> int:
-    """How many clients may be connected under the limit that holds."""
+    """Return how many clients may be connected under the limit in force."""
     return _room(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def room_at_most() -> int:
-    """How many clients may be connected once the limit is raised."""
+    """Return how many clients may be connected once the limit is raised."""
     return _room(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def default_connections() -> int:
-    """How many clients may be connected where no setting says it."""
+    """Return how many clients may be connected where no setting limits them."""
     return min(room_for_connections(), MAX_CONNECTIONS)
 
 

@@ -1,8 +1,8 @@
-"""Admission to the engine: lets requests through and counts them, holds new ones for a while, sheds what is too much.
+"""The gate to the engine: admits and counts requests, holds new ones for a while, and sheds those above its limits.
 
-Knows nothing of HTTP. A request that was let through is never cut; one that is held goes on in the order in which it
-came, or is shed when it has waited too long or too many wait already. What counts is what the engine can have: whoever
-sends a request on piece by piece enters before the piece that makes it whole.
+It knows nothing of HTTP. A request that was admitted is never cut; held requests go on in the order in which they came,
+or are shed where they have waited too long or too many wait already. A request counts once the engine can act on it: a
+caller that sends one piece by piece enters before the piece that makes it whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-# For how long requests are paced after a closing that asks for it, and the time between two of them.
+# The time for which requests are paced after a closing with `then_pace`, and the time between two of them.
 PACE_SECONDS = 2.0
 STEP_SECONDS = 0.02
 
@@ -24,7 +24,7 @@ log = logging.getLogger("highwater.gate")
 
 
 class Shed(Exception):
-    """A request that is not let through.
+    """A request that is not admitted.
 
     Attributes:
         reason: A bounded word, for metrics.
@@ -38,11 +38,11 @@ class Shed(Exception):
 
 
 class Admission:
-    """One request that was let through; it counts until it leaves.
+    """One admitted request; it counts until it leaves.
 
     Attributes:
         is_open_ended: It lasts as long as its client wants.
-        since: When it was let through, by the gate's clock.
+        since: The time of its admission, by the gate's clock.
     """
 
     __slots__ = ("is_open_ended", "since")
@@ -56,17 +56,17 @@ class Timer(Protocol):
     """A call that is still to come."""
 
     def cancel(self) -> None:
-        """It shall not come."""
+        """Do not make the call."""
 
 
 class Gate:
     """Counts requests under way, and holds new ones while it is closed.
 
     Args:
-        hold_seconds: A request that waited so long is shed.
+        hold_seconds: The longest wait; then a request is shed.
         max_held: Requests that may wait at once.
         clock: Seconds that only go forward.
-        later: Calls back after so many seconds; the event loop's own where ``None``.
+        later: Calls back after so many seconds; the event loop's where ``None``.
     """
 
     def __init__(
@@ -93,37 +93,37 @@ class Gate:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were let through and have not left."""
+        """The number of requests that were admitted and have not left."""
         return len(self._inside)
 
     @property
     def held(self) -> int:
-        """Requests that wait."""
+        """The number of requests that wait."""
         return len(self._waiting)
 
     @property
     def is_open(self) -> bool:
-        """Whether new requests pass, at once or paced."""
+        """True where new requests pass, at once or paced."""
         return self._closed_until is None
 
     @property
     def passes_at_once(self) -> bool:
-        """Whether ``try_enter`` would let a request through."""
+        """True where ``try_enter`` would admit a request."""
         return self._closed_until is None and self._paced_until is None
 
     @property
     def open_ended(self) -> int:
-        """Of those under way, the ones that last as long as their clients want."""
+        """The number of requests under way that last as long as their clients want."""
         return sum(admission.is_open_ended for admission in self._inside)
 
     def oldest_seconds(self) -> float | None:
-        """For how long the oldest request has been under way; ``None`` without any."""
+        """Return the seconds since the oldest request under way was admitted; ``None`` without any."""
         if not self._inside:
             return None
         return self._clock() - min(admission.since for admission in self._inside)
 
     def try_enter(self) -> Admission | None:
-        """Let one request through if that can be done now; ``leave`` must follow if it was."""
+        """Admit one request if that can be done now; ``leave`` must follow if it was."""
         if self._closed_until is not None or self._paced_until is not None:
             return None
         return self.admit()
@@ -136,7 +136,7 @@ class Gate:
         return admission
 
     async def enter(self) -> Admission:
-        """Let one request through, now or when the gate opens; ``leave`` must follow.
+        """Admit one request, now or when the gate opens; ``leave`` must follow.
 
         Raises:
             Shed: It waited too long, or too many wait.
@@ -152,7 +152,7 @@ class Gate:
                 return await waiter
         except BaseException as exc:
             if waiter.done() and not waiter.cancelled():
-                self.leave(waiter.result())  # let through, and gone in the same moment
+                self.leave(waiter.result())  # admitted and cancelled at the same moment
             waiter.cancel()
             self._waiting.pop(waiter, None)
             if isinstance(exc, TimeoutError):
@@ -161,7 +161,7 @@ class Gate:
             raise
 
     def leave(self, admission: Admission) -> None:
-        """One request that was let through is over."""
+        """Count an admitted request no more."""
         self._inside.remove(admission)
         if not self._inside:
             self.idle_since = self._clock()
@@ -169,11 +169,12 @@ class Gate:
 
     @contextmanager
     def closed(self, at_most_seconds: float, *, then_pace: bool = False) -> Iterator[None]:
-        """Hold new requests until the block ends, and in no case for longer than the held are told.
+        """Hold new requests until the block ends, and for a bounded time at most.
 
         Args:
-            at_most_seconds: That time. When it is over the gate opens by itself, whatever the block waits for.
-            then_pace: Let requests through one by one for a while after it, the held and those that come.
+            at_most_seconds: That time, by which ``Retry-After`` is reckoned. When it is over the gate opens by itself,
+                whatever the block waits for.
+            then_pace: Admit requests one by one for a while after it, held and new ones.
         """
         self._closed_until = self._clock() + at_most_seconds
         overdue = self._later(at_most_seconds, lambda: self._open_overdue(at_most_seconds, then_pace=then_pace))
@@ -198,22 +199,22 @@ class Gate:
         self._step()
 
     def _step(self) -> None:
-        """Let through whom it is time for; and again in a moment, while requests are paced."""
+        """Admit the requests whose time it is; and again shortly, while requests are paced."""
         if self._next is not None:
             self._next.cancel()
             self._next = None
         if self._closed_until is not None:
-            return  # closed again: who still waits, waits for the next opening
+            return  # closed again: the requests that still wait do so until the next opening
         left = (self._paced_until or 0.0) - self._clock()
         if left <= 0:
             self._paced_until = None
-            self._let_through(len(self._waiting))
+            self._admit_waiting(len(self._waiting))
             return
         # One at a time; more where there are so many that they would wait longer than requests are paced.
-        self._let_through(math.ceil(self.held * STEP_SECONDS / left))
+        self._admit_waiting(math.ceil(self.held * STEP_SECONDS / left))
         self._next = self._later(STEP_SECONDS, self._step)
 
-    def _let_through(self, count: int) -> None:
+    def _admit_waiting(self, count: int) -> None:
         while self._waiting and count:
             waiter, _ = self._waiting.popitem(last=False)
             if not waiter.done():

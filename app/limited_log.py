@@ -1,4 +1,4 @@
-"""Log lines that somebody else can cause, at a bounded rate: an attack must not fill the disk with its own trace."""
+"""Log lines that clients can cause, at a bounded rate: an attack must not fill the disk with its own trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOGGED_CHARACTERS = 200
 
 
 def printable(text: bytes | str) -> str:
-    """Text that a client chose, fit for one line of a log: cut, and with escapes for all but printable ASCII."""
+    """Return a client's text fit for one line of a log: cut, and with escapes for all but printable ASCII."""
     cut = text[:LOGGED_CHARACTERS]
     known = cut.decode("latin-1") if isinstance(cut, bytes) else cut
     escaped = known.encode("unicode_escape").decode("ascii")
@@ -23,7 +23,7 @@ class LimitedLog:
     The first line of the next period says how many were left out, so that nothing disappears silently.
 
     Args:
-        logger: Where the lines go.
+        logger: Gets the lines.
         lines: Lines per kind and period.
         period_seconds: The period.
         clock: Monotonic seconds.

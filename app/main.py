@@ -2,9 +2,9 @@
 
 ::
 
-    request ──► Front judges ──┬── our own path ──► FastAPI (routes/) ──► poller, governor, history, exporter
-                               ├── admitted by the allow list ──► Proxy ──► engine
-                               └── anything else ──► 404 or 403, naming the setting that would allow it
+    request ──► Front decides ──┬── sidecar path ──► FastAPI (routes/) ──► poller, governor, history, exporter
+                                ├── admitted by the allow list ──► Proxy ──► engine
+                                └── anything else ──► 404 or 403, naming the setting that would allow it
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 import httpx
 from fastapi import FastAPI
@@ -28,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app import __version__
 from app.access_log import AccessLog
 from app.admin_token import AdminToken, default_token_file
-from app.allowlist import ROOT_PATH_SETTING, AllowList
+from app.allowlist import AllowList
 from app.black_box import BlackBox
 from app.descriptors import default_connections
 from app.engine import Engine
@@ -43,8 +42,7 @@ from app.oom_kills import OomKillWatch
 from app.policy_store import PolicyStore
 from app.poller import Poller
 from app.proxy.client import ClientConnection, protocol
-from app.proxy.failures import Failure
-from app.proxy.heads import LIVE_STREAM, Destination, path_class
+from app.proxy.front import Front, SidecarPaths
 from app.proxy.limits import ProxyLimits
 from app.proxy.proxy import Proxy
 from app.readings import EventKind, Report
@@ -62,7 +60,7 @@ from app.routes.policy import policy_router
 from app.routes.problems import PROBLEM_RESPONSES, answer_problems
 from app.routes.services import Services
 from app.routes.snapshots import snapshots_router
-from app.settings import Settings
+from app.settings import ProxySettings, Settings
 from app.shared_devices import SharedDevices, find_nvml
 from app.snapshots import Snapshots
 from app.sources import all_sources
@@ -72,100 +70,37 @@ from app.tls import TlsWatch, engine_context, listening_context
 
 log = logging.getLogger("highwater")
 
-NOT_FOUND = 404
-# Labels of what the allow list refuses; a path that it does not know is not admitted.
-_REFUSAL_REASONS = {400: "bad_request", 403: "forbidden"}
-OWN_PATHS_HINT = ". The sidecar's own: /memory, /dashboard, /metrics, /policy, /readyz"
 CONTROL_BODY_BYTES = 1024 * 1024
-PATH_BYTES_REMEMBERED = 256
-# Paths with a part that varies; what is there is the control plane's to say.
 _LIVE_PATHS = frozenset({"/memory/events"})
-_OWN_BENEATH = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/")
+_SIDECAR_PREFIXES = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/")
 HISTORY_SAMPLES_MOST = 86_400  # a day at one a second: 120 MB with eight ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The wired application: an ASGI application for its own paths, and the protocol in front of it.
+    """The wired application: an ASGI application for the sidecar's paths, and the protocol in front of it.
 
     Attributes:
-        protocol: What uvicorn makes of each connection (``http=``): there the data plane parts from the control plane.
+        protocol: Makes uvicorn's protocol for each connection (``http=``): data plane and control plane part there.
         services: The parts, for tests and benchmarks.
-        own_paths: What the ASGI application answers.
+        sidecar_paths: The paths that the ASGI application serves.
         close_streams: Ends every live event stream; the server calls it when it is told to stop, because it waits
             for open connections.
-        tls: What clients are answered with; None: plain HTTP.
+        tls: For clients' connections; None: plain HTTP.
         access_log: Gets a line for each request that ended; None: disabled.
     """
 
     protocol: Callable[..., ClientConnection]
     services: Services
-    own_paths: frozenset[str]
+    sidecar_paths: frozenset[str]
     close_streams: Callable[[], None]
     control: ASGIApp
     tls: ssl.SSLContext | None
     access_log: AccessLog | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI entrance, for the lifespan and our own paths."""
+        """Serve the lifespan and the sidecar's paths."""
         await self.control(scope, receive, send)
-
-
-class Front:
-    """Says where each request belongs. Our own paths win; what the allow list refuses goes nowhere.
-
-    Args:
-        own_paths: Those that the control plane answers.
-        allowed: Judges all others.
-    """
-
-    def __init__(self, own_paths: frozenset[str], allowed: AllowList) -> None:
-        self._own = own_paths
-        self._allowed = allowed
-        self._remembered = lru_cache(maxsize=1024)(self._judge)
-
-    def learn_root_path(self, root_path: str | None) -> str | None:
-        """Compare the root path that the engine says it has with the setting, and judge by it where none is set.
-
-        Args:
-            root_path: Empty where the engine has none; None where it does not say.
-
-        Returns:
-            What is wrong with the setting.
-        """
-        if root_path is None:
-            return None
-        is_set = self._allowed.root_path
-        if is_set is None and (root_path or None) != self._allowed.unset_root_path:
-            self._allowed = replace(self._allowed, unset_root_path=root_path or None)
-            self._remembered.cache_clear()
-        if root_path == (is_set or ""):
-            return None
-        if is_set is None:
-            return (
-                f"the engine has the root path {root_path} (vLLM's --root-path), and {ROOT_PATH_SETTING} is not set: "
-                f"nothing below it is proxied; set {ROOT_PATH_SETTING}={root_path}"
-            )
-        has = f"has the root path {root_path}" if root_path else "has no root path"
-        return f"{ROOT_PATH_SETTING} is {is_set}, and the engine {has} (vLLM's --root-path): set it to the same"
-
-    def __call__(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
-        """The destination of one request."""
-        if len(raw_path) > PATH_BYTES_REMEMBERED:
-            return self._judge(method, raw_path, websocket)
-        return self._remembered(method, raw_path, websocket)
-
-    def _judge(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
-        path = unquote_to_bytes(raw_path).decode("utf-8", "replace")
-        if not websocket and (path in self._own or path.startswith(_OWN_BENEATH)):
-            return Destination("own", LIVE_STREAM if path in _LIVE_PATHS else "other")
-        verdict = self._allowed.judge(method.decode(), raw_path)
-        if verdict.admitted:
-            return Destination("engine", path_class(verdict.route))
-        # For whoever is here for the first time, with curl and no documentation.
-        ours = OWN_PATHS_HINT if verdict.status == NOT_FOUND else ""
-        reason = _REFUSAL_REASONS.get(verdict.status, "not_admitted")
-        return Destination("nowhere", refusal=Failure(verdict.status, reason, verdict.reason + ours))
 
 
 class RootPathWatch:
@@ -320,7 +255,7 @@ def create_app(
     proxy = Proxy(
         settings.engine_url,
         observer=exporter.traffic,
-        limits=_limits(settings),
+        limits=_limits(settings.proxy),
         gate=gate,
         tls=engine_tls,
         access_log=None if settings.access_log is None else AccessLog(settings.access_log),
@@ -366,13 +301,13 @@ def create_app(
         server_info=partial(engine.get, "/server_info"),
         control=access,
     )
-    control, own_paths = _control_plane(services, lifespan, exporter.internal_errors.counter("http"))
-    front = Front(own_paths, AllowList(settings.proxy.extra_paths, settings.engine_root_path))
+    control, paths = _control_plane(services, lifespan, exporter.internal_errors.counter("http"))
+    front = Front(paths, AllowList(settings.proxy.extra_paths, settings.engine_root_path))
     poller.listeners.append(RootPathWatch(front, lambda: poller.capabilities.root_path, history).notice)
     return Sidecar(
         protocol(proxy, front),
         services,
-        own_paths,
+        paths.exact,
         history.close,
         # A HEAD is judged as the GET that it becomes.
         HeadAsGet(ControlGuard(BodyLimit(control, CONTROL_BODY_BYTES), access, control.openapi())),
@@ -381,18 +316,10 @@ def create_app(
     )
 
 
-def _limits(settings: Settings) -> ProxyLimits:
-    proxy = settings.proxy
-    return ProxyLimits(
-        max_body_bytes=proxy.max_body_bytes,
-        connect_seconds=proxy.connect_seconds,
-        first_byte_seconds=proxy.first_byte_seconds or None,
-        idle_seconds=proxy.idle_seconds or None,
-        max_header_bytes=proxy.max_header_bytes,
-        keepalive_seconds=proxy.keepalive_seconds,
-        client_keepalive_seconds=proxy.client_keepalive_seconds,
-        max_connections=proxy.max_connections or default_connections(),
-    )
+def _limits(settings: ProxySettings) -> ProxyLimits:
+    shared = {field.name for field in fields(ProxyLimits)} & ProxySettings.model_fields.keys()
+    limits = settings.model_dump(include=shared)
+    return ProxyLimits(**{**limits, "max_connections": settings.max_connections or default_connections()})
 
 
 def _access(settings: Settings, exporter: Exporter) -> tuple[AdminToken, Access]:
@@ -450,7 +377,7 @@ def _flight(
 
 def _control_plane(
     services: Services, lifespan: Callable[[FastAPI], object], internal_error: Callable[[], None]
-) -> tuple[FastAPI, frozenset[str]]:
+) -> tuple[FastAPI, SidecarPaths]:
     """The FastAPI application and the paths that it answers."""
     app = FastAPI(
         title="Highwater",
@@ -467,4 +394,5 @@ def _control_plane(
     app.include_router(incidents_router(services.incidents))
     app.include_router(dashboard_router())
     answer_problems(app, internal_error)
-    return app, frozenset(app.openapi()["paths"]) | {"/memory/openapi.json", "/dashboard"}
+    exact = frozenset(app.openapi()["paths"]) | {"/memory/openapi.json", "/dashboard"}
+    return app, SidecarPaths(exact, _SIDECAR_PREFIXES, _LIVE_PATHS)

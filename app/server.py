@@ -1,4 +1,4 @@
-"""The process that serves: uvicorn's server around the sidecar, with what a data plane needs besides."""
+"""The process that serves: uvicorn's server around the sidecar, with additions for the data plane."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ log = logging.getLogger("highwater")
 
 
 class Server(uvicorn.Server):
-    """Accepts several connections a turn, ends live event streams when told to stop, opens a log file again.
+    """Accepts several connections a turn, ends live event streams at its stop, and reopens the log file.
 
     Args:
-        sidecar: What it serves.
-        host: Where, as an address or a name.
-        port: Where; 0 for any that is free.
-        shutdown_seconds: How long requests may take to finish once it is told to stop.
+        sidecar: The application.
+        host: The address or name to listen on.
+        port: The port; 0 for any that is free.
+        shutdown_seconds: The time that requests have to finish once it is asked to stop.
     """
 
     def __init__(self, sidecar: Sidecar, host: str, port: int, *, shutdown_seconds: float) -> None:
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # The peer's address decides who may call control paths: no header may change it.
+                # The peer's address decides about calls of control paths: no header may change it.
                 proxy_headers=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=int(shutdown_seconds),
@@ -57,21 +57,23 @@ class Server(uvicorn.Server):
         """Start the sidecar, and listen.
 
         Args:
-            sockets: Listened on besides by uvicorn itself, without a bound on TLS handshakes.
+            sockets: Further sockets, listened on by uvicorn itself, without a bound on TLS handshakes.
         """
         await super().startup(sockets or [])
         config, loop = self.config, asyncio.get_running_loop()
-        make: Callable[[], Any] = partial(  # it has asyncio.Protocol's methods, and is none: compiled classes cannot be
-            self._sidecar.protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state
+        make: Callable[[], Any] = (
+            partial(  # not an asyncio.Protocol, though it has its methods: a compiled class cannot be one
+                self._sidecar.protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
         )
-        patience = None if config.ssl is None else HANDSHAKE_SECONDS
+        handshake_seconds = None if config.ssl is None else HANDSHAKE_SECONDS
         try:
             first = await loop.create_server(
                 make,
                 config.host,
                 config.port,
                 ssl=config.ssl,
-                ssl_handshake_timeout=patience,
+                ssl_handshake_timeout=handshake_seconds,
                 backlog=config.backlog,
             )
         except OSError as exc:
@@ -86,7 +88,7 @@ class Server(uvicorn.Server):
         loop.add_signal_handler(signal.SIGHUP, self._reopen_log)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end: who watches events would else keep the process for good."""
+        """Begin to stop, and end the event streams: their clients would keep the process for good."""
         super().handle_exit(sig, frame)
         self._sidecar.close_streams()
 

@@ -1,10 +1,10 @@
-"""TLS on both sides, from files that are looked at again: certificates are renewed while we run.
+"""TLS on both sides, from files that are checked regularly: certificates are renewed while the sidecar runs.
 
 ::
 
     clients ──TLS──► sidecar ──TLS──► engine
-            cert_file            ca_file: whom we believe
-            key_file             cert_file, key_file: who we are, where the engine asks
+            cert_file            ca_file: the authorities trusted
+            key_file             cert_file, key_file: for an engine that asks for a client certificate
 
 A context is never changed in place. ``load_cert_chain`` on one in use would leave it without a key between two calls,
 would keep a certificate of the old kind (RSA) beside a new one of another (ECDSA) and serve either, and a certificate
@@ -28,7 +28,7 @@ from typing import Self
 LOOK_SECONDS = 5.0
 # X509_V_ERR_*_MISMATCH (openssl/x509_vfy.h): the certificate is good, and for another name or address.
 _NAME_MISMATCHES = frozenset({62, 64})
-# What an SSLError may be without anything being wrong with keys or certificates: data to wait for, a peer that left.
+# SSLErrors that mean nothing about keys or certificates: data is waited for, or the peer left.
 _NO_TROUBLE = (ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 log = logging.getLogger("highwater.tls")
@@ -36,11 +36,11 @@ log = logging.getLogger("highwater.tls")
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where one side's certificates are, in PEM.
+    """The files of one side's certificates, in PEM.
 
     Attributes:
-        ca_file: The authorities to believe; the system's where None.
-        cert_file: Our certificate, and what leads from it to an authority.
+        ca_file: The authorities to trust; the system's where None.
+        cert_file: The sidecar's certificate, and the chain from it to an authority.
         key_file: Its key.
     """
 
@@ -55,17 +55,17 @@ class TlsFiles:
 class ReloadedContext(ssl.SSLContext):
     """Stands for the context last made from some files; each connection is wrapped by that one.
 
-    asyncio, uvloop and httpx ask a context for nothing but ``wrap_bio``. In itself this one has no certificate and
-    trusts nobody, so that another way of using it fails, and does not pass by what the files say.
+    asyncio, uvloop and httpx use nothing of a context but ``wrap_bio``. In itself this one has no certificate and
+    trusts nobody, so that any other use fails instead of ignoring the files.
 
     Args:
         make: Reads the files and makes a context; raises ``ValueError`` where they do not serve.
-        files: Those that it reads.
-        side: What it is for, in the log.
+        files: The files that it reads.
+        side: Its name in the log.
     """
 
     def __new__(cls, *_: object) -> Self:
-        """A bare one, of the kind that verifies."""
+        """Make a bare context, of the kind that verifies."""
         return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
 
     def __init__(self, make: Callable[[TlsFiles], ssl.SSLContext], files: TlsFiles, side: str) -> None:
@@ -76,15 +76,15 @@ class ReloadedContext(ssl.SSLContext):
         self._current = make(files)
 
     def look(self) -> bool:
-        """Look at the files, and load them if they changed.
+        """Check the files, and load them if they changed.
 
         Returns:
-            Whether connections from now on use new ones. Where they do not load, that is logged once.
+            Whether connections from now on use the new files. Files that do not load are logged once.
         """
         seen = _signature(self._files)
         if seen == self._seen:
             return False
-        # Also when they do not load: what is wrong with these very files is told once.
+        # Also when they do not load: a problem with these very files is logged once.
         self._seen = seen
         try:
             self._current = self._make(self._files)
@@ -102,18 +102,18 @@ class ReloadedContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """One connection, by the context of this moment."""
+        """Wrap one connection by the context in force."""
         return self._current.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
 
 class TlsWatch:
-    """Looks at files of contexts every few seconds.
+    """Checks the files of contexts every few seconds.
 
-    Kubernetes renews a mounted secret by pointing a link elsewhere; a look follows links, and needs no event.
+    Kubernetes renews a mounted secret by pointing a link elsewhere; a check follows links, and needs no event.
 
     Args:
-        contexts: Of which sides; None where one speaks no TLS.
-        every_seconds: Time between looks.
+        contexts: One for each side; None where a side speaks no TLS.
+        every_seconds: Time between checks.
     """
 
     def __init__(self, *contexts: ReloadedContext | None, every_seconds: float = LOOK_SECONDS) -> None:
@@ -121,19 +121,19 @@ class TlsWatch:
         self._every_seconds = every_seconds
 
     def look(self) -> None:
-        """Look at all of them, now."""
+        """Check all of them now."""
         for context in self._contexts:
             context.look()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
             await asyncio.sleep(self._every_seconds)
             self.look()
 
 
 def listening_context(files: TlsFiles) -> ReloadedContext | None:
-    """What clients are answered with; None where no certificate is given, that is, plain HTTP.
+    """Return the context for clients; None where no certificate is given, that is, plain HTTP.
 
     Raises:
         ValueError: The files do not load.
@@ -142,7 +142,7 @@ def listening_context(files: TlsFiles) -> ReloadedContext | None:
 
 
 def engine_context(url: str, files: TlsFiles) -> ReloadedContext | None:
-    """What the engine is spoken to with; None where ``url`` is not https.
+    """Return the context for the engine; None where ``url`` is not https.
 
     Raises:
         ValueError: The files do not load.
@@ -151,7 +151,7 @@ def engine_context(url: str, files: TlsFiles) -> ReloadedContext | None:
 
 
 def check_certificate(cert_file: Path) -> None:
-    """Whether the file holds certificates, theirs or ours.
+    """Check that the file holds certificates, of authorities or of the sidecar.
 
     Raises:
         ValueError: It does not, or cannot be read.
@@ -165,7 +165,7 @@ def check_certificate(cert_file: Path) -> None:
 
 
 def check_pair(cert_file: Path, key_file: Path) -> None:
-    """Whether the certificate and the key load and belong together.
+    """Check that the certificate and the key load and belong together.
 
     Raises:
         ValueError: They do not.
@@ -174,10 +174,10 @@ def check_pair(cert_file: Path, key_file: Path) -> None:
 
 
 def trouble(exc: BaseException) -> str | None:
-    """Why there is no TLS with the engine, as a sentence with what to set; None where ``exc`` is about something else.
+    """Return why TLS with the engine fails, with the setting to change; None where ``exc`` is about something else.
 
     Args:
-        exc: What connecting or reading raised, causes included.
+        exc: The exception that connecting or reading raised, with its causes.
     """
     cause: BaseException | None = exc
     while cause is not None and (not isinstance(cause, ssl.SSLError) or isinstance(cause, _NO_TROUBLE)):
@@ -188,7 +188,7 @@ def trouble(exc: BaseException) -> str | None:
         right = (
             "engine_url must name a host that it was made for"
             if cause.verify_code in _NAME_MISMATCHES
-            else "engine_tls.ca_file names the authorities to believe"
+            else "engine_tls.ca_file names the authorities to trust"
         )
         return f"the engine's certificate is not accepted: {cause.verify_message.rstrip('.')}; {right}"
     reason = cause.reason or str(cause)
@@ -204,7 +204,7 @@ def trouble(exc: BaseException) -> str | None:
 
 def _server_context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    return _with_our_terms(context, files)
+    return _with_common_options(context, files)
 
 
 def _client_context(files: TlsFiles) -> ssl.SSLContext:
@@ -212,10 +212,10 @@ def _client_context(files: TlsFiles) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=files.ca_file)
     except (OSError, ValueError) as exc:
         raise ValueError(f"{files.ca_file}: holds no certificate in PEM, or cannot be read ({exc})") from exc
-    return _with_our_terms(context, files)
+    return _with_common_options(context, files)
 
 
-def _with_our_terms(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+def _with_common_options(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     if files.cert_file is not None and files.key_file is not None:
@@ -240,7 +240,7 @@ def _no_passphrase() -> str:
 
 
 def _signature(files: TlsFiles) -> tuple[tuple[int, ...] | None, ...]:
-    """What changes with a file's content or whom it may be read by; None for one that is not there."""
+    """Return what changes with the files' contents or permissions; None for a file that is missing."""
     return tuple(_stat(path) for path in files)
 
 

@@ -1,4 +1,4 @@
-"""What passes through the proxy, counted: plain numbers that one request may change for a fraction of a microsecond.
+"""Counters of the traffic through the proxy: plain numbers that cost a request a fraction of a microsecond to change.
 
 ``prometheus_client``'s own counters take a lock and look up labels each time, which is a fifth of all that a request
 costs here. Everything is counted on the event loop's thread; a scrape only reads.
@@ -25,18 +25,18 @@ DURATION_BUCKETS = (
     *(0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0),
 )
 Result = Literal["complete", "client_left", "truncated", "refused"]
-"""How a request ended: the client got the whole response; it left before that; the response began and broke off; the
-sidecar answered with an error in the engine's place, or would not read the request to its end."""
+"""The end of a request: the client got the whole response; it left before that; the response began and broke off; the
+sidecar responded with an error in the engine's place, or would not read the request to its end."""
 
 # Requests of this path class are counted, and are in no histogram: probes would drown what clients wait for.
 HEALTH = "health"
-# Of the refusals, those that have a family of their own: the gate's, and those at the end of the sidecar.
+# The refusals that have a family of their own: the gate's, and those while the sidecar stops.
 SHED_REASONS = ("gate_full", "held_too_long", "shutting_down")
 
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The proxy's connections at one moment, and what has been sent over them since it started."""
+    """The proxy's connections at one moment, and the requests sent over them since it started."""
 
     clients: int = 0
     engine_active: int = 0
@@ -67,7 +67,7 @@ class _Histogram:
         self._sum += value
 
     def add_to(self, family: HistogramMetricFamily, label: str) -> None:
-        """Show it as one series of the family, unless nothing was counted."""
+        """Add it as one series of the family, unless nothing was counted."""
         if any(self._counts):
             bounds = (*map(floatToGoString, self._bounds), "+Inf")
             buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
@@ -75,7 +75,7 @@ class _Histogram:
 
 
 class _PathClass:
-    """What is counted of the requests of one path class."""
+    """The counters of one path class."""
 
     def __init__(self) -> None:
         self.ended: Counter[tuple[str, int, Result]] = Counter()  # by method, status code and result
@@ -86,10 +86,10 @@ class _PathClass:
 
 
 class Traffic(Collector):
-    """The families of the proxied requests, and what changes them: a ``ProxyObserver``.
+    """The metric families of the proxied requests, and the ``ProxyObserver`` that moves them.
 
     Args:
-        connections: Gives the connections as they stand.
+        connections: Returns the connections as they stand.
     """
 
     def __init__(self, connections: Callable[[], Connections] = Connections) -> None:
@@ -99,7 +99,7 @@ class Traffic(Collector):
         self._upstream_errors: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
 
-    # --- what is counted ---
+    # --- called by the proxy ---
 
     def request_started(self) -> None:
         """Count a request that is under way."""
@@ -140,14 +140,14 @@ class Traffic(Collector):
         """Count a request that was not passed on, or not to its end."""
         self._refused[reason] += 1
 
-    # --- what is shown ---
+    # --- called by the registry ---
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the names are all that a registry would look at."""
+        """Return nothing: a registry would use no more than the names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """The numbers as they stand."""
+        """Yield the numbers as they stand."""
         yield from self._request_families()
         yield from self._failure_families()
         yield from _connection_families(self._connections())
@@ -156,7 +156,7 @@ class Traffic(Collector):
         ended = CounterMetricFamily(
             "highwater_proxy_requests",
             "Proxied requests that ended. The result is complete, client_left, truncated (the response broke off) or "
-            "refused (the sidecar answered with an error in the engine's place).",
+            "refused (the sidecar responded with an error in the engine's place).",
             labels=("path_class", "method", "code", "result"),
         )
         durations = HistogramMetricFamily(
@@ -200,7 +200,7 @@ class Traffic(Collector):
             for (_, _, result), count in counted.ended.items()
             if result == "client_left"
         )
-        text = "Clients that left before their answer was complete."
+        text = "Clients that left before their response was complete."
         yield CounterMetricFamily("highwater_proxy_client_disconnects", text, value=left)
         text = "Proxied requests that the engine failed."
         errors = CounterMetricFamily("highwater_proxy_upstream_errors", text, labels=("reason",))
@@ -208,7 +208,7 @@ class Traffic(Collector):
             errors.add_metric((reason,), count)
         text = "Requests on the data plane that the sidecar refused, or would not read to their end."
         refused = CounterMetricFamily("highwater_proxy_refused", text, labels=("reason",))
-        text = "Refused requests that were answered with 503 while new ones were held for a reset, or at the end."
+        text = "Refused requests that got 503 while new ones were held for a reset, or while the sidecar stopped."
         shed = CounterMetricFamily("highwater_proxy_requests_shed", text, labels=("reason",))
         for reason, count in sorted(self._refused.items()):
             refused.add_metric((reason,), count)
@@ -218,7 +218,7 @@ class Traffic(Collector):
 
 
 def _connection_families(connections: Connections) -> Iterator[Metric]:
-    text = "Open connections of clients, to proxied and to the sidecar's own paths."
+    text = "Open connections of clients, to proxied paths and to the sidecar's."
     yield GaugeMetricFamily("highwater_proxy_connections", text, value=connections.clients)
     text = "Open connections to the engine: active while they serve a request, idle while they are kept for the next."
     engine = GaugeMetricFamily("highwater_proxy_engine_connections", text, labels=("state",))
@@ -230,7 +230,7 @@ def _connection_families(connections: Connections) -> Iterator[Metric]:
     requests.add_metric(("new",), connections.requests_on_new)
     requests.add_metric(("reused",), connections.requests_on_reused)
     yield requests
-    text = "Requests sent to the engine once more, because a kept connection was closed before an answer."
+    text = "Requests sent to the engine once more, because a kept connection was closed before a response."
     yield CounterMetricFamily("highwater_proxy_retries", text, value=connections.retries)
     text = "Open WebSocket tunnels."
     yield GaugeMetricFamily("highwater_proxy_tunnels", text, value=connections.tunnels)

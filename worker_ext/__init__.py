@@ -1,7 +1,7 @@
-"""Highwater's worker extension: where one vLLM worker's memory went, and what gives it back.
+"""Highwater's worker extension: shows where one vLLM worker's memory went, and gives it back.
 
 vLLM loads it by name: `--worker-extension-cls worker_ext.MemoryExtension`. It refuses to import torch or vllm with
-itself, to touch a device before it is asked, and to raise into a worker.
+itself, to touch a device before a call needs it, and to raise into a worker.
 """
 
 from worker_ext.extension import MemoryExtension

@@ -1,10 +1,11 @@
-"""How much of what torch's allocator keeps unused `release` can give back.
+"""The part of the allocator reserve that `release` can give back.
 
-Reserved less allocated is more than that. Of a segment that still holds a tensor nothing can go: its free pieces are
-what torch counts as `inactive_split_bytes`. And of free memory that it does not count there, `empty_cache` keeps some
-all the same: whole free segments in the private pools of captured graphs, and the ends of free ranges in expandable
-segments, which are given back by the page. That part is *kept*; it hardly changes once the graphs are captured, and is
-learned in two ways: by one look at the allocator's segments, and from what is left after each `empty_cache` of ours.
+The whole reserve, reserved less allocated, is more. Of a segment that still holds a tensor nothing can go: its free
+pieces are what torch counts as `inactive_split_bytes`. And of free memory that it does not count there, `empty_cache`
+keeps some all the same: whole free segments in the private pools of captured graphs, and the ends of free ranges in
+expandable segments, which are given back by the page. That part is *kept*; it hardly changes once the graphs are
+captured, and is learned in two ways: by one look at the allocator's segments, and from what is left after each
+`empty_cache` of ours.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from worker_ext.devices.figures import AllocatorFigures
 
 MAX_BLOCKS = 10_000
-"""Up to here a look is cheap: torch makes a small dict of each block, which takes it a few microseconds."""
+"""Up to so many a walk is cheap: torch makes a small dict of each block, in a few microseconds."""
 _NO_POOL = (0, 0)
 _PAGES = {"small": 2 << 20, "large": 20 << 20}
 """Bytes of a page in an expandable segment (torch 2.13.0 include/c10/core/AllocatorConfig.h:17 `kSmallBuffer`, and
@@ -32,20 +33,20 @@ chosen another large one, the first release corrects the figure."""
 
 @dataclass
 class AllocatorReserve:
-    """What one worker has learned of its allocator."""
+    """The knowledge of one worker's allocator."""
 
     kept_bytes: int | None = None
     """Free bytes that `empty_cache` would keep and that torch does not count as `inactive_split_bytes`."""
     unknown_because: str | None = None
-    """Why a look taught nothing; None before it."""
+    """The reason why the segments could not be read; None before that was tried."""
 
     def releasable_bytes(self, figures: AllocatorFigures) -> int | None:
-        """Return what `empty_cache` would give back now, None where nothing is known of what it would keep."""
+        """Return the bytes that `empty_cache` would give back now, None where the part that it keeps is unknown."""
         unused = _unsplit_bytes(figures)
         return None if unused is None or self.kept_bytes is None else max(0, unused - self.kept_bytes)
 
     def learn_after_release(self, figures: AllocatorFigures) -> None:
-        """Take what is left unused right after an `empty_cache` for what it keeps."""
+        """Learn the part that `empty_cache` keeps from the bytes left unused right after it."""
         unused = _unsplit_bytes(figures)
         if unused is not None:
             self.kept_bytes = max(0, unused)
@@ -76,7 +77,7 @@ def _look(device: Device) -> int:
     blocks = device.family.block_count(device.index)
     if blocks is None or blocks > MAX_BLOCKS:
         count = "an unknown number of" if blocks is None else blocks
-        raise UnreadableError(f"the allocator has {count} blocks, too many to look at; the first release will tell")
+        raise UnreadableError(f"the allocator has {count} blocks, too many to walk; the first release will show it")
     return kept_bytes(device.family.segments(device.index), device.index)
 
 
@@ -88,7 +89,7 @@ def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
         index: The worker's device.
 
     Raises:
-        UnreadableError: They do not tell which pool they belong to.
+        UnreadableError: The segments do not name their pool.
     """
     return sum(_kept_of(segment) for segment in segments if segment.get("device", index) == index)
 
@@ -96,7 +97,7 @@ def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
 def _kept_of(segment: Mapping[str, Any]) -> int:
     pool = segment.get("segment_pool_id")
     if pool is None:
-        raise UnreadableError("torch does not tell the pool of a segment; the first release will tell")
+        raise UnreadableError("torch does not show the pool of a segment; the first release will show what is kept")
     free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
     is_private, is_expandable = tuple(pool) != _NO_POOL, bool(segment.get("is_expandable"))
     if is_expandable:
@@ -106,7 +107,7 @@ def _kept_of(segment: Mapping[str, Any]) -> int:
 
 
 def _ends_of_pages(segment: Mapping[str, Any]) -> int:
-    # What is mapped begins and ends with a page; of a free block only whole pages are unmapped.
+    # A mapping begins and ends with a page; of a free block only whole pages are unmapped.
     page = _PAGES.get(str(segment.get("segment_type")), _PAGES["large"])
     kept, start = 0, 0
     for block in segment["blocks"]:

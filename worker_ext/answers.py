@@ -1,6 +1,6 @@
 """From a call to its answer: find the operation, check the payload, run it, and write one JSON object.
 
-It lets nothing out but that object's text, and the two exceptions by which a process is told to end.
+Nothing leaves it but that object's text, and the two exceptions that end a process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNANSWERABLE = (
     '"pp_rank": null, "host": null, "pid": null, "pid_started": null, "taken_at": null, '
     '"error": {"code": "failed", "message": "the worker extension could not write its answer"}}'
 )
-"""What is left to say when even an error's answer cannot be put together: a constant, because nothing else can fail."""
+"""The answer when even an error's answer cannot be made: a constant, because a constant cannot fail."""
 
 
 def answer(
@@ -69,7 +69,7 @@ def _run(
             f"highwater_rpc takes op and payload; it got {len(excess)} more by position "
             f"and {printable(', '.join(unknown)) or 'none'} by name"
         )
-    with suppress(Exception):  # an engine that cannot be watched can be asked all the same
+    with suppress(Exception):  # an engine that cannot be watched can be read all the same
         watch_sleep(worker, state_of(worker).sleep)
     with _shown(worker, str(op)), no_collection():
         return operation.run(worker, parse_payload(payload, operation.fields))
@@ -77,7 +77,7 @@ def _run(
 
 def _shown(worker: object, op: str) -> AbstractContextManager[None]:
     recorder = running_recorder(worker)
-    return nullcontext() if recorder is None else recorder.calls.running(op)
+    return nullcontext() if recorder is None else recorder.operation(op)
 
 
 def _text(worker: object, op: str | None, status: dict[str, Any], body: dict[str, Any]) -> str:

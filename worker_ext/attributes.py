@@ -20,7 +20,7 @@ def look_up(root: object, *path: str) -> Any:  # noqa: ANN401 - vLLM has no type
 
 
 def whole(value: object) -> int | None:
-    """Return a number as an int (bytes come as float from some versions), and None for everything that is not one."""
+    """Return a number as an int (bytes come as float from some versions), and None for everything else."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, float):

@@ -21,8 +21,8 @@ class CgroupMemory(NamedTuple):
     limit_bytes: int | None
 
 
-# Of `memory.stat`: pages that stand in files too, which the kernel drops before it kills anything. What was read often,
-# as weights are that two ranks read, is active; that changes nothing about it. Shared memory is in neither.
+# Of `memory.stat`: pages that are in files too, which the kernel drops before it kills anything. Pages read often, such
+# as weights that two ranks read, are active, and dropped all the same. Shared memory is in neither.
 _PAGE_CACHE_1 = ("total_inactive_file", "total_active_file")
 _PAGE_CACHE_2 = ("inactive_file", "active_file")
 
@@ -35,7 +35,7 @@ class _Files(NamedTuple):
 
 
 def read_cgroup(root: Path) -> CgroupMemory:
-    """Return use and limit of the tightest group from the process's own upwards; nulls where there is none.
+    """Return use and limit of the tightest group from the process's own upwards; nulls without one.
 
     Args:
         root: The file system's root; a test brings its own.
@@ -56,7 +56,7 @@ def read_cgroup(root: Path) -> CgroupMemory:
 
 
 def read_oom_kills(root: Path) -> int | None:
-    """Return how many processes of this process's own group the kernel has killed for memory; None where untold.
+    """Return how many processes of this process's own group the kernel has killed for memory; None where unknown.
 
     The kernel counts every process, also of a group that it killed as a whole (`oom_group_kill` counts the groups), and
     those of groups below. Both versions write `oom_kill N`.
@@ -91,7 +91,7 @@ class _Mount(NamedTuple):
         return self.kind == "cgroup" and "memory" in self.options.split(",")
 
 
-# Where the files lie does not change while a worker lives, and finding them costs more than reading them.
+# The files' places are constant while a worker runs, and finding them costs more than reading them.
 @functools.lru_cache(maxsize=8)
 def _find(root: Path) -> _Files | None:
     groups = _lines(root / "proc/self/cgroup")

@@ -1,8 +1,8 @@
-"""The encoder cache of one worker, read without touching it: what is in it, how large, and who still needs it.
+"""The encoder cache of one worker, read without changing it: entries, sizes, and the requests that need them.
 
 Both model runners are known: V1 keeps a dict on the runner, V2 an `EncoderCache` around one. It refuses to change
-anything: an entry that the scheduler believes to be there and is not ends the engine (`Encoder cache miss`). What was
-spilled to host memory is read where it lies.
+anything: an entry that the scheduler believes to be there and is not ends the engine (`Encoder cache miss`). Entries in
+host memory are read there.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from worker_ext.spilling_dict import Spilled, SpillingDict
 from worker_ext.storages import Storage, is_tensor, storage_of, tensors_in, view_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from worker_ext.state import WorkerState
+    from worker_ext.sightings import Sightings
+    from worker_ext.spilling_dict import Ledger
     from worker_ext.storages import Tensor
 
 _HOST = "host"
@@ -35,13 +36,13 @@ class Entry(NamedTuple):
     origin: tuple[str, int] | None = None
     """The storage that it was made in."""
     idle_seconds: float | None = None
-    """Since the engine's last access; None where the cache is not watched."""
+    """The time since the engine's last access; None where the cache is not watched."""
     value: object = None
-    """What stands in the dict, raw."""
+    """The raw value in the dict."""
 
 
 class EncoderOutputs:
-    """What the cache held when it was read.
+    """The cache's content when it was read.
 
     Args:
         kind: `dict` (model runner V1) or `encoder_outputs` (V2).
@@ -55,10 +56,10 @@ class EncoderOutputs:
         self.storages = {key: storage for entry in entries for key, storage in entry.storages.items()}
         self._device_type = device_type
         self.restore_reserve_bytes = 0
-        """What is kept on the device for entries to come back into; it is in none of the other figures."""
+        """The bytes kept on the device for entries to come back into; no other figure includes them."""
 
     def is_on_device(self, storage: Storage) -> bool:
-        """Say whether a storage is on the worker's device; on a CPU worker that is host memory too."""
+        """Return whether a storage is on the worker's device; on a CPU worker that is host memory too."""
         return storage.device_type == self._device_type
 
     @property
@@ -78,16 +79,16 @@ class EncoderOutputs:
             bool(entry.storages) and not any(map(self.is_on_device, entry.storages.values())) for entry in self.entries
         )
 
-    def ages(self, state: WorkerState) -> dict[str, float]:
+    def ages(self, sightings: Sightings) -> dict[str, float]:
         """Return the seconds since each entry was first seen."""
-        return state.sightings.ages({entry.mm_hash: entry.origin for entry in self.entries})
+        return sightings.ages({entry.mm_hash: entry.origin for entry in self.entries})
 
 
 def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | None:
     """Return the worker's encoder cache, None where it has none: a text-only model, or a later pipeline stage.
 
     Raises:
-        UnreadableError: There is one, of a kind that we do not know.
+        UnreadableError: It is of an unknown kind.
     """
     found = find_encoder_cache(worker)
     if found is None:
@@ -108,7 +109,7 @@ def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
     Args:
         outputs: The dict that it is in.
         key: Its key there.
-        value: What stands under it, raw.
+        value: Its raw value.
     """
     entry = _entry(str(key), value)
     if isinstance(outputs, SpillingDict):
@@ -116,24 +117,20 @@ def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
     return entry
 
 
-def encoder_cache_block(worker: object, device_type: str, state: WorkerState) -> dict[str, Any] | None:
-    """Return the cache's figures for an answer, None where the worker has none."""
-    outputs = read_encoder_outputs(worker, device_type)
-    return None if outputs is None else figures_of(outputs, outputs.ages(state), worker, state)
-
-
-def figures_of(
-    outputs: EncoderOutputs, ages: Mapping[str, float], worker: object, state: WorkerState
-) -> dict[str, Any]:
-    """Return the figures of what was read.
+def encoder_cache_figures(
+    worker: object, outputs: EncoderOutputs | None, sightings: Sightings, ledger: Ledger
+) -> dict[str, Any] | None:
+    """Return the cache's figures for an answer, None where the worker has no cache.
 
     Args:
-        outputs: What was read.
-        ages: The seconds since each entry was first seen.
         worker: The worker.
-        state: Its state.
+        outputs: Its cache, as it was read.
+        sightings: The worker's own.
+        ledger: The worker's own.
     """
-    oldest = max(ages.values(), default=None)
+    if outputs is None:
+        return None
+    oldest = max(outputs.ages(sightings).values(), default=None)
     return {
         "entries": len(outputs.entries),
         "device_bytes": outputs.device_bytes,
@@ -143,13 +140,12 @@ def figures_of(
         "embeds": sum(map(entry_embeds, outputs.entries)),
         "oldest_age_seconds": None if oldest is None else round(oldest, 3),
         "restore_reserve_bytes": outputs.restore_reserve_bytes,
-        **moves(state),
+        **moves(ledger),
     }
 
 
-def moves(state: WorkerState) -> dict[str, Any]:
-    """Return for an answer what was moved between device and host since the engine started."""
-    ledger = state.ledger
+def moves(ledger: Ledger) -> dict[str, Any]:
+    """Return for an answer the counts of moves between device and host since the engine started."""
     return {
         "spills": ledger.spills,
         "restores": ledger.restores,
@@ -174,15 +170,21 @@ def find_encoder_cache(worker: object) -> tuple[str, dict[Any, Any]] | None:
     raise UnreadableError(f"model_runner.encoder_cache is a {type(cache).__name__}, neither a dict nor around one")
 
 
+def spilling_cache(worker: object) -> SpillingDict | None:
+    """Return the worker's encoder cache where it is a `SpillingDict` already; None where it is not, or is absent."""
+    found = find_encoder_cache(worker)
+    return found[1] if found and isinstance(found[1], SpillingDict) else None
+
+
 def odd_absence(worker: object) -> str | None:
     """Return why it is odd that `find_encoder_cache` found none, None where a worker like this one has none.
 
-    It is the only sign of an engine that keeps its encoder outputs in a place that we do not know.
+    It is the only sign of an engine that keeps its encoder outputs in an unknown place.
     """
     runner = look_up(worker, "model_runner")
     if runner is None or look_up(worker, "vllm_config", "model_config", "is_multimodal_model") is not True:
         return None
-    # Also of a multimodal model: one that was told to take text alone, and the later stages of a pipeline
+    # Also of a multimodal model: one configured for text alone, and the later stages of a pipeline
     # (vllm 0.32.0 v1/worker/gpu/model_runner.py:269).
     is_first_stage = look_up(runner, "is_first_pp_rank") is not False and not pp_rank(worker)
     if look_up(runner, "supports_mm_inputs") is False or not is_first_stage:
@@ -191,13 +193,13 @@ def odd_absence(worker: object) -> str | None:
 
 
 def restore_reserve_bytes(worker: object) -> int:
-    """Return what is kept on the device so that entries can come back; 0 where nothing was moved."""
-    found = find_encoder_cache(worker)
-    return found[1].way_back.reserve_bytes if found and isinstance(found[1], SpillingDict) else 0
+    """Return the bytes kept on the device so that entries can come back; 0 where nothing was moved."""
+    cache = spilling_cache(worker)
+    return 0 if cache is None else cache.way_back.reserve_bytes
 
 
 def capacity_embeds(worker: object) -> int | None:
-    """Return the embeddings that the scheduler lets the cache hold, None where that is not told."""
+    """Return the embeddings that the scheduler lets the cache hold, None where that is unknown."""
     # V1's budget includes the rule that one item of the largest kind always fits; V2 keeps no budget object.
     budget = whole(look_up(worker, "model_runner", "mm_budget", "encoder_cache_size"))
     if budget is not None:
@@ -206,7 +208,7 @@ def capacity_embeds(worker: object) -> int | None:
 
 
 def needed_hashes(worker: object) -> set[str] | None:
-    """Return the cache keys that running requests have not yet computed past; None where that cannot be told.
+    """Return the cache keys that running requests have not yet computed past; None where that is unknown.
 
     Requests that still wait are unknown to a worker, though the scheduler may count on an entry for them: absence from
     this set is no permission to drop an entry.
@@ -269,5 +271,5 @@ def entry_embeds(entry: Entry) -> int:
 
 
 def entry_bytes(entry: Entry) -> int:
-    """Return the bytes of the entry's own elements, without what its storages hold besides."""
+    """Return the bytes of the entry's own elements, without the other bytes of its storages."""
     return sum(map(view_bytes, entry.tensors))

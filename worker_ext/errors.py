@@ -1,12 +1,12 @@
-"""What can go wrong inside, as exceptions; `answers` turns every one of them into data.
+"""The exceptions of this package; `answers` turns every one of them into data.
 
-    RequestError             the caller's doing; carries the code of the answer
+    RequestError             caused by the request; carries the code of the answer
       +- UnknownOpError      code "unknown_op"
       +- BadPayloadError     code "bad_payload"
       +- RefusedError        code "refused"
       +- UnavailableError    code "unavailable"
       +- NoSpaceError        code "no_space"
-    UnreadableError          something is there that we cannot read; becomes a note, or code "failed"
+    UnreadableError          something is there that cannot be read; becomes a note, or code "failed"
 
 Anything else that is raised becomes code "failed", but for SystemExit and KeyboardInterrupt, which pass.
 """
@@ -21,7 +21,7 @@ class RequestError(Exception):
 
 
 class UnknownOpError(RequestError):
-    """There is no operation of that name."""
+    """No operation has that name."""
 
     code = "unknown_op"
 
@@ -33,13 +33,13 @@ class BadPayloadError(RequestError):
 
 
 class RefusedError(RequestError):
-    """The request is in order, but to do it here and now would be dangerous, or would do nothing of what was meant."""
+    """The request is valid, but serving it here and now would be dangerous, or would have no effect."""
 
     code = "refused"
 
 
 class UnavailableError(RequestError):
-    """The device, or this version of its torch, has nothing of the kind; to ask again changes nothing."""
+    """The device, or this version of its torch, does not support it; another try changes nothing."""
 
     code = "unavailable"
 
@@ -51,7 +51,7 @@ class NoSpaceError(RequestError):
 
 
 class UnreadableError(Exception):
-    """The engine keeps something in a form that we do not know."""
+    """The engine keeps something in an unknown form."""
 
 
 def describe(error: BaseException) -> str:

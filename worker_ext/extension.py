@@ -28,7 +28,7 @@ class MemoryExtension:
             end_recorder(self)
 
     def highwater_rpc(self, op: object = "", payload: object = "{}", *excess: object, **unknown: object) -> str:
-        """Answer one question about this worker's memory, or give some back.
+        """Run one operation on this worker's memory, and return its answer.
 
         Args:
             op: An operation's name, such as `memory`; `hello` lists them.

@@ -1,4 +1,4 @@
-"""Who else holds an object that we are about to replace: whoever does would go on with the old one."""
+"""Finding other references to an object before it is replaced: their holders would go on with the old one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def other_holders(owner: object, name: str) -> list[str]:
-    """Return the types of what refers to `owner.name` besides its owner; empty where nothing does.
+    """Return the types of the objects, besides its owner, that refer to `owner.name`.
 
     References are counted first, which takes no time and misses none. Only where there are too many does the garbage
-    collector look for them: it walks every object, and sees neither what is held in C nor what the engine has frozen
-    (`gc.freeze()` after warming up: vllm 0.32.0 v1/worker/gpu_worker.py:1082, `compile_or_warm_up_model`). A frame is
-    no holder: it belongs to a call that ends.
+    collector look for them: it walks every object, and sees neither references in C nor objects that the engine has
+    frozen (`gc.freeze()` after warming up: vllm 0.32.0 v1/worker/gpu_worker.py:1082, `compile_or_warm_up_model`). A
+    frame is not a holder: it belongs to a call that ends.
     """
     if is_held_once(owner, name):
         return []
@@ -27,7 +27,7 @@ def other_holders(owner: object, name: str) -> list[str]:
 
 
 def is_held_once(owner: object, name: str) -> bool:
-    """Say whether nothing but its owner refers to `owner.name`; a frame of a call under way counts here too."""
+    """Return whether nothing but its owner refers to `owner.name`; a frame of a call under way counts here too."""
     # The same expression on an object that is surely held once says how many references the expression makes itself.
     return _references(owner, name) <= _references(SimpleNamespace(held={}), "held")
 

@@ -28,14 +28,14 @@ class HostMemory(NamedTuple):
 
     @property
     def total_bytes(self) -> int | None:
-        """What this process could at most be given: its container's limit or the machine, whichever is less."""
+        """The most that this process could have: its container's limit or the machine's memory, whichever is less."""
         return min(
             (part for part in (self.cgroup_limit_bytes, self.node_total_bytes) if part is not None), default=None
         )
 
     @property
     def free_bytes(self) -> int | None:
-        """What this process could still be given."""
+        """The bytes that this process could still get."""
         parts = [] if self.node_available_bytes is None else [self.node_available_bytes]
         if self.cgroup_limit_bytes is not None and self.cgroup_used_bytes is not None:
             parts.append(max(0, self.cgroup_limit_bytes - self.cgroup_used_bytes))
@@ -46,7 +46,7 @@ def read_host(notes: Notes, root: Path = _ROOT) -> HostMemory:
     """Read host memory; what cannot be read is None and noted. No container limit is None without a note.
 
     Args:
-        notes: Gets what could not be read.
+        notes: Gets the names of values that could not be read.
         root: The file system's root; a test brings its own.
     """
     meminfo = notes.attempt("host_memory.node_total_bytes", lambda: _meminfo(root)) or {}
@@ -69,7 +69,7 @@ def rss_bytes(root: Path = _ROOT) -> int:
     Raises:
         OSError: There is no /proc.
     """
-    # Not through Python's file objects: the recorder asks many times a second, and theirs make seven system calls.
+    # Not through Python's file objects: the recorder reads many times a second, and they make seven system calls.
     descriptor = os.open(f"{root}/proc/self/statm", os.O_RDONLY)
     try:
         return int(os.read(descriptor, mmap.PAGESIZE).split()[1]) * mmap.PAGESIZE

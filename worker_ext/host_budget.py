@@ -1,4 +1,4 @@
-"""How much host memory one worker may fill with what it spills."""
+"""The host memory that one worker may fill with spilled entries."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class HostBudget(NamedTuple):
 
     total: int
     taken: int
-    """What lies there already."""
+    """The bytes that lie there already."""
 
     @property
     def left(self) -> int:
-        """What may still be added; negative where more lies there than is allowed now."""
+        """The bytes that may still be added; negative where more lie there than is allowed now."""
         return self.total - self.taken
 
     def __str__(self) -> str:
@@ -32,19 +32,19 @@ class HostBudget(NamedTuple):
 def read_host_budget(
     worker: object, given: int | None, taken: int, notes: Notes, host: HostMemory | None = None
 ) -> HostBudget:
-    """Return one worker's budget: what the caller allows, or half of what the host could give were nothing spilled.
+    """Return one worker's budget: the caller's, or half of what the host could give if nothing were spilled.
 
     Never more than the host has left for this worker: the kernel ends a process that takes more, and so the engine.
 
     Args:
-        worker: The worker. Others of its engine on the same machine are asked at the same moment, and want as much.
-        given: What the caller allows; None where it does not say.
-        taken: What this worker has spilled already.
-        notes: Gets why the budget is less than given.
+        worker: The worker. Others of its engine on the same machine get the same call at the same time.
+        given: The caller's limit; None without one.
+        taken: The bytes that this worker has spilled already.
+        notes: Gets the reason why the budget is less than given.
         host: The host's memory; None to read it.
 
     Raises:
-        RefusedError: Neither is known.
+        RefusedError: There is no limit, and the host's free memory is unknown.
     """
     host = host or read_host(notes)
     if host.free_bytes is None:
@@ -61,7 +61,7 @@ def read_host_budget(
 
 def _ranks_on_this_host(worker: object, notes: Notes) -> int:
     parallel = look_up(worker, "vllm_config", "parallel_config")
-    # Older engines do not tell how many of their ranks are on this machine: all of them is the careful answer.
+    # Older engines do not show how many of their ranks are on this machine: all of them is the safe assumption.
     local = notes.attempt("host_budget_bytes", lambda: whole(look_up(parallel, "local_world_size")))
     ranks = local or whole(look_up(parallel, "world_size")) or 1
     return max(1, ranks) * max(1, whole(look_up(parallel, "data_parallel_size_local")) or 1)

@@ -36,7 +36,7 @@ class HostCopies:
         """Sources of copies that were not waited for, each with the event that comes after the copy."""
 
     def can_take(self, value: object) -> bool:
-        """Say whether a value is one plain tensor on the worker's device: what comes back is just that."""
+        """Return whether a value is one plain tensor on the worker's device: nothing else can come back from a copy."""
         if not is_tensor(value):
             return False
         if self._plain is None:
@@ -51,11 +51,11 @@ class HostCopies:
         return bool(device.type == self._device.type) and getattr(device, "index", None) in (None, self._device.index)
 
     def host_bytes(self, tensor: Tensor) -> int:
-        """Return what the copy of a tensor takes of the host."""
+        """Return the bytes of the host that the copy of a tensor takes."""
         return self.copy_bytes(view_bytes(tensor))
 
     def copy_bytes(self, nbytes: int) -> int:
-        """Return what the copy of so many bytes takes of the host."""
+        """Return the bytes of the host that the copy of so many bytes takes."""
         # torch rounds pinned memory up to a power of two (torch 2.13.0 include/ATen/core/CachingHostAllocator.h:305).
         return 1 << (nbytes - 1).bit_length() if self._pins and nbytes else nbytes
 
@@ -64,8 +64,8 @@ class HostCopies:
 
         Args:
             tensor: On the device.
-            group: Its own, and of all that is on the same storage.
-            notes: Gets why the copy is not as it should be.
+            group: Its group: all entries on the same storage.
+            notes: Gets the reason where the copy is not pinned.
         """
         host = self._pinned(tensor, notes) if self._pins else None
         is_pinned = host is not None
@@ -78,8 +78,8 @@ class HostCopies:
 
         Args:
             spilled: Its copy.
-            is_waited_for: Return when the copy is done. Else it is only put on the device's current stream where its
-                memory allows that (it is pinned): what is computed there next comes after it.
+            is_waited_for: Whether to return only once the copy is done. Else it is only put on the device's current
+                stream where its memory allows that (it is pinned): the next computation there comes after it.
 
         Raises:
             RuntimeError: There is no room.

@@ -1,6 +1,6 @@
-"""Who answers: the worker's ranks, host and process, at the head of every answer.
+"""The worker's ranks, host and process, for the head of every answer.
 
-A rank that the engine does not tell is null, never guessed: two workers that claim one rank would be added up wrongly.
+A rank that the engine does not show is null, never guessed: two workers that claim one rank would be added up wrongly.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def identity(worker: object) -> dict[str, Any]:
 
 
 def pid_started(root: Path = _ROOT) -> int:
-    """Return when this process was started, in the kernel's ticks since its boot: tells it from a later one of its pid.
+    """Return the process's start in the kernel's ticks since boot: it differs from that of a later process of its pid.
 
     Args:
         root: The file system's root; a test brings its own.
 
     Raises:
-        OSError: The kernel does not tell.
-        ValueError: What it tells is not understood.
+        OSError: The kernel does not report it.
+        ValueError: The report is not understood.
         IndexError: Likewise.
     """
     # The second field is the program's name, in brackets, with whatever it likes between them (proc_pid_stat(5)).
@@ -69,7 +69,7 @@ def _tp_rank(worker: object) -> int | None:
 
 
 def pp_rank(worker: object) -> int | None:
-    """Return the worker's stage of the pipeline, None where the engine does not tell."""
+    """Return the worker's stage of the pipeline, None where the engine does not show it."""
     rank = whole(look_up(worker, "rank"))
     tensor = _size(worker, "tensor_parallel_size")
     pipeline = _size(worker, "pipeline_parallel_size")

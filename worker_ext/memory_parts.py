@@ -1,6 +1,6 @@
-"""The parts of one worker's memory, each read for itself: what `memory` answers, and what the recorder writes.
+"""The parts of one worker's memory, each read on its own: for the answer to `memory`, and for the recorder.
 
-Every part that cannot be read costs only itself, and is noted by name.
+A part that cannot be read costs only itself, and is noted by name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KvCache(NamedTuple):
 
 
 def read_space(worker: object, device: Device | None, host: HostMemory, notes: Notes) -> Space:
-    """Return the device's memory as its driver sees it; nothing is known of a device that is not to be asked."""
+    """Return the device's memory as its driver sees it; all unknown where its driver must not be called."""
     unknown = Space(None, None, None)
     suspended_by = suspending_backend(worker)
     if suspended_by is not None:
@@ -41,12 +41,12 @@ def read_space(worker: object, device: Device | None, host: HostMemory, notes: N
         return unknown
     space = notes.attempt("total_bytes", lambda: device.family.space(device.index, host)) or unknown
     if space.total_bytes is not None and space.free_bytes is None:
-        notes.add("free_bytes", f"torch.{device.type} does not tell what is free")
+        notes.add("free_bytes", f"torch.{device.type} does not report what is free")
     return space
 
 
 def suspending_backend(worker: object) -> str | None:
-    """Return what has taken the engine off its device, None where nothing has.
+    """Return the backend that suspended the engine, None where it is not suspended.
 
     vLLM's own sleep mode unmaps memory and leaves the device usable. Another backend may checkpoint the whole process's
     state on the device: a call to the driver then waits until the engine resumes, on the very thread that resumes it
@@ -59,7 +59,7 @@ def suspending_backend(worker: object) -> str | None:
 
 
 def refuse_suspended(worker: object) -> None:
-    """Check that the device may be asked; `sleep.refuse_while_asleep` checks that its memory may be touched.
+    """Check that the device's driver may be called; `sleep.refuse_while_asleep` checks that memory may be touched.
 
     Raises:
         RefusedError: A call to its driver might never return.
@@ -70,11 +70,11 @@ def refuse_suspended(worker: object) -> None:
 
 
 def _suspended(backend: str) -> str:
-    return f"the engine is suspended by {backend}: its device is not asked until it resumes"
+    return f"the engine is suspended by {backend}: its device is not read until it resumes"
 
 
 def look_at_segments_once(worker: object, device: Device | None, reserve: AllocatorReserve) -> None:
-    """Learn from the allocator's segments what it keeps, at the first call that finds a device that may be asked."""
+    """Learn from the allocator's segments what it keeps, at the first call that finds a device that may be read."""
     if suspending_backend(worker) is None:
         reserve.look_once(device)
 
@@ -88,7 +88,7 @@ def read_allocator(device: Device | None, notes: Notes) -> AllocatorFigures:
 
 
 def pinned_bytes(device: Device | None, notes: Notes) -> int | None:
-    """Return the host memory that torch keeps locked in place for copies; None where it does not tell."""
+    """Return the host memory that torch keeps locked in place for copies; None where it does not report it."""
     return notes.attempt("host_memory.pinned_bytes", device.family.pinned_bytes) if device is not None else None
 
 
@@ -99,7 +99,7 @@ def read_kv_cache(worker: object, kind: str, residency: Residency, notes: Notes)
         worker: The worker.
         kind: The type of its device.
         residency: The caller's own; on CPU it measures which pages are there.
-        notes: Gets what could not be read.
+        notes: Gets the names of values that could not be read.
     """
     storages = notes.attempt("kv_cache_bytes", lambda: kv_cache_storages(worker, kind))
     if storages is None:
@@ -108,12 +108,12 @@ def read_kv_cache(worker: object, kind: str, residency: Residency, notes: Notes)
     if kind != "cpu":
         return KvCache(reserved, reserved)
     resident = notes.attempt("kv_cache_bytes", lambda: residency.total(storages))
-    notes.missing("kv_cache_bytes", resident, "the C library cannot tell which pages are resident")
+    notes.missing("kv_cache_bytes", resident, "the C library cannot show which pages are resident")
     return KvCache(resident, reserved)
 
 
 def read_budget(worker: object, notes: Notes) -> dict[str, Any]:
-    """Return what the engine was told to take, and what was free when it began; it does not change."""
+    """Return the memory that the engine was configured to take, and the free memory at its start; constant."""
     cache_config = look_up(worker, "vllm_config", "cache_config")
     return {
         "gpu_memory_utilization": notes.attempt(
@@ -125,7 +125,7 @@ def read_budget(worker: object, notes: Notes) -> dict[str, Any]:
 
 
 def _requested_bytes(worker: object, cache_config: object) -> int | None:
-    # With the KV cache's size given, the utilization asks for nothing: vLLM computes the number and leaves it unused
+    # With the KV cache's size given, the utilization has no effect: vLLM computes the number and leaves it unused
     # (vllm 0.32.0 v1/worker/gpu_worker.py:649, vllm 0.32.0 v1/worker/cpu_worker.py:213, `determine_available_memory`).
     if look_up(cache_config, "kv_cache_memory_bytes") is not None:
         return None

@@ -1,7 +1,7 @@
 """Moves encoder outputs between device and host memory, group by group, and keeps the accounts.
 
-Whatever goes wrong in the middle, an entry is either here or there, whole. The engine stands still meanwhile, so a move
-ends between two groups when its time is up, and says what is left.
+Whatever goes wrong in the middle, an entry is whole, on one side or the other. The engine waits meanwhile, so a move
+ends between two groups when its time is up, and reports what is left.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Mover:
 
     Args:
         device: The worker's.
-        notes: Gets what could not be moved.
-        deadline: When the time is up, by `time.perf_counter`; at least one group is moved all the same.
+        notes: Gets the reasons why entries could not be moved.
+        deadline: The end of its time, by `time.perf_counter`; at least one group is moved all the same.
     """
 
     def __init__(self, device: Device, notes: Notes, deadline: float = math.inf) -> None:
@@ -44,9 +44,9 @@ class Mover:
         self.entries = 0
         """Entries moved."""
         self.device_bytes = 0
-        """What the device got back, or had to give."""
+        """Bytes that the device got back, or had to give."""
         self.host_bytes = 0
-        """What the host had to give."""
+        """Bytes that the host had to give."""
         self.over_budget = 0
         """Entries that stayed because the host was to give no more."""
         self.failed = 0
@@ -54,33 +54,33 @@ class Mover:
         self.remaining_entries = 0
         """Entries that would go next, were the time not up."""
         self.remaining_bytes = 0
-        """What the device would get back for them, or have to give."""
+        """Bytes that the device would get back for them, or have to give."""
         self.seconds = 0.0
 
     def spill(
         self,
         cache: SpillingDict,
         groups: Sequence[Group],
-        asked: int | None,
+        target: int | None,
         budget: int,
         reserve: RestoreReserve | None = None,
     ) -> None:
-        """Move groups to the host, in their order, until the device got back what was asked for.
+        """Move groups to the host, in their order, until the device got back the target.
 
         Args:
             cache: The encoder cache.
-            groups: What may go. A group that went holds its tensors no longer.
-            asked: Bytes of the device; None for all that may go.
-            budget: Bytes that the host gives at most.
-            reserve: What will be kept for the way back, less what it has now, is no gain; None where nothing is kept.
+            groups: The groups that may go. A group that went holds its tensors no longer.
+            target: Bytes of the device; None for all that may go.
+            budget: Host bytes that may be used.
+            reserve: Its growth for the way back is subtracted from the gain; None where nothing is kept.
         """
         is_waited_for = False
         kept = 0
         for place, group in enumerate(groups):
-            if asked is not None and self.device_bytes - kept >= asked:
+            if target is not None and self.device_bytes - kept >= target:
                 break
             if self.entries and self._is_late():
-                self._put_off(groups[place:], None if asked is None else asked + kept - self.device_bytes)
+                self._put_off(groups[place:], None if target is None else target + kept - self.device_bytes)
                 break
             host_bytes = sum(map(self.copies.host_bytes, group.tensors.values()))
             if self.host_bytes + host_bytes > budget:
@@ -89,7 +89,7 @@ class Mover:
             started = time.perf_counter()
             try:
                 if not is_waited_for:
-                    # A step that is under way on the device may still read what we are about to let go.
+                    # A step that is under way on the device may still read the tensors that are about to go.
                     self._device.family.synchronize(self._device.index)
                     is_waited_for = True
                 together = SpilledGroup(group.nbytes)
@@ -99,7 +99,7 @@ class Mover:
             except Exception as error:  # noqa: BLE001 - it costs only this group, which stays; it is noted
                 self.notes.add("spilled_entries", f"no more, because a copy failed: {describe(error)}")
                 self.failed += len(group.tensors)
-                break  # the next would most likely fail too, and the engine stands still meanwhile
+                break  # the next would most likely fail too, and the engine waits meanwhile
             finally:
                 self.seconds += time.perf_counter() - started
             cache.put_away(spilled)
@@ -115,7 +115,7 @@ class Mover:
 
         Args:
             cache: The encoder cache.
-            reserve: What is kept for urgent ways back; it is used where all that is left fits into it.
+            reserve: Kept for urgent ways back; it is used where all that is left fits into it.
         """
         spilled = [(key, value) for key, value in dict.items(cache) if type(value) is Spilled]
         spilled.sort(key=lambda item: -cache.last_use(item[0]))

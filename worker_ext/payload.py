@@ -8,157 +8,73 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worker_ext.errors import BadPayloadError, describe, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
-class Field(Protocol):
+class Field(NamedTuple):
     """One key of a payload."""
 
-    @property
-    def default(self) -> object:
-        """The value where the key is absent."""
-
-    @property
-    def right(self) -> str:
-        """What a value must be, in words."""
-
-    def accepts(self, value: object) -> bool:
-        """Say whether the value may be used as it is."""
-
-
-@dataclass(frozen=True)
-class IntegerField:
-    """A whole number in a closed range."""
-
-    default: int
-    minimum: int
-    maximum: int
-
-    @property
-    def right(self) -> str:
-        """What a value must be, in words."""
-        return f"an integer from {self.minimum} to {self.maximum}"
-
-    def accepts(self, value: object) -> bool:
-        """Say whether the value may be used as it is."""
-        # JSON's true is a bool, and Python's bool is an int.
-        return isinstance(value, int) and not isinstance(value, bool) and self.minimum <= value <= self.maximum
-
-
-@dataclass(frozen=True)
-class OptionalIntegerField:
-    """A whole number from a minimum on, or null, which means the same as no key."""
-
-    minimum: int
-    default: None = None
-
-    @property
-    def right(self) -> str:
-        """What a value must be, in words."""
-        return f"an integer from {self.minimum} on, or null"
-
-    def accepts(self, value: object) -> bool:
-        """Say whether the value may be used as it is."""
-        return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= self.minimum)
-
-
-@dataclass(frozen=True)
-class OptionalNumberField:
-    """A finite number from a minimum on, or null, which means the same as no key."""
-
-    minimum: float
-    default: None = None
-
-    @property
-    def right(self) -> str:
-        """What a value must be, in words."""
-        return f"a number from {self.minimum:g} on, or null"
-
-    def accepts(self, value: object) -> bool:
-        """Say whether the value may be used as it is."""
-        if value is None:
-            return True
-        # Integers may be beyond what a float can hold; NaN and Infinity pass Python's JSON parser.
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and value >= self.minimum and value != math.inf  # type: ignore[operator]
-
-
-@dataclass(frozen=True)
-class NumberField:
-    """A number in a closed range."""
-
-    default: float
-    minimum: float
-    maximum: float
-
-    @property
-    def right(self) -> str:
-        """What a value must be, in words."""
-        return f"a number from {self.minimum:g} to {self.maximum:g}"
-
-    def accepts(self, value: object) -> bool:
-        """Say whether the value may be used as it is."""
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and self.minimum <= value <= self.maximum  # type: ignore[operator]
-
-
-@dataclass(frozen=True)
-class TextField:
-    """Text of a form; it must be given."""
-
-    pattern: str
-    """A regular expression that the whole of it must match."""
+    default: object
+    """The value where the key is absent; a key whose default is not accepted is required."""
     right: str
-    """What a value must be, in words."""
-    default: None = None
+    """A description of the values that are accepted."""
+    accepts: Callable[[object], bool]
+    """Returns whether a value may be used as it is."""
 
-    def accepts(self, value: object) -> bool:
-        """Say whether the value may be used as it is."""
-        return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
-
-
-@dataclass(frozen=True)
-class OptionalTextField(TextField):
-    """Text of a form, or null, which means the same as no key."""
-
-    def accepts(self, value: object) -> bool:
-        """Say whether the value may be used as it is."""
-        return value is None or super().accepts(value)
+    def or_null(self) -> Field:
+        """Return this field with null accepted, which means the same as no key."""
+        return Field(None, f"{self.right}, or null", lambda value: value is None or self.accepts(value))
 
 
-@dataclass(frozen=True)
-class BooleanField:
-    """True or false."""
-
-    default: bool
-    right: str = "true or false"
-
-    def accepts(self, value: object) -> bool:
-        """Say whether the value may be used as it is."""
-        return isinstance(value, bool)
+def integer(minimum: int, maximum: int | None = None, *, default: int | None = None) -> Field:
+    """Return a field for whole numbers in a closed range; without a maximum there is no upper end."""
+    # JSON's true is a bool, and Python's bool is an int.
+    return Field(
+        default,
+        f"an integer from {minimum} {_end(maximum)}",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and _is_within(value, minimum, maximum),
+    )
 
 
-@dataclass(frozen=True)
-class ChoiceField:
-    """One of a few words."""
+def number(minimum: float, maximum: float | None = None, *, default: float | None = None) -> Field:
+    """Return a field for finite numbers in a closed range; without a maximum there is no upper end."""
+    return Field(
+        default,
+        f"a number from {minimum:g} {_end(maximum)}",
+        lambda value: (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and _is_within(value, minimum, maximum)
+        ),
+    )
 
-    default: str
-    choices: tuple[str, ...]
 
-    @property
-    def right(self) -> str:
-        """What a value must be, in words."""
-        return "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
+def text(pattern: str, right: str) -> Field:
+    """Return a field for text that a regular expression matches as a whole; it is required."""
+    return Field(None, right, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
 
-    def accepts(self, value: object) -> bool:
-        """Say whether the value may be used as it is."""
-        return isinstance(value, str) and value in self.choices
+
+def boolean(*, default: bool) -> Field:
+    """Return a field for true or false."""
+    return Field(default, "true or false", lambda value: isinstance(value, bool))
+
+
+def choice(*choices: str) -> Field:
+    """Return a field for one of a few words; the first is the default."""
+    right = "one of " + ", ".join(f'"{word}"' for word in choices)
+    return Field(choices[0], right, lambda value: isinstance(value, str) and value in choices)
+
+
+def _end(maximum: float | None) -> str:
+    return "on" if maximum is None else f"to {maximum}"
+
+
+def _is_within(value: float, minimum: float, maximum: float | None) -> bool:
+    # Integers may be beyond what a float can hold; NaN and Infinity pass Python's JSON parser.
+    return minimum <= value and (value != math.inf if maximum is None else value <= maximum)
 
 
 def parse_payload(payload: object, fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -175,7 +91,6 @@ def parse_payload(payload: object, fields: Mapping[str, Field]) -> dict[str, Any
         if not fields[key].accepts(value):
             raise BadPayloadError(f"payload key {_shown(key)} is {_shown(value)}; it must be {fields[key].right}")
     for key, field in fields.items():
-        # A field that does not accept its own default has none.
         if key not in given and not field.accepts(field.default):
             raise BadPayloadError(f"payload key {_shown(key)} is missing; it must be {field.right}")
     return {key: given.get(key, field.default) for key, field in fields.items()}

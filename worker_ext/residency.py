@@ -1,7 +1,7 @@
-"""How much of an allocation is really in memory: on a CPU worker, reserved pages that nobody wrote cost nothing yet.
+"""The resident part of an allocation: on a CPU worker, reserved pages that were never written cost nothing yet.
 
 There the parts must fit into the process's resident size, so the KV cache counts with its resident pages. It refuses to
-ask often: `mincore` costs about 3 ms per GiB, and every call of ours stops the engine.
+measure often: `mincore` costs about 3 ms per GiB, and every call of ours stops the engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_SECONDS = 2.0
 _SHARE = 1000
-"""A measurement is used for so many times what it took: measuring costs at most a thousandth of the engine's time."""
+"""A measurement is used for so many times its duration: it costs at most a thousandth of the engine's time."""
 _CHUNK_PAGES = 1 << 18
 _LOWEST_BIT = bytes(value & 1 for value in range(256))
 
@@ -27,7 +27,7 @@ class Residency:
     """Measures resident bytes, and remembers them.
 
     Args:
-        measure: Resident bytes of an address range, None where that cannot be told.
+        measure: Returns the resident bytes of an address range, None where that is unknown.
         clock: Seconds that only grow.
     """
 
@@ -42,15 +42,15 @@ class Residency:
         self._partial: dict[tuple[int, int], tuple[int | None, float]] = {}
 
     def total(self, storages: Iterable[Storage]) -> int | None:
-        """Return the resident bytes of all storages, None where that cannot be told."""
+        """Return the resident bytes of all storages, None where that is unknown."""
         parts = [self._resident(storage.pointer, storage.nbytes) for storage in storages]
         known = [part for part in parts if part is not None]
         return sum(known) if len(known) == len(parts) else None
 
     def _resident(self, pointer: int, nbytes: int) -> int | None:
         key = (pointer, nbytes)
-        # What was found whole stays so: vLLM gives no page of a KV cache back. On a machine that swaps, the process's
-        # resident size can fall below it.
+        # A storage once found whole stays so: vLLM gives no page of a KV cache back. On a machine that swaps, the
+        # process's resident size can fall below it.
         if key in self._whole:
             return nbytes
         value, until = self._partial.get(key, (None, float("-inf")))

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class RestoreReserve:
-    """One block on the device that nobody uses.
+    """One unused block on the device.
 
     Args:
-        device: The worker's. On a CPU worker nothing is kept: host and device are one memory, which all have in common.
+        device: The worker's. On a CPU worker nothing is kept: host and device are the same memory.
     """
 
     def __init__(self, device: Device) -> None:
@@ -27,11 +27,11 @@ class RestoreReserve:
         """Its size."""
 
     def growth(self, nbytes: int) -> int:
-        """Return what a reserve of that size would take of the device besides what it has."""
+        """Return the bytes of the device that a reserve of that size would take besides those that it has."""
         return 0 if self._device.type == "cpu" else max(0, nbytes - self.nbytes)
 
     def keep(self, nbytes: int) -> bool:
-        """Make it so large; where the device has no room for that, it stays as it was.
+        """Resize it; where the device has no room for that, it stays as it was.
 
         Returns:
             Whether it has that size now.

@@ -1,4 +1,4 @@
-"""How long encoder outputs have been there, as far as we have seen.
+"""Ages of encoder outputs, counted from their first sighting.
 
 No engine records when an entry was made. An age here counts from the first call that saw the entry: a lower bound,
 exact to the time between two calls.
@@ -20,7 +20,7 @@ class Sightings:
 
     Args:
         clock: Seconds that only grow.
-        maximum: Entries remembered at most; the age of one above that is 0 at every call.
+        maximum: The number of entries remembered; the age of one above that is 0 at every call.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, maximum: int = _MAXIMUM) -> None:
@@ -32,7 +32,7 @@ class Sightings:
         """Return the seconds since each living entry was first seen.
 
         Args:
-            living: mm_hash to what identifies its storage: an entry made anew under its old hash starts again at 0.
+            living: By mm_hash, the identity of its storage: an entry made anew under its old hash starts again at 0.
         """
         now = self._clock()
         first: dict[str, tuple[object, float]] = {}

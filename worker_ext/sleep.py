@@ -1,8 +1,8 @@
-"""Which of the engine's memory pools are asleep: unmapped, and perhaps somebody else's by now.
+"""The engine's memory pools that are asleep: unmapped, and perhaps used by another process meanwhile.
 
 vLLM's worker is put to sleep and woken by methods of its own, pool by pool (tags such as `weights` and `kv_cache`); no
-version keeps a record of it where a worker could be asked. So the methods are watched from our first call on. What
-happened before is read where the allocator tells it, and is unknown elsewhere.
+version keeps a record of it that a worker could read. So the methods are watched from our first call on. Earlier
+changes are read where the allocator shows them, and are unknown elsewhere.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.attributes import look_up
-from worker_ext.encoder_outputs import find_encoder_cache
+from worker_ext.encoder_outputs import spilling_cache
 from worker_ext.errors import RefusedError
 from worker_ext.notes import Notes
-from worker_ext.spilling_dict import SpillingDict
 from worker_ext.wrapping import wrap_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ALL_TAGS = frozenset({"weights", "kv_cache"})
-"""What `sleep` puts to sleep (vllm 0.12.0 v1/executor/abstract.py:304, vllm 0.32.0 v1/executor/abstract.py:37)."""
+"""All pools that `sleep` takes (vllm 0.12.0 v1/executor/abstract.py:304, vllm 0.32.0 v1/executor/abstract.py:37)."""
 
 # Singletons that hold the pools: CUDA's, Intel's, Ascend's.
 ALLOCATORS = (
@@ -34,18 +33,18 @@ ALLOCATORS = (
 
 
 class SleepRecord:
-    """What was put to sleep and woken since we watch."""
+    """The pools put to sleep and woken since the worker is watched."""
 
     def __init__(self) -> None:
         self.is_watching = False
         self.tags: set[str] = set()
-        """Pools that are asleep, as far as the calls tell."""
+        """The pools that are asleep, as far as the calls show."""
         self.is_complete = False
-        """Whether the calls tell everything: all of the pools were put to sleep or woken at once since we watch."""
+        """True where the calls show everything: all pools were put to sleep or woken at once since they are watched."""
 
 
 def watch_sleep(worker: object, record: SleepRecord) -> None:
-    """Record from now on what is put to sleep and woken; a second call does nothing.
+    """Record from now on the pools put to sleep and woken; a second call does nothing.
 
     Args:
         worker: The worker; it is not kept alive.
@@ -92,14 +91,14 @@ def watch_sleep(worker: object, record: SleepRecord) -> None:
 
 def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
     """Return the pools that are asleep; None where that is not known."""
-    told = _told_by_allocators()
-    tags = record.tags | (told or set())
+    shown = _shown_by_allocators()
+    tags = record.tags | (shown or set())
     # Of other backends than the allocators, and of engines that fell asleep before we watched. After a partial wake-up
     # it says RUNNING (vllm 0.27.0 device_allocator/sleep_mode_backend.py:133, vllm 0.32.0
     # device_allocator/sleep_mode_backend.py:145).
     if not tags and look_up(worker, "_sleep_mode_backend", "_state") not in {None, "RUNNING"}:
         tags = set(ALL_TAGS)
-    if told is None and not record.is_complete:
+    if shown is None and not record.is_complete:
         tags |= _seen_late(worker)
         return sorted(tags) if tags else None
     return sorted(tags)
@@ -110,14 +109,14 @@ def refuse_while_asleep(worker: object, record: SleepRecord) -> None:
 
     Raises:
         RefusedError: Some is. What was given up may be somebody else's now, and what is taken now may be missing when
-            the engine wakes. Where it is not known nothing is refused: the caller can ask /is_sleeping.
+            the engine wakes. Where it is unknown nothing is refused: the caller can read /is_sleeping.
     """
     tags = asleep_tags(worker, record)
     if tags:
         raise RefusedError(f"the engine sleeps ({', '.join(tags)}): its memory is not to be touched until it wakes")
 
 
-def _told_by_allocators() -> set[str] | None:
+def _shown_by_allocators() -> set[str] | None:
     """Return the pools that the allocators show as asleep; None where one has pools and does not show it."""
     asleep: set[str] = set()
     for data in _allocations():
@@ -147,18 +146,18 @@ def _names(tags: object) -> set[str]:
 
 
 def _attempt(work: Callable[[object], None], worker: object) -> None:
-    with suppress(Exception):  # to sleep and to wake is the engine's business: ours must not fail it
+    with suppress(Exception):  # a fault of ours must not fail the engine's sleep or wake-up
         work(worker)
 
 
 def _drop_reserve(worker: object) -> None:
     """Give the whole of the device up, as the engine does: `sleep` empties the allocator's cache after that."""
-    found = find_encoder_cache(worker)
-    if found and isinstance(found[1], SpillingDict):
-        found[1].way_back.drop_reserve()
+    cache = spilling_cache(worker)
+    if cache is not None:
+        cache.way_back.drop_reserve()
 
 
 def _keep_reserve(worker: object) -> None:
-    found = find_encoder_cache(worker)
-    if found and isinstance(found[1], SpillingDict):
-        found[1].way_back.settle(found[1], Notes())
+    cache = spilling_cache(worker)
+    if cache is not None:
+        cache.way_back.settle(cache, Notes())

@@ -1,8 +1,8 @@
-"""Which encoder outputs go to host memory: a decision about keys and bytes that moves nothing.
+"""Decides which encoder outputs go to host memory, by keys and bytes; it moves nothing.
 
 Entries that are views of one storage go together or not at all: the device gets a storage back with its last view.
-Ranks that share a model should decide alike, so that what decides is what they have in common: sizes, order, the count
-of accesses. Seconds and the host's memory are each rank's own: one that decides otherwise is slower, not wrong.
+Ranks that share a model should decide alike, so the decision uses what they have in common: sizes, order, the count of
+accesses. Seconds and the host's memory are each rank's own: a rank that decides otherwise is slower, not wrong.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Target(NamedTuple):
-    """What was asked for; at most one of them is given."""
+    """The goal of a trim; at most one of the three is given."""
 
     free_bytes: int | None
     keep_bytes: int | None
     idle_seconds: float | None
 
     def asked_bytes(self, device_bytes: int) -> int | None:
-        """Return the bytes that the device should get back, None where it was not asked for bytes."""
+        """Return the bytes that the device should get back, None where the goal is not in bytes."""
         if self.keep_bytes is not None:
             return max(0, device_bytes - self.keep_bytes)
         return self.free_bytes
@@ -39,21 +39,21 @@ class Group:
     """Entries that are views of one storage."""
 
     nbytes: int
-    """What the device gets back for all of them."""
+    """The bytes that the device gets back for all of them."""
     tensors: dict[Any, Tensor] = field(default_factory=dict)
     is_needed: bool = False
-    """Whether a running request has yet to read one of them."""
+    """True where a running request has yet to read one of them."""
     last_use: int = 0
-    """That of the one that was used last."""
+    """The last use of the most recently used entry."""
 
     @property
     def is_larger_than_its_storage(self) -> bool:
-        """Say whether its entries overlap: copied one by one, they would come back larger than they went."""
+        """True where its entries overlap: copied one by one, they would come back larger than they went."""
         return sum(map(view_bytes, self.tensors.values())) > self.nbytes
 
 
-class Plan(NamedTuple):
-    """What may go, in the order in which it should."""
+class SpillPlan(NamedTuple):
+    """The groups that may go, in order."""
 
     groups: list[Group]
     asked_bytes: int | None
@@ -69,14 +69,14 @@ def make_plan(
     can_take: Callable[[object], bool],
     needed: set[str] | None,
     device_type: str,
-) -> Plan:
-    """Decide what goes.
+) -> SpillPlan:
+    """Decide which groups go.
 
     Args:
         cache: The encoder cache.
-        target: What was asked for.
-        can_take: Whether a value can be copied to the host and back.
-        needed: The keys that running requests need; None where that is not known, and then nothing is held back.
+        target: The goal.
+        can_take: Returns whether a value can be copied to the host and back.
+        needed: The keys that running requests need; None where that is unknown, and then nothing is held back.
         device_type: The worker's.
     """
     groups, fixed = _read(cache, can_take, device_type)
@@ -85,19 +85,19 @@ def make_plan(
     unspillable = on_device - sum(len(group.tensors) for group in movable)
     storages = {key: group.nbytes for key, group in groups.items()} | fixed
     asked = target.asked_bytes(sum(storages.values()))
-    if asked == 0:  # the usual answer to a caller that keeps watch: it should cost as little as can be
-        return Plan([], asked, 0, unspillable)
+    if asked == 0:  # the usual case of a caller that polls: it should cost as little as possible
+        return SpillPlan([], asked, 0, unspillable)
     if asked is None and target.idle_seconds:
         movable = [group for group in movable if _idle_seconds(cache, group) >= target.idle_seconds]
     for group in movable:
         group.is_needed = any(str(key) in (needed or ()) for key in group.tensors)
         group.last_use = max(map(cache.last_use, group.tensors))
-    # Stable: groups that nobody used since we watch keep the order in which they were made.
+    # Stable: groups not used since the cache is watched keep the order in which they were made.
     movable.sort(key=lambda group: (group.is_needed, group.last_use))
     if asked is not None:
-        return Plan(movable, asked, 0, unspillable)
+        return SpillPlan(movable, asked, 0, unspillable)
     kept = sum(len(group.tensors) for group in movable if group.is_needed)
-    return Plan([group for group in movable if not group.is_needed], None, kept, unspillable)
+    return SpillPlan([group for group in movable if not group.is_needed], None, kept, unspillable)
 
 
 def _idle_seconds(cache: SpillingDict, group: Group) -> float:

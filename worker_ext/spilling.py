@@ -1,7 +1,7 @@
-"""The encoder cache as one that can spill: when that must not be, and how it is put in place.
+"""Puts a cache that can spill in the place of the engine's encoder cache, and refuses where that is dangerous.
 
-It refuses wherever somebody else may hold on to the cache or its tensors, or a step may run beside us: the engine dies
-of an entry that is not where it believes it to be.
+It refuses wherever another object may hold the cache or its tensors, or a step may run beside this call: a missing
+entry ends the engine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from worker_ext.attributes import look_up
 from worker_ext.devices.accelerator import on_main_thread
-from worker_ext.encoder_outputs import find_encoder_cache
+from worker_ext.encoder_outputs import find_encoder_cache, spilling_cache
 from worker_ext.errors import RefusedError
 from worker_ext.holders import is_held_once, other_holders
 from worker_ext.sleep import refuse_while_asleep
@@ -32,14 +32,8 @@ if TYPE_CHECKING:
 ASCENDS_OWN = ("cpu_encoder_cache", "tmp_encoder_cache", "_pending_encoder_cache_copies")
 
 
-def spilling_cache(worker: object) -> SpillingDict | None:
-    """Return the worker's encoder cache where it is ours already, None where it is not, or there is none."""
-    found = find_encoder_cache(worker)
-    return found[1] if found and isinstance(found[1], SpillingDict) else None
-
-
 def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | None:
-    """Return the worker's encoder cache as ours, put in place at the first call; None where the worker has none.
+    """Return the worker's cache as a `SpillingDict`, put in place at the first call; None where it has no cache.
 
     Raises:
         RefusedError: It must stay as it is.
@@ -80,10 +74,10 @@ def _foreign_dict(worker: object) -> str | None:
 
 
 def refuse_now(worker: object) -> None:
-    """Check what may change between two calls.
+    """Check the conditions that may change between two calls.
 
     Raises:
-        RefusedError: This is not the moment to move tensors.
+        RefusedError: Tensors must not be moved now.
     """
     if not on_main_thread():
         raise RefusedError("this is not the worker's main thread, on which its steps run: one may be running now")
@@ -93,7 +87,7 @@ def refuse_now(worker: object) -> None:
 def _reasons_in_the_configuration(worker: object) -> Iterator[str]:
     config, runner = look_up(worker, "vllm_config"), look_up(worker, "model_runner")
     if config is None:
-        yield "the worker has no vllm_config: who else uses its encoder cache cannot be told"
+        yield "the worker has no vllm_config: other users of its encoder cache are unknown"
     connector = look_up(config, "ec_transfer_config")
     if connector is not None:
         # They keep the dict (vllm 0.32.0 v1/worker/gpu/ec_connector.py:42), compare the identity of tensors
@@ -118,7 +112,7 @@ def _reasons_in_the_configuration(worker: object) -> Iterator[str]:
 
 
 def _ascends_own_tier(runner: object) -> str | None:
-    """Return what shows that vllm-ascend's own host tier is in use, None where it is not."""
+    """Return the sign that vllm-ascend's own host tier is in use, None where it is not."""
     is_on = look_up(runner, "use_score_encoder_cache")
     if is_on is not None:
         return "use_score_encoder_cache is set" if is_on else None
@@ -127,7 +121,7 @@ def _ascends_own_tier(runner: object) -> str | None:
 
 
 def _busy_loop_waits() -> bool:
-    """Say whether this call came out of the loop that also runs the worker's steps: none begins before it returns.
+    """Return whether this call came out of the loop that also runs the worker's steps: none begins before it returns.
 
     Both vLLM's multiprocessing executor and RayExecutorV2 (the default in 0.23, 0.27 and 0.32)
     run that loop (vllm 0.32.0 v1/executor/ray_executor_v2.py:231, `RayWorkerProc.run`). Ray's first executor has none.
@@ -159,7 +153,7 @@ def _owner(worker: object) -> tuple[Any, str]:
 
 
 def way_back_of(cache: SpillingDict) -> WayBack:
-    """Return what brings the entries of a cache that was put in place here back to the device."""
+    """Return the way back to the device of a cache that was put in place here."""
     return cast("WayBack", cache.way_back)
 
 

@@ -1,8 +1,8 @@
-"""The dict that takes the place of the engine's encoder cache: some of its values lie in host memory until asked for.
+"""The dict in the place of the engine's encoder cache: some values lie in host memory until the engine reads them.
 
 It refuses to lose a key: a spilled entry keeps its key and its place, and every way to its value brings it back to the
-device first. The engine never notices, but for the time that takes. The raw values (`dict.items(cache)`) are for our
-own code alone.
+device first. The engine never notices, but for the time that takes. The raw values (`dict.items(cache)`) are for
+this package alone.
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ _CACHE = opmap.get("CACHE", 0)
 
 @dataclass(frozen=True, eq=False)
 class SpilledGroup:
-    """What the entries have in common that were views of one storage, and went together."""
+    """The entries that were views of one storage, and went together."""
 
     nbytes: int
-    """What the device got back for all of them."""
+    """The bytes that the device got back for all of them."""
 
 
 @dataclass(frozen=True)
 class Spilled:
-    """What stands in the dict for an entry that lies in host memory."""
+    """The value in the dict of an entry that lies in host memory."""
 
     host: Tensor
     device: Any
-    """Where it came from, and goes back to."""
+    """The device that it came from, and goes back to."""
     host_bytes: int
-    """What the copy takes of the host; more than its elements where the allocator rounds up."""
+    """The bytes of the host that the copy takes; more than its elements' where the allocator rounds up."""
     origin: tuple[str, int]
-    """The storage that it was made in: it tells an entry that came back from one made anew."""
+    """The storage that it was made in: by it an entry that came back differs from one made anew."""
     group: SpilledGroup
     is_pinned: bool = False
-    """Whether its pages are locked in place: the device can then read them while Python goes on."""
+    """True where its pages are locked in place: the device can then read them while Python goes on."""
 
 
 @dataclass
 class Ledger:
-    """What was moved since the engine started, in entries; an entry that went twice counts twice."""
+    """The moves since the engine started, counted in entries; an entry that went twice counts twice."""
 
     spills: int = 0
     restores: int = 0
     restore_seconds: float = 0.0
 
 
-class WayBack(Protocol):
-    """What brings spilled entries back to their device."""
+class EntryRestorer(Protocol):
+    """Brings spilled entries back to their device."""
 
     @property
     def reserve_bytes(self) -> int:
-        """What is kept on the device for them to come back into."""
+        """The bytes kept on the device for entries to come back into."""
 
     def bring(self, cache: SpillingDict, spilled: Spilled, *, is_urgent: bool) -> Tensor:
-        """Return the entry on its device; what the engine needs now is urgent, and others may make room for it.
+        """Return the entry on its device; one that the engine needs now is urgent, and others may make room for it.
 
         Raises:
             RuntimeError: There is no room.
         """
 
     def settle(self, cache: SpillingDict, notes: Notes) -> None:
-        """Make the reserve as large as what lies in host memory needs; where that cannot be, it is noted."""
+        """Make the reserve as large as entries in host memory need; where that is impossible, it is noted."""
 
     def drop_reserve(self) -> None:
         """Keep nothing on the device: nothing lies in host memory any more, or the engine goes to sleep."""
@@ -85,9 +85,9 @@ class SpillingDict(dict[Any, Any]):
     """A dict of encoder outputs, some of them in host memory.
 
     Args:
-        contents: What it begins with, in this order.
+        contents: Its first entries, in this order.
         way_back: Brings a spilled entry back to its device; may raise, and the entry then stays spilled.
-        ledger: Where moves are counted.
+        ledger: Counts the moves.
         clock: Seconds that only grow.
     """
 
@@ -96,7 +96,7 @@ class SpillingDict(dict[Any, Any]):
     def __init__(
         self,
         contents: Mapping[Any, Any],
-        way_back: WayBack,
+        way_back: EntryRestorer,
         ledger: Ledger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -106,13 +106,13 @@ class SpillingDict(dict[Any, Any]):
         self._clock = clock
         self._since = clock()
         # Counted, not timed: ranks that share a model see the same accesses in the same order, and so agree on which
-        # entry was used last, which their clocks do not tell them.
+        # entry was used last; by their clocks they would not.
         self._tick = 0
         self._uses: dict[Any, tuple[int, float]] = {}
         self._origins: dict[Any, tuple[str, int]] = {}
         self._groups: dict[Any, SpilledGroup] = {}
         # Keys that may lie in host memory. One is added before its entry goes and taken out after it came back, so that
-        # none is missing, whatever ends a move in the middle.
+        # no key is missing, whatever ends a move in the middle.
         self._away: set[Any] = set()
 
     # --- for trim and restore ---
@@ -136,7 +136,7 @@ class SpillingDict(dict[Any, Any]):
         return self._groups.get(key)
 
     def put_away(self, spilled: Mapping[Any, Spilled]) -> None:
-        """Put entries' copies in host memory in their place. No access of the engine's: their last use stays."""
+        """Put entries' copies in host memory in their place. This counts as no access: their last use stays."""
         for key, value in spilled.items():
             self._away.add(key)
             super().__setitem__(key, value)
@@ -169,7 +169,7 @@ class SpillingDict(dict[Any, Any]):
         return value
 
     def get(self, key: Hashable, default: Any = None) -> Any:  # noqa: ANN401 - as above
-        """Return an entry's value; asked for by a key that is not there, nothing is brought back."""
+        """Return an entry's value, or the default for a key that is missing."""
         return self[key] if key in self else default  # noqa: SIM401 - it is what is being defined
 
     def __setitem__(self, key: Hashable, value: object) -> None:
@@ -253,7 +253,7 @@ class SpillingDict(dict[Any, Any]):
         if len(others) > 1:
             raise TypeError(f"update expected at most 1 argument, got {len(others)}")
         for other in others:
-            pairs = ((key, other[key]) for key in other.keys()) if hasattr(other, "keys") else other  # noqa: SIM118 - asked of any mapping
+            pairs = ((key, other[key]) for key in other.keys()) if hasattr(other, "keys") else other  # noqa: SIM118 - of any mapping
             for key, value in pairs:
                 self[key] = value
         for name, value in named.items():
@@ -273,7 +273,7 @@ class SpillingDict(dict[Any, Any]):
         return _Items(self)
 
     def copy(self) -> dict[Any, Any]:
-        """Return a plain dict: whoever copies wants the values as they are now, and its copy is not watched."""
+        """Return a plain dict with the values as they are now; the copy is not watched."""
         return dict(self)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[type, tuple[dict[Any, Any]]]:  # noqa: ANN401 - object's own
@@ -304,7 +304,7 @@ class SpillingDict(dict[Any, Any]):
     __hash__ = None  # as dict's
 
     def __repr__(self) -> str:
-        # Without the values: whoever prints a cache does not mean to move it.
+        # Without the values: printing a cache must not move its entries.
         spilled = sum(type(value) is Spilled for value in dict.values(self))
         return f"<{type(self).__name__} of {len(self)} entries, {spilled} of them in host memory>"
 

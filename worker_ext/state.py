@@ -1,20 +1,54 @@
-"""What is kept between two calls, in one private object on the worker."""
+"""The state that is kept between two calls, in one private object on the worker."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from worker_ext.allocator_reserve import AllocatorReserve
 from worker_ext.residency import Residency
 from worker_ext.sightings import Sightings
 from worker_ext.sleep import SleepRecord
 from worker_ext.spilling_dict import Ledger
+from worker_ext.weights import WeightCount
 
 if TYPE_CHECKING:
-    from worker_ext.recorder.recorder import Recorder
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
 ATTRIBUTE = "_highwater_state"
+
+
+class RecorderHandle(Protocol):
+    """A worker's recorder, as far as operations use it; the recorder itself reads this state."""
+
+    @property
+    def instance(self) -> str:
+        """The engine life that it records, as its starter named it."""
+
+    @property
+    def path(self) -> Path:
+        """The path of its file."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its file."""
+
+    @property
+    def slots(self) -> int:
+        """The number of samples that its file holds."""
+
+    def has_file(self) -> bool:
+        """Return whether its file is still in its place."""
+
+    def is_running(self) -> bool:
+        """Return whether its thread runs."""
+
+    def operation(self, op: str) -> AbstractContextManager[None]:
+        """Record an operation while it runs."""
+
+    def stop(self) -> bool:
+        """Stop recording, and return whether its thread has ended."""
 
 
 @dataclass
@@ -24,15 +58,15 @@ class WorkerState:
     sightings: Sightings = field(default_factory=Sightings)
     residency: Residency = field(default_factory=Residency)
     ledger: Ledger = field(default_factory=Ledger)
-    """What was moved between device and host; it outlives a cache that the engine makes anew."""
+    """The counts of moves between device and host; they outlive a cache that the engine makes anew."""
     sleep: SleepRecord = field(default_factory=SleepRecord)
-    """Which of the engine's pools are asleep, as far as its calls tell."""
-    weights: tuple[tuple[int, ...], int] | None = None
-    """The models' identities, and the bytes that they were found to take."""
+    """The engine's pools that are asleep, as far as its calls show."""
+    weights: WeightCount = field(default_factory=WeightCount)
+    """The bytes of the models' weights, counted once."""
     allocator_reserve: AllocatorReserve = field(default_factory=AllocatorReserve)
-    """What is known of how much the allocator can give back."""
-    recorder: Recorder | None = None
-    """The recorder that was started last, whether it still runs or not."""
+    """The knowledge of how much the allocator can give back."""
+    recorder: RecorderHandle | None = None
+    """The recorder that was started last, running or not."""
 
 
 def state_of(worker: object) -> WorkerState:
@@ -44,8 +78,8 @@ def state_of(worker: object) -> WorkerState:
     return state
 
 
-def running_recorder(worker: object) -> Recorder | None:
-    """Return the recorder that runs for the worker, None where none does; nothing is made."""
+def running_recorder(worker: object) -> RecorderHandle | None:
+    """Return the recorder that runs for the worker, None without one; no state is made."""
     state = getattr(worker, ATTRIBUTE, None)
     recorder = state.recorder if isinstance(state, WorkerState) else None
     return recorder if recorder is not None and recorder.is_running() else None
@@ -55,7 +89,7 @@ def end_recorder(worker: object) -> bool:
     """End the worker's recorder, whoever started it.
 
     Returns:
-        Whether its thread has ended, or there is none.
+        True where its thread has ended, or there is no recorder.
     """
     recorder = running_recorder(worker)
     if recorder is None:

@@ -17,7 +17,7 @@ _NESTING = 8
 
 
 class Tensor(Protocol):
-    """What we ask of a tensor: metadata only."""
+    """The part of a tensor's interface that is used here: metadata only."""
 
     device: Any
     dtype: Any
@@ -43,7 +43,7 @@ class Storage(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells storages apart: a device and the host may use the same addresses."""
+        """The identity of a storage: a device and the host may use the same addresses."""
         return self.device_type, self.pointer
 
 
@@ -61,7 +61,7 @@ def tensors_in(value: object, nesting: int = _NESTING) -> Iterator[Tensor]:
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Say whether a value is a tensor, by what it can do: this module does not import torch."""
+    """Return whether a value is a tensor, by what it can do: this module does not import torch."""
     return hasattr(value, "untyped_storage")
 
 

@@ -1,7 +1,7 @@
-"""What the device would gain by a `trim` without a target now: told beforehand, and nothing is moved for it.
+"""The bytes that the device would gain by a `trim` without a target now, computed without moving anything.
 
-It is kept up to date entry by entry, so that a sample need not look at all of them. `trim` remains the judge: what
-running requests need, and what the host has left, is another thing a moment later.
+It is kept up to date entry by entry, so that a sample need not look at all of them. `trim` decides for
+itself: the needs of running requests, and the room on the host, may be different a moment later.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from worker_ext.encoder_outputs import find_encoder_cache, needed_hashes
+from worker_ext.encoder_outputs import find_encoder_cache, needed_hashes, spilling_cache
 from worker_ext.host_budget import read_host_budget
 from worker_ext.notes import Notes
 from worker_ext.restore_reserve import RestoreReserve
-from worker_ext.spilling import refuse_trim, spilling_cache, way_back_of
+from worker_ext.spilling import refuse_trim, way_back_of
 from worker_ext.spilling_dict import Spilled
 from worker_ext.storages import view_bytes
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 
 class Movability(NamedTuple):
-    """What of one entry decides what a trim can do with it."""
+    """The properties of one entry that decide what a trim can do with it."""
 
     storages: tuple[Storage, ...]
     can_go: bool
-    """Whether it can be copied to the host and back."""
+    """True where it can be copied to the host and back."""
     view_bytes: int
     copy_bytes: int
-    """What its copy would take of the host."""
+    """The bytes of the host that its copy would take."""
     spilled_bytes: int
-    """What its copy takes of the host already."""
+    """The bytes of the host that its copy takes already."""
 
 
 def movability(entry: Entry, copies: HostCopies) -> Movability:
     """Return what a trim can do with an entry."""
-    # Of a cache of thousands it is asked for each: what can be taken is always one tensor, measured once.
+    # Called for each entry of a cache of thousands: an entry that can be moved is one tensor, measured once.
     storages, value = tuple(entry.storages.values()), entry.value
     if type(value) is Spilled:
         return Movability(storages, False, 0, 0, value.host_bytes)
@@ -60,12 +60,12 @@ class Movable(NamedTuple):
 
 
 @dataclass
-class _Group:
-    """Entries that are views of one storage: they go together or not at all."""
+class _SharedStorage:
+    """The entries that are views of one storage: they go together or not at all."""
 
     entries: int = 0
     fixed: int = 0
-    """Those that cannot go."""
+    """The number of those that cannot go."""
     view_bytes: int = 0
     copy_bytes: int = 0
 
@@ -75,7 +75,7 @@ class _Group:
 
 
 class Groups:
-    """A cache's storages on the device, and what those that may go come to.
+    """A cache's storages on the device, and the totals of those that may go.
 
     Args:
         device_type: The worker's own device type.
@@ -83,12 +83,12 @@ class Groups:
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
-        self._groups: dict[Storage, _Group] = {}
+        self._groups: dict[Storage, _SharedStorage] = {}
         # Of the storages that may go. Kept along, as a cache has thousands of entries and the engine waits.
         self._bytes = self._copy_bytes = 0
         self._of_size: dict[int, int] = {}
         self.spilled_bytes = 0
-        """What lies in host memory already."""
+        """The bytes in host memory already."""
 
     def add(self, entry: Movability) -> None:
         """Count an entry."""
@@ -99,11 +99,11 @@ class Groups:
         self._count(entry, -1)
 
     def without(self, needed: Iterable[Storage], budget: int) -> tuple[Movable, Movable]:
-        """Return what may go, and what of it the host has room for.
+        """Return the storages that may go, and those of them that the host has room for.
 
         Args:
             needed: Storages that running requests have yet to read.
-            budget: Bytes that the host gives at most.
+            budget: The host bytes that may be used.
         """
         kept = {storage for storage in needed if storage in self._groups and self._groups[storage].can_leave(storage)}
         of_size = dict(self._of_size)
@@ -127,7 +127,7 @@ class Groups:
                 continue
             group = self._groups.get(storage)
             if group is None:
-                group = self._groups[storage] = _Group()
+                group = self._groups[storage] = _SharedStorage()
             else:
                 self._weigh(storage, group, -1)
             group.entries += sign
@@ -139,7 +139,7 @@ class Groups:
             else:
                 del self._groups[storage]
 
-    def _weigh(self, storage: Storage, group: _Group, sign: int) -> None:
+    def _weigh(self, storage: Storage, group: _SharedStorage, sign: int) -> None:
         if not group.can_leave(storage):
             return
         self._bytes += sign * storage.nbytes
@@ -163,13 +163,13 @@ def trimmable_bytes(
     Args:
         worker: The worker.
         device: Its device.
-        groups: Its encoder cache's.
-        storages_of: Those of the entry with that key.
+        groups: Its encoder cache's storages.
+        storages_of: Returns the storages of the entry with a key.
         host: The host's memory.
 
     Raises:
-        RefusedError: A trim would be refused, or whether it would is not known.
-        UnreadableError: The cache is of a kind that we do not know.
+        RefusedError: A trim would be refused, or it is unknown whether it would.
+        UnreadableError: The cache is of an unknown kind.
     """
     if find_encoder_cache(worker) is None:
         return 0
@@ -179,7 +179,7 @@ def trimmable_bytes(
     if cache is not None:
         reserve, allowed = way_back_of(cache).reserve, way_back_of(cache).host_budget_bytes
     budget = read_host_budget(worker, allowed, groups.spilled_bytes, Notes(), host).left
-    # Where a runner does not tell what is needed, a trim holds nothing back.
+    # Where a runner does not show what is needed, a trim holds nothing back.
     needed = (storage for key in needed_hashes(worker) or () for storage in storages_of(key))
     movable, fitting = groups.without(needed, budget)
     # As `trim` has it: where all that could go is what would be kept, nothing goes.

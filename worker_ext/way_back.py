@@ -1,7 +1,7 @@
-"""The way of a spilled entry back to its device, and the room that is made for it there.
+"""Bringing a spilled entry back to its device, and making room for it there.
 
-An access that fails ends the engine, so everything that harms nobody is tried first, in this order: the allocator's
-unused blocks go back to the device; idle entries go to host memory, least recently used first; the reserve is dropped.
+An access that fails ends the engine, so every harmless way is tried first, in this order: the allocator's unused
+blocks go back to the device; idle entries go to host memory, least recently used first; the reserve is dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WayBack:
     Args:
         worker: The worker; it is not kept alive.
         device: The worker's.
-        allocator_reserve: What is known of the device's allocator; it learns from each time that its cache is emptied.
+        allocator_reserve: The worker's; it learns each time that the allocator's cache is emptied.
     """
 
     def __init__(self, worker: object, device: Device, allocator_reserve: AllocatorReserve) -> None:
@@ -48,7 +48,7 @@ class WayBack:
         self._copies = HostCopies(device)
         self.reserve = RestoreReserve(device)
         self.host_budget_bytes: int | None = None
-        """What the last caller of `trim` allowed; entries that make room for others keep to it."""
+        """The limit that the last caller of `trim` gave; entries that make room for others keep to it."""
 
     @property
     def reserve_bytes(self) -> int:
@@ -61,11 +61,11 @@ class WayBack:
         Args:
             cache: The encoder cache.
             spilled: Its copy in host memory.
-            is_urgent: The engine needs it now: the copy is not waited for (what the engine computes next comes after
-                it on the same stream), and others make room. Else only what the allocator keeps unused does.
+            is_urgent: The engine needs it now: the copy is not waited for (the engine's next computation comes after it
+                on the same stream), and others make room. Else only the allocator's unused blocks do.
 
         Raises:
-            RuntimeError: There is no room all the same.
+            RuntimeError: There is still no room.
         """
         try:
             return self._copies.to_device(spilled, is_waited_for=not is_urgent)
@@ -93,7 +93,7 @@ class WayBack:
         return tensor
 
     def settle(self, cache: SpillingDict, notes: Notes) -> None:
-        """Make the reserve as large as the largest group in host memory; where that cannot be, it is noted."""
+        """Make the reserve as large as the largest group in host memory; where that is impossible, it is noted."""
         wanted = required_bytes(cache)
         if not self.reserve.keep(wanted):
             notes.add(
@@ -106,7 +106,7 @@ class WayBack:
         self.reserve.drop()
 
     def _ways(self, cache: SpillingDict, spilled: Spilled) -> list[Callable[[], int | None]]:
-        """Return what makes room, cheapest first; each returns bytes that it freed, None where it changed nothing."""
+        """Return the ways to make room, cheapest first; each returns the bytes freed, None where it changed nothing."""
         if self._device.type == "cpu":  # what goes to the host there stays in the same memory
             return [self._empty_cache]
         return [
@@ -128,7 +128,7 @@ class WayBack:
         worker, notes = self._worker(), Notes()
         mover = Mover(self._device, notes)
         plan = make_plan(cache, _NO_TARGET, mover.copies.can_take, needed_hashes(worker), mover.device_type)
-        # What came back of the same group is most likely needed by the same request.
+        # Entries of the same group that came back are most likely needed by the same request.
         idle = [group for group in plan.groups if all(cache.group(key) is not spilled.group for key in group.tensors)]
         del plan  # it holds the tensors, and the device gets them back with the last reference
         taken = sum(value.host_bytes for value in dict.values(cache) if type(value) is Spilled)

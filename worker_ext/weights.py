@@ -1,4 +1,4 @@
-"""How much memory the model's weights take."""
+"""The memory of the model's weights."""
 
 from __future__ import annotations
 
@@ -12,28 +12,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeGuard  # novermin: from Python 3.10 on, but only annotations use it
 
-    from worker_ext.state import WorkerState
     from worker_ext.storages import Tensor
 
 
+class WeightCount:
+    """The bytes of models' weights, counted once: weights keep their size, and a large model has thousands of them."""
+
+    def __init__(self) -> None:
+        self._models: tuple[int, ...] = ()
+        self._nbytes = 0
+
+    def of(self, models: list[Module], device_type: str) -> int:
+        """Return the bytes on devices of one type; counted anew for other models."""
+        identities = tuple(map(id, models))
+        if self._models != identities:
+            self._models, self._nbytes = identities, _counted(models, device_type)
+        return self._nbytes
+
+
 class Module(Protocol):
-    """What we ask of a model."""
+    """The part of a model's interface that is used here."""
 
     def parameters(self) -> Iterator[Tensor]:
         """Yield the weights."""
 
     def buffers(self) -> Iterator[Tensor]:
-        """Yield what is kept beside the weights."""
+        """Yield the tensors kept beside the weights."""
 
     def modules(self) -> Iterator[object]:
         """Yield the model's layers, itself included."""
 
 
-def weights_bytes(worker: object, device_type: str, state: WorkerState) -> int:
+def weights_bytes(worker: object, device_type: str, count: WeightCount) -> int:
     """Return the bytes of all weights on the worker's device, a drafter's included.
 
     Raises:
-        UnreadableError: There is no model to be found.
+        UnreadableError: No model was found.
     """
     runner = look_up(worker, "model_runner")
     # Measured by the engine while it loaded (vllm 0.12.0 v1/worker/gpu_model_runner.py:3548, vllm 0.32.0
@@ -44,15 +58,11 @@ def weights_bytes(worker: object, device_type: str, state: WorkerState) -> int:
     models = _models(runner)
     if not models:
         raise UnreadableError("model_runner has neither model_memory_usage nor a model")
-    identities = tuple(map(id, models))
-    # Counted once: weights keep their size, and a large model has thousands of them.
-    if state.weights is None or state.weights[0] != identities:
-        state.weights = (identities, _counted(models, device_type))
-    return state.weights[1]
+    return count.of(models, device_type)
 
 
 def counting_caveat(worker: object, device_type: str) -> str | None:
-    """Return what counted weights leave out, None where they are measured, or nothing is known to be left out."""
+    """Return a note about tensors that the count leaves out, None where weights are measured or nothing is left out."""
     runner = look_up(worker, "model_runner")
     if device_type == "cpu" or runner is None or _measured(runner, device_type) is not None:
         return None
@@ -93,11 +103,11 @@ def _counted(models: list[Module], device_type: str) -> int:
 
 
 def _packed(model: Module) -> Iterator[Tensor | int]:
-    """Yield what the CPU backend packed linear weights into: a tensor, or the bytes behind a oneDNN handle.
+    """Yield the packed copies of linear weights of the CPU backend: a tensor, or the bytes behind a oneDNN handle.
 
     It keeps the packed copy in the closure of the layer's `cpu_linear` and drops the parameter (vllm 0.32.0
     model_executor/layers/utils.py:588, `dispatch_cpu_unquantized_gemm`): without it nearly all weights would be
-    missing. A handle tells its matrix's shape only; oneDNN pads a little more than that.
+    missing. A handle has its matrix's shape only; oneDNN pads a little more than that.
     """
     for module in model.modules():
         cells = getattr(getattr(module, "cpu_linear", None), "__closure__", None) or ()

@@ -20,8 +20,8 @@ def wrap_method(worker: Any, name: str, make: Callable[[Callable[..., Any]], Cal
     Args:
         worker: The worker.
         name: The method's name.
-        make: Gets the method as the engine would have called it, and returns what is called instead. What it returns
-            must pass arguments, result and exceptions on unchanged, and must not hold the worker.
+        make: Gets the method as the engine would have called it, and returns its replacement, which must pass
+            arguments, result and exceptions on unchanged, and must not hold the worker.
 
     Returns:
         False where the worker has no such method; nothing was changed then.
@@ -36,7 +36,7 @@ def wrap_method(worker: Any, name: str, make: Callable[[Callable[..., Any]], Cal
 
 
 def unwrap_method(worker: Any, name: str, wrapper: object) -> bool:  # noqa: ANN401 - as above
-    """Put back what was there before `wrapper`; what somebody else has put over it since stays, with ours inside.
+    """Put back the method that `wrapper` replaced; a foreign wrapper put over it since stays, with ours inside.
 
     Returns:
         Whether `wrapper` was the one in place.

@@ -1,7 +1,7 @@
-"""A request's chunked body, taken apart (RFC 9112 7.1). No I/O.
+"""A parser of chunked request bodies (RFC 9112 7.1). No I/O.
 
-llhttp does not say where in its input a body ended, and what follows may be another request; so the lines of chunk
-sizes are read here, to the letter. Trailers are judged by llhttp, as heads are.
+llhttp does not report where in its input a body ended, and what follows may be another request; so the lines of chunk
+sizes are read here, to the letter. Trailers are checked by llhttp, as heads are.
 """
 
 from __future__ import annotations
@@ -10,27 +10,13 @@ import re
 
 import httptools
 
-from app.proxy.failures import Failure
+from app.proxy.failures import BadRequest, Failure
 from app.proxy.heads import NOT_HTTP, Header
 
-# Extensions say nothing that concerns the next server, and end here.
+# Extensions are between the client and us (RFC 9112 7.1.1), and are dropped.
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
-
-
-# Taken at once; a body may have a line for every three bytes.
+# Lines that one call takes at most; a body may have a line for every three bytes.
 LINES_AT_ONCE = 128
-
-
-class BadChunks(Exception):
-    """The body cannot be read on.
-
-    Attributes:
-        failure: what the client is told.
-    """
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
 
 
 class _Trailers:
@@ -47,12 +33,12 @@ class Chunks:
     """One body.
 
     Args:
-        too_large: what a client is told whose sizes, extensions or trailers are longer than a head may be.
-        max_line_bytes: how long they may be; the trailers together.
+        too_large: The error for a client whose sizes, extensions or trailers are longer than a head may be.
+        max_line_bytes: The longest line allowed, and the longest trailers together.
 
     Attributes:
-        is_complete: the last chunk and the trailers have come.
-        trailers: headers behind the body.
+        is_complete: The last chunk and the trailers have come.
+        trailers: The headers behind the body.
     """
 
     def __init__(self, too_large: Failure, max_line_bytes: int) -> None:
@@ -70,11 +56,11 @@ class Chunks:
         """Take chunks out of a piece of data, as many as may be taken at once.
 
         Returns:
-            What they hold of the body; and the rest of the data, which is for the next call, or another request where
+            The part of the body in them; and the rest of the data, which is for the next call, or another request where
             the body is complete.
 
         Raises:
-            BadChunks: These are none.
+            BadRequest: The data is not in chunks.
         """
         if self._start:
             data, self._start = self._start + data, b""
@@ -91,7 +77,7 @@ class Chunks:
                 self._is_behind_data = True
             end = data.find(b"\r\n", at)
             if (len(data) if end < 0 else end) - at > self._max_line_bytes:
-                raise BadChunks(self._too_large)
+                raise BadRequest(self._too_large)
             if end < 0:
                 self._start = data[at:]
                 at = len(data)
@@ -105,25 +91,25 @@ class Chunks:
         if self._is_behind_chunks:
             self._trailer_lines += line + b"\r\n"
             if len(self._trailer_lines) > self._max_line_bytes:
-                raise BadChunks(self._too_large)
+                raise BadRequest(self._too_large)
             if not line:
                 self._read_trailers()
         elif self._is_behind_data:
             if line:
-                raise BadChunks(NOT_HTTP)
+                raise BadRequest(NOT_HTTP)
             self._is_behind_data = False
         else:
             size = _SIZE.fullmatch(line)
             if size is None:
-                raise BadChunks(NOT_HTTP)
+                raise BadRequest(NOT_HTTP)
             self._left = int(size[1], 16)
             self._is_behind_chunks = not self._left
 
     def _read_trailers(self) -> None:
-        told = _Trailers()
+        parsed = _Trailers()
         try:
-            httptools.HttpRequestParser(told).feed_data(b"GET / HTTP/1.1\r\n" + self._trailer_lines)
+            httptools.HttpRequestParser(parsed).feed_data(b"GET / HTTP/1.1\r\n" + self._trailer_lines)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            raise BadChunks(NOT_HTTP) from None
-        self.trailers = tuple(told.headers)
+            raise BadRequest(NOT_HTTP) from None
+        self.trailers = tuple(parsed.headers)
         self.is_complete = True

@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a request, and how a client is told."""
+"""Everything that can go wrong with a request, and the error response that a client gets for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,19 @@ class Failure:
     reason: str
     message: str
     retry_after: int | None = None
-    """Seconds, where the same request may do better then."""
+    """Seconds after which the same request may succeed."""
+
+
+class BadRequest(Exception):
+    """The client's bytes are no request that may be passed on.
+
+    Attributes:
+        failure: The error for the client.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
 
 
 CLIENT_LEFT = Failure(499, "client_left", "the client left")
@@ -42,28 +54,28 @@ CONNECT_TIMEOUT = Failure(
     retry_after=_ENGINE_AWAY_SECONDS,
 )
 CONNECT = Failure(502, "connect", "the engine does not accept connections", retry_after=_ENGINE_AWAY_SECONDS)
-# It would take as long again.
-NO_ANSWER = Failure(
+# Without retry_after: the same request would take as long again.
+NO_RESPONSE = Failure(
     504,
     "first_byte_timeout",
-    "no answer from the engine in time (proxy.first_byte_seconds); one that is not streamed begins when it is whole",
+    "no response from the engine in time (proxy.first_byte_seconds); one that is not streamed begins when it is whole",
 )
 DISCONNECTED = Failure(
-    502, "disconnected", "the engine closed the connection without an answer", retry_after=_ENGINE_AWAY_SECONDS
+    502, "disconnected", "the engine closed the connection without a response", retry_after=_ENGINE_AWAY_SECONDS
 )
-MALFORMED = Failure(502, "malformed", "the engine's answer is not HTTP")
-BROKEN_OFF = Failure(502, "truncated", "the engine broke off within its answer")
+MALFORMED = Failure(502, "malformed", "the engine's response is not HTTP")
+BROKEN_OFF = Failure(502, "truncated", "the engine broke off within its response")
 UPLOAD_STALLED = Failure(
     504,
     "upload_stalled",
     "the engine stopped taking the request body (proxy.idle_seconds)",
     retry_after=_ENGINE_AWAY_SECONDS,
 )
-ANSWER_STALLED = Failure(504, "idle_timeout", "the engine's answer stood still (proxy.idle_seconds)")
+RESPONSE_STALLED = Failure(504, "idle_timeout", "the engine's response stood still (proxy.idle_seconds)")
 CLIENT_STALLED = Failure(408, "client_stalled", "the request body stood still (proxy.idle_seconds)")
 CLIENT_SLOW = Failure(408, "client_stalled", "the request body came too slowly (under 512 bytes/s)")
 BODY_LATE = Failure(408, "client_stalled", "the request body took too long")
-CLIENT_DEAF = Failure(499, "client_left", "the client stopped taking its answer (proxy.idle_seconds)")
+CLIENT_NOT_READING = Failure(499, "client_left", "the client stopped reading its response (proxy.idle_seconds)")
 STOPPING = Failure(503, "shutting_down", "the sidecar is stopping", retry_after=1)
 NO_DESCRIPTORS = Failure(
     503,
@@ -74,29 +86,29 @@ NO_DESCRIPTORS = Failure(
 
 
 def too_many_connections(limit: int) -> Failure:
-    """More clients are connected than may be."""
+    """Return the failure of a client that connects above the limit."""
     message = f"more than {limit} clients are connected (proxy.max_connections)"
     return Failure(503, "too_many_connections", message, retry_after=1)
 
 
 def bad_request(message: str) -> Failure:
-    """What the client sent is not a request that may be passed on."""
+    """Return the failure of a request that may not be passed on as the client sent it."""
     return Failure(400, "bad_request", message)
 
 
 def body_too_large(limit: int) -> Failure:
-    """A request body over the limit, in bytes."""
+    """Return the failure of a request body over the limit, in bytes."""
     return Failure(413, "body_too_large", f"the request body is larger than {limit} bytes (proxy.max_body_bytes)")
 
 
 def head_too_large(limit: int) -> Failure:
-    """A request head over the limit, in bytes; or what stands between the chunks of a body."""
+    """Return the failure of a request head, or of lines between chunks, over the limit in bytes."""
     message = f"the request's head or trailers are larger than {limit} bytes (proxy.max_header_bytes)"
     return Failure(431, "head_too_large", message)
 
 
-def error_answer(failure: Failure, request_id: bytes, *, close: bool, without_body: bool = False) -> bytes:
-    """A whole HTTP answer, its body an error in the OpenAI API's shape."""
+def error_response(failure: Failure, request_id: bytes, *, close: bool, without_body: bool = False) -> bytes:
+    """Return a whole HTTP response, its body an error in the OpenAI API's shape."""
     kind = _KINDS.get(failure.status, "upstream_error" if failure.status in SERVER_ERRORS else "request_error")
     error = {"message": failure.message, "type": kind, "param": None, "code": failure.status}
     body = json.dumps({"error": error}).encode()

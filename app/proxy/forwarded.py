@@ -1,7 +1,7 @@
-"""`X-Forwarded-*` and `Forwarded`: what the engine is told of where a request came from. No I/O.
+"""`X-Forwarded-*` and `Forwarded`: headers that say where a request came from. No I/O.
 
-vLLM's server, uvicorn, believes these headers when they come from loopback, which is where the sidecar stands: the
-client's address in its log, and the scheme of its redirects, are the ones that it finds here.
+vLLM's server, uvicorn, trusts these headers when they come from loopback, which is where the sidecar runs: it takes the
+client's address for its log, and the scheme for its redirects, from them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _PLAIN_HOST = re.compile(rb"[A-Za-z0-9.:\[\]_-]+")
 
 
 class Forwarding:
-    """What is said of one client's connection.
+    """The headers for one client's connection.
 
     Args:
-        mode: `replace` says it in place of whatever the client has sent, `append` behind that.
-        peer: the address that the client connected from; None where it has none.
-        scheme: that it speaks.
+        mode: `replace` writes them in place of the client's own, `append` behind them.
+        peer: The address that the client connected from; None where it has none.
+        scheme: The scheme that the client used.
     """
 
     def __init__(self, mode: Mode, peer: bytes | None, scheme: bytes) -> None:
@@ -34,11 +34,11 @@ class Forwarding:
         self._proto_line = b"x-forwarded-proto: %b\r\n" % scheme
 
     def rewrite(self, lines: bytes, host: bytes) -> bytes:
-        """Write it into a request's head.
+        """Write the headers into a request's head.
 
         Args:
-            lines: from the method to the empty line.
-            host: that the client asked for; empty where it named none.
+            lines: The head, from the method to the empty line.
+            host: The client's `Host`; empty without one.
         """
         host_line = host and b"x-forwarded-host: %b\r\n" % host
         if _FORWARDED.search(lines) is None:
@@ -48,18 +48,18 @@ class Forwarding:
         if self._appends:
             for at in range(1, len(parts), 3):
                 sent.setdefault(parts[at].lower(), []).append(parts[at + 1].rstrip(b" \t"))
-        told = [b"".join(parts[0::3])[:-2]]
+        written = [b"".join(parts[0::3])[:-2]]
         chain = sent.get(b"x-forwarded-for", [])
         if self._peer is not None:
             chain = [*chain, self._peer]
         if chain:
-            told.append(b"x-forwarded-for: %b\r\n" % b", ".join(chain))
+            written.append(b"x-forwarded-for: %b\r\n" % b", ".join(chain))
         # Of these two the client's own was the first, and the next server takes the last.
         for name, line in ((b"x-forwarded-proto", self._proto_line), (b"x-forwarded-host", host_line)):
-            told += [b"%b: %b\r\n" % (name, value) for value in sent.get(name, [])] or [line]
+            written += [b"%b: %b\r\n" % (name, value) for value in sent.get(name, [])] or [line]
         if b"forwarded" in sent:
-            told.append(b"forwarded: %b\r\n" % b", ".join([*sent[b"forwarded"], self._element(host)]))
-        return b"".join([*told, b"\r\n"])
+            written.append(b"forwarded: %b\r\n" % b", ".join([*sent[b"forwarded"], self._element(host)]))
+        return b"".join([*written, b"\r\n"])
 
     def _element(self, host: bytes) -> bytes:
         peer = b"unknown" if self._peer is None else self._peer
@@ -69,7 +69,7 @@ class Forwarding:
 
 
 def forwarding(mode: Mode, transport: asyncio.BaseTransport) -> Forwarding | None:
-    """What is said of a client's connection; None where nothing is."""
+    """Return the headers for a client's connection; None where the mode adds none."""
     if mode == "pass":
         return None
     address = transport.get_extra_info("peername")

@@ -1,7 +1,7 @@
-"""Request and answer heads: what they promise, and how they read on the other side. No I/O.
+"""Heads of requests and responses: what they declare, and how each is written for the other side. No I/O.
 
 llhttp has parsed every head that comes here, strictly: no bare CR or LF, no folded lines, no space before a colon, not
-both a length and chunks. What it lets pass and still can be read in two ways is refused here.
+both a length and chunks. What it accepts although it can be read in two ways is refused here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Literal
 
 import httptools
 
-from app.proxy.failures import Failure, bad_request
+from app import allowlist
+from app.proxy.failures import BadRequest, Failure, bad_request
 from app.proxy.forwarded import Forwarding
 
 NOT_HTTP = bad_request("this is not an HTTP/1.1 request")
@@ -35,16 +36,16 @@ NEVER_A_TRAILER = TAKEN_OUT | {
     *(b"authorization", b"api-key", b"x-api-key", b"x-auth-token"),
     *(b"content-encoding", b"content-type", b"cookie"),
 }
-# An answer's framing is kept, and so are its trailers.
-_ANSWER_HOP_BY_HOP = HOP_BY_HOP - {b"transfer-encoding", b"trailer"}
-# Where an answer says where something is. Not Refresh, which is nobody's standard and which vLLM never sends.
+# A response's framing is kept, and so are its trailers.
+_RESPONSE_HOP_BY_HOP = HOP_BY_HOP - {b"transfer-encoding", b"trailer"}
+# Headers whose values are URLs. Not Refresh, which is nobody's standard and which vLLM never sends.
 _LOCATIONS = frozenset({b"location", b"content-location"})
 # A head in lower case without any of these goes on as it came.
-_REWRITTEN = re.compile(rb"\n(?:%b):" % b"|".join(sorted(_ANSWER_HOP_BY_HOP | _LOCATIONS | {b"x-request-id"})))
+_REWRITTEN = re.compile(rb"\n(?:%b):" % b"|".join(sorted(_RESPONSE_HOP_BY_HOP | _LOCATIONS | {b"x-request-id"})))
 
 _LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]+)")
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
-# A target's absolute form; none with a user's name in it.
+# A target's absolute form; one with a user's name in it does not match.
 _ABSOLUTE = re.compile(rb"https?://([^/?#@]+)([^#]*)", re.IGNORECASE)
 _HTTP10 = b"HTTP/1.0"
 _VERSIONS = (b"HTTP/1.1", _HTTP10)
@@ -55,8 +56,8 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 _BODILESS = frozenset({204, 304})
 _MAY_LACK_A_BODY = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT"})
 # Cannot reach the model: they pass the gate uncounted, for liveness must not wait for a reset.
-READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-_METHODS = {name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")}
+SAFE_METHODS = frozenset(method.encode() for method in allowlist.SAFE_METHODS)
+_METHODS = {name.encode(): name for name in allowlist.METHODS}
 
 _PATH_CLASSES = {
     "/v1/chat/completions": "chat_completions",
@@ -82,15 +83,15 @@ _PATH_CLASS_PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a request goes: to the engine, to the sidecar's own application, or nowhere for this reason."""
+    """Where a request goes: to the engine, to the sidecar's application, or nowhere for the reason in `refusal`."""
 
-    to: Literal["engine", "own", "nowhere"]
+    to: Literal["engine", "sidecar", "nowhere"]
     path_class: str = "other"
     refusal: Failure | None = None
 
 
 LIVE_STREAM = "live_stream"
-"""The path class of a sidecar path whose answer does not end by itself."""
+"""The path class of a sidecar path whose response does not end by itself."""
 
 
 def path_class(path: str) -> str:
@@ -106,7 +107,7 @@ def method_class(method: bytes) -> str:
 
 def _request_ids() -> Iterator[bytes]:
     # Asking the kernel for each costs more than the rest of a head. Not a counter: vLLM makes them part of the ids by
-    # which stored answers can be read.
+    # which stored responses can be read.
     while True:
         block = os.urandom(4096).hex().encode()
         yield from (block[at : at + 32] for at in range(0, len(block), 32))
@@ -115,27 +116,27 @@ def _request_ids() -> Iterator[bytes]:
 _fresh = _request_ids()
 
 
-class _Nobody:
-    """What the parser tells, when it is only to judge."""
+class _NoCallbacks:
+    """Callbacks of a parser that only checks the form."""
 
 
-_NOBODY = _Nobody()
+_NO_CALLBACKS = _NoCallbacks()
 
 
 class RequestHead:
-    """A request's head as the client sent it.
+    """A request's head as the client sent it; `parse_head` makes one.
 
     Attributes:
-        raw: all of it, with the empty line at its end.
-        method: in capitals.
-        target: as sent.
-        declared_bytes: of a counted body; 0 without one.
-        chunked: whether the body comes in chunks.
-        expects_continue: whether the client waits to be asked for the body.
-        is_http10: 1.1 else.
-        keep_alive: whether the client's connection may serve another request.
-        websocket: whether it asks to speak WebSocket.
-        host: as the client sent it; empty without one.
+        raw: All of it, with the empty line at its end.
+        method: In capitals.
+        target: As sent.
+        declared_bytes: The length of a counted body; 0 without one.
+        chunked: Whether the body comes in chunks.
+        expects_continue: Whether the client sends the body only after a 100.
+        is_http10: Whether it is HTTP/1.0; else it is 1.1.
+        keep_alive: Whether the client's connection may serve another request.
+        websocket: Whether it asks to speak WebSocket.
+        host: As the client sent it; empty without one.
     """
 
     # Defaults here and not in __init__: most heads change none of them.
@@ -159,11 +160,11 @@ class RequestHead:
         if is_http10:
             self.is_http10, self.keep_alive = True, False
 
-    def read(self) -> str | None:
-        """Read what was taken out.
+    def read_taken_out(self) -> None:
+        """Read the lines that do not travel.
 
-        Returns:
-            Why it cannot be passed on, if it cannot.
+        Raises:
+            BadRequest: They contradict each other, or cannot be passed on.
         """
         hosts = framings = 0
         parts = self._parts
@@ -175,24 +176,23 @@ class RequestHead:
             elif name == b"content-length":
                 framings += 1
                 if not _DIGITS.fullmatch(value):
-                    return "Content-Length must be a number"
+                    raise BadRequest(bad_request("Content-Length must be a number"))
                 self.declared_bytes = int(value)
             elif name == b"transfer-encoding":
                 framings += 1
                 self.chunked = True
                 if value.lower() != b"chunked" or self.is_http10:
-                    return "Transfer-Encoding can only be 'chunked', in HTTP/1.1"
+                    raise BadRequest(bad_request("Transfer-Encoding can only be 'chunked', in HTTP/1.1"))
             else:
                 self._read_rare_line(name, value)
         if framings > 1:
-            return "a request has one Content-Length, or one Transfer-Encoding"
+            raise BadRequest(bad_request("a request has one Content-Length, or one Transfer-Encoding"))
         if hosts != 1 and (hosts or not self.is_http10):
-            return "a request has one Host"
+            raise BadRequest(bad_request("a request has one Host"))
         if self._upgrade == b"websocket" and self._tokens and b"upgrade" in self._tokens:
-            # Any other protocol is not taken up: the request is served as if it had not asked (RFC 9110 7.8).
+            # Any other protocol is not taken up: the request is served without it (RFC 9110 7.8).
             # With another method it would be that method that the engine acts on.
             self.websocket = self.method == b"GET" and not (self.has_body or self.is_http10)
-        return None
 
     def _read_rare_line(self, name: bytes, value: bytes) -> None:
         if name == b"x-request-id":
@@ -213,7 +213,7 @@ class RequestHead:
 
     @property
     def has_body(self) -> bool:
-        """Whether bytes follow the head, or may."""
+        """True where bytes follow the head, or may."""
         return self.chunked or self.declared_bytes > 0
 
     @property
@@ -222,17 +222,17 @@ class RequestHead:
         return self.target.partition(b"?")[0]
 
     def request_id(self) -> bytes:
-        """The client's own if it is fit for a log line, else one made for this request."""
+        """Return the client's own if it is fit for a log line, else one made for this request."""
         if self._request_id is None:
             self._request_id = next(_fresh)
         return self._request_id
 
     def for_engine(self, host_line: bytes, forwarding: Forwarding | None = None) -> bytes:
-        """The head as the engine gets it.
+        """Return the head for the engine.
 
         Args:
-            host_line: the engine's own `Host`.
-            forwarding: what is said of the client besides; None: what the client says itself.
+            host_line: The engine's own `Host`.
+            forwarding: Adds headers that name the client; None: those that the client sent go on as they are.
         """
         if self.declared_bytes:
             framing = b"content-length: %d\r\n" % self.declared_bytes
@@ -260,27 +260,34 @@ class RequestHead:
         kept = (line for line in rest if line.partition(b":")[0].lower() not in named)
         return b"\r\n".join([first, *kept])
 
-    def for_ourselves(self) -> bytes:
-        """The head as the sidecar's own server gets it: as it came, less a protocol that we do not take up."""
+    def for_sidecar(self) -> bytes:
+        """Return the head for the sidecar's own server: as it came, less a protocol that we do not take up."""
         return self.raw if self._upgrade is None else _UPGRADE.sub(b"", self.raw)
 
 
-def read_request(raw: bytes) -> RequestHead | Failure:
-    """Read a whole head, from its first byte to its empty line; or say why it cannot be passed on.
+def parse_head(raw: bytes) -> RequestHead | Failure:
+    """Parse a whole head, from its first byte to its empty line; return why, where it cannot be passed on.
 
-    llhttp judges its form, and is asked for nothing else: what it lets pass has one line for each header, so that
-    reading the lines finds what it found.
+    llhttp checks the form and nothing else: what it accepts has one line for each header, so that reading the lines
+    finds the headers that llhttp found.
     """
     try:
-        httptools.HttpRequestParser(_NOBODY).feed_data(raw)
+        return _parsed(raw)
+    except BadRequest as bad:
+        return bad.failure
+
+
+def _parsed(raw: bytes) -> RequestHead:
+    try:
+        httptools.HttpRequestParser(_NO_CALLBACKS).feed_data(raw)
     except httptools.HttpParserUpgrade:
         pass  # the head is complete, and asks for another protocol
     except httptools.HttpParserError:
-        return NOT_HTTP
+        raise BadRequest(NOT_HTTP) from None
     first = raw[: raw.index(b"\r")].split(b" ")
     # llhttp overlooks line ends before the method.
     if len(first) != 3 or first[2] not in _VERSIONS or not first[0][:1].isalpha():  # noqa: PLR2004 - method, target, version
-        return NOT_HTTP
+        raise BadRequest(NOT_HTTP)
     method, target, version = first
     absolute = None if target.startswith(b"/") else _ABSOLUTE.fullmatch(target)
     if absolute is not None:
@@ -288,36 +295,36 @@ def read_request(raw: bytes) -> RequestHead | Failure:
         target = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
         raw = b"%b %b %b%b" % (method, target, version, raw[raw.index(b"\r") :])
     head = RequestHead(raw, method, target, is_http10=version == _HTTP10)
-    flaw = head.read()
+    head.read_taken_out()
     if absolute is not None and absolute[1].lower() != head.host.lower():
-        flaw = flaw or "the target's authority must be the Host"
-    return head if flaw is None else bad_request(flaw)
+        raise BadRequest(bad_request("the target's authority must be the Host"))
+    return head
 
 
 def has_bare_line_feed(start: bytes) -> bool:
-    """Whether the start of a head has a line feed without its carriage return: its end would be waited for in vain."""
+    """Return whether a head's start has a line feed without its carriage return: its end would never come."""
     return start.count(b"\n") != start.count(b"\r\n")
 
 
 class EngineOrigin:
-    """The engine as it names itself in `Location`: by the `Host` that it was asked by, which leads clients nowhere.
+    """The engine's name for itself in `Location`: the `Host` of the request to it, which leads clients nowhere.
 
     Args:
-        authority: its host, and its port if it has one.
-        root_path: below which it serves all paths as well. Whoever takes that prefix off on a client's way here does
-            not put it back in an answer; with it the client's next request comes here, by that way or without.
+        authority: The engine's host, and its port if it has one.
+        root_path: The prefix below which the engine serves all paths as well. A proxy that takes it off on a client's
+            way here does not put it back into a response; with it the client's next request comes here either way.
     """
 
     def __init__(self, authority: str, root_path: str = "") -> None:
         named = re.escape(authority.encode())
         # vLLM believes a client about the scheme (X-Forwarded-Proto), so either may stand here; likewise its port.
         ports = rb"(?::80|:443)?" if re.search(r":[0-9]+$", authority) is None else b""
-        # What would name another host by itself ("//", or "/\\" to browsers) stays as it came.
+        # A path that would name another host by itself ("//", or "/\\" to browsers) stays as it came.
         self._own = re.compile(rb"https?://%b%b(/(?![/\\])[^\r]*|[?#][^\r]*)?" % (named, ports), re.IGNORECASE)
         self._root_path = root_path.encode()
 
     def relative(self, location: bytes) -> bytes:
-        """A reference that leads where it was meant to, from wherever the client has asked."""
+        """Return a reference that leads where the engine meant it to, whatever host the client used."""
         own = self._own.fullmatch(location)
         if own is None:
             return location
@@ -328,21 +335,21 @@ class EngineOrigin:
         return path if has_prefix else self._root_path + path
 
 
-class AnswerHead:
-    """An answer's head as the engine sent it.
+class ResponseHead:
+    """A response's head as the engine sent it.
 
     Args:
-        raw: all of it, with the empty line at its end.
-        status: as parsed.
-        to_head: whether it answers a HEAD request.
-        origin: the engine's; what it says of itself goes to the client as a relative reference.
+        raw: All of it, with the empty line at its end.
+        status: As parsed.
+        to_head: Whether it is the response to a HEAD request.
+        origin: The engine's; URLs with it go to the client as relative references.
 
     Attributes:
-        raw: as given.
-        status: as given.
-        chunked: whether the body comes in chunks.
-        has_body: whether bytes may follow.
-        until_close: whether only the connection's end ends the body.
+        raw: As given.
+        status: As given.
+        chunked: Whether the body comes in chunks.
+        has_body: Whether bytes may follow.
+        until_close: Whether only the connection's end ends the body.
     """
 
     __slots__ = ("_lowered", "_origin", "chunked", "has_body", "raw", "status", "until_close")
@@ -357,11 +364,11 @@ class AnswerHead:
         self.until_close = self.has_body and not self.chunked and b"\ncontent-length:" not in lowered
 
     def has_surplus(self, data: bytes, body_bytes: int) -> bool:
-        """Whether line ends follow the body, which the parser skips in silence and a client would stumble over.
+        """Return whether line ends follow the body, which the parser skips silently and a client would not expect.
 
         Args:
-            data: the last read, in which the parser has seen the end.
-            body_bytes: all that came behind the head.
+            data: The last read, in which the parser has seen the end.
+            body_bytes: The length of all that came behind the head.
         """
         if not data.endswith((b"\r", b"\n")):
             return False
@@ -371,12 +378,12 @@ class AnswerHead:
         return length is not None and body_bytes > int(length[1])
 
     def for_client(self, request_id: bytes, *, close: bool, unchunked: bool = False) -> bytes:
-        """The head as the client gets it, its framing kept.
+        """Return the head for the client, its framing kept.
 
         Args:
-            request_id: added unless the engine has set one of its own.
-            close: whether the client's connection ends with this answer.
-            unchunked: the body goes on without its framing, for a client of HTTP/1.0.
+            request_id: Added unless the engine has set one of its own.
+            close: Whether the client's connection ends with this response.
+            unchunked: Whether the body goes on without its framing, for a client of HTTP/1.0.
         """
         if not unchunked and _REWRITTEN.search(self._lowered) is None:
             lines, has_id = self.raw[:-2], False
@@ -391,7 +398,7 @@ class AnswerHead:
     def _rewritten(self, *, unchunked: bool) -> tuple[bytes, bool]:
         first, *lines = self.raw[:-4].split(b"\r\n")
         named = [(line.partition(b":")[0].lower(), line) for line in lines]
-        less = set(_ANSWER_HOP_BY_HOP)
+        less = set(_RESPONSE_HOP_BY_HOP)
         for name, line in named:
             if name == b"connection":
                 tokens = {token.strip().lower() for token in line.partition(b":")[2].split(b",")}
@@ -411,7 +418,7 @@ class AnswerHead:
         return line if relative == location else b"%b: %b" % (name, relative)
 
     def for_tunnel(self, request_id: bytes) -> bytes:
-        """A 101's head as the client gets it: hop by hop, and passed on all the same."""
+        """Return a 101's head for the client: its headers are hop by hop, and passed on all the same."""
         if b"\nx-request-id:" in self._lowered:
             return self.raw
         return b"%bx-request-id: %b\r\n\r\n" % (self.raw[:-2], request_id)

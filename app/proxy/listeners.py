@@ -1,8 +1,8 @@
 """Accepting connections faster than one in a turn of the loop.
 
 libuv, below uvloop, accepts one connection for each listening descriptor and turn. While many streams keep the loop
-busy a turn takes milliseconds, and whoever connects anew, a probe too, stands in a queue of the kernel's: a second
-behind a few hundred others. A duplicate of the descriptor is one more of them in the same turn.
+busy a turn takes milliseconds, and a new client, a probe too, stands in a queue of the kernel's: a second behind a few
+hundred others. A duplicate of the descriptor is one more of them in the same turn.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ async def accept_several(
     tls: ssl.SSLContext | None,
     backlog: int,
 ) -> list[Any]:
-    """Listen several times on what is listened on already.
+    """Listen several times on the sockets of servers that listen already.
 
     Args:
-        servers: Those that listen.
-        make_protocol: For each connection; what it makes has asyncio.Protocol's methods.
-        tls: What clients are answered with; ``None``: plain.
+        servers: The servers that listen.
+        make_protocol: Makes an object with ``asyncio.Protocol``'s methods for each connection.
+        tls: For connections over TLS; ``None``: plain.
         backlog: Connections that the kernel queues.
 
     Returns:
         Further servers, to be closed as the others.
     """
     loop = asyncio.get_running_loop()
-    patience = None if tls is None else HANDSHAKE_SECONDS
+    handshake_seconds = None if tls is None else HANDSHAKE_SECONDS
     return [
         await loop.create_server(
             make_protocol,
             sock=socket.fromfd(sock.fileno(), sock.family, sock.type),
             ssl=tls,
-            ssl_handshake_timeout=patience,
+            ssl_handshake_timeout=handshake_seconds,
             backlog=backlog,
         )
         for server in servers

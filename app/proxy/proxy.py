@@ -1,4 +1,4 @@
-"""What all requests share: the way to the engine, the gate, the limits, the clock, what is counted and logged."""
+"""The state that all requests share: the engine's connections, the gate, the limits, the clock, counters and logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from app.proxy.failures import (
 from app.proxy.forwarded import Forwarding, Mode
 from app.proxy.heads import EngineOrigin, RequestHead
 from app.proxy.limits import ProxyLimits, ProxyObserver
-from app.proxy.transports import Turn
+from app.proxy.transports import WriteBatch
 from app.proxy.upstream import Pool
 from app.traffic import Connections, Result
 
@@ -34,10 +34,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Timed(Protocol):
-    """Looks at its clock when it is told to."""
+    """Checks its deadlines at each tick."""
 
     def tick(self) -> None:
-        """A while has passed."""
+        """Count one tick, and act on a deadline that has passed."""
 
 
 class Connected(Timed, Protocol):
@@ -45,43 +45,44 @@ class Connected(Timed, Protocol):
 
     @property
     def peer(self) -> str:
-        """Its address and port."""
+        """The client's address and port."""
 
     @property
     def unread_bytes(self) -> int:
-        """Written to it, and not taken yet."""
+        """The bytes written to it that it has not taken yet."""
 
     def drop(self) -> None:
-        """Close at once; what was not taken is lost."""
+        """Close at once; bytes that it has not taken are lost."""
 
 
-class Ending(Timed, Protocol):
-    """Can be made to end."""
+class UnderWay(Timed, Protocol):
+    """A request on its way to the engine and back."""
 
     def fail(self, failure: Failure) -> None:
         """End now, for this reason."""
 
 
 class Proxy:
-    """The engine, as far as its clients can tell.
+    """The engine, as its clients see it.
 
     Args:
-        upstream: the engine: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
-        observer: counts requests, times and failures.
-        limits: sizes and times.
-        gate: lets requests through that can reach the model, and holds them while a reset needs stillness.
-        tls: for an engine on https; the system's authorities where ``None``.
-        access_log: gets a line for each request that ended; disabled where ``None``.
-        forwarded: what the engine is told of where a request came from.
-        root_path: the engine's.
-        withhold: takes out of each request's head what is not for the engine.
+        upstream: The engine: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
+        observer: Counts requests, times and failures.
+        limits: Sizes and times.
+        gate: Admits requests that can reach the model, and holds them while a reset needs an idle engine.
+        tls: For an engine on https; the system's authorities where ``None``.
+        access_log: Gets a line for each request that ended; disabled where ``None``.
+        forwarded: How the headers that name the client to the engine are written.
+        root_path: The engine's.
+        withhold: Takes the lines out of each request's head that are not for the engine.
+        internal_error: Counts faults of the sidecar's own that were caught here.
 
     Attributes:
-        exchanges: under way.
-        clients: connected.
-        tunnels: open ones.
-        requests_on_new: requests sent over a connection opened for them.
-        requests_on_reused: requests sent over a connection that had served another one.
+        exchanges: The requests under way.
+        clients: The clients' connections.
+        tunnels: The number of open tunnels.
+        requests_on_new: Requests sent over a connection opened for them.
+        requests_on_reused: Requests sent over a connection that had served another one.
     """
 
     def __init__(
@@ -124,38 +125,38 @@ class Proxy:
         self.client_idle_ticks = self._ticks(self.limits.client_keepalive_seconds)
         self.client_ticks = self._ticks(self.limits.client_wait_seconds)
         self.linger_ticks = self._ticks(self.limits.linger_seconds)
-        self.exchanges: set[Ending] = set()
+        self.exchanges: set[UnderWay] = set()
         self.clients: set[Connected] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._pool: Pool | None = None
-        self._turn: Turn | None = None
+        self._write_batch: WriteBatch | None = None
 
-    def _ticks(self, seconds: float | None) -> float:
-        return math.inf if seconds is None else math.ceil(seconds / self.limits.tick_seconds)
+    def _ticks(self, seconds: float) -> float:
+        return math.ceil(seconds / self.limits.tick_seconds) if seconds else math.inf
 
     @property
-    def crowd(self) -> int:
-        """How many more clients are connected than may be; 0 or less: none."""
+    def surplus_clients(self) -> int:
+        """The number of clients connected above the limit; 0 or less: the limit is kept."""
         limit = self.limits.max_connections
         return 0 if limit is None else len(self.clients) - limit
 
     @property
     def pool(self) -> Pool:
-        """There is one between ``start`` and ``aclose``."""
+        """The connections to the engine, between ``start`` and ``aclose``."""
         if self._pool is None:
             raise RuntimeError("the proxy has not been started")
         return self._pool
 
     @property
-    def turn(self) -> Turn:
-        """The loop's; there is one from ``start`` on."""
-        if self._turn is None:
+    def write_batch(self) -> WriteBatch:
+        """The writes of this turn of the loop, from ``start`` on."""
+        if self._write_batch is None:
             raise RuntimeError("the proxy has not been started")
-        return self._turn
+        return self._write_batch
 
     def connections(self) -> Connections:
-        """What there is now, and what has been sent so far."""
+        """The connections that are open now, and the requests sent so far."""
         pool = self._pool
         return Connections(
             clients=len(self.clients),
@@ -171,10 +172,10 @@ class Proxy:
         """Count a failure, and log it at a bounded rate: without the query, which may hold a secret.
 
         Args:
-            failure: what happened.
-            head: the request's; an empty one where it could not be read.
-            peer: the client.
-            result: how the request ended; a response that was cut was not refused.
+            failure: The failure.
+            head: The request's; an empty one where it could not be read.
+            peer: The client.
+            result: The request's end; a response that was cut was not refused.
         """
         if failure.status in ENGINE_FAULTS:
             self.observer.upstream_error(failure.reason)
@@ -191,13 +192,13 @@ class Proxy:
         )
 
     def refused(self, failure: Failure, head: RequestHead, peer: str, response_bytes: int) -> None:
-        """Count and log a request that was answered with an error before anybody took it on.
+        """Count and log a request that got an error before a conversation began.
 
         Args:
-            failure: what the client was told.
-            head: the request's; an empty one where it could not be read.
-            peer: the client.
-            response_bytes: of the answer.
+            failure: The error that the client got.
+            head: The request's; an empty one where it could not be read.
+            peer: The client.
+            response_bytes: The length of the response.
         """
         self.report(failure, head, peer, "refused")
         self.log_ended(
@@ -227,7 +228,7 @@ class Proxy:
         held_seconds: float = 0.0,
         reused: bool | None = None,
     ) -> None:
-        """Write a line of the access log, where there is one; the request's bytes are those behind its head."""
+        """Write a line of the access log, where there is one; `request_bytes` are those behind the head."""
         if self.access_log is not None:
             ended = EndedRequest(
                 peer=peer,
@@ -248,20 +249,20 @@ class Proxy:
             self.access_log.write(ended)
 
     def head_for_engine(self, head: RequestHead, forwarding: Forwarding | None) -> bytes:
-        """A request's head as the engine gets it."""
+        """Return a request's head for the engine."""
         raw = head.for_engine(self.host_line, forwarding)
         return raw if self._withhold is None else self._withhold(raw)
 
     async def start(self) -> None:
         """Open the connection pool; nothing is sent yet."""
-        self._turn = Turn()
+        self._write_batch = WriteBatch()
         is_unix = self._parts.scheme == "unix"
         self._pool = Pool(
             host=self._parts.hostname or "",
             port=self._parts.port or _DEFAULT_PORTS.get(self._parts.scheme, 0),
             socket_path=self._parts.path if is_unix else None,
             tls=self._tls,
-            turn=self.turn,
+            write_batch=self.write_batch,
             connect_seconds=self.limits.connect_seconds,
             keepalive_seconds=self.limits.keepalive_seconds,
             origin=self._origin,
@@ -279,22 +280,22 @@ class Proxy:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-        await asyncio.sleep(0)  # closed transports tell their protocols in the next turn
+        await asyncio.sleep(0)  # closed transports notify their protocols in the next turn
         if self.access_log is not None:
             self.access_log.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something that must wait."""
+        """Run a coroutine, and keep it alive."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def _shed_unread(self) -> None:
-        """Cut the clients that leave most unread, where all of them together leave too much.
+        """Cut the clients with the most unread bytes, where all clients together leave too many.
 
-        An answer of the sidecar's own is made whole, and one connection has one of them at most; but connections are
-        many, and some answers have megabytes.
+        A response of the sidecar's own is made whole, and one connection has one of them at most; but connections are
+        many, and some responses have megabytes.
         """
         unread = [(size, id(client), client) for client in self.clients if (size := client.unread_bytes)]
         total = sum(size for size, _, _ in unread)
@@ -304,14 +305,14 @@ class Proxy:
             total -= size
             self._log.warning(
                 "unread",
-                "%s has not read %d bytes of its answers, and all clients together too much: cut",
+                "%s has not read %d bytes of its responses, and all clients together left too many unread: cut",
                 client.peer,
                 size,
             )
             client.drop()
 
     def _tick(self) -> None:
-        """One look at every clock: a timer per request would cost more than the request's own bookkeeping."""
+        """Check every deadline: a timer per request would cost more than the request's own bookkeeping."""
         self._timer = asyncio.get_running_loop().call_later(self.limits.tick_seconds, self._tick)
         self.pool.sweep()
         self._shed_unread()
@@ -322,4 +323,4 @@ class Proxy:
                 # Broad: one connection's fault must not take every other one's deadlines away. It is logged each time,
                 # and counted.
                 self._internal_error()
-                log.exception("a connection's clock could not be looked at")
+                log.exception("a connection's deadlines could not be checked")

@@ -1,4 +1,4 @@
-"""Who speaks to whom in the data plane. Base classes and not protocols: compiled, a call to one is a C call."""
+"""The parts that speak to one another in the data plane. Base classes, not protocols: compiled, a call is a C call."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from mypy_extensions import trait
 
 from app.proxy.failures import Failure
 from app.proxy.forwarded import Forwarding
-from app.proxy.heads import AnswerHead, Header
-from app.proxy.transports import Reading, Writing, peer_of
+from app.proxy.heads import Header, ResponseHead
+from app.proxy.transports import ReadSide, WriteSide, peer_of
 
 
 class Conversation:
-    """Whoever answers a request of a client's; told what the client does."""
+    """One request of a client's and its response; notified of what the client does."""
 
     def start(self) -> None:
-        """Set out."""
+        """Begin to serve the request."""
         raise NotImplementedError
 
     def body(self, piece: bytes) -> None:
-        """A piece of the request's body; or of a tunnel."""
+        """Take a piece of the request's body, or of a tunnel."""
         raise NotImplementedError
 
     def body_ends(self, trailers: tuple[Header, ...]) -> None:
-        """The request is complete."""
+        """Take the end of the request."""
         raise NotImplementedError
 
     def client_full(self) -> None:
@@ -36,54 +36,54 @@ class Conversation:
         raise NotImplementedError
 
     def client_left(self) -> None:
-        """Nobody waits for the answer any more."""
+        """End it: nobody waits for the response any more."""
         raise NotImplementedError
 
     def fail(self, failure: Failure) -> None:
-        """End it for this reason, and tell the client as far as that can be done."""
+        """End it for this reason, with an error for the client where one can still be sent."""
         raise NotImplementedError
 
     def shutdown(self) -> None:
-        """Let this be the connection's last answer."""
+        """Let this be the connection's last response."""
         raise NotImplementedError
 
 
 @trait
-class Asker:
-    """Whoever asked the engine; told what the engine does.
+class Requester:
+    """The sender of a request to the engine; notified of what the engine does.
 
     Attributes:
-        to_head: its request is a HEAD.
-        wants_bare_body: its client cannot read chunks.
-        wants_tunnel: it asked for a WebSocket.
+        to_head: The request is a HEAD.
+        wants_bare_body: The client cannot read chunks.
+        wants_tunnel: The request is for a WebSocket.
     """
 
     to_head: bool
     wants_bare_body: bool
     wants_tunnel: bool
 
-    def answer_interim(self, raw: bytes) -> None:
-        """A 1xx head."""
+    def interim_response(self, raw: bytes) -> None:
+        """Take a 1xx head."""
         raise NotImplementedError
 
-    def answer_begins(self, head: AnswerHead, data: bytes) -> None:
-        """The head, and what came of the body with it."""
+    def response_begins(self, head: ResponseHead, data: bytes) -> None:
+        """Take the head, and the part of the body that came with it."""
         raise NotImplementedError
 
-    def answer_continues(self, data: bytes) -> None:
-        """A piece of the body, in its framing unless that is not wanted; or of a tunnel."""
+    def response_continues(self, data: bytes) -> None:
+        """Take a piece of the body, in its framing unless `wants_bare_body`; or of a tunnel."""
         raise NotImplementedError
 
-    def answer_ends(self, *, reusable: bool) -> None:
-        """All of it has been handed over."""
+    def response_ends(self, *, reusable: bool) -> None:
+        """Take the end of the response; `reusable` where the connection may serve another request."""
         raise NotImplementedError
 
-    def tunnel_opens(self, head: AnswerHead) -> None:
-        """The engine has switched protocols; from here on it is bytes."""
+    def tunnel_opens(self, head: ResponseHead) -> None:
+        """Take the 101 by which the engine switched protocols; bytes follow."""
         raise NotImplementedError
 
     def engine_failed(self, failure: Failure) -> None:
-        """There will be no more."""
+        """Take the end of the connection, or of what could be understood of it."""
         raise NotImplementedError
 
     def engine_full(self) -> None:
@@ -91,34 +91,34 @@ class Asker:
         raise NotImplementedError
 
     def engine_ready(self) -> None:
-        """It takes bytes again."""
+        """Send on."""
         raise NotImplementedError
 
 
 class Client:
-    """Whom an answer is for.
+    """The client's side of a conversation.
 
     Attributes:
-        transport: of the connection.
-        reading: held while its bytes cannot be taken.
-        writing: the one way to send it something.
-        forwarding: what the engine is told of it; None: nothing.
+        transport: Of the connection.
+        read_side: Held while the client's bytes cannot be taken.
+        write_side: The one way to send the client something.
+        forwarding: The headers that name the client to the engine; None: none are added.
     """
 
     transport: asyncio.Transport
-    reading: Reading
-    writing: Writing
+    read_side: ReadSide
+    write_side: WriteSide
     forwarding: Forwarding | None
 
     @property
     def peer(self) -> str:
-        """Its address and port."""
+        """The client's address and port."""
         return peer_of(self.transport)
 
-    def answered(self, *, close: bool) -> None:
-        """The answer is complete; this conversation is over."""
+    def response_done(self, *, close: bool) -> None:
+        """End the conversation: its response is complete."""
         raise NotImplementedError
 
     def cut(self, *, reset: bool) -> None:
-        """The answer ends here, incomplete; `reset` where the connection's end alone would look like a clean one."""
+        """End the response here, incomplete; `reset` where the connection's end alone would look like a clean one."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
-"""The two directions of a connection: what is written in one turn of the loop goes out together, and reads can wait.
+"""The two sides of a connection: writes of one turn of the loop go out together, and reads can be held.
 
-And what the kernel knows of the far end that neither direction tells.
+And questions to the kernel about the far end that neither side answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import struct
 FULL_READ_BYTES = 256 * 1024
 _MUCH_BYTES = 32 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
-# The far end has closed its side, or the connection is gone; said of a socket that nobody reads, too.
+# The far end has closed its side, or the connection is gone; reported for a socket that nobody reads, too.
 _HANGS_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 # A peer that vanished without a word is found out within 60 s and nine questions, 15 s apart. macOS has other names.
 _PROBES = tuple(
@@ -37,7 +37,7 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
 
 
 def has_hung_up(transport: asyncio.BaseTransport) -> bool:
-    """Whether the far end has closed, even where bytes that nobody reads stand before its end."""
+    """Return whether the far end has closed, even where bytes that nobody reads stand before its end."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.fileno() < 0:
         return False
@@ -47,7 +47,7 @@ def has_hung_up(transport: asyncio.BaseTransport) -> bool:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
-    """The far end's address and port, also after it is gone; ``unix`` where it has none."""
+    """Return the far end's address and port, also after it is gone; ``unix`` where it has none."""
     address = transport.get_extra_info("peername")
     if address is None:
         return "unknown"
@@ -57,52 +57,52 @@ def peer_of(transport: asyncio.BaseTransport) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class Turn:
-    """Collects what is written while the loop hands out what it has read, and sends it when that is done.
+class WriteBatch:
+    """Collects the writes made while the loop hands out what it has read, and sends them when that is done.
 
-    Then a head and its body are one packet; and whoever is at the other ends is woken for all the streams that an
-    engine's step has moved, and not again and again between the turns of ours.
+    Then a head and its body are one packet; and the far ends are woken once for all the streams that an engine's step
+    has moved, not again and again within one turn of the loop.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._writings: list[Writing] = []
+        self._sides: list[WriteSide] = []
 
-    def add(self, writing: Writing) -> None:
-        """Something waits to be sent there."""
-        if not self._writings:
-            self._loop.call_soon(self._end)
-        self._writings.append(writing)
+    def add(self, side: WriteSide) -> None:
+        """Flush this side with the batch."""
+        if not self._sides:
+            self._loop.call_soon(self._flush)
+        self._sides.append(side)
 
-    def _end(self) -> None:
-        writings, self._writings = self._writings, []
-        for writing in writings:
-            writing.flush()
+    def _flush(self) -> None:
+        sides, self._sides = self._sides, []
+        for side in sides:
+            side.flush()
 
 
-class Writing:
+class WriteSide:
     """Writes to one transport.
 
     Args:
-        transport: written to by nobody else.
-        turn: ends when its writes are sent.
+        transport: Written to by nobody else.
+        batch: Sends the writes at the end of the loop's turn.
     """
 
-    __slots__ = ("_pending", "_transport", "_turn", "_unsent", "_write")
+    __slots__ = ("_batch", "_pending", "_transport", "_unsent", "_write")
 
-    def __init__(self, transport: asyncio.Transport, turn: Turn) -> None:
+    def __init__(self, transport: asyncio.Transport, batch: WriteBatch) -> None:
         self._transport = transport
         self._write = transport.write
-        self._turn = turn
+        self._batch = batch
         self._pending: list[bytes] = []
-        self._unsent: list[bytes] | None = None  # where it is kept: what came too late for the transport
+        self._unsent: list[bytes] | None = None  # once it is kept: writes that came too late for the transport
 
     def keep_unsent(self) -> None:
-        """From here on keep what cannot be sent, until the first bytes are."""
+        """Keep what cannot be sent from now on, until the first bytes are sent."""
         self._unsent = []
 
     def take_unsent(self) -> list[bytes] | None:
-        """All that was written since ``keep_unsent``, if not a byte of it has been sent; else None."""
+        """Return all that was written since ``keep_unsent``, if not a byte of it has been sent; else None."""
         unsent, self._unsent = self._unsent, None
         if unsent is not None:
             unsent += self._pending
@@ -110,18 +110,18 @@ class Writing:
         return unsent
 
     def write(self, data: bytes) -> None:
-        """Send it at the end of the turn; at once if it is much, for then the far end's slowness must be known."""
+        """Send data at the end of the turn; at once if it is much, for then a slow far end must be noticed."""
         if len(data) >= _MUCH_BYTES:
             self.flush()
             self._pending.append(data)
             self.flush()
             return
         if not self._pending:
-            self._turn.add(self)
+            self._batch.add(self)
         self._pending.append(data)
 
     def flush(self) -> None:
-        """Send what waits now."""
+        """Send now what waits."""
         pending = self._pending
         if pending:
             if self._transport.is_closing():
@@ -140,7 +140,7 @@ class Writing:
         self._transport.close()
 
     def finish(self) -> None:
-        """Say that nothing more comes, when all is sent, and go on reading; where the transport can do that."""
+        """Close this side alone once all is sent, where the transport can do that; reading goes on."""
         self.flush()
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -159,11 +159,11 @@ class Writing:
         self._transport.abort()
 
 
-class Reading:
-    """Reads of one transport: several may ask it to wait, and nobody may take more than a turn.
+class ReadSide:
+    """Reads of one transport: held for several reasons at once, and after a long read until the loop's next turn.
 
     Args:
-        transport: read from the start.
+        transport: Read from the start.
     """
 
     __slots__ = ("_holders", "_transport")
@@ -173,29 +173,29 @@ class Reading:
         self._holders: set[str] = set()
 
     def hold(self, why: str) -> None:
-        """Read no more until it is let go for the same reason."""
+        """Stop reading until it is let go for the same reason."""
         if not self._holders and not self._transport.is_closing():
             self._transport.pause_reading()
         self._holders.add(why)
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing is read, so that nobody would see the far end leave."""
+        """True where reading is stopped, so that nobody would notice the far end leave."""
         return bool(self._holders)
 
     def let_go(self, why: str) -> None:
-        """Read on, if nobody else holds it."""
+        """Read on, unless it is held for another reason."""
         if why in self._holders:
             self._holders.discard(why)
             if not self._holders and not self._transport.is_closing():
                 self._transport.resume_reading()
 
     def let_go_all(self) -> None:
-        """Read on, whoever holds it."""
+        """Read on, for whatever reasons it was held."""
         for why in list(self._holders):
             self.let_go(why)
 
     def give_way(self) -> None:
-        """After a read that filled the buffer, the others have their turn."""
+        """Let the other connections have their turn after a read that filled the buffer."""
         self.hold("turn")
         asyncio.get_running_loop().call_soon(self.let_go, "turn")

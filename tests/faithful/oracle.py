@@ -14,7 +14,7 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from app.allowlist import CONTROL_PATHS, CONTROL_PREFIX, NEVER, AllowList
+from app.allowlist import CONTROL_PATHS, CONTROL_PREFIX, NEVER, AllowList, read_path
 from tests.faithful.engine import BACKLOG, POLLER, let_those_in_who_knocked
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -222,7 +222,7 @@ def _is_denied(path: str) -> bool:
 
 def admitted(seen: Seen) -> bool:
     """Tell whether the allow list lets this request through as the engine got it."""
-    return AllowList().judge(seen.method, seen.path.encode("latin-1")).admitted
+    return AllowList().decide(seen.method, read_path(seen.path.encode("latin-1"))).admitted
 
 
 def statuses(data: bytes) -> list[int]:

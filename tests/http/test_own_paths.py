@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 import pytest
 
 from app.allowlist import AllowList
-from app.main import Front
+from app.proxy.front import Front, SidecarPaths
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import TOKEN, Running, both_on_ports, sidecar_before
@@ -179,7 +179,7 @@ async def test_a_root_path_that_is_set_is_no_news():
 
 def test_another_engine_may_have_another_root_path():
     """It is judged by what the last one said."""
-    front = Front(frozenset(), AllowList())
+    front = Front(SidecarPaths(frozenset()), AllowList())
     asked = (b"POST", b"/v1/new_control", False)
     assert front.learn_root_path(None) is None
     assert front(*asked).to == "engine"
@@ -194,11 +194,11 @@ def test_another_engine_may_have_another_root_path():
 @pytest.mark.parametrize(("said", "told"), [("/llm", None), ("", "no root path"), ("/other", "root path /other")])
 def test_a_setting_that_is_not_the_engines_is_told(said, told):
     """The engine would not find what is sent below it."""
-    problem = Front(frozenset(), AllowList(root_path="/llm")).learn_root_path(said)
+    problem = Front(SidecarPaths(frozenset()), AllowList(root_path="/llm")).learn_root_path(said)
     assert problem is None if told is None else told in str(problem)
 
 
 def test_requests_below_the_root_path_are_counted_with_the_others():
     """By the same class."""
-    front = Front(frozenset(), AllowList(root_path="/llm"))
+    front = Front(SidecarPaths(frozenset()), AllowList(root_path="/llm"))
     assert front(b"POST", b"/llm/v1/chat/completions", False).path_class == "chat_completions"

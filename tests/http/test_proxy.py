@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from app.proxy.limits import Unobserved
 from app.proxy.proxy import Proxy
+from app.traffic import Traffic
 
 
 async def until_true(condition):
@@ -370,7 +370,7 @@ async def test_requests_leave_nothing_for_the_garbage_collector(front, upstream)
         gc.enable()
     counts = Counter(type(thing).__name__ for thing in left)
     assert {"Proxy", "EngineConnection"} <= set(counts)  # it does look
-    assert {"Exchange", "RequestHead", "AnswerHead", "_Incoming", "ClientConnection"}.isdisjoint(counts)
+    assert {"Exchange", "RequestHead", "ResponseHead", "_Incoming", "ClientConnection"}.isdisjoint(counts)
 
 
 async def test_a_unix_socket_is_an_engine_too(start_proxy, upstream, tmp_path):
@@ -385,7 +385,7 @@ async def test_a_unix_socket_is_an_engine_too(start_proxy, upstream, tmp_path):
 def test_an_upstream_of_another_kind_is_refused():
     """At once, with the forms that would do."""
     with pytest.raises(ValueError, match="unix:/path"):
-        Proxy("localhost:8000", observer=Unobserved())
+        Proxy("localhost:8000", observer=Traffic())
 
 
 async def test_the_observer_hears_of_every_request(front, upstream):

@@ -29,7 +29,7 @@ async def _one_idle(front, upstream):
 async def test_a_post_does_not_go_over_a_connection_whose_end_has_come(front, upstream):
     """The kernel knows of it before the loop does: here the loop does not look."""
     idle = await _one_idle(front, upstream)
-    idle.reading.hold("test")
+    idle.read_side.hold("test")
     upstream.calls[0].close()
     await upstream.calls[0].writer.wait_closed()
     answer = await front.post("/v1/x", JSON)
@@ -279,7 +279,7 @@ async def test_times_can_be_switched_off(start_proxy, upstream):
         await late.wait()
         await call.answer(b"{}")
 
-    async with start_proxy(first_byte_seconds=None, idle_seconds=None) as front:
+    async with start_proxy(first_byte_seconds=0, idle_seconds=0) as front:
         wire = await front.connect()
         await wire.request("GET", "/v1/x")
         await asyncio.wait_for(arrived.wait(), 5)

@@ -36,7 +36,7 @@ class Mixed(AllProxied):
     @staticmethod
     def judge(method, raw_path, websocket):
         if raw_path.startswith(b"/own"):
-            return Destination("own")
+            return Destination("sidecar")
         if raw_path.startswith(b"/nobodys"):
             return Destination("nowhere", refusal=Failure(404, "not_admitted", "not here"))
         return AllProxied.judge(method, raw_path, websocket)
@@ -369,7 +369,7 @@ async def test_a_held_client_that_leaves_is_noticed_whatever_it_has_sent(front, 
         await wire.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n" + bytes(size))
         await until(lambda: front.gate.held == 1)
         client = await only_client(front)
-        await until(lambda: size < 2**16 or client.reading.is_held)
+        await until(lambda: size < 2**16 or client.read_side.is_held)
         wire.writer.close()
         async with asyncio.timeout(PATIENCE_SECONDS):
             while front.proxy.clients:
@@ -389,7 +389,7 @@ async def test_a_client_that_leaves_with_requests_unread_frees_the_engine(front,
     wire = await front.connect()
     await wire.send(b"GET /v1/x HTTP/1.1\r\nhost: a\r\n\r\n" * 3_000)
     client = await only_client(front)
-    await until(lambda: client.reading.is_held and upstream.calls)
+    await until(lambda: client.read_side.is_held and upstream.calls)
     wire.writer.close()
     async with asyncio.timeout(PATIENCE_SECONDS):
         while front.proxy.clients:

@@ -13,7 +13,7 @@ import pytest
 from app.gate import Gate
 from app.main import create_app
 from app.proxy.exchange import Exchange, State
-from app.proxy.heads import read_request
+from app.proxy.heads import parse_head
 from app.settings import GateSettings, PolicySettings, Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
@@ -247,8 +247,8 @@ async def test_a_websocket_is_held_like_a_request(front, upstream):
 def test_a_request_that_ended_while_its_last_piece_waited_is_not_counted():
     """Its place at the gate would never be given back, and no reset would be safe again."""
     gate = Gate()
-    client = SimpleNamespace(writing=SimpleNamespace(write=lambda _: None))
-    head = read_request(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n")
+    client = SimpleNamespace(write_side=SimpleNamespace(write=lambda _: None))
+    head = parse_head(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n")
     exchange = Exchange(SimpleNamespace(gate=gate), client, head, "completions")
     exchange._state = State.OVER
     exchange._admit(gate.admit())

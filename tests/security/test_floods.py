@@ -7,7 +7,7 @@ import contextlib
 import time
 from dataclasses import replace
 
-from app.proxy.heads import RequestHead, read_request
+from app.proxy.heads import RequestHead, parse_head
 from app.routes.problems import MAX_PROBLEMS
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import both_on_ports
@@ -27,7 +27,7 @@ def seconds_to_read(lines: int) -> float:
     tokens = b",".join(b"t%d" % number for number in range(5 * lines))
     head = b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: %b\r\n%b\r\n" % (tokens, b"connection: x\r\n" * lines)
     began = time.process_time()
-    assert isinstance(read_request(head), RequestHead)
+    assert isinstance(parse_head(head), RequestHead)
     return time.process_time() - began
 
 

@@ -12,9 +12,9 @@ from app import allocator
 # Pieces of bodies as uvloop reads them, of four at once, taken and given back.
 PAGE_FAULTS = """
 import resource, sys
-from app.allocator import keep_pages
+from app.allocator import retain_freed_memory
 if sys.argv[1] == "kept":
-    assert keep_pages()
+    assert retain_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(50):
     [bytes(256 * 1024) for _ in range(4)]
@@ -41,4 +41,4 @@ def test_another_c_library_is_left_alone(monkeypatch):
             assert name is None
 
     monkeypatch.setattr(ctypes, "CDLL", Library)
-    assert allocator.keep_pages() is False
+    assert allocator.retain_freed_memory() is False

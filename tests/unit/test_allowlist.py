@@ -13,6 +13,7 @@ from app.allowlist import (
     NEVER,
     READ_ONLY_PATHS,
     AllowList,
+    read_path,
     root_path_flaw,
 )
 from tests.fakes.vllm_routes import recorded
@@ -22,7 +23,7 @@ DENIED = {*(path.lower() for path in CONTROL_PATHS), f"/{NEVER}"}
 
 
 def status(method: str, path: str, allow: AllowList = DEFAULT) -> int:
-    return allow.judge(method, path.encode("latin-1")).status
+    return allow.decide(method, read_path(path.encode("latin-1"))).status
 
 
 @pytest.mark.parametrize(
@@ -48,22 +49,22 @@ def status(method: str, path: str, allow: AllowList = DEFAULT) -> int:
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS"])
 def test_inference_and_its_company_pass(method, path):
     """With every ordinary method: the engine knows its own."""
-    assert DEFAULT.judge(method, path.encode()).admitted
+    assert DEFAULT.decide(method, read_path(path.encode())).admitted
 
 
 @pytest.mark.parametrize("path", sorted(READ_ONLY_PATHS))
 def test_states_can_be_read_and_not_written(path):
     """GET and HEAD; the refusal names the way out."""
     assert [status(method, path) for method in ("GET", "HEAD", "POST", "PUT")] == [200, 200, 403, 403]
-    assert "proxy.extra_paths" in DEFAULT.judge("POST", path.encode()).reason
+    assert "proxy.extra_paths" in DEFAULT.decide("POST", read_path(path.encode())).reason
 
 
 @pytest.mark.parametrize("path", [*sorted(CONTROL_PATHS), "/fault_tolerance/reset", "/fault_tolerance"])
 def test_control_paths_are_forbidden_unless_named(path):
     """403 with the setting that would allow it; an exact entry does."""
-    verdict = DEFAULT.judge("POST", path.encode())
-    assert (verdict.admitted, verdict.status) == (False, 403)
-    assert "proxy.extra_paths" in verdict.reason
+    decision = DEFAULT.decide("POST", read_path(path.encode()))
+    assert (decision.admitted, decision.status) == (False, 403)
+    assert "proxy.extra_paths" in decision.reason
     assert status("POST", path, AllowList((path,))) == 200
 
 
@@ -101,9 +102,9 @@ def test_a_model_may_be_called_like_a_control_path():
 @pytest.mark.parametrize("path", ["/", "/v1", "/V1/models", "/HEALTH", "/v1x/y", "/memory", "/health/", "/%76ersion/x"])
 def test_unknown_paths_are_not_found(path):
     """Matching is literal and case-sensitive; 404 names the setting."""
-    verdict = DEFAULT.judge("GET", path.encode())
-    assert verdict.status == 404
-    assert "proxy.extra_paths" in verdict.reason
+    decision = DEFAULT.decide("GET", read_path(path.encode()))
+    assert decision.status == 404
+    assert "proxy.extra_paths" in decision.reason
 
 
 def test_an_encoded_slash_cannot_build_a_prefix():
@@ -145,17 +146,17 @@ def test_an_encoded_slash_cannot_build_a_prefix():
 )
 def test_a_malformed_path_is_refused_not_repaired(path):
     """400, whatever it would have become."""
-    verdict = AllowList(("/",)).judge("GET", path.encode("latin-1"))
-    assert (verdict.admitted, verdict.status) == (False, 400)
-    assert "malformed" in verdict.reason
+    decision = AllowList(("/",)).decide("GET", read_path(path.encode("latin-1")))
+    assert (decision.admitted, decision.status) == (False, 400)
+    assert "malformed" in decision.reason
 
 
 @pytest.mark.parametrize("method", ["CONNECT", "TRACE", "MKCOL", "QUERY", "PROPFIND", "PURGE", "M-SEARCH"])
 def test_only_methods_that_an_api_has_are_proxied(method):
     """501, which names those that are; also where a path is opened by its name."""
-    verdict = AllowList(("/exact",)).judge(method, b"/exact")
-    assert (verdict.admitted, verdict.status) == (False, 501)
-    assert "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT" in verdict.reason
+    decision = AllowList(("/exact",)).decide(method, read_path(b"/exact"))
+    assert (decision.admitted, decision.status) == (False, 501)
+    assert "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT" in decision.reason
 
 
 def test_extra_entries_are_exact_unless_they_end_in_a_slash():
@@ -182,8 +183,8 @@ ROOTED = AllowList(root_path="/llm/prod")
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/generative_scoring"])
 def test_a_root_path_is_stripped_and_the_same_list_judges(path):
     """With the prefix as without it; the routes that count requests see it without."""
-    assert ROOTED.judge("POST", path.encode()).route == path
-    assert ROOTED.judge("POST", f"/llm/prod{path}".encode()).route == path
+    assert ROOTED.decide("POST", read_path(path.encode())).route == path
+    assert ROOTED.decide("POST", read_path(f"/llm/prod{path}".encode())).route == path
 
 
 @pytest.mark.parametrize(
@@ -227,8 +228,8 @@ def test_below_a_root_path_that_is_not_set_nothing_passes():
     """The refusal names the setting; elsewhere nothing changes."""
     allow = AllowList(unset_root_path="/v1")
     assert status("GET", "/v1/models") == 200
-    verdict = allow.judge("GET", b"/v1/models")
-    assert (verdict.status, "engine_root_path=/v1" in verdict.reason) == (403, True)
+    decision = allow.decide("GET", read_path(b"/v1/models"))
+    assert (decision.status, "engine_root_path=/v1" in decision.reason) == (403, True)
     assert status("POST", "/v1/%6eew_control", allow) == 403
     assert status("POST", "/v2/rerank", allow) == 200
 
@@ -253,7 +254,7 @@ def test_a_plain_root_path_has_none():
 
 def test_aborting_by_name_is_refused_with_its_reason():
     """It is under a prefix of the inference API, and ends other clients' requests all the same."""
-    assert "other clients' requests" in DEFAULT.judge("POST", b"/inference/v1/abort_requests").reason
+    assert "other clients' requests" in DEFAULT.decide("POST", read_path(b"/inference/v1/abort_requests")).reason
     assert status("POST", "/inference/v1/abort_requests", AllowList(("/inference/v1/abort_requests",))) == 200
 
 
@@ -342,7 +343,7 @@ PATHS = st.one_of(
 @example(path="/v1/..%2fpause", method="POST", extra=("/",))
 def test_no_admitted_path_resolves_to_a_denied_one(path, method, extra):
     """However often it is decoded, resolved as a path and compared without case."""
-    if not AllowList(extra).judge(method, path.encode("latin-1")).admitted:
+    if not AllowList(extra).decide(method, read_path(path.encode("latin-1"))).admitted:
         return
     for _ in range(3):
         resolved = posixpath.normpath(path.replace("\\", "/")).lower()

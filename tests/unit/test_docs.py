@@ -39,7 +39,7 @@ def test_tables_are_what_the_code_says(name: str):
 def test_every_path_of_ours_is_documented():
     """Each path that the control plane answers stands in docs/http.md."""
     text = (DOCS / "http.md").read_text()
-    own = create_app(load(environ={})).own_paths
+    own = create_app(load(environ={})).sidecar_paths
     assert [path for path in sorted(own) if f"`{path}`" not in text and f"{path}`" not in text] == []
 
 

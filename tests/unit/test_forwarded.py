@@ -6,7 +6,7 @@ import pytest
 
 from app.proxy.failures import Failure
 from app.proxy.forwarded import Forwarding
-from app.proxy.heads import read_request
+from app.proxy.heads import parse_head
 
 SPOOFED = (
     b"x-forwarded-for: 6.6.6.6",
@@ -18,7 +18,7 @@ SPOOFED = (
 
 def sent(mode, *lines: bytes, peer: bytes | None = b"192.0.2.1", host: bytes = b"sidecar") -> list[bytes]:
     """The lines that the engine gets, less those that it always gets."""
-    head = read_request(b"\r\n".join([b"GET /v1/x HTTP/1.1", b"host: " + host, b"x-tag: 1", *lines, b"", b""]))
+    head = parse_head(b"\r\n".join([b"GET /v1/x HTTP/1.1", b"host: " + host, b"x-tag: 1", *lines, b"", b""]))
     assert not isinstance(head, Failure)
     forwarding = Forwarding(mode, peer, b"http")
     first, tag, *others = head.for_engine(b"host: engine\r\n", forwarding).split(b"\r\n")

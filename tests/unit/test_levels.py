@@ -74,7 +74,7 @@ DOORS = {
         "app.terminal",
     },
     "pygal": {"app.experiment.chart"},
-    "uvicorn": {"app.server", "app.proxy.own", "app.proxy.client"},
+    "uvicorn": {"app.server", "app.proxy.sidecar", "app.proxy.client"},
     "packaging": {"app.capabilities", "app.demo"},
     "tabulate": {"app.table"},
     "tenacity": {"app.engine", "app.relief", "app.remedies"},

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.proxy.chunks import BadChunks, Chunks
-from app.proxy.failures import Failure, head_too_large
-from app.proxy.heads import TAKEN_OUT, AnswerHead, EngineOrigin, RequestHead, read_request
+from app.proxy.chunks import Chunks
+from app.proxy.failures import BadRequest, Failure, head_too_large
+from app.proxy.heads import TAKEN_OUT, EngineOrigin, RequestHead, ResponseHead, parse_head
 
 HOST = b"host: engine\r\n"
 CAP = 300
@@ -25,7 +25,7 @@ def request(*lines: bytes, first: bytes = b"POST /v1/x HTTP/1.1") -> bytes:
 
 
 def read(*lines: bytes, first: bytes = b"POST /v1/x HTTP/1.1") -> RequestHead:
-    head = read_request(request(*lines, first=first))
+    head = parse_head(request(*lines, first=first))
     assert isinstance(head, RequestHead), head
     return head
 
@@ -79,7 +79,7 @@ def test_what_the_client_sent_travels_as_it_came():
 )
 def test_what_can_be_read_in_two_ways_is_refused(lines):
     """Whatever would let the engine see another request than we do; the answer is 400."""
-    failure = read_request(request(*lines))
+    failure = parse_head(request(*lines))
     assert isinstance(failure, Failure)
     assert failure.status == 400
 
@@ -103,13 +103,13 @@ def test_what_can_be_read_in_two_ways_is_refused(lines):
 )
 def test_a_first_line_that_is_none_is_refused(first):
     """Method, target and version, one space between them."""
-    assert isinstance(read_request(request(b"host: a", first=first)), Failure)
+    assert isinstance(parse_head(request(b"host: a", first=first)), Failure)
 
 
 def test_chunks_are_not_for_http_10():
     """Nobody sends them; some who read them differ in what they make of it."""
     first = b"POST /x HTTP/1.0"
-    assert isinstance(read_request(request(b"host: a", b"transfer-encoding: chunked", first=first)), Failure)
+    assert isinstance(parse_head(request(b"host: a", b"transfer-encoding: chunked", first=first)), Failure)
     assert read(first=first).is_http10  # which needs no Host
 
 
@@ -193,7 +193,7 @@ def test_a_target_in_absolute_form_is_one_for_its_path(target, expected):
     """RFC 9112 3.2.2: a server accepts it; the engine and our own server get the rest."""
     head = read(b"host: a", b"X-Tag: 1", first=b"GET " + target + b" HTTP/1.1")
     assert head.target == expected
-    for sent in (head.for_engine(HOST), head.for_ourselves()):
+    for sent in (head.for_engine(HOST), head.for_sidecar()):
         assert sent.startswith(b"GET " + expected + b" HTTP/1.1\r\n")
         assert b"X-Tag: 1" in sent
 
@@ -201,7 +201,7 @@ def test_a_target_in_absolute_form_is_one_for_its_path(target, expected):
 @pytest.mark.parametrize("target", [b"http://b/v1/x", b"http://a:80/v1/x", b"http://u@a/v1/x", b"http:///v1/x"])
 def test_a_target_that_names_another_host_is_refused(target):
     """It can be read in two ways: by its own host, and by the header."""
-    failure = read_request(request(b"host: a", first=b"GET " + target + b" HTTP/1.1"))
+    failure = parse_head(request(b"host: a", first=b"GET " + target + b" HTTP/1.1"))
     is_refused = isinstance(failure, Failure) and failure.status == 400
     # What has no authority stays a target that no list admits.
     assert is_refused or not failure.path.startswith(b"/")
@@ -250,9 +250,9 @@ def test_a_relative_reference_has_the_root_path(location, expected):
 def test_our_own_server_sees_the_head_as_it_came():
     """Less a protocol that it would try to speak."""
     raw = request(b"host: a", b"Upgrade: h2c", b"X-Request-Id: r", b"content-length: 3")
-    head = read_request(raw)
+    head = parse_head(raw)
     assert isinstance(head, RequestHead)
-    assert head.for_ourselves() == raw.replace(b"\r\nUpgrade: h2c", b"")
+    assert head.for_sidecar() == raw.replace(b"\r\nUpgrade: h2c", b"")
 
 
 NAMES = st.sampled_from([*sorted(TAKEN_OUT), b"accept", b"X-One", b"Authorization", b"HOST", b"Content-LENGTH"])
@@ -297,7 +297,7 @@ def heard(raw: bytes) -> Listener:
 def test_the_lines_say_what_the_parser_says(method, lines):
     """Whatever passes is one request for llhttp too, on both sides of us, with the same method, target and framing."""
     raw = request(*(name + colon + value for name, colon, value in lines), first=method + b" /v1/x?y=%2F HTTP/1.1")
-    head = read_request(raw)
+    head = parse_head(raw)
     if isinstance(head, Failure):
         return
     ours, theirs = heard(raw), heard(head.for_engine(HOST))
@@ -316,8 +316,8 @@ def test_the_lines_say_what_the_parser_says(method, lines):
     assert [(name, value) for name, value in theirs.headers if name.lower() not in gone] == kept
 
 
-def answer(*lines: bytes, status: int = 200) -> AnswerHead:
-    return AnswerHead(b"\r\n".join([b"HTTP/1.1 %d OK" % status, *lines, b"", b""]), status, to_head=False)
+def answer(*lines: bytes, status: int = 200) -> ResponseHead:
+    return ResponseHead(b"\r\n".join([b"HTTP/1.1 %d OK" % status, *lines, b"", b""]), status, to_head=False)
 
 
 def test_a_plain_answer_goes_on_as_it_came():
@@ -361,7 +361,7 @@ def test_where_an_answer_ends(status, lines, has_body, until_close):
     """By its status, its framing, or the connection."""
     head = answer(*lines, status=status)
     assert (head.has_body, head.until_close) == (has_body, until_close)
-    assert not AnswerHead(head.raw, status, to_head=True).has_body
+    assert not ResponseHead(head.raw, status, to_head=True).has_body
 
 
 # --- chunks ---
@@ -401,7 +401,7 @@ def test_a_chunked_body_ends_where_it_ends(pieces, cuts, trailers, rest):
 )
 def test_what_are_no_chunks_is_refused(wire):
     """Sizes that are none, line ends that are none, folded trailers."""
-    with pytest.raises(BadChunks) as bad:
+    with pytest.raises(BadRequest) as bad:
         Chunks(TOO_LARGE, CAP).take(wire)
     assert bad.value.failure.status == 400
 
@@ -418,7 +418,7 @@ def test_what_stands_between_chunks_is_capped(start, more):
         for _ in range(CAP // len(more) + 1):
             chunks.take(more)
 
-    with pytest.raises(BadChunks) as bad:
+    with pytest.raises(BadRequest) as bad:
         take_more()
     assert bad.value.failure is TOO_LARGE
 

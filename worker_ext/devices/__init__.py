@@ -1,6 +1,6 @@
 """The families of devices that a worker may run on, behind one seam.
 
-To add one: a file with a class that has what `DeviceFamily` asks for, and a line in `FAMILIES`.
+To add one: a file with a class that has the methods of `DeviceFamily`, and a line in `FAMILIES`.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ if TYPE_CHECKING:
 
 
 class DeviceFamily(Protocol):
-    """What a family of devices must be able to tell and do.
+    """The interface of a family of devices.
 
     `index` is always the worker's own: a call without one makes a context on device 0 in every rank.
     """
 
     type: str
     pins_host_memory: bool
-    """Whether copies from and to host memory gain from pages that are locked in place."""
+    """True where copies from and to host memory gain from pages that are locked in place."""
 
     def prepare(self, index: int | None) -> None:
-        """Make the calling thread fit to ask this device."""
+        """Prepare the calling thread for calls to this device."""
 
     def name(self, index: int | None) -> str | None:
         """Return the device's name, such as `Ascend910B3`."""
 
     def uuid(self, index: int | None) -> str | None:
-        """Return what tells this device from every other, as the vendor's own tools show it; None where not told."""
+        """Return the device's unique identity, as the vendor's own tools show it; None where it is unknown."""
 
     def space(self, index: int | None, host: HostMemory) -> Space:
         """Return the device's memory as its driver sees it, everybody's use included."""
 
     def allocator(self, index: int | None, notes: Notes) -> AllocatorFigures:
-        """Return the figures of torch's caching allocator, None where there is none or it does not tell."""
+        """Return the figures of torch's caching allocator, None where there is none or it does not report them."""
 
     def give_back(self, index: int | None) -> str:
         """Return unused memory of the allocator to the device; returns what was used for that, or `unsupported`."""
 
     def block_count(self, index: int | None) -> int | None:
-        """Return how many blocks torch's allocator keeps, at most; None where there is none or it does not tell."""
+        """Return how many blocks torch's allocator keeps, at most; None where that is unknown."""
 
     def segments(self, index: int | None) -> list[Mapping[str, Any]]:
         """Return every segment of torch's allocator, without the history of allocations.
 
         Raises:
-            UnreadableError: There is no such thing here.
+            UnreadableError: The family has none.
         """
 
     def pinned_bytes(self) -> int | None:
-        """Return the host memory that torch keeps locked in place for this process; None where it does not tell."""
+        """Return the host memory that torch keeps locked in place for this process; None where it is unknown."""
 
     def give_back_pinned(self) -> bool:
         """Return unused memory of that kind to the system; False where this torch has no way to."""
@@ -75,7 +75,7 @@ class DeviceFamily(Protocol):
         """Return every segment and block of torch's allocator, as PyTorch's viewer reads them.
 
         Raises:
-            UnavailableError: There is no such thing here.
+            UnavailableError: The family has none.
         """
 
 
@@ -106,18 +106,18 @@ class Device:
 
 
 def device_of(worker: object) -> Device:
-    """Return the worker's device, ready to be asked from this thread.
+    """Return the worker's device, ready for calls from this thread.
 
     Raises:
-        UnreadableError: The worker does not tell its device, or it is of a family that we do not know.
+        UnreadableError: The worker does not show its device, or it is of an unknown family.
     """
     return _device(*_label(worker))
 
 
 def describe_device(worker: object, notes: Notes) -> tuple[Device | None, dict[str, Any]]:
-    """Return the worker's device, and what an answer says of it; what is not known is null.
+    """Return the worker's device, and its description for an answer; unknown values are null.
 
-    Two workers may share one device. `uuid` tells that; where there is none, `physical_index` does on one machine.
+    Two workers may share one device. `uuid` shows that; where there is none, `physical_index` does on one machine.
     """
     label = notes.attempt("device", lambda: _label(worker))
     device = notes.attempt("device", lambda: _device(*label)) if label else None
@@ -141,12 +141,12 @@ def _physical_index(kind: str | None, index: int | None) -> int | None:
 
 def _uuid(device: Device) -> str | None:
     named = _named(device.type, device.index)
-    # A slice of a GPU is a device of its own, but may tell the whole GPU's identity as its own.
+    # A slice of a GPU is a device of its own, but may report the whole GPU's identity as its own.
     return named if named is not None and named.startswith("MIG-") else device.family.uuid(device.index)
 
 
 def _named(kind: str | None, index: int | None) -> str | None:
-    """Return what the process's environment calls the device, None where it does not choose among devices."""
+    """Return the device's name in the process's environment, None where it does not choose among devices."""
     visible = os.environ.get(_VISIBLE.get(kind or "", ""))
     if not visible or index is None:
         return None
@@ -166,7 +166,7 @@ def _device(kind: str | None, index: int | None) -> Device:
 
 
 def _label(worker: object) -> tuple[str | None, int | None]:
-    """Return type and index of the worker's device as it states them itself; nothing is asked of the device."""
+    """Return type and index of the worker's device as it states them itself, without a call to the device."""
     # CPUWorker before vllm 0.23 and NPUWorker of vllm-ascend 0.11 hand the device to their runner and keep none
     # (vllm 0.12.0 v1/worker/cpu_worker.py:114, vllm_ascend 0.11.0 worker/worker_v1.py:216, `init_device`).
     paths = (("device",), ("model_runner", "device"))

@@ -1,8 +1,8 @@
-"""What npu, cuda and xpu have in common: torch gives each the same memory interface under its own name.
+"""The common part of npu, cuda and xpu: torch gives each the same memory interface under its own name.
 
 Never used: functions without a device index (they make a context on device 0). Only `synchronize` waits for the device,
 for an operation that moves what its streams may still read. Only `snapshot` and `segments` walk every block: the first
-when somebody asks, the second once in a worker's life.
+on request, the second once in a worker's life.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Accelerator:
             self._module().set_device(index)
 
     def name(self, index: int | None) -> str | None:
-        """Return the device's name as its driver tells it."""
+        """Return the device's name as its driver reports it."""
         return str(self._module().get_device_name(index))
 
     def uuid(self, index: int | None) -> str | None:
-        """Return the device's own identity as torch tells it; None where this torch, or the driver, has none."""
-        told = look_up(device_properties(self._module(), index), "uuid")
-        found = told.hex() if isinstance(told, bytes) else text(told)
+        """Return the device's own identity as torch reports it; None where this torch, or the driver, has none."""
+        uuid = look_up(device_properties(self._module(), index), "uuid")
+        found = uuid.hex() if isinstance(uuid, bytes) else text(uuid)
         # A driver that knows none leaves zeros (torch_npu 2.10.0 csrc/npu/Module.cpp:88), and
         # by those all devices would be one.
         return found if found and found.strip("0-") else None
@@ -83,7 +83,7 @@ class Accelerator:
         counts = [whole(stats.get(f"{name}.all.current")) for name in ("active", "inactive_split", "segment")]
         return None if None in counts else sum(count for count in counts if count is not None)
 
-    def segments(self, index: int | None) -> list[Mapping[str, Any]]:  # noqa: ARG002 - torch tells of all devices
+    def segments(self, index: int | None) -> list[Mapping[str, Any]]:  # noqa: ARG002 - torch shows all devices
         """Return every segment of the allocator.
 
         Raises:
@@ -91,12 +91,12 @@ class Accelerator:
         """
         take = look_up(self._module(), "memory_snapshot")
         if take is None:
-            raise UnreadableError(f"torch.{self.type} has no memory_snapshot; the first release will tell")
+            raise UnreadableError(f"torch.{self.type} has no memory_snapshot; the first release will show it")
         if "include_traces" in signature(take).parameters:  # torch 2.13.0 cuda/memory.py:625
             taken = take(include_traces=False)
         elif self._records_history():
             raise UnreadableError(
-                "torch records the history of its allocations, too much to look at; the first release will tell"
+                "torch records the history of its allocations, too much to walk; the first release will show it"
             )
         else:
             taken = take()
@@ -128,12 +128,12 @@ class Accelerator:
         """Return what `torch.<type>.memory._dump_snapshot` would write.
 
         Not by that function: it writes through links, and torch_npu's starts its profiler too, into the file's folder
-        (torch_npu 2.8.0 npu/memory.py:868). The index is the worker's, though torch tells of every device that its
+        (torch_npu 2.8.0 npu/memory.py:868). The index is the worker's, though torch shows every device that its
         process uses.
 
         Raises:
             UnavailableError: This version of torch has none; older ones of torch_npu do not.
-            UnreadableError: It is none that we know.
+            UnreadableError: It is of an unknown form.
         """
         take = look_up(self._module(), "memory", "_snapshot")
         if take is None:
@@ -155,7 +155,7 @@ class Accelerator:
         return found
 
     def _records_history(self) -> bool:
-        """Say whether torch records who allocated what; where it cannot be told, that it does."""
+        """Return whether torch records the history of allocations; True where that is unknown."""
         for module in ("torch", "torch_npu"):
             is_enabled = look_up(sys.modules.get(module), "_C", f"_{self.type}_isHistoryEnabled")
             if is_enabled is not None:
@@ -176,12 +176,12 @@ class Accelerator:
         return value
 
 
-@lru_cache(maxsize=8)  # they never change, and some drivers are asked anew at each call
+@lru_cache(maxsize=8)  # they never change, and some drivers are called anew each time
 def device_properties(module: ModuleType, index: int | None) -> object:
-    """Return what torch knows of a device's make."""
+    """Return torch's properties of a device."""
     return module.get_device_properties(index)
 
 
 def on_main_thread() -> bool:
-    """Say whether this is the process's main thread, where an engine's worker runs its steps."""
+    """Return whether this is the process's main thread, where an engine's worker runs its steps."""
     return threading.current_thread() is threading.main_thread()

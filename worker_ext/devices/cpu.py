@@ -25,10 +25,10 @@ class Cpu:
     pins_host_memory = False
 
     def prepare(self, index: int | None) -> None:
-        """Do nothing: every thread may ask."""
+        """Do nothing: every thread may read it."""
 
     def name(self, index: int | None) -> str | None:  # noqa: ARG002 - the seam's; there is one
-        """Return the processor's model, or its architecture where the machine does not tell."""
+        """Return the processor's model, or its architecture where the machine does not show it."""
         return _model_name()
 
     def uuid(self, index: int | None) -> str | None:  # noqa: ARG002 - the seam's; there is one
@@ -36,7 +36,7 @@ class Cpu:
         return None
 
     def space(self, index: int | None, host: HostMemory) -> Space:  # noqa: ARG002 - the seam's; there is one
-        """Return what the process may have in all, what it could still get, and what it has."""
+        """Return the memory that the process may have in all, could still get, and has."""
         return Space(host.total_bytes, host.free_bytes, host.rss_bytes)
 
     def allocator(self, index: int | None, notes: Notes) -> AllocatorFigures:  # noqa: ARG002 - torch counts nothing here
@@ -67,7 +67,7 @@ class Cpu:
         """Return free memory of the C library's allocator to the kernel.
 
         A preloaded tcmalloc (which vLLM's CPU guide recommends) or jemalloc takes the allocator's place, and
-        `malloc_trim` would then trim an empty heap: each is asked in its own way. musl and macOS have none of them.
+        `malloc_trim` would then trim an empty heap: each is called in its own way. musl and macOS have none of them.
         """
         library = ctypes.CDLL(None)  # what this process's own calls of malloc and free resolve to
         if hasattr(library, "MallocExtension_ReleaseFreeMemory"):

@@ -27,7 +27,7 @@ class Cuda(Accelerator):
         return f"GPU-{found}" if is_bare else found
 
     def space(self, index: int | None, host: HostMemory) -> Space:
-        """Return the device's memory; on an integrated GPU what is free is what the machine can still give.
+        """Return the device's memory; on an integrated GPU the free part is what the machine can still give.
 
         The driver counts there only what nobody has touched, without the file pages that the kernel would drop, and
         vLLM plans with the machine's figure too (vllm 0.12.0 utils/mem_utils.py:102, vllm 0.32.0
@@ -41,7 +41,7 @@ class Cuda(Accelerator):
         return Space(space.total_bytes, free, space.total_bytes - free)
 
     def _is_integrated(self, index: int | None) -> bool:
-        # As vLLM asks, and on NVIDIA's alone (vllm 0.32.0 platforms/cuda.py:698).
+        # As vLLM does, and on NVIDIA's alone (vllm 0.32.0 platforms/cuda.py:698).
         return not _is_rocm() and bool(look_up(device_properties(self._module(), index), "is_integrated"))
 
     def _host_empty_cache(self) -> Callable[[], object] | None:

@@ -1,4 +1,4 @@
-"""What every device family tells, in bytes and counts; None where it does not."""
+"""The figures of every device family, in bytes and counts; None where one is unknown."""
 
 from __future__ import annotations
 

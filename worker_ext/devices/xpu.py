@@ -19,7 +19,7 @@ class Xpu(Accelerator):
     pins_host_memory = False
 
     def space(self, index: int | None, host: HostMemory) -> Space:
-        """Return the device's memory; from a torch that cannot tell what is free, only the total."""
+        """Return the device's memory; from a torch that does not report what is free, only the total."""
         module = self._module()
         if hasattr(module, "mem_get_info"):
             return super().space(index, host)

@@ -8,7 +8,7 @@ from worker_ext.devices import device_of
 from worker_ext.encoder_outputs import capacity_embeds, entry_bytes, moves, needed_hashes, read_encoder_outputs
 from worker_ext.errors import printable
 from worker_ext.operations.operation import Operation
-from worker_ext.payload import ChoiceField, IntegerField
+from worker_ext.payload import choice, integer
 from worker_ext.state import state_of
 
 if TYPE_CHECKING:
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
     from worker_ext.encoder_outputs import EncoderOutputs, Entry
 
-_MOST_ENTRIES = 10_000
+_MAX_ENTRIES = 10_000
 
 
 def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer's body."""
     outputs, state = read_encoder_outputs(worker, device_of(worker).type), state_of(worker)
     if outputs is None:
-        return {"present": False, "entries": [], **_totals(None), "capacity_embeds": None, **moves(state)}
-    listing = _Listing(outputs, outputs.ages(state), needed_hashes(worker))
+        return {"present": False, "entries": [], **_totals(None), "capacity_embeds": None, **moves(state.ledger)}
+    listing = _Listing(outputs, outputs.ages(state.sightings), needed_hashes(worker))
     first = sorted(outputs.entries, key=listing.order(arguments["sort"]))[: arguments["limit"]]
     return {
         "present": True,
         "entries": [listing.row(entry) for entry in first],
         **_totals(outputs),
         "capacity_embeds": capacity_embeds(worker),
-        **moves(state),
+        **moves(state.ledger),
     }
 
 
 OPERATION = Operation(
     "encoder_cache",
     {
-        "limit": IntegerField(default=100, minimum=0, maximum=_MOST_ENTRIES),
-        "sort": ChoiceField(default="bytes", choices=("bytes", "age")),
+        "limit": integer(0, _MAX_ENTRIES, default=100),
+        "sort": choice("bytes", "age"),
     },
     encoder_cache,
 )

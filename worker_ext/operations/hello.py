@@ -1,4 +1,4 @@
-"""`hello`: who this worker is, and what can be asked of it."""
+"""`hello`: this worker's identity, and the operations that it has."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import describe_device
-from worker_ext.encoder_outputs import figures_of, odd_absence, read_encoder_outputs
+from worker_ext.encoder_outputs import encoder_cache_figures, odd_absence, read_encoder_outputs
 from worker_ext.errors import RefusedError, UnreadableError
 from worker_ext.host import read_host
 from worker_ext.host_copies import HostCopies
@@ -68,7 +68,7 @@ OPERATION = Operation("memory", {}, memory)
 
 
 def _asleep_tags(worker: object, state: WorkerState, notes: Notes) -> list[str] | None:
-    reason = "the engine may have fallen asleep before the first call, and its allocator does not tell"
+    reason = "the engine may have fallen asleep before the first call, and its allocator does not show it"
     return notes.missing("asleep_tags", asleep_tags(worker, state.sleep), reason)
 
 
@@ -84,15 +84,15 @@ def _components(
     weights = notes.attempt("weights_bytes", lambda: _weights(worker, kind, state, notes))
     kv_cache = read_kv_cache(worker, kind, state.residency, notes)
     outputs = notes.attempt("encoder_cache", lambda: _encoder_outputs(worker, kind, notes))
-    encoder = None
-    if outputs is not None:
-        encoder = notes.attempt("encoder_cache", lambda: figures_of(outputs, outputs.ages(state), worker, state))
+    encoder = notes.attempt(
+        "encoder_cache", lambda: encoder_cache_figures(worker, outputs, state.sightings, state.ledger)
+    )
     trimmable = notes.attempt("trimmable_bytes", lambda: _trimmable(worker, device, outputs, host))
     return dict(zip(names, (weights, *kv_cache, encoder, trimmable)))
 
 
 def _weights(worker: object, kind: str, state: WorkerState, notes: Notes) -> int:
-    size, caveat = weights_bytes(worker, kind, state), counting_caveat(worker, kind)
+    size, caveat = weights_bytes(worker, kind, state.weights), counting_caveat(worker, kind)
     if caveat is not None:
         notes.add("weights_bytes", caveat)
     return size

@@ -1,4 +1,4 @@
-"""What an operation is to the dispatcher."""
+"""An operation, as the dispatcher sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Operation(NamedTuple):
-    """One operation: its name on the wire, the keys of its payload, and what it does."""
+    """One operation: its name on the wire, the keys of its payload, and its function."""
 
     name: str
     fields: Mapping[str, Field]

@@ -1,8 +1,8 @@
-"""`recorder_start`: write down what this worker's memory is and whether it makes progress, many times a second.
+"""`recorder_start`: record this worker's memory and progress, many times a second.
 
 The file outlives the worker, whatever ends it. It refuses to begin what it could not go on with (the file has its whole
-size before the first record, or the old recorder goes on), to end a recorder that somebody else started, and to write
-where another machine may keep it waiting.
+size before the first record, or the old recorder goes on), to end a recorder that another caller started, and to write
+where it may have to wait for another machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from worker_ext.errors import RefusedError
 from worker_ext.notes import Notes
 from worker_ext.operations.hello import EXTENSION_VERSION
 from worker_ext.operations.operation import Operation
-from worker_ext.payload import NumberField, TextField
+from worker_ext.payload import number, text
 from worker_ext.recorder.bodies import encoded
 from worker_ext.recorder.file_system import file_system_of, is_in_memory, is_remote
 from worker_ext.recorder.identity import file_identity
@@ -36,17 +36,17 @@ def recorder_start(worker: object, arguments: Mapping[str, Any]) -> dict[str, An
         Path(arguments["directory"]), arguments["instance"], float(arguments["rate"]), float(arguments["seconds"])
     )
     recorder = running_recorder(worker)
-    # One that runs stays, whoever started it and with whatever arguments, unless nobody can find its file any more.
-    already = recorder is not None and recorder.ring.is_there()
+    # A running one stays, for whatever caller and arguments it was started, unless its file cannot be found any more.
+    already = recorder is not None and recorder.has_file()
     if recorder is None or not already:
         recorder = _started(worker, options, notes)
     return {
-        "path": str(recorder.ring.path),
-        "instance": recorder.options.instance,
-        "bytes": recorder.ring.nbytes,
-        "slots": recorder.ring.slots,
+        "path": str(recorder.path),
+        "instance": recorder.instance,
+        "bytes": recorder.nbytes,
+        "slots": recorder.slots,
         "already": already,
-        "other": recorder.options.instance != options.instance,
+        "other": recorder.instance != options.instance,
         "notes": notes.as_list(),
         "elapsed_ms": round((time.perf_counter() - started) * 1000, 3),
     }
@@ -55,10 +55,10 @@ def recorder_start(worker: object, arguments: Mapping[str, Any]) -> dict[str, An
 OPERATION = Operation(
     "recorder_start",
     {
-        "directory": TextField(r"/[^\0]{0,999}", "an absolute path"),
-        "instance": TextField("[0-9a-f]{16}", "16 hexadecimal digits, in small letters"),
-        "rate": NumberField(default=10, minimum=1, maximum=100),
-        "seconds": NumberField(default=120, minimum=10, maximum=3600),
+        "directory": text(r"/[^\0]{0,999}", "an absolute path"),
+        "instance": text("[0-9a-f]{16}", "16 hexadecimal digits, in small letters"),
+        "rate": number(1, 100, default=10),
+        "seconds": number(10, 3600, default=120),
     },
     recorder_start,
 )

@@ -1,4 +1,4 @@
-"""`recorder_stop`: end the recorder of one name. The file stays, for whoever reads it."""
+"""`recorder_stop`: end the recorder of one name. The file stays, for its readers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
-from worker_ext.payload import TextField
+from worker_ext.payload import text
 from worker_ext.recorder.recorder import NOT_ENDED
 from worker_ext.state import running_recorder, state_of
 
@@ -20,18 +20,18 @@ def recorder_stop(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
     stopped = False
     if recorder is None:
         notes.add("stopped", "no recorder runs")
-    elif recorder.options.instance != arguments["instance"]:
-        notes.add("stopped", f"the recorder that runs is {recorder.options.instance}: somebody else started it")
+    elif recorder.instance != arguments["instance"]:
+        notes.add("stopped", f"the recorder that runs is {recorder.instance}: somebody else started it")
     else:
         stopped = recorder.stop()
         state_of(worker).recorder = None
         if not stopped:
             notes.add("stopped", f"the recorder {NOT_ENDED}")
-    return {"stopped": stopped, "path": str(recorder.ring.path) if recorder else None, "notes": notes.as_list()}
+    return {"stopped": stopped, "path": str(recorder.path) if recorder else None, "notes": notes.as_list()}
 
 
 OPERATION = Operation(
     "recorder_stop",
-    {"instance": TextField("[0-9a-f]{16}", "16 hexadecimal digits, in small letters")},
+    {"instance": text("[0-9a-f]{16}", "16 hexadecimal digits, in small letters")},
     recorder_stop,
 )

@@ -1,7 +1,7 @@
-"""`release`: collect garbage, then return what the allocator keeps but nobody uses.
+"""`release`: collect garbage, then return the blocks that the allocator keeps unused.
 
-It frees no tensor: caches stay as they are. Freed blocks of a shared storage stay until its last view is gone. What the
-allocator then still keeps unused is what no release gives back; the worker remembers that.
+It frees no tensor: caches stay as they are. Freed blocks of a shared storage stay until its last view is gone. The
+bytes that the allocator then still keeps unused are those that no release gives back; the worker remembers them.
 """
 
 from __future__ import annotations

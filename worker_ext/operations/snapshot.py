@@ -1,7 +1,7 @@
 """`snapshot`: PyTorch's own memory snapshot into a file, for its viewer; or only how large it would be.
 
-It refuses to write where the file would not leave the disk as much room again, and to leave half a file. Nobody asks
-for it regularly: it walks every block of the allocator, and the engine stands still meanwhile. Of the allocator's
+It refuses to write where the file would not leave the disk as much room again, and to leave half a file. It is
+not for regular use: it walks every block of the allocator, and the engine waits meanwhile. Of the allocator's
 history only the newest entries are written; that torch makes objects of all of it first cannot be helped from here.
 """
 
@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 from worker_ext.devices import device_of
 from worker_ext.errors import BadPayloadError, NoSpaceError
 from worker_ext.identity import identity
+from worker_ext.new_file import new_file
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
-from worker_ext.payload import BooleanField, OptionalTextField
+from worker_ext.payload import boolean, text
 from worker_ext.spilling import refuse_now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ROOM = 2
-"""How many times the file must fit into what is free: other ranks write theirs beside it."""
+"""The free space needed, in file sizes: other ranks write theirs beside it."""
 _MAX_TRACE_ENTRIES = 200_000
 """For each device. With stacks of 40 frames that is about 50 MB; the whole of a long history can be gigabytes."""
 _OWNER_ONLY, _WITH_GROUP = 0o600, 0o640
@@ -66,9 +67,9 @@ def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
 OPERATION = Operation(
     "snapshot",
     {
-        "directory": OptionalTextField(r"/[^\0]{0,999}", "an absolute path, or null"),
-        "name": OptionalTextField("[0-9A-Za-z_]{1,64}", "1 to 64 letters, digits and underscores, or null"),
-        "dry_run": BooleanField(default=False),
+        "directory": text(r"/[^\0]{0,999}", "an absolute path").or_null(),
+        "name": text("[0-9A-Za-z_]{1,64}", "1 to 64 letters, digits and underscores").or_null(),
+        "dry_run": boolean(default=False),
     },
     snapshot,
 )
@@ -104,36 +105,18 @@ def _write(path: Path, pickled: bytes, free: int) -> None:
             f"{path.parent} has {free} bytes free; a snapshot of {len(pickled)} bytes is written where there are "
             f"{_ROOM} times as many"
         )
-    hidden = path.with_name(f".{path.name}.tmp")
-    descriptor = _open_new(hidden)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            _share_with_the_folders_group(file.fileno(), path.parent)
+    with new_file(path, _OWNER_ONLY) as descriptor:
+        _share_with_the_folders_group(descriptor, path.parent)
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(pickled)
-        hidden.rename(path)
-    except BaseException:
-        with suppress(OSError):
-            hidden.unlink()
-        raise
-
-
-def _open_new(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags, _OWNER_ONLY)
-    except FileExistsError:
-        # Left by a process that died here under our number, or put there for us to follow: it goes, whatever it points
-        # to stays.
-        path.unlink()
-        return os.open(path, flags, _OWNER_ONLY)
+    os.close(descriptor)
 
 
 def _share_with_the_folders_group(descriptor: int, folder: Path) -> None:
     """Let the group read that may write into the folder: the sidecar's, where it is another user.
 
-    Nobody else: stack traces of the engine's code may stand in it, and the sidecar gives it to administrators only.
+    Nobody else: it may hold stack traces of the engine's code, and the sidecar gives it to administrators only.
     """
-    os.fchmod(descriptor, _OWNER_ONLY)  # whatever the process's umask
     status = os.stat(folder)
     if not status.st_mode & stat.S_IWGRP:
         return

@@ -1,4 +1,4 @@
-"""`trim`: move the encoder outputs that were not used for longest to host memory; the next access brings each back.
+"""`trim`: move the least recently used encoder outputs to host memory; the next access brings each back.
 
 It drops nothing: to the engine every entry is still there.
 """
@@ -9,14 +9,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import device_of
-from worker_ext.encoder_outputs import encoder_cache_block, find_encoder_cache, needed_hashes
+from worker_ext.encoder_outputs import encoder_cache_figures, find_encoder_cache, needed_hashes, read_encoder_outputs
 from worker_ext.errors import BadPayloadError, RefusedError
 from worker_ext.host_budget import read_host_budget
 from worker_ext.mover import Mover
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
-from worker_ext.payload import NumberField, OptionalIntegerField, OptionalNumberField
-from worker_ext.spill_plan import Plan, Target, make_plan
+from worker_ext.payload import integer, number
+from worker_ext.spill_plan import SpillPlan, Target, make_plan
 from worker_ext.spilling import spilled_entries, watch, way_back_of
 from worker_ext.state import state_of
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from worker_ext.spilling_dict import SpillingDict
 
-MAX_SECONDS = NumberField(default=0.2, minimum=0, maximum=60)
-"""How long a call may move entries: the engine stands still meanwhile, and goes on between two calls."""
+MAX_SECONDS = number(0, 60, default=0.2)
+"""The time that a call may move entries: the engine waits meanwhile, and goes on between two calls."""
 
 
 def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,6 +43,7 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         _spill(worker, cache, plan, arguments, mover)
     if device.type == "cpu" and mover.entries:
         notes.add("spilled_bytes", "device and host memory are the same on a CPU worker: this gave nothing back")
+    outputs = read_encoder_outputs(worker, device.type)
     return {
         "kind": _kind(worker),
         "asked_bytes": plan.asked_bytes,
@@ -57,7 +58,7 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
             "over_budget_entries": mover.over_budget,
             "unspillable_entries": plan.unspillable + mover.failed,
         },
-        "encoder_cache": encoder_cache_block(worker, device.type, state),
+        "encoder_cache": encoder_cache_figures(worker, outputs, state.sightings, state.ledger),
         "copy_seconds": round(mover.seconds, 6),
         "notes": notes.as_list(),
         "elapsed_ms": round((time.perf_counter() - started) * 1000, 3),
@@ -67,17 +68,17 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
 OPERATION = Operation(
     "trim",
     {
-        "free_bytes": OptionalIntegerField(minimum=0),
-        "keep_bytes": OptionalIntegerField(minimum=0),
-        "idle_seconds": OptionalNumberField(minimum=0),
-        "host_budget_bytes": OptionalIntegerField(minimum=0),
+        "free_bytes": integer(0).or_null(),
+        "keep_bytes": integer(0).or_null(),
+        "idle_seconds": number(0).or_null(),
+        "host_budget_bytes": integer(0).or_null(),
         "max_seconds": MAX_SECONDS,
     },
     trim,
 )
 
 
-def _spill(worker: object, cache: SpillingDict, plan: Plan, arguments: Mapping[str, Any], mover: Mover) -> None:
+def _spill(worker: object, cache: SpillingDict, plan: SpillPlan, arguments: Mapping[str, Any], mover: Mover) -> None:
     way_back = way_back_of(cache)
     reserve = way_back.reserve
     largest = max(group.nbytes for group in plan.groups)
@@ -109,14 +110,14 @@ def _kind(worker: object) -> str | None:
     return found[0] if found else None
 
 
-def _plan(worker: object, cache: SpillingDict | None, target: Target, mover: Mover, notes: Notes) -> Plan:
+def _plan(worker: object, cache: SpillingDict | None, target: Target, mover: Mover, notes: Notes) -> SpillPlan:
     if not cache:
         reason = "it is empty" if cache is not None else "this worker has none: a text model, or a later pipeline stage"
         notes.add("encoder_cache", reason)
-        return Plan([], target.asked_bytes(0), 0, 0)
+        return SpillPlan([], target.asked_bytes(0), 0, 0)
     needed = needed_hashes(worker)
     if needed is None:
-        # No danger: what is needed after all comes back, later by a copy.
-        notes.add("kept.needed_entries", "the runner does not tell what running requests need: nothing was held back")
+        # No danger: an entry that is needed after all comes back, later by a copy.
+        notes.add("kept.needed_entries", "the runner does not show what running requests need: nothing was held back")
     plan = make_plan(cache, target, mover.copies.can_take, needed, mover.device_type)
     return plan if needed is not None else plan._replace(kept_as_needed=None)

@@ -1,4 +1,4 @@
-"""Which of our own operations is running, and how many have begun."""
+"""The operation of this package that is running, and the number that have begun."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Calls:
         self.current: Call | None = None
         """The one that is running."""
         self.begun = 0
-        """How many have begun."""
+        """The number that have begun."""
 
     @contextmanager
     def running(self, op: str) -> Iterator[None]:

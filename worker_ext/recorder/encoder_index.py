@@ -1,6 +1,6 @@
 """The encoder cache's entries, kept up to date in slices on the engine's own thread.
 
-An entry is read once, when it is first seen; afterwards it costs a look whether it is still the same. It refuses to
+An entry is read once, when it is first seen; afterwards it is only compared with the one before. It refuses to
 keep anything of the engine's from one slice to the next but weak references: what the engine drops is freed at once.
 """
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from worker_ext.devices import Device
     from worker_ext.encoder_outputs import Entry
     from worker_ext.host import HostMemory
-    from worker_ext.state import WorkerState
+    from worker_ext.spilling_dict import Ledger
     from worker_ext.storages import Storage
 
 _SLICE_SECONDS = 0.0005
 _SHARE = 500
-"""A slice is followed by so many times what it took without one: at most a 500th of the engine's thread."""
+"""A slice is followed by so many times its duration without one: at most a 500th of the engine's thread."""
 _PASS_SECONDS = 1.0
 _HASH_CHARACTERS = 64
 _BATCH = 16
-"""Entries between two looks at the clock."""
+"""Entries between two readings of the clock."""
 
 
 class _Row(NamedTuple):
-    """What is known of one entry."""
+    """The figures of one entry."""
 
     value: Callable[[], object]
     """A weak reference."""
@@ -56,12 +56,12 @@ class _Row(NamedTuple):
 
     @property
     def storages(self) -> tuple[Storage, ...]:
-        """What it lies in."""
+        """The storages that it lies in."""
         return self.movability.storages
 
 
 class _Totals:
-    """What all rows come to, moved along with each that comes or goes.
+    """The totals of all rows, moved along with each that comes or goes.
 
     Args:
         device_type: The worker's own device type.
@@ -115,7 +115,7 @@ class EncoderIndex:
 
     Args:
         device: The worker's own device.
-        cost_clock: Seconds that only grow; what slices take.
+        cost_clock: Seconds that only grow; times the slices.
     """
 
     def __init__(self, device: Device, cost_clock: Callable[[], float] = time.perf_counter) -> None:
@@ -130,17 +130,17 @@ class EncoderIndex:
         self._keys: Iterator[Any] | None = None
         """The keys that the pass under way has still to look at."""
         self._of: int | None = None
-        """Which dict the rows are of."""
+        """The id of the dict that the rows are of."""
         self._change: object = None
-        """What `change` was when the last whole pass began."""
+        """The value of `change` when the last whole pass began."""
         self._change_then: object = None
-        """What it was when the pass under way began."""
+        """Its value when the pass under way began."""
         self._pass_due = self._slice_due = float("-inf")
         self._is_changed = False
         self.is_new = True
-        """Whether a whole pass has found other rows than `table` returned last."""
+        """True where a whole pass has found other rows than `table` returned last."""
         self.trimmable_bytes: int | None = None
-        """What the device would gain by a trim, as of the last whole pass; None where that is not known."""
+        """The bytes that the device would gain by a trim, as of the last whole pass; None where that is unknown."""
 
     def look(self, worker: object, now: float, change: object, host: HostMemory, *, whole: bool) -> None:
         """Go on reading, if it is time to and if anything may have changed.
@@ -148,12 +148,12 @@ class EncoderIndex:
         Args:
             worker: The worker.
             now: Monotonic seconds.
-            change: Another value after everything that may have changed the cache; None where that is not seen.
+            change: A value that differs after everything that may have changed the cache; None where that is not seen.
             host: The host's memory.
-            whole: Read to the end, however long that takes: an operation of ours has just ended.
+            whole: Whether to read to the end, however long that takes: an operation has just ended.
 
         Raises:
-            UnreadableError: There is a cache of a kind that we do not know.
+            UnreadableError: The cache is of an unknown kind.
         """
         if not whole and now < self._slice_due:
             return
@@ -171,12 +171,12 @@ class EncoderIndex:
         finally:
             self._slice_due = now + _SHARE * (self._cost_clock() - started)
 
-    def figures(self, worker: object, state: WorkerState, now: float) -> dict[str, Any] | None:
+    def figures(self, worker: object, ledger: Ledger, now: float) -> dict[str, Any] | None:
         """Return the cache's figures as of the last whole pass; None before the first, and where there is no cache.
 
         Args:
             worker: The worker.
-            state: Its state.
+            ledger: The worker's own.
             now: Monotonic seconds.
         """
         if self._figures is None:
@@ -187,7 +187,7 @@ class EncoderIndex:
             "capacity_embeds": capacity_embeds(worker),
             "oldest_age_seconds": oldest,
             "restore_reserve_bytes": restore_reserve_bytes(worker),
-            **moves(state),
+            **moves(ledger),
         }
 
     def table(self) -> tuple[int, bytes]:
@@ -207,7 +207,7 @@ class EncoderIndex:
         return () if row is None else row.storages
 
     def _read(self, worker: object, now: float, change: object, deadline: float | None) -> bool:
-        """Read on; whether the cache has been looked through to its end."""
+        """Read on; return whether the pass has reached the cache's end."""
         if self._keys is None:
             if change is not None and change == self._change:
                 self._pass_due = now + _PASS_SECONDS
@@ -228,7 +228,7 @@ class EncoderIndex:
         return True
 
     def _go_on(self, cache: dict[Any, Any], keys: Iterator[Any], now: float, deadline: float | None) -> bool:
-        """Look at further entries; whether all have been looked at."""
+        """Read further entries; return whether all have been read."""
         for number, key in enumerate(keys, 1):
             value = dict.get(cache, key)
             row = self._rows.get(key)
@@ -255,7 +255,7 @@ class EncoderIndex:
 
     def _put(self, key: Any, value: object, entry: Entry, now: float) -> None:  # noqa: ANN401 - a dict's
         before = self._rows.get(key)
-        # One that only went to the host and came back is as old as it was.
+        # An entry that only went to the host and came back keeps its age.
         same = before is not None and before.origin is not None and before.origin == entry.origin
         seen_at = before.seen_at if before is not None and same else now
         can_move = movability(entry, self._copies)

@@ -1,4 +1,4 @@
-"""What kind of file system a path lies on, told without touching the path: a server that is gone would hold us."""
+"""The type of a path's file system, found without touching the path: an unreachable server would hold the caller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REMOTE = frozenset(
             "ocfs2",
             "gfs2",
         ),
-        "autofs",  # whoever touches it has it mounted
+        "autofs",  # touching it mounts it
     }
 )
 _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs"})
@@ -33,9 +33,9 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def file_system_of(path: Path, root: Path = _ROOT) -> str | None:
-    """Return the type of the file system that a path lies on, None where the kernel does not tell.
+    """Return the type of the file system that a path lies on, None where the kernel does not show it.
 
-    Links on the way are not followed: that would be to touch what they lead to.
+    Links on the way are not followed: following one touches its target.
 
     Args:
         path: An absolute path; it need not be there.
@@ -60,10 +60,10 @@ def file_system_of(path: Path, root: Path = _ROOT) -> str | None:
 
 
 def is_in_memory(kind: str | None) -> bool:
-    """Say whether writing to it waits for no disk."""
+    """Return whether writing to it waits for no disk."""
     return kind in _IN_MEMORY
 
 
 def is_remote(kind: str | None) -> bool:
-    """Say whether it may wait for another machine, or for another process, for as long as that likes."""
+    """Return whether it may wait for another machine, or for another process, without a bound."""
     return kind is not None and (kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE))

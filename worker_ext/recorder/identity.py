@@ -1,4 +1,4 @@
-"""What stands at the head of a worker's file: who writes it, and what never changes while it is written."""
+"""The head of a worker's file: its writer's identity, and other values that are constant while it is written."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from worker_ext.notes import Notes
 
 _ROOT = Path("/")
-_MOST_NAME_CHARACTERS = 200
-"""A host's or a device's name: either is the machine's own, and the file's header has its size."""
+_MAX_NAME_CHARACTERS = 200
+"""For a host's or a device's name: the machine chooses them, and the file's header has a fixed size."""
 
 
 def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROOT) -> dict[str, Any]:
-    """Return the identity, but for when and how the recorder was started.
+    """Return the identity, without the time and the options of the recorder's start.
 
     Args:
         worker: The worker.
-        instance: What the caller calls this life of the engine.
-        notes: Gets what could not be read.
+        instance: The caller's name for this life of the engine.
+        notes: Gets the names of values that could not be read.
         root: The file system's root; a test brings its own.
     """
     who = identity(worker)
@@ -46,7 +46,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
 
 
 def _short(name: str | None) -> str | None:
-    return None if name is None else printable(name, _MOST_NAME_CHARACTERS)
+    return None if name is None else printable(name, _MAX_NAME_CHARACTERS)
 
 
 def _boot_id(root: Path) -> str:

@@ -1,10 +1,10 @@
-"""Asynchronous outputs of steps: how long somebody has waited for one.
+"""Waits for the asynchronous outputs of steps, timed.
 
-With asynchronous scheduling a step returns before the device is done with it. What hangs then is not the step but
-`get_output()` of what it returned, in a thread of its own (vllm 0.32.0 v1/executor/multiproc_executor.py:998,
-`enqueue_output`, in `async_output_busy_loop`) or wherever the engine waits (vllm 0.32.0
-v1/executor/uniproc_executor.py:44). It refuses to keep an output alive, and to change what `get_output` takes, returns
-or raises.
+With asynchronous scheduling a step returns before the device is done with it. Then not the step hangs, but
+`get_output()` of the object that it returned, in a thread of its own (vllm 0.32.0
+v1/executor/multiproc_executor.py:998, `enqueue_output`, in `async_output_busy_loop`) or wherever the engine waits (vllm
+0.32.0 v1/executor/uniproc_executor.py:44). It refuses to keep an output alive, and to change what `get_output` takes,
+returns or raises.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Outputs:
         self._watched: dict[type, type | None] = {}
 
     def watch(self, output: object) -> None:
-        """Notice when somebody waits for this output, if it is one that can be waited for.
+        """Notice waits for this output, if it is one that can be waited for.
 
         The object gets a subclass of its class. Its own `get_output` cannot be replaced on it: an attribute that holds
         the object keeps it, and what it has on the device, until the garbage collector runs; one that does not hold it
@@ -56,7 +56,7 @@ class Outputs:
                 self._watched[kind] = None
 
     def oldest(self) -> Wait | None:
-        """Return who has waited for longest, None where nobody waits."""
+        """Return the longest wait, None without one."""
         # One call that takes all of it: other threads come and go meanwhile.
         waits = [Wait(since, thread) for thread, since in list(self._waiting.items())]
         return min(waits, default=None)

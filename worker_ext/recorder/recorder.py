@@ -31,6 +31,7 @@ from worker_ext.recorder.watchdog import GIVES_WAY, Watchdog, is_timer_taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from worker_ext.recorder.ring import Ring
@@ -38,23 +39,23 @@ if TYPE_CHECKING:
 BUSY_SECONDS = 0.1
 IDLE_SECONDS = 1.0
 _LINGER_SECONDS = 2.0
-"""For so long after the last step or operation heartbeats still come quickly: somebody may wait for what came of it."""
+"""For so long after the last step or operation heartbeats still come quickly: a caller may wait for the outcome."""
 _HOST_SECONDS = 1.0
 _SAMPLE_SHARE = 100
-"""A sample is followed by so many times what it took without one: at most a 100th of the engine's thread."""
+"""A sample is followed by so many times its duration without one: at most a 100th of the engine's thread."""
 _RETRY_SECONDS = 1.0
-"""How long nothing is written after a write that failed."""
+"""The pause in writing after a write that failed."""
 _STOP_SECONDS = 1.0
-"""How long a stop waits for the thread, which the disk may hold."""
+"""The time that a stop waits for the thread, which the disk may hold."""
 NOT_ENDED = "has not ended within a second: the disk holds its thread, and it ends once let go"
 _EARLY = 100
-"""Above every priority that multiprocessing gives its own finalizers: they take down what we may still read."""
+"""Above every priority that multiprocessing gives its own finalizers: they take down things still read here."""
 _MAX_WAITING = 256
 """Samples that wait for a disk; older ones are dropped."""
 
 
 class Options(NamedTuple):
-    """What a recorder was started with."""
+    """The options that a recorder was started with."""
 
     directory: Path
     instance: str
@@ -63,24 +64,24 @@ class Options(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """The samples that the file holds: those of its rate, and one more a second for what cannot wait."""
+        """The samples that the file holds: those of its rate, and one more a second for samples that cannot wait."""
         return math.ceil(self.seconds * (self.rate + 1))
 
     def layout(self, *, has_entries: bool) -> Layout:
-        """Return the file's parts.
+        """Return the places of the file's parts.
 
         Args:
-            has_entries: The worker has an encoder cache.
+            has_entries: Whether the worker has an encoder cache.
         """
         return Layout(self.slots, MAX_ROWS if has_entries else 0)
 
     def path(self, pid: int) -> Path:
-        """Return where the file of one process lies."""
+        """Return the path of one process's file."""
         return self.directory / f"highwater-{self.instance}-{pid}.ring"
 
 
-class _Moment(NamedTuple):
-    """One moment by both clocks."""
+class _Now(NamedTuple):
+    """The time by both clocks."""
 
     at: float
     mono: float
@@ -95,13 +96,13 @@ class Recorder:
     Args:
         worker: The worker.
         ring: The file; the thread closes it.
-        options: What it was started with.
-        in_memory: The file is in memory, so that the engine's thread may write into it; else ours does. To change a
-            file on a disk can wait for its journal, for seconds.
+        options: Its options.
+        in_memory: Whether the file is in memory, so that the engine's thread may write into it; else ours does. To
+            change a file on a disk can wait for its journal, for seconds.
         clock: Monotonic seconds, the same in all processes of a machine.
         wall_clock: Unix seconds.
-        wait: Waits for so many seconds, and says whether to stop; by default until `stop`.
-        watchdog: What sees a hang that holds Python's lock.
+        wait: Waits for so many seconds, and returns whether to stop; by default until `stop`.
+        watchdog: Notices a hang that holds Python's lock.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Recorder:
         self.ring = ring
         self.steps = Steps(clock, self._after_call)
         self.calls = Calls(clock, began=self._wake, ended=self._after_operation)
-        # Asked on the engine's thread only: whoever asks may be the last to hold it, and would take its tensors apart.
+        # Called on the engine's thread only: the caller may hold the last reference, and would then free its tensors.
         self._worker = weakref.ref(worker, self._forget_worker)
         self._is_worker_gone = False
         self._sampler = Sampler()
@@ -155,7 +156,7 @@ class Recorder:
         """Count the worker's steps, take a first sample, and start the thread.
 
         Args:
-            notes: Gets what will not be recorded.
+            notes: Gets the names of values that will not be recorded.
 
         Raises:
             RuntimeError: No thread can be started; everything is as it was then, but for the file.
@@ -184,8 +185,36 @@ class Recorder:
         atexit.register(self._end)
         self._finalizer = Finalize(None, self._end, exitpriority=_EARLY)
 
+    @property
+    def instance(self) -> str:
+        """The engine life that is recorded, as the starter named it."""
+        return self.options.instance
+
+    @property
+    def path(self) -> Path:
+        """The path of the file."""
+        return self.ring.path
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the file."""
+        return self.ring.layout.nbytes
+
+    @property
+    def slots(self) -> int:
+        """The number of samples that the file holds."""
+        return self.ring.layout.slots
+
+    def has_file(self) -> bool:
+        """Return whether the file is still in its place."""
+        return self.ring.is_there()
+
+    def operation(self, op: str) -> AbstractContextManager[None]:
+        """Record an operation while it runs."""
+        return self.calls.running(op)
+
     def is_running(self) -> bool:
-        """Say whether the thread runs; in a forked child of its process it does not."""
+        """Return whether the thread runs; in a forked child of its process it does not."""
         return self._thread is not None and self._pid == os.getpid() and self._thread.is_alive()
 
     def stop(self) -> bool:
@@ -223,7 +252,7 @@ class Recorder:
         # By the wall clock: ranks of one machine sample after the same step, and hold each other up once for all.
         if must_look or (tick != self._tick and self._clock() >= self._rest_until):
             self._tick = tick
-            # Where nothing comes after, all that there is to read is read now; nobody waits for the engine then.
+            # Where nothing comes after, everything is read now; no request waits for the engine then.
             self._sample(whole=must_look)
 
     def _after_operation(self) -> None:
@@ -237,7 +266,7 @@ class Recorder:
         """Take a sample; never raises.
 
         Args:
-            whole: Read all encoder outputs that may have changed, in one go.
+            whole: Whether to read all encoder outputs that may have changed, in one go.
         """
         if self._stopping or get_ident() != self._main_thread or os.getpid() != self._pid:
             return
@@ -252,7 +281,7 @@ class Recorder:
         self._last_cost_ms = round(cost * 1000, 3)
         self._rest_until = now.mono + _SAMPLE_SHARE * cost
 
-    def _write_sample(self, worker: object, now: _Moment, *, whole: bool) -> None:
+    def _write_sample(self, worker: object, now: _Now, *, whole: bool) -> None:
         notes = Notes()
         self._sampler.host = self._host
         change = self._calls_begun() if self.steps.progress() else None
@@ -287,7 +316,7 @@ class Recorder:
     # --- on our thread ---
 
     def run(self) -> None:
-        """Write heartbeats until told to stop: the thread's body."""
+        """Write heartbeats until `stop`: the thread's body."""
         while not self._is_worker_gone:
             if self._wait(self._beat()):
                 break
@@ -301,7 +330,7 @@ class Recorder:
             self._forget_end()
 
     def _beat(self) -> float:
-        """Write what there is to write now, and return after how many seconds to do so again; never raises."""
+        """Write everything that is due, and return the seconds until the next time; never raises."""
         now, notes = self._now(), Notes()
         activity, wait = self._calls_begun(), self._longest_wait()
         if activity != self._activity or wait is not None:
@@ -325,23 +354,23 @@ class Recorder:
         self._host = read_host(Notes())
 
     def _flush(self) -> None:
-        """Write what the engine's thread may not."""
+        """Write what the engine's thread left to this one."""
         table, self._table = self._table, None
-        with suppress(OSError, ValueError):  # there is nobody to tell, and the next one may be written again
+        with suppress(OSError, ValueError):  # there is nowhere to report it, and the next one may be written again
             while self._samples:
                 self.ring.write(self._samples.popleft())
             if table is not None:
                 self.ring.write_table(*table)
 
     def _write_heartbeat(
-        self, now: _Moment, dump: str | None, *, call: tuple[str, float] | None = None, is_last: bool = False
+        self, now: _Now, dump: str | None, *, call: tuple[str, float] | None = None, is_last: bool = False
     ) -> None:
         record = now.record(
             "stopped" if is_last else "heartbeat",
             calls=self._calls_begun(),
             moving=self._moving(now.mono, call),
             rss_bytes=self._host.rss_bytes,
-            # Whoever outlives a rank that the kernel killed begins no step after it, and so takes no sample.
+            # A rank that outlives one that the kernel killed begins no further step, and so takes no sample.
             cgroup_oom_kills=self._host.cgroup_oom_kills,
             dump=dump,
         )
@@ -355,14 +384,14 @@ class Recorder:
 
     # --- on either ---
 
-    def _now(self) -> _Moment:
-        return _Moment(self._wall_clock(), self._clock())
+    def _now(self) -> _Now:
+        return _Now(self._wall_clock(), self._clock())
 
     def _calls_begun(self) -> int:
         return self.steps.calls + self.calls.begun
 
     def _longest_wait(self) -> tuple[float, int] | None:
-        """Since when what is under way has lasted that has lasted for longest, and on which thread."""
+        """Return the beginning and the thread of the call under way that has lasted for longest; None without one."""
         steps, call, output = self.steps.progress(), self.calls.current, self.steps.outputs.oldest()
         waits = [(steps.since, steps.thread)] if steps is not None and steps.since is not None else []
         waits += [] if call is None else [(call.since, call.thread)]
@@ -370,7 +399,7 @@ class Recorder:
         return min(waits, default=None)
 
     def _moving(self, now: float, called: tuple[str, float] | None = None) -> dict[str, Any]:
-        """Return whether the worker makes progress: its steps, their outputs, our operations, other calls."""
+        """Return the worker's progress: its steps, their outputs, operations of this package, other calls."""
         steps, call, output = self.steps.progress(), self.calls.current, self.steps.outputs.oldest()
         return {
             "steps_begun": steps.begun if steps else None,

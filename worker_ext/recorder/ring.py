@@ -1,7 +1,7 @@
 """One worker's file in the form of docs/recorder.md: header, heartbeat, entry table, ring of samples, stack area.
 
-It refuses to map the file (whoever truncates a mapped file ends the process that touches it), to write through a link,
-and to leave anything behind where the file cannot be made.
+It refuses to map the file (a process that touches a mapped file after its truncation is killed), to write through a
+link, and to leave anything behind where the file cannot be made.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import zlib
 from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
+
+from worker_ext.new_file import new_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +36,7 @@ _STACK_HEAD = struct.Struct("<dd")
 _NO_STACK = bytes(16)
 """Over the beginning of an older stack, so that none is there."""
 _TABLE_HEAD_BYTES = 8192
-"""What an entry table has beside its rows: its frame, and a JSON object."""
+"""The bytes of an entry table besides its rows: its frame, and a JSON object."""
 MAX_BODY_BYTES = SLOT_BYTES - _FRAME_BYTES
 MAX_HEARTBEAT_BYTES = HEARTBEAT_BYTES - _FRAME_BYTES
 MAX_IDENTITY_BYTES = HEADER_BYTES - _HEADER.size - _CHECKSUM.size
@@ -42,7 +44,7 @@ _READABLE_BY_ALL = 0o644
 
 
 class Layout(NamedTuple):
-    """Where the parts of one file are: header, two heartbeats, two entry tables, the ring, the stack area."""
+    """The places of a file's parts: header, two heartbeats, two entry tables, the ring, the stack area."""
 
     slots: int
     """Samples in the ring."""
@@ -56,17 +58,17 @@ class Layout(NamedTuple):
 
     @property
     def tables_at(self) -> int:
-        """Where the first entry table begins."""
+        """The offset of the first entry table."""
         return HEADER_BYTES + 2 * HEARTBEAT_BYTES
 
     @property
     def ring_at(self) -> int:
-        """Where the first slot begins."""
+        """The offset of the first slot."""
         return self.tables_at + 2 * self.table_bytes
 
     @property
     def stack_at(self) -> int:
-        """Where the stack area begins; it is the last, for a long stack runs over the end of the file."""
+        """The offset of the stack area; it is the last part, because a long stack runs over the end of the file."""
         return self.ring_at + self.slots * SLOT_BYTES
 
     @property
@@ -79,28 +81,18 @@ class Ring:
     """The open file. Each kind of write has one caller at a time: samples and tables, heartbeats, the stack's head.
 
     Args:
-        path: Where it lies.
+        path: The file's path.
         descriptor: Of the open file; the ring closes it.
-        layout: Where its parts are.
+        layout: The places of its parts.
     """
 
     def __init__(self, path: Path, descriptor: int, layout: Layout) -> None:
         self.path = path
         self.layout = layout
         self._descriptor = descriptor
-        # So that nobody writes into a descriptor that was closed, and is another file's by now.
+        # No write may go into a descriptor that was closed, and is another file's by now.
         self._lock = Lock()
         self._written = self._heartbeats = self._tables = 0
-
-    @property
-    def slots(self) -> int:
-        """The samples that it holds."""
-        return self.layout.slots
-
-    @property
-    def nbytes(self) -> int:
-        """The whole file's size."""
-        return self.layout.nbytes
 
     def write(self, body: bytes) -> None:
         """Write one sample over the oldest.
@@ -112,7 +104,7 @@ class Ring:
             OSError: It could not be written; the next one takes its number.
             ValueError: It is too long.
         """
-        position = self.layout.ring_at + self._written % self.slots * SLOT_BYTES
+        position = self.layout.ring_at + self._written % self.layout.slots * SLOT_BYTES
         self._write_frame(self._written + 1, body, MAX_BODY_BYTES, position)
         self._written += 1
 
@@ -151,7 +143,7 @@ class Ring:
 
         Args:
             mono: Now, in monotonic seconds.
-            seconds: In how many seconds a stack will be written there, should nobody clear the area again.
+            seconds: In how many seconds a stack will be written there, unless the area is cleared again.
 
         Raises:
             OSError: It could not be written.
@@ -162,7 +154,7 @@ class Ring:
         return self._descriptor
 
     def is_there(self) -> bool:
-        """Say whether the file still lies where it was put: a removed one can be written and never be found."""
+        """Return whether the file is still in its place: a removed one can be written and never be found."""
         try:
             return os.path.samestat(os.lstat(self.path), os.fstat(self._descriptor))
         except OSError:
@@ -173,7 +165,7 @@ class Ring:
         with self._lock:
             descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            with suppress(OSError):  # of a disk that is gone; there is nobody to tell
+            with suppress(OSError):  # the disk is unreachable; there is nowhere to report it
                 os.close(descriptor)
 
     def discard(self) -> None:
@@ -200,47 +192,24 @@ def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:
     """Make a file with a header and empty areas, in its whole size, and put it in place of one of the same name.
 
     Args:
-        path: Where it shall lie; its folder is made where there is none.
+        path: Its place; the folder is made where it is missing.
         identity: One JSON object in ASCII.
-        layout: Where its parts are.
+        layout: The places of its parts.
 
     Raises:
         OSError: It cannot be made, with the reason in words.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _make(path, _header(identity, layout), layout)
+        header = _header(identity, layout)
+        # Readable by all: the readers are other users in other containers.
+        with new_file(path, _READABLE_BY_ALL) as descriptor:
+            os.posix_fallocate(descriptor, 0, layout.nbytes)
+            os.pwrite(descriptor, header, 0)
+        return Ring(path, descriptor, layout)
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(f"the recorder's file {path} of {layout.nbytes} bytes cannot be made: {reason}") from error
-
-
-def _make(path: Path, header: bytes, layout: Layout) -> Ring:
-    hidden = path.with_name(f".{path.name}.tmp")
-    descriptor = _open_new(hidden)
-    try:
-        # Whatever the process's umask: the readers are other users in other containers.
-        os.fchmod(descriptor, _READABLE_BY_ALL)
-        os.posix_fallocate(descriptor, 0, layout.nbytes)
-        os.pwrite(descriptor, header, 0)
-        hidden.rename(path)
-    except BaseException:
-        os.close(descriptor)
-        with suppress(OSError):
-            hidden.unlink()
-        raise
-    return Ring(path, descriptor, layout)
-
-
-def _open_new(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags, _READABLE_BY_ALL)
-    except FileExistsError:
-        # Left by a process that died here under our number, or put there for us to follow: it goes, whatever it points
-        # to stays.
-        path.unlink()
-        return os.open(path, flags, _READABLE_BY_ALL)
 
 
 def _header(identity: bytes, layout: Layout) -> bytes:

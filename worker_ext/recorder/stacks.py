@@ -1,4 +1,4 @@
-"""Where the threads are while something takes long.
+"""Stacks of all threads while something takes long.
 
 The dump is `faulthandler.dump_traceback`, which allocates nothing and holds Python's lock, so that no frame that it
 reads moves. `sys._current_frames` allocates: on CPython 3.11 before 3.11.12 that can stop the whole process for good
@@ -12,7 +12,7 @@ import os
 import re
 
 LONG_SECONDS = 1.0
-"""What has lasted for so long is worth a look at where it is."""
+"""A call that has lasted for so long gets a stack."""
 _LONGEST_SECONDS = 30.0
 _MAX_DUMP_BYTES = 256 * 1024
 _MAX_CHARACTERS = 12_000
@@ -21,18 +21,18 @@ _LOOK_AGAIN_SECONDS = 1.0
 _MAX_NAME_CHARACTERS = 100
 
 _FRAME = re.compile(r'  File ".*", line [0-9]+ in (.*)')
-# What the engine's loop runs whatever is called of a worker in, and then the loop itself, in versions where it does so
-# directly (vllm 0.32.0 v1/executor/multiproc_executor.py:1055, `_execute_worker_rpc`); where engine and worker are one
-# process, what stands in the middle (vllm 0.32.0 v1/serial_utils.py:508, `run_method`).
+# The functions by which the engine's loop calls a worker's methods, then the loop itself, in versions where it calls
+# them directly (vllm 0.32.0 v1/executor/multiproc_executor.py:1055, `_execute_worker_rpc`); where engine and worker are
+# one process, the function in the middle (vllm 0.32.0 v1/serial_utils.py:508, `run_method`).
 _CALLERS = ("_execute_worker_rpc", "run_method", "worker_busy_loop")
-# What they call besides: waiting for the next one, handing over what came of the last.
+# Their other calls: waiting for the next call, handing over the last one's result.
 _NO_CALLS = frozenset({"dequeue", "handle_output", "enqueue_output", "_execute_worker_rpc"})
-# Around what is called: torch's decorators, and this recorder's wrappers.
+# Wrappers around the method: torch's decorators, and this recorder's wrappers.
 _AROUND = frozenset({"decorate_context", "_fn", "change", "part", "execute_model"})
 
 
 class Stacks:
-    """Takes dumps of what lasts: after one second, two, four and so on, then every half a minute."""
+    """Takes dumps while a call lasts: after one second, two, four and so on, then every half a minute."""
 
     def __init__(self) -> None:
         self._descriptor = -1
@@ -43,11 +43,11 @@ class Stacks:
         self._call_due = float("-inf")
 
     def look(self, since: float | None, thread: int, now: float) -> str | None:
-        """Return the last dump of what lasts, None where nothing has lasted for long.
+        """Return the last dump of a call that lasts, None where nothing has lasted for long.
 
         Args:
-            since: When that began which has lasted for longest, None where nothing is under way.
-            thread: Which comes first in the dump.
+            since: The beginning of the call that has lasted for longest, None where nothing is under way.
+            thread: The thread that comes first in the dump.
             now: Monotonic seconds.
 
         Raises:
@@ -61,9 +61,9 @@ class Stacks:
         return self._text
 
     def look_for_call(self, thread: int, now: float) -> tuple[str, float] | None:
-        """Return what the engine runs on a thread beside steps and our operations, and since when at the least.
+        """Return the call that the engine runs on a thread beside steps and operations, and a time since which it runs.
 
-        A dump holds up every thread for a millisecond or so: looked at every five seconds, and every second while
+        A dump holds up every thread for a millisecond or so: one is taken every five seconds, and every second while
         something was found.
 
         Args:
@@ -85,7 +85,7 @@ class Stacks:
         self._call, self._call_due = None, float("-inf")
 
     def close(self) -> None:
-        """Let go of what dumps are taken with."""
+        """Close the file in memory that dumps go through."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -101,7 +101,7 @@ class Stacks:
 
 
 def ordered(dump: str, thread: int) -> str:
-    """Return a dump with one thread's part first, cut to what a heartbeat holds.
+    """Return a dump with one thread's part first, cut to fit a heartbeat.
 
     Args:
         dump: As `faulthandler` writes it: a part for each thread, an empty line between two.
@@ -114,7 +114,7 @@ def ordered(dump: str, thread: int) -> str:
 
 
 def call_of(dump: str) -> str | None:
-    """Return the name of what the engine's loop has called of its worker, None where it waits or is not seen.
+    """Return the name of the worker's method that the engine's loop has called, None where it waits or is not seen.
 
     Args:
         dump: Whose first part is the thread's.

@@ -1,4 +1,4 @@
-"""How many steps a worker has begun and ended, counted where the engine calls them.
+"""The steps that a worker has begun and ended, counted where the engine calls them.
 
 The engine calls `worker.execute_model` by name, under its uniproc, multiproc and second Ray executor alike
 (vllm 0.32.0 v1/worker/worker_base.py:370, `WorkerWrapperBase.execute_model`), so that an attribute of the worker's own
@@ -26,7 +26,7 @@ _STEP = "execute_model"
 # others need not wait for it (vllm 0.32.0 v1/engine/core.py:743, vllm 0.32.0 v1/engine/core.py:1045). Time in them is
 # time in a step.
 _PARTS = ("sample_tokens", "execute_dummy_batch")
-# What changes a worker's memory otherwise, with nobody's step around it; each may be missing (vllm 0.32.0
+# Methods that change a worker's memory outside of steps; each may be missing (vllm 0.32.0
 # v1/executor/abstract.py:376, vllm 0.32.0 v1/worker/gpu_worker.py:294, vllm 0.32.0 v1/worker/gpu_worker.py:332,
 # vllm 0.32.0 v1/worker/gpu_worker.py:629, vllm 0.32.0 v1/worker/gpu_worker.py:1439, vllm 0.32.0
 # v1/worker/gpu_worker.py:1550).
@@ -37,14 +37,14 @@ _CHANGES = (
 
 
 class Progress(NamedTuple):
-    """What was seen of the steps up to now."""
+    """The steps counted up to now."""
 
     begun: int
     ended: int
     since: float | None
-    """When the call that is running began, None outside of one."""
+    """The beginning of the call that is running, None outside of one."""
     last: float | None
-    """When a call began or ended last, None before the first."""
+    """The last time that a call began or ended, None before the first."""
     thread: int
     """The thread that ran the last one."""
 
@@ -58,8 +58,9 @@ class Steps:
 
     Args:
         clock: Seconds that only grow.
-        ended: Called after each call of the engine that returned, on its thread, with whether the worker's memory must
-            be looked at now: after the first step without tokens, and after what changes memory outside of steps.
+        ended: Called after each call of the engine that returned, on its thread; its argument says whether the worker's
+            memory must be sampled now: after the first step without tokens, and after what changes memory outside of
+            steps.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, ended: Callable[[bool], None] = _nothing) -> None:
@@ -67,8 +68,8 @@ class Steps:
         self._has_ended = ended
         self.outputs = Outputs(clock)
         self.calls = 0
-        """How many calls of the engine's have begun, steps or other."""
-        # One tuple, put in place by one statement: whoever reads it meanwhile has all of it old or all of it new.
+        """The number of calls of the engine that have begun, steps or other."""
+        # One tuple, put in place by one statement: a reader has all of it old or all of it new.
         self._seen: tuple[int, int, float | None, float | None, int] = (0, 0, None, None, 0)
         # Held by the worker alone: a wrapper may reach it.
         self._put: dict[str, weakref.ref[Any]] = {}
@@ -80,7 +81,7 @@ class Steps:
 
         Args:
             worker: The worker.
-            notes: Gets why steps cannot be counted.
+            notes: Gets the reason why steps cannot be counted.
         """
         wrappers = {_STEP: self._step, **dict.fromkeys(_PARTS, self._part), **dict.fromkeys(_CHANGES, self._change)}
         for name, make in wrappers.items():
@@ -94,7 +95,7 @@ class Steps:
         self._passed_by = "ray" in str(backend).lower()
 
     def detach(self, worker: Any) -> None:  # noqa: ANN401 - as above
-        """Put back what was there; what somebody else has put over ours since stays, with ours inside."""
+        """Put back the methods; a foreign wrapper put over ours since stays, with ours inside."""
         for name, reference in self._put.items():
             wrapper = reference()
             if wrapper is not None:
@@ -102,7 +103,7 @@ class Steps:
         self._put = {}
 
     def progress(self) -> Progress | None:
-        """Return what was seen, None where steps cannot be seen."""
+        """Return the counts, None where steps cannot be seen."""
         if _STEP not in self._put or (self._passed_by and not self._seen[0]):
             return None
         return Progress(*self._seen)
@@ -111,7 +112,7 @@ class Steps:
         def execute_model(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
             output = self._timed(method, 1, arguments, named)
             plan = arguments[0] if arguments else named.get("scheduler_output")
-            # After its last request the engine runs one step without tokens, to tell the worker that it is over
+            # After its last request the engine runs one step without tokens, by which the worker learns that it is over
             # (vllm 0.12.0 v1/core/sched/output.py:175, vllm 0.32.0 v1/core/sched/output.py:247). While it waits for a
             # connector it may run many: then those after the first are as any other.
             has_tokens = getattr(plan, "total_num_scheduled_tokens", None) != 0

@@ -6,12 +6,12 @@ other threads' frames while they run, which can end the process with a segmentat
 and drop functions all the time: after 13 dumps on CPython 3.12.1, 59 on 3.13.0), and is harmless where none can run. A
 process that was itself held for longer, by a debugger or a frozen container, is dumped once as it goes on.
 
-There is one such timer in a process, and nobody can ask whether it is in use. Ours gives way for good as soon as
-somebody else calls for it while the recorder runs, and is not used at all under pytest with its own timer's plugin.
-Somebody who armed it before us loses it: vLLM uses none (0.12.0, 0.23.0, 0.27.0 and 0.32.0 searched).
+There is one such timer in a process, and no way to find out whether it is in use. Ours gives way for good as soon as
+other code calls for it while the recorder runs, and is not used at all under pytest with its own timer's plugin.
+Code that armed it before us loses it: vLLM uses none (0.12.0, 0.23.0, 0.27.0 and 0.32.0 searched).
 
-It is stopped before a fork. A child would have it armed without its thread, and whoever stops it then, which Python
-itself does at the child's end, waits for that thread for ever.
+It is stopped before a fork. A child would have it armed without its thread, and stopping it then, as Python itself does
+at the child's end, waits for that thread for ever.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 SECONDS = 4.0
 _PUSH_SECONDS = 1.0
-"""How often the timer is moved on: that ends a thread and starts one, about 80 us with Python's lock held."""
+"""The time between two moves of the timer: each ends a thread and starts one, about 80 us with Python's lock held."""
 _NAMES = ("dump_traceback_later", "cancel_dump_traceback_later")
-GIVES_WAY = "somebody else uses faulthandler's timer: a hang that holds Python's lock will show no stack"
+GIVES_WAY = "other code uses faulthandler's timer: a hang that holds Python's lock will show no stack"
 
 
 def is_timer_taken() -> bool:
-    """Say whether somebody is known to use the timer in this process."""
+    """Return whether other code is known to use the timer in this process."""
     return "_pytest.faulthandler" in sys.modules
 
 
 _running: weakref.WeakSet[Watchdog] = weakref.WeakSet()
-"""Those whose timer a fork must not meet."""
+"""The watchdogs whose timers are stopped for a fork."""
 
 
 class Watchdog:
     """The timer of one recorder; used by the recorder's thread.
 
     Args:
-        ring: Where a stack is written.
-        gives_way: Never use the timer.
+        ring: The file for the stack.
+        gives_way: Whether the timer is never used.
     """
 
     def __init__(self, ring: Ring, *, gives_way: bool = False) -> None:
@@ -61,7 +61,7 @@ class Watchdog:
         self.gives_way = gives_way
 
     def start(self) -> None:
-        """Notice from now on who else uses the timer."""
+        """Notice other uses of the timer from now on."""
         for name in _NAMES:
             original = getattr(faulthandler, name, None)
             if original is None:  # a build of Python without it
@@ -91,13 +91,13 @@ class Watchdog:
             self._originals["dump_traceback_later"](SECONDS, file=descriptor)
 
     def stop(self) -> None:
-        """Stop the timer, if it is still ours, and put back what stood in `faulthandler`."""
+        """Stop the timer, if it is still ours, and put back the functions of `faulthandler`."""
         if not self.gives_way and self._originals:
             self._originals["cancel_dump_traceback_later"]()
         self.leave()
 
     def leave(self) -> None:
-        """Put back what stood in `faulthandler`, and never touch the timer again."""
+        """Put back the functions of `faulthandler`, and never touch the timer again."""
         _running.discard(self)
         self.gives_way = True
         for name, wrapper in self._wrappers.items():
@@ -112,7 +112,7 @@ class Watchdog:
             self._originals["cancel_dump_traceback_later"]()
 
     def after_fork(self) -> None:
-        """Have it moved on again soon."""
+        """Let it be moved on again soon."""
         self._is_forking = False
         self._due = float("-inf")
 

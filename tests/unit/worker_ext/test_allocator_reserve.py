@@ -173,7 +173,7 @@ def test_an_allocator_with_many_blocks_is_not_walked(torch_device):
     module, worker = torch_device("npu"), fake_worker()
     module.stats["active.all.current"] = MAX_BLOCKS
     assert noted(worker) == noted(worker)
-    assert "too many to look at" in noted(worker)[0]
+    assert "too many to walk" in noted(worker)[0]
     assert module.looks == 0
     ask(worker, "release")
     assert ask(worker, "memory")["releasable_bytes"] == 0
@@ -191,7 +191,7 @@ def test_a_torch_that_does_not_tell_the_pool_tells_no_figure(torch_device):
     """A guess would promise graphs' memory."""
     module = torch_device("npu")
     module.segments = [{"total_size": 5, "blocks": [{"size": 5, "state": "inactive"}]}]
-    assert "does not tell the pool" in noted(fake_worker())[0]
+    assert "does not show the pool" in noted(fake_worker())[0]
 
 
 def test_off_the_main_thread_nothing_is_walked(torch_device):

@@ -89,7 +89,7 @@ def test_an_older_torch_tells_only_an_xpus_total(torch_device, monkeypatch):
     monkeypatch.delattr(type(module), "mem_get_info")
     answer = ask(fake_worker("xpu"), "memory")
     assert (answer["total_bytes"], answer["free_bytes"], answer["used_bytes"]) == (5_000, None, None)
-    assert {"name": "free_bytes", "reason": "torch.xpu does not tell what is free"} in answer["notes"]
+    assert {"name": "free_bytes", "reason": "torch.xpu does not report what is free"} in answer["notes"]
 
 
 # --- integrated GPUs ---

@@ -8,13 +8,13 @@ import pytest
 
 from tests.unit.worker_ext.fakes import fake_worker
 from worker_ext.errors import BadPayloadError
-from worker_ext.payload import ChoiceField, IntegerField, OptionalIntegerField, OptionalNumberField, parse_payload
+from worker_ext.payload import choice, integer, number, parse_payload
 
 FIELDS = {
-    "limit": IntegerField(default=100, minimum=0, maximum=10_000),
-    "sort": ChoiceField(default="bytes", choices=("bytes", "age")),
+    "limit": integer(0, 10_000, default=100),
+    "sort": choice("bytes", "age"),
 }
-OPTIONAL = {"bytes": OptionalIntegerField(minimum=0), "seconds": OptionalNumberField(minimum=0)}
+OPTIONAL = {"bytes": integer(0).or_null(), "seconds": number(0).or_null()}
 
 
 def test_absent_keys_have_their_defaults():

@@ -29,9 +29,9 @@ def test_a_new_file_has_its_header_and_empty_slots(path):
     finally:
         os.umask(before)
     assert parse(path) == ({"instance": "00112233445566ff", "host": "näher"}, {})
-    assert (ring.nbytes, stat.S_IMODE(path.stat().st_mode)) == (path.stat().st_size, 0o644)
-    assert ring.nbytes == 4096 + 2 * 16384 + 2 * 8192 + 5 * 2048 + 65536
-    assert path.stat().st_blocks * 512 >= ring.nbytes, "the disk has set it aside"
+    assert (ring.layout.nbytes, stat.S_IMODE(path.stat().st_mode)) == (path.stat().st_size, 0o644)
+    assert ring.layout.nbytes == 4096 + 2 * 16384 + 2 * 8192 + 5 * 2048 + 65536
+    assert path.stat().st_blocks * 512 >= ring.layout.nbytes, "the disk has set it aside"
     assert os.listdir(path.parent) == [path.name]
     ring.close()
 

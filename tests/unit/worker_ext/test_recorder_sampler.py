@@ -200,7 +200,7 @@ class Index:
         return self.figures()
 
     def figures(self) -> dict[str, object] | None:
-        return self.index.figures(self.worker, state_of(self.worker), self.now)
+        return self.index.figures(self.worker, state_of(self.worker).ledger, self.now)
 
     def rows(self) -> list[tuple[str, int, float, int]]:
         return [(name.rstrip(b"\0").decode(), *rest) for name, *rest in ROW.iter_unpack(self.index.table()[1])]
