@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from app.incidents.incident import LogMessage
 from app.incidents.messages import KNOWN, KnownMessage
-from app.incidents.plain import plain
+from app.plain import plain
 
 TAIL_BYTES = 256 * 1024
 LINE_MOST = 400

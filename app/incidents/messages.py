@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from app.incidents import advice as known
-from app.incidents.incident import Advice
+from app.findings import advice as known
+from app.findings.finding import Advice
 
 # How Python and torch write an exception's name before its text, as a line of a traceback or as a repr in a log line.
 _MEMORY_ERROR = r"(?:(?:[\w.]*OutOfMemoryError|RuntimeError|torch\.AcceleratorError)(?:: |\(['\"]))?"

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from app.incidents.fitting import HEAD, INCIDENT, fitted
 from app.incidents.incident import SCHEMA, Headline, Incident
-from app.incidents.plain import plain
+from app.plain import plain
 
 KEEP, MAX_BYTES = 32, 8 * 1024 * 1024
 KEPT_IN_MEMORY = 16

@@ -12,8 +12,8 @@ import click
 from app import __version__
 from app.admin_token import FoundToken
 from app.errors import SidecarRefused
+from app.sidecar_answers import cleaned, events_of, report_of
 from app.sidecar_client import SidecarClient
-from app.terminal.answers import cleaned, events_of, report_of
 from app.terminal.checks import Answer, Facts, Finding, exit_code
 
 # Read-only, and guarded as all control paths are: how it answers tells whether we may act, and nothing is done.

@@ -72,7 +72,7 @@ def status(url: str, since: str | None, *, as_json: bool) -> None:
 
     Exits with 0 if it is, 1 if somebody should look, 2 if the engine is gone or hangs, 3 if no sidecar answers.
     """
-    from app.terminal.answers import cleaned, events_of, report_of
+    from app.sidecar_answers import cleaned, events_of, report_of
     from app.terminal.status import is_relief, judged, since_text, status_json, status_lines
 
     with sidecar_at(url) as sidecar:
@@ -142,7 +142,7 @@ def reclaim(
     A REMEDY is release, trim_encoder_cache, reset_encoder_cache, reset_mm_cache or reset_prefix_cache; they run in the
     order given. Exits with 1 if any of them was refused or failed, 3 if no sidecar answers.
     """
-    from app.terminal.answers import cleaned
+    from app.sidecar_answers import cleaned
     from app.terminal.reclaim import reclaim_text, succeeded, wanted
 
     try:
@@ -165,7 +165,7 @@ def reclaim(
 
 def _check_there(url: str) -> None:
     """A patient call, and the token, are for a sidecar only."""
-    from app.terminal.answers import report_of
+    from app.sidecar_answers import report_of
 
     with sidecar_at(url) as sidecar:
         report_of(sidecar.get("/memory"))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.errors import SidecarError, SidecarUnreachable
+from app.sidecar_answers import event_of, events_of, report_of
 from app.sidecar_client import SidecarClient
-from app.terminal.answers import event_of, events_of, report_of
 from app.terminal.view import HISTORY_SECONDS, View, samples_of
 
 FIRST_PAUSE_SECONDS = 0.5

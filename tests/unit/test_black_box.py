@@ -460,7 +460,7 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
     assert (incident.engine.requests_running, incident.engine.kv_cache_usage_ratio) == (3, 0.5)
     assert incident.growth.since_ready_bytes == IMAGES * IMAGE_BYTES, "of the rank that still lived"
     assert any(finding.name == "lost_ranks" for finding in incident.findings)
-    assert incident.policy["mode"] == "act"
+    assert incident.policy.mode == "act"
 
 
 async def test_of_an_idle_engine_the_readings_since_its_last_sample_are_there_too(one):

@@ -72,7 +72,7 @@ async def test_an_incident_holds_what_was_known(told):
     assert incident.ranks == (known,)
     assert [happened.summary for happened in incident.events] == ["first", "second"]
     assert incident.decisions[0].rule == "device"
-    assert incident.policy["rules"][0]["phase"] == "urgent"
+    assert incident.policy.rules[0].phase == "urgent"
     assert {finding.name for finding in incident.findings} >= {"policy", "device_had_room"}
 
 

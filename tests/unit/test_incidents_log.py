@@ -8,7 +8,7 @@ import pytest
 
 from app.incidents.enginelog import LINE_MOST, TAIL_BYTES, match, merged, read_tail
 from app.incidents.messages import KNOWN
-from app.incidents.plain import plain
+from app.plain import plain
 
 # As engines write them, wherever it was possible with what stands around them.
 LINES = {

@@ -13,8 +13,8 @@ import pytest
 
 from app.incidents import IncidentStore, Point, Unreadable, store
 from app.incidents.fitting import POINTS_MOST, fitted, thin, to_bytes
-from app.incidents.incident import Happened
 from app.incidents.store import KEPT_IN_MEMORY, is_incident_id
+from app.readings import Event, PolicyStatus
 from tests.fakes.incident import AT, ID, MIB, entry, incident, numbered, rank, reading, series
 
 
@@ -35,8 +35,8 @@ def test_what_was_written_is_read(tmp_path, with_folder):
     kept = IncidentStore(tmp_path if with_folder else None)
     given = incident(
         ranks=(rank(series=series(reading(), [1, 2, 3]), entries=(entry(),), stack=("a.py:1 f",), doing="a step"),),
-        events=(Happened(at=AT, kind="state", summary="engine ready -> down"),),
-        policy={"level": "calm", "mode": "act", "rules": []},
+        events=(Event(id=1, at=AT, kind="state", summary="engine ready -> down"),),
+        policy=PolicyStatus(level="calm", mode="act", summary="enough is free"),
         ended_at=AT + 60,
         count=3,
     )
@@ -163,8 +163,13 @@ def test_a_monstrous_one_fits_too():
         )
         for number in range(256)
     )
-    happened = (Happened(at=AT, kind="state", summary="z" * 500),) * 200
-    given = incident(ranks=many, events=happened, decisions=happened, policy={"rules": ["r" * 1000] * 1000})
+    happened = (Event(id=1, at=AT, kind="state", summary="z" * 500),) * 200
+    given = incident(
+        ranks=many,
+        events=happened,
+        decisions=happened,
+        policy=PolicyStatus(level="calm", mode="act", summary="r" * 1_000_000),
+    )
     kept, content = fitted(given, 256 * 1024)
     assert len(content) <= 256 * 1024
     assert any("the series are left out" in note for note in kept.notes)
@@ -373,11 +378,11 @@ def test_what_cannot_be_read_says_why(tmp_path, content, problem):
 
 def test_a_file_of_a_later_release_with_more_in_it_is_read(tmp_path):
     """What this one does not know is passed by."""
-    more = OTHER | {"later": {"x": 1}, "events": [{"at": AT, "kind": "new kind", "summary": "s", "later": 1}]}
+    more = OTHER | {"later": {"x": 1}, "events": [{"id": 1, "at": AT, "kind": "state", "summary": "s", "later": 1}]}
     (tmp_path / f"{ID}.json").write_text(json.dumps(more, indent=1))
     kept = IncidentStore(tmp_path)
     assert kept.headlines() == [incident().headline]
-    assert kept.read(ID).events[0].kind == "new kind"
+    assert kept.read(ID).events[0].summary == "s"
 
 
 def test_a_file_of_any_size_is_not_read_whole(tmp_path, monkeypatch):

@@ -24,14 +24,15 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "app.errors",
         "app.internal_errors",
         "app.limited_log",
+        "app.plain",
         "app.private_file",
         "app.readings",
     ),
     ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
-    ("app.movement", "app.policy", "app.table", "app.traffic", "app.verdict"),
+    ("app.movement", "app.policy", "app.sidecar_answers", "app.table", "app.traffic", "app.verdict"),
     ("app.policy_settings", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
-    ("app.access_log",),
+    ("app.access_log", "app.findings"),
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
     # L3: loops, data plane
     ("app.exporter", "app.flight", "app.gate", "app.history", "app.life", "app.settings_sources"),
@@ -49,6 +50,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 FOLDERS = (
     "app.policy",
+    "app.findings",
     "app.incidents",
     "app.proxy",
     "app.relief",
@@ -73,10 +75,10 @@ DOORS = {
         *("app.cli", "app.demo", "app.experiment", "app.healthcheck", "app.incidents_command", "app.sidecar_options"),
         "app.terminal",
     },
-    "pygal": {"app.experiment.chart"},
+    "markdown_it": {"app.findings.markdown"},
     "uvicorn": {"app.server", "app.proxy.own", "app.proxy.client"},
     "packaging": {"app.capabilities", "app.demo"},
-    "tabulate": {"app.table"},
+    "tabulate": {"app.table", "app.findings.markdown"},
     "tenacity": {"app.engine", "app.relief", "app.remedies"},
 }
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.readings import EngineStatus, Event, RemedyResult, Report
-from app.terminal.answers import event_of, report_of
+from app.sidecar_answers import event_of, report_of
 from app.terminal.bars import ASCII, UNICODE, Pen
 from app.terminal.checks import Facts, checked, exit_code
 from app.terminal.drawing import Drawing

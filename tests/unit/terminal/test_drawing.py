@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from app.readings import Growth, MissingRank, Movement
-from app.terminal.answers import report_of
+from app.sidecar_answers import report_of
 from app.terminal.bars import ASCII, Pen
 from app.terminal.drawing import Drawing
 from app.terminal.view import View
