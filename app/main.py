@@ -29,7 +29,6 @@ from app import __version__
 from app.access_log import AccessLog
 from app.admin_token import AdminToken, default_token_file
 from app.allowlist import ROOT_PATH_SETTING, AllowList
-from app.black_box import BlackBox
 from app.descriptors import default_connections
 from app.engine import Engine
 from app.exporter import Exporter
@@ -37,6 +36,7 @@ from app.flight import Flight
 from app.gate import Gate
 from app.governor import Governor
 from app.history import History
+from app.incident_watcher import IncidentWatcher
 from app.incidents import Incidents, IncidentStore
 from app.life import Lives, local_start
 from app.oom_kills import OomKillWatch
@@ -296,7 +296,7 @@ def create_app(
         internal_error=exporter.internal_errors.counter("policy"),
     )
     incidents = _incidents(settings, clock, wall_clock, exporter.internal_errors.counter("diagnosis"))
-    box = BlackBox(
+    box = IncidentWatcher(
         incidents,
         history,
         flight=flight,

@@ -149,9 +149,9 @@ async def policy(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     await run_for_a_moment(sidecar.services.governor.run)
 
 
-async def black_box(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+async def incident_watcher(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.listeners)
-    box: Any = next(owner for owner in owners if type(owner).__name__ == "BlackBox")
+    box: Any = next(owner for owner in owners if type(owner).__name__ == "IncidentWatcher")
     monkeypatch.setattr(box._incidents, "engine_ready", broken_later)
     box._put(box._end_all)
     await run_for_a_moment(box.run)
@@ -188,7 +188,7 @@ PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch],
     ("poller.py", "_guarded"): ("poller", poller),
     ("poller.py", "_asked_pace"): ("poller", pace),
     ("governor.py", "run"): ("policy", policy),
-    ("black_box.py", "run"): ("incidents", black_box),
+    ("incident_watcher.py", "run"): ("incidents", incident_watcher),
     ("incidents/incidents.py", "_incident"): ("diagnosis", diagnosis),
     ("proxy/proxy.py", "_tick"): ("proxy", proxy),
     ("routes/problems.py", "unexpected"): ("http", http),

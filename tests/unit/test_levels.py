@@ -37,7 +37,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     # L3: loops, data plane
     ("app.exporter", "app.flight", "app.gate", "app.history", "app.life", "app.settings_sources"),
     ("app.oom_kills",),
-    ("app.black_box", "app.poller", "app.proxy"),
+    ("app.incident_watcher", "app.poller", "app.proxy"),
     ("app.relief", "app.snapshots"),
     ("app.governor",),
     ("app.routes",),  # L4: the HTTP face

@@ -309,7 +309,7 @@ def test_a_load_that_failed_casts_doubt(values, weight, told):
 
 
 def test_an_incident_under_the_load_is_pointed_at():
-    """The black box knows more of it."""
+    """What is kept of it says more."""
     finding = load_rules.engine_incident(replace(story(), events=(event("incident"),)))
     assert "highwater incidents" in finding.text
     assert load_rules.engine_incident(story()) is None

@@ -1,7 +1,7 @@
-"""Watches for the moments worth an incident, and gathers what is known of them. Decides nothing about the engine.
+"""Watches for what is worth an incident, and gathers what is known of it. Decides nothing about the engine.
 
 An engine that is there no more has died; one that does not move hangs; a rank whose allocator counts one more failure
-has run out of memory. The worker's files outlive it, so its last minutes are read when it is over.
+has run out of memory. The workers' recorder files outlive them, so their last minutes are read when it is over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from app.table import rank_title
 from app.verdict import RUNNING
 
 SPAN_SECONDS = 600.0
-EVENTS_MOST = 50
+MAX_EVENTS = 50
 BACKLOG = 16
 FINISH_SECONDS = 3.0
 
@@ -45,6 +45,10 @@ log = logging.getLogger("highwater.incidents")
 _HUNG: frozenset[EngineState] = frozenset({"stuck", "not_answering"})
 # In these nothing answers at the engine's address: it may be starting, and a start may be failing.
 _NOTHING_ANSWERS: frozenset[EngineState] = frozenset({"starting", "gone"})
+
+
+# The policy says nothing of the memory then.
+_NOTHING_KNOWN = frozenset({"held", "unknown"})
 
 
 @dataclass(slots=True)
@@ -58,15 +62,16 @@ class _Known:
     baseline: tuple[RankReading, ...] = ()
     growth: Growth = field(default_factory=Growth)
     load: EngineLoad = field(default_factory=EngineLoad)
+    policy: PolicyStatus | None = None
 
 
-class BlackBox:
+class IncidentWatcher:
     """Opens and closes incidents, by the state of the engine that the poller found.
 
     Args:
         incidents: Where they are kept.
         history: Readings and events.
-        flight: The flight recorders, if there are any.
+        flight: The recorders, if there are any.
         life: The engine's present life, with its first readings.
         policy: The policy as it stands.
         oom_kills: Counts the kernel's kills for memory.
@@ -154,7 +159,7 @@ class BlackBox:
 
     def _end_of(self, life: _Known, report: Report, reason: str | None = None) -> None:
         if life.records and all(record.status == "ended" for record in life.records):
-            self._history.record("state", "the engine ended in order: every worker closed its flight recorder")
+            self._history.record("state", "the engine ended in order: every worker closed its recorder")
         else:
             self._open("died", life, report, reason)
 
@@ -190,6 +195,8 @@ class BlackBox:
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth
             life.baseline = self._engine_life().baseline or life.baseline
+            policy = self._policy()
+            life.policy = life.policy if policy.level in _NOTHING_KNOWN else policy
         if engine.requests_running is not None:
             life.load = EngineLoad(
                 requests_running=engine.requests_running,
@@ -206,7 +213,7 @@ class BlackBox:
     def _evidence(self, kind: IncidentKind, life: _Known, report: Report, reason: str) -> Evidence:
         at = self._history.now()
         # Oldest first: of the same moment too.
-        events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=EVENTS_MOST)))
+        events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=MAX_EVENTS)))
         _, readings = self._history.readings(at - SPAN_SECONDS, 0)
         evidence = Evidence(
             kind=kind,
@@ -217,6 +224,7 @@ class BlackBox:
             growth=life.growth,
             load=life.load,
             policy=self._policy(),
+            policy_before=life.policy,
             decisions=tuple(event for event in events if "policy" in (event.kind, event.trigger)),
             events=events,
             reason=reason,
@@ -274,7 +282,7 @@ class BlackBox:
 
 
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
-    """What the flight recorders say of each rank; also of those that no report has."""
+    """What the recorders say of each rank; also of those that no report has."""
     known = {(rank.dp_rank or 0, rank.rank or 0): rank for rank in ranks}
     for record in records:
         identity, moving = record.identity, record.moving
