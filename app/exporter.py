@@ -33,7 +33,6 @@ from app.readings import (
 )
 from app.table import device_title, rank_title
 from app.traffic import Connections, Traffic
-from app.verdict import RUNNING
 
 _RANK_LABELS = ("rank", "device", "host")
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -311,7 +310,7 @@ def _engine_families(report: Report) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "highwater_engine_up",
         "Whether the engine is up, as far as is known: also while it is slow, busy, paused or asleep.",
-        value=float(state in RUNNING),
+        value=float(report.engine.traits.is_up),
     )
     yield CounterMetricFamily(
         "highwater_engine_restarts",

@@ -32,6 +32,7 @@ from app.flight import Flight, is_complete, missing_ranks, workers_left
 from app.history import History
 from app.life import EngineLife, Lives
 from app.readings import (
+    STATES,
     EngineLoad,
     EngineStatus,
     Growth,
@@ -44,7 +45,7 @@ from app.sources import Observation, Source
 from app.sources.recorder import RankRecord
 from app.sources.workers import Workers
 from app.table import missing_text
-from app.verdict import RUNNING, Contact, Seen, Verdict, decide
+from app.verdict import Contact, Seen, Verdict, decide
 
 GROWTH_SECONDS = 60.0
 SERVER_ERROR = 500
@@ -239,7 +240,7 @@ class Poller:
     def _can_look(self) -> bool:
         """Whether the recorders alone tell how much memory every rank has."""
         records = self._flight.records if self._flight is not None else ()
-        return self._verdict.state in RUNNING and is_complete(records, self.capabilities.ranks_expected)
+        return STATES[self._verdict.state].is_up and is_complete(records, self.capabilities.ranks_expected)
 
     async def look(self) -> Report:
         """Read the recorders' files, and nothing else; the engine's state stays as the last poll found it."""
@@ -334,7 +335,7 @@ class Poller:
                 outcome.is_another_loading = await self._flight.is_another_writing(self.life.recorder_instance)
             return
         load = outcome.observation.load
-        held = self._last.engine.state in ("paused", "sleeping") or bool(load is not None and load.sleeping)
+        held = self._last.engine.traits.is_held or bool(load is not None and load.sleeping)
         outcome.movement = self._flight.movement(outcome.records, load, held=held)
 
     async def _ask_each(self, sources: Sequence[Source], outcome: _Round) -> None:
@@ -457,7 +458,7 @@ class Poller:
             was_there = bool(self._last.ranks) and not self.current().stale
             if self._lives.hear(ranks, is_watched=came_up or has_not_worked or was_there):
                 self._forget_engine()
-        elif self._verdict.state in RUNNING and not self.capabilities.collective_rpc:
+        elif STATES[self._verdict.state].is_up and not self.capabilities.collective_rpc:
             self._lives.came_back()
         if ranks and self._verdict.state == "ready":
             self._lives.settle(ranks)
@@ -569,7 +570,7 @@ class Poller:
         return self._flight.problem if self._flight is not None else None
 
     def _failure_text(self, failure: EngineError) -> str:
-        is_up = self._verdict.state in RUNNING and not isinstance(failure, EngineNotListening)
+        is_up = STATES[self._verdict.state].is_up and not isinstance(failure, EngineNotListening)
         if is_up or not isinstance(failure, EngineUnreachable) or isinstance(failure, EngineUntrusted):
             return str(failure)
         word = "any more" if self._verdict.has_answered or self.life.processes else "yet"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 SCHEMA = 1
 
-# What each one means, and what follows from it: app/verdict.py.
+# When each one holds: app/verdict.py. What follows from it: STATES, below.
 EngineState: TypeAlias = Literal[
     "starting", "ready", "paused", "sleeping", "busy", "slow", "stuck", "not_answering", "gone"
 ]
@@ -33,6 +34,55 @@ Moment: TypeAlias = Literal["any", "gate"]
 # Where a rank's reading is from: its answer to our call, or its flight recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
 Verdict: TypeAlias = Literal["moving", "idle", "busy", "stuck", "unknown"]
+
+# --- what follows from the engine's state ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTraits:
+    """What follows from a state of the engine: nobody else keeps a list of states.
+
+    Attributes:
+        level: How bad it is, as people are shown it.
+        serves: A request that is sent now will be served.
+        is_up: The engine runs, as far as is known.
+        answers: It answered the last questions in time.
+        takes_remedies: Its workers answer calls soon. A busy one would run a remedy after what keeps it busy.
+        is_late: It goes on, and answers late.
+        is_held: Somebody paused it or put it to sleep: no step is to be expected.
+        is_absent: No engine is there: it has not come yet, or it has ended.
+        is_hung: It is there, and no call is answered or no step ends.
+        is_lost: It will not go on by itself: to restart it costs nothing more.
+        lacks_weights: Its weights are not on the device, as intended: its memory says nothing of how it works.
+    """
+
+    level: Literal["good", "warn", "bad"]
+    serves: bool = False
+    is_up: bool = False
+    answers: bool = False
+    takes_remedies: bool = False
+    is_late: bool = False
+    is_held: bool = False
+    is_absent: bool = False
+    is_hung: bool = False
+    is_lost: bool = False
+    lacks_weights: bool = False
+
+
+STATES: Mapping[EngineState, StateTraits] = MappingProxyType(
+    {
+        "starting": StateTraits(level="warn", is_absent=True, lacks_weights=True),
+        "ready": StateTraits(level="good", serves=True, is_up=True, answers=True, takes_remedies=True),
+        "paused": StateTraits(level="warn", is_up=True, answers=True, takes_remedies=True, is_held=True),
+        "sleeping": StateTraits(level="warn", is_up=True, answers=True, is_held=True, lacks_weights=True),
+        "busy": StateTraits(level="warn", serves=True, is_up=True, is_late=True),
+        "slow": StateTraits(level="warn", serves=True, is_up=True, is_late=True, takes_remedies=True),
+        "stuck": StateTraits(level="bad", is_hung=True, is_lost=True),
+        "not_answering": StateTraits(level="bad", is_hung=True),
+        "gone": StateTraits(level="bad", is_absent=True, is_lost=True),
+    }
+)
+
 
 # --- what one worker says over the wire (op `memory`; worker_ext/README.md is the contract) ---
 
@@ -340,6 +390,11 @@ class EngineStatus:
     work_done: float | None = None
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     hint: str | None = None
+
+    @property
+    def traits(self) -> StateTraits:
+        """What follows from the state."""
+        return STATES[self.state]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,12 @@
  * How the policy sees each rank: what is free, where it acts, what is missing, and what could be given back.
  */
 
+import { STATES } from "./facts.js";
 import { known } from "./format.js";
 import { rankKey } from "./readings.js";
 
 /** How bad a level of the policy is, as the page's colours tell it. */
 export const LEVELS = { calm: "good", short: "warn", urgent: "bad", held: "quiet", unknown: "quiet" };
-const AT_WORK = ["ready", "paused", "slow"]; // the engine's states in which the policy may act
 
 /**
  * The rank as the rule sees it that acts first on its device; null where no rule has waters for it.
@@ -30,7 +30,7 @@ export function shortRanks(rule) {
  * @param {any} rule @param {any} report
  */
 export function isDormant(rule, report) {
-  if (rule.phase !== "held" || report.stale || !AT_WORK.includes(report.engine.state)) return false;
+  if (rule.phase !== "held" || report.stale || !STATES[report.engine.state]?.takes_remedies) return false;
   const derived = rule.high_water === null || rule.low_water === null;
   return report.ranks.some((rank) => !rank.asleep_tags?.length && !(derived && rank.device.type === "cpu"));
 }

@@ -26,7 +26,7 @@ from app.remedies import PLAIN, Ask, Remedy, Run
 from app.remedies.remedy import no_extension
 from app.remedies.rounds import MAX_SECONDS, tell_workers_in_rounds
 from app.table import mib
-from app.verdict import RUNNING, in_words
+from app.verdict import in_words
 
 JUST_BEFORE_SECONDS = 0.25
 # How long a remedy may be tried again that the engine puts off: its blocks come free a step after its requests.
@@ -359,8 +359,8 @@ class Relief:
             if polled is None:
                 raise self._not_available(order, f"no reading came within {self._poll_seconds():g} s")
             report = polled
-        is_late = report.stale and report.engine.state in ("busy", "slow")
-        if is_late or report.engine.state not in RUNNING:
+        traits = report.engine.traits
+        if not traits.is_up or (report.stale and traits.is_late):
             raise self._not_available(order, in_words(report.engine))
         return replace(report, ranks=()) if report.stale else report
 

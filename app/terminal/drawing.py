@@ -31,7 +31,7 @@ NARROWEST = 40
 _WIDE = 76
 _WIDER = 110
 _DIM = "bright_black"
-_STATES = {"ready": "green", **dict.fromkeys(("starting", "paused", "sleeping", "busy", "slow"), "yellow")}
+_LEVELS = {"good": "green", "warn": "yellow", "bad": "bold red"}
 _PHASES = {
     "calm": "green",
     "short": "yellow",
@@ -112,7 +112,7 @@ class Drawing:
         left = Text().append("highwater", "bold").append(f"  vLLM {engine.version or '(version unknown)'}")
         left.append(f" {engine.model or ''}", "bold")
         if self.view.problem is None:
-            right = Text(f"{self.pen.glyphs.dot} {engine.state}", _STATES.get(engine.state, "bold red"))
+            right = Text(f"{self.pen.glyphs.dot} {engine.state}", _LEVELS[engine.traits.level])
         else:
             right = Text(f"NO SIDECAR, was {engine.state}", "bold red")
         return [_ends(left, right, self.width), self._second_line()]
@@ -137,7 +137,7 @@ class Drawing:
             gone = span_text(self.now - (self.view.lost_at or self.now))
             lines += _wrapped(f"! no news for {gone}, trying again: {self.view.problem}", self.width, 2, "bold red")
         if self.report.engine.hint:
-            colour = "yellow" if self.report.engine.state in _STATES else "bold red"
+            colour = "bold red" if self.report.engine.traits.level == "bad" else "yellow"
             lines += _wrapped(f"! {self.report.engine.hint}", self.width, 3, colour)
         return lines
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from app.attribution import rank_key
-from app.policy.core import WORKING_STATES
 from app.readings import RankPressure, RankReading, Report, RuleStatus
 
 # Slower growth is noise, and further away is no forecast.
@@ -48,7 +47,7 @@ def is_dormant(rule: RuleStatus, report: Report) -> bool:
 
     On CPU the default rule has nothing to watch, and that is as it should be.
     """
-    if rule.phase != "held" or report.stale or report.engine.state not in WORKING_STATES:
+    if rule.phase != "held" or report.stale or not report.engine.traits.takes_remedies:
         return False
     is_derived = rule.high_water is None or rule.low_water is None
     left = [one for one in report.ranks if not one.asleep_tags and not (is_derived and one.device.type == "cpu")]

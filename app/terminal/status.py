@@ -22,7 +22,6 @@ from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span
 
 OK, ATTENTION, CRITICAL = 0, 1, 2
 WORDS: Final = {OK: "OK", ATTENTION: "ATTENTION", CRITICAL: "CRITICAL"}
-_DEAD: Final = frozenset({"gone", "stuck", "not_answering"})
 _SHORT: Final = frozenset({"short", "urgent"})
 
 
@@ -48,7 +47,7 @@ def judged(report: Report) -> Verdict:
         worries += [worry for rule in policy.rules if (worry := _worry(rule, report)) is not None]
     if not worries:
         return Verdict(OK)
-    return Verdict(CRITICAL if state in _DEAD else ATTENTION, tuple(worries))
+    return Verdict(CRITICAL if report.engine.traits.level == "bad" else ATTENTION, tuple(worries))
 
 
 def _worry(rule: RuleStatus, report: Report) -> str | None:
