@@ -202,8 +202,10 @@ class Exporter:
         self._reset_seconds.labels(result.remedy).observe(result.seconds)
         if result.moment is not None and result.held_seconds is not None:
             self._hold_seconds.labels(result.remedy, result.moment).observe(result.held_seconds)
-        for component, size in _given_back(result):
-            self._freed.labels(result.remedy, _short(component)).inc(size)
+        for component in COMPONENTS:
+            size = getattr(result.credited_components, component)
+            if size is not None:
+                self._freed.labels(result.remedy, _short(component)).inc(size)
 
     def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
         """The policy ran a remedy on a rule's behalf, or would have."""
@@ -223,26 +225,6 @@ class Exporter:
     def expose_with(self, engine_text: str) -> tuple[bytes, str]:
         """Our families and then the engine's own; in the classic form, which is what vLLM speaks."""
         return generate_latest(self._registry) + engine_text.encode(), self.content_type_classic
-
-
-def _given_back(result: RemedyResult) -> Iterator[tuple[str, int]]:
-    """Bytes by component, of those alone that the remedy can free: the rest of a difference is traffic's.
-
-    Summed over many resets it would be gigabytes. A counter only goes up, so what traffic took more is 0.
-    """
-    parts = result.freed_components
-    cached = parts.torch_cached_bytes or 0
-    if result.remedy == "release":
-        # On NPU empty_cache drops the operators' workspaces as well, on CPU the heap's free pages: both are non_torch.
-        told = [size for answer in result.detail if isinstance(size := answer.get("freed_bytes"), int)]
-        other = parts.non_torch_bytes or 0
-        given = max(cached, 0), max(other, 0)
-        left = sum(told) - given[0] if told else given[1]
-        yield "torch_cached_bytes", given[0]
-        yield "non_torch_bytes", max(min(given[1], left), 0)
-    elif result.remedy in {"trim_encoder_cache", "reset_encoder_cache"}:
-        # Without a release after it, as on the drop-in path, the bytes are the allocator's now and not given back.
-        yield "encoder_cache_bytes", max((parts.encoder_cache_bytes or 0) + min(cached, 0), 0)
 
 
 class _DroppedLines(Collector):

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from app.attribution import COMPONENTS, first_of_each_card, used_total
 from app.readings import Caller, Event, EventKind, RankReading, RemedyResult, Report, Trigger
-from app.table import mib
+from app.units import mib
 
 MARKS_KEPT = 100
 EVENTS_KEPT = 1000

@@ -441,7 +441,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFreed:
-    """What a remedy freed on one rank; negative where traffic took more meanwhile."""
+    """What a remedy freed on one rank of what it can free; never negative."""
 
     rank: int | None
     dp_rank: int | None
@@ -624,6 +624,9 @@ class RemedyResult:
         freed_bytes: Used bytes before less after, summed over ranks; negative when traffic took more meanwhile.
         freed_components: The same by component.
         ranks: The same by rank.
+        credited_bytes: What it freed of what it can free (app/freed.py), as in ``/policy`` and in the metric; ``None``
+            where that was not measured.
+        credited_components: The same by component; ``None`` for those that it cannot free.
         frees: What this remedy can free, in words.
         spares: What it cannot, in words.
         moment: Whether requests were held for it; ``None`` where it did not come to that.
@@ -638,6 +641,8 @@ class RemedyResult:
     freed_bytes: int | None = None
     freed_components: Components = Components()
     ranks: tuple[RankDelta, ...] = ()
+    credited_bytes: int | None = None
+    credited_components: Components = Components()
     frees: str = ""
     spares: str = ""
     moment: Moment | None = None

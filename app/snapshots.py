@@ -29,7 +29,7 @@ from app.history import History
 from app.poller import Poller
 from app.readings import Caller
 from app.remedies.remedy import no_extension
-from app.table import mib
+from app.units import mib
 from app.verdict import in_words
 
 KEPT = 4

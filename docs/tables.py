@@ -23,12 +23,11 @@ from app.policy.waters import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, d
 from app.policy_settings import RuleSettings
 from app.readings import STATES, Device, WorkerBudget, WorkerMemory
 from app.settings import keys, variable
+from app.units import GIB, MIB
 
 DOCS = Path(__file__).resolve().parent
 GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "golden" / "metrics.txt"
 
-MIB = 1024**2
-GIB = 1024**3
 # What mem_get_info calls the total, which is less than the name says; others of the same name differ by some MiB.
 DEVICES = (
     ("NVIDIA L4, 24 GB", int(22.0 * GIB)),

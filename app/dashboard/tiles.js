@@ -145,7 +145,7 @@ export class Tiles {
       return;
     }
     const { result } = event;
-    this.last.showBytes(result.freed_bytes, {
+    this.last.showBytes(result.credited_bytes, {
       sub: `${words(result.remedy)}${result.ranks.length > 1 ? `, ${result.ranks.length} ranks together` : ""}`,
       extra: `${clock(event.at)} by ${event.rule ? `the policy, ${event.rule}` : words(event.trigger ?? "hand")}`,
     });

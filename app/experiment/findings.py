@@ -25,7 +25,8 @@ from app.experiment.experiment import (
 from app.incidents import advice as known
 from app.incidents.incident import Advice
 from app.incidents.text import duration
-from app.table import MIB, component_title
+from app.table import component_title
+from app.units import GIB, MIB
 
 # Of every rank: less than that moves by itself.
 NOTABLE_BYTES = 32 * MIB
@@ -39,7 +40,6 @@ CAME_BACK_SHARE = 0.9
 TRANSIENT_BYTES = 256 * MIB
 FEW_IMAGES = 4
 SHORT_SECONDS = 3.0
-GIB = 1024 * MIB
 
 Weight: TypeAlias = Literal["act", "look", "note"]
 _WEIGHTS: Final[tuple[Weight, ...]] = ("act", "look", "note")

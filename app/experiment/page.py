@@ -27,7 +27,7 @@ from app.experiment.document import (
 )
 from app.experiment.findings import Finding
 from app.experiment.report import NOTHING
-from app.table import UNKNOWN
+from app.units import UNKNOWN
 
 WEIGHTS: Final[Mapping[str, str]] = {"act": "act on it", "look": "worth a look", "note": "good to know"}
 

@@ -47,7 +47,7 @@ from app.experiment.series import peaks, usual_gap
 from app.incidents.plain import plain
 from app.readings import Report
 from app.sidecar_client import SidecarClient
-from app.table import mib
+from app.units import mib
 
 PROGRESS_SECONDS = 30.0
 # The sidecar asks the workers for the entries once a second at most.

@@ -39,7 +39,8 @@ from app.incidents import advice as known
 from app.incidents.plain import plain
 from app.incidents.text import duration, moment
 from app.policy import FALLING_SIGNALS, RATIO_SIGNALS
-from app.table import UNKNOWN, component_title, device_title, mib
+from app.table import component_title, device_title
+from app.units import UNKNOWN, mib
 
 # More ranks than these are shown on demand, below the sum of all.
 RANKS_SHOWN = 2

@@ -8,7 +8,8 @@ from typing import Final
 from app.attribution import COMPONENTS
 from app.experiment.document import Lines, Tick, Timeline
 from app.experiment.experiment import BEFORE, Experiment, RankKey, RankPoint
-from app.table import MIB, component_title
+from app.table import component_title
+from app.units import MIB
 
 BINS_MOST = 240
 RANKS_MOST = 4

@@ -14,7 +14,7 @@ from app.attribution import COMPONENTS, rank_key
 from app.incidents.evidence import point
 from app.incidents.incident import Evidence, Point, RankEvidence
 from app.readings import Components, EncoderCache, RankReading, TorchMemory
-from app.table import MIB
+from app.units import MIB
 
 # Below it a device counts as full: on the measured machine the benchmark left 1.4 %, and 180 MiB were refused at 0.1 %.
 FULL_RATIO = 0.02

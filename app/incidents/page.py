@@ -22,7 +22,7 @@ from app.incidents.text import (
     ranks_table,
     state,
 )
-from app.table import mib
+from app.units import mib
 
 LINE_WIDTH, LINE_HEIGHT = 640, 80
 

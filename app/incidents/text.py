@@ -11,7 +11,8 @@ from app.attribution import COMPONENTS
 from app.incidents.incident import Advice, Figure, Finding, Happened, Headline, Incident, RankEvidence
 from app.incidents.latest import Latest, latest
 from app.incidents.plain import plain
-from app.table import component_title, mib, table
+from app.table import component_title, table
+from app.units import mib
 
 WIDTH = 100
 KIND_WORDS: Mapping[str, str] = {

@@ -24,10 +24,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from app.attribution import card, rank_key
-from app.policy.gains import RankKey, credit, freed, is_integrated, total, word
+from app.policy.gains import RankKey, freed, is_integrated, word
 from app.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable
-from app.policy.rules import FILL_SIGNALS, MIB, MIN_GAIN_BYTES, Rule
+from app.policy.rules import FILL_SIGNALS, MIN_GAIN_BYTES, Rule
 from app.readings import UNNEEDED, Outcome, PolicyLevel, RankFreed, RankReading, RemedyResult, Report, RulePhase, Target
+from app.units import MIB
 
 URGENT_REST_SECONDS: Final = 5.0
 # How long an allocation that had to be retried counts as a sign of pressure.
@@ -587,16 +588,16 @@ def learn(
     """
     rule, remedy = action.rule, action.remedy
     known = memory.rules.get(rule.name, RuleMemory())
-    ranks, freed_bytes = [], None
+    ranks: tuple[RankFreed, ...] = ()
+    freed_bytes = None
     if result.outcome in {"done", "failed"} and after:
-        ranks = credit(remedy, rule.signal, result, freed(remedy, rule.signal, before, after))
-        freed_bytes = total(rule.signal, ranks, before, after)
+        ranks, freed_bytes = freed(remedy, rule.signal, result, before, after)
     run = LastRun(
         at=now,
         outcome=result.outcome,
         reason=result.reason,
         freed_bytes=freed_bytes,
-        ranks=tuple(ranks),
+        ranks=ranks,
         waits=known.runs[remedy].waits if remedy in known.runs else {},
     )
     run = _judge(action, run, after, now)

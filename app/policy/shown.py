@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from app.policy.core import RuleMemory, RuleView
 from app.policy.gains import word
 from app.policy.pressure import Pressure, is_reached
-from app.policy.rules import FILL_SIGNALS, MIB, RATIO_SIGNALS, Rule
+from app.policy.rules import FILL_SIGNALS, RATIO_SIGNALS, Rule
 from app.readings import PolicyLevel, PolicyMode, RankPressure, RemedyState, RuleStatus
+from app.units import MIB
 
 
 def rule_status(

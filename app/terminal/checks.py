@@ -16,7 +16,8 @@ from app.capabilities import EXTENSION, parse_version
 from app.readings import Event, Report, RuleStatus
 from app.table import missing_text
 from app.terminal.outlook import is_dormant
-from app.terminal.sizes import span_text, waters_text
+from app.terminal.sizes import waters_text
+from app.units import span_text
 
 Level: TypeAlias = Literal["ok", "warn", "fail", "skip"]
 # How a control path answers: to a call without a token, and to one with the token that was found here.

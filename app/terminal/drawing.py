@@ -24,8 +24,9 @@ from app.terminal.outlook import (
     seconds_to_high_water,
     short_ranks,
 )
-from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span_text, waters_text
+from app.terminal.sizes import signal_text, waters_text
 from app.terminal.view import HISTORY_SECONDS, View
+from app.units import UNKNOWN, share_text, size_text, span_text
 
 NARROWEST = 40
 _WIDE = 76

@@ -18,7 +18,8 @@ from app.terminal.outlook import (
     seconds_to_high_water,
     short_ranks,
 )
-from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span_text, waters_text
+from app.terminal.sizes import signal_text, waters_text
+from app.units import UNKNOWN, share_text, size_text, span_text
 
 OK, ATTENTION, CRITICAL = 0, 1, 2
 WORDS: Final = {OK: "OK", ATTENTION: "ATTENTION", CRITICAL: "CRITICAL"}

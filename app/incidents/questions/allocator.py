@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from app.incidents import advice as known
 from app.incidents.incident import Evidence, Finding
 from app.incidents.latest import Latest, baseline_of, rise
-from app.table import MIB, mib
+from app.units import MIB, mib
 
 # Of total, and in bytes: an allocator keeps less than both in its ordinary course.
 UNUSED_RATIO, UNUSED_BYTES = 0.03, 1024 * MIB

@@ -8,7 +8,7 @@ from app.attribution import host_share
 from app.incidents import advice as known
 from app.incidents.incident import Evidence, Finding
 from app.incidents.latest import NOTABLE_BYTES, Latest
-from app.table import mib
+from app.units import mib
 
 HOST_FULL_RATIO, HOST_HIGH_RATIO = 0.95, 0.90
 KV_FULL_RATIO = 0.95

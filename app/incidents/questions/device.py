@@ -12,7 +12,7 @@ from app.incidents.incident import Advice, Evidence, Finding
 from app.incidents.latest import NOTABLE_BYTES, Latest
 from app.policy.waters import derive, slack_bytes
 from app.readings import RankReading
-from app.table import mib
+from app.units import mib
 
 ROOM_RATIO = 0.10
 # vllm-ascend of these sizes the KV pool as if the multimodal encoder needed nothing.

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from app.incidents import advice as known
 from app.incidents.incident import Evidence, Finding
 from app.incidents.latest import NOTABLE_BYTES, Latest, component_growth
-from app.table import component_title, mib
+from app.table import component_title
+from app.units import mib
 
 # The slope below which a forecast would say nothing, and the time beyond which.
 SLOPE_LEAST, FORECAST_SECONDS_MOST = 1024.0, 24 * 3600.0

@@ -8,7 +8,8 @@ from typing import Final
 from app.incidents import advice as known
 from app.incidents.incident import Evidence, Finding
 from app.incidents.latest import Latest
-from app.table import component_title, mib
+from app.table import component_title
+from app.units import mib
 
 LONG_STEP_SECONDS = 10.0
 _LOST: Final = ("silent", "dead", "stopped")
