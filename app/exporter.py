@@ -15,7 +15,7 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.registry import Collector
 
 from app import __version__
-from app.attribution import COMPONENTS, device_total, host_ratio, used_total
+from app.attribution import COMPONENTS, device_total, host_ratio, rank_key, used_total
 from app.incidents import IncidentKind
 from app.internal_errors import InternalErrors
 from app.policy.rules import RATIO_SIGNALS
@@ -428,6 +428,13 @@ def _growth_families(report: Report) -> Iterator[Metric]:
     if report.growth.bytes_per_second is not None:
         text = "Slope of used bytes over all ranks in the last minute."
         yield GaugeMetricFamily("highwater_growth_bytes_per_second", text, value=report.growth.bytes_per_second)
+    text = "When the device is full at the pace of the last minute; absent where that is not within a day."
+    family = _gauge("device_memory_seconds_to_full", text, _RANK_LABELS)
+    ranks = {rank_key(rank): _labels(rank) for rank in report.ranks}
+    for one in report.growth.ranks:
+        if one.seconds_to_full is not None and rank_key(one) in ranks:
+            family.add_metric(ranks[rank_key(one)], one.seconds_to_full)
+    yield family
 
 
 def _add(

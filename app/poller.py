@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from app.attribution import account, encoder_totals, growth, rank_key
+from app.attribution import account, encoder_totals, growth, rank_key, without_forecast
 from app.capabilities import EXTENSION, Capabilities, detect
 from app.engine import Engine
 from app.errors import (
@@ -180,7 +180,8 @@ class Poller:
         if self._last.taken_at is None:
             return self._last
         age = self._age_seconds()
-        return replace(self._last, age_seconds=age, stale=self._last.stale or age > self._stale_seconds)
+        aged = replace(self._last, age_seconds=age)
+        return _stale(aged) if aged.stale or age > self._stale_seconds else aged
 
     def _age_seconds(self) -> float:
         """Since the oldest reading of the last report was taken."""
@@ -414,7 +415,8 @@ class Poller:
             # What was last known stays, with its age, and marked as stale where the engine did not confirm it.
             lost = was.stale or outcome.failure is not None
             expected = self.capabilities.ranks_expected
-            self._last = replace(was, engine=status, stale=lost, ranks_expected=expected, movement=outcome.movement)
+            last = replace(was, engine=status, stale=lost, ranks_expected=expected, movement=outcome.movement)
+            self._last = _stale(last) if lost else last
         else:
             self._last = self._fresh(status, ranks, outcome)
         if seen.workers is not None:
@@ -527,7 +529,11 @@ class Poller:
         return _Arrival(rank.taken_at, self._clock() - ago, self._wall_clock() - ago)
 
     def _growth(self, ranks: tuple[RankReading, ...]) -> Growth:
-        grown = growth(self.baseline, ranks, self._history.recent_used(GROWTH_SECONDS))
+        used, by_rank = (
+            self._history.recent_used(GROWTH_SECONDS),
+            self._history.recent_used_by_rank(GROWTH_SECONDS),
+        )
+        grown = growth(self.baseline, ranks, used, by_rank)
         return replace(grown, reason=self.life.baseline_problem)
 
     def _detect_again(self) -> None:
@@ -587,6 +593,10 @@ class Poller:
             )
         problem = f"; {self._flight.problem}" if self._flight.problem else ""
         return f"{there} are heard of; missing: {missing_text(missing)}{problem}"
+
+
+def _stale(report: Report) -> Report:
+    return replace(report, stale=True, growth=without_forecast(report.growth))
 
 
 def _merge(first: Observation, second: Observation) -> Observation:

@@ -421,6 +421,22 @@ class EncoderCacheTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankGrowth:
+    """How one rank's device fills.
+
+    Attributes:
+        rank: The rank, and the data-parallel engine that numbers it.
+        bytes_per_second: The slope of its used bytes over the last minute; ``None`` where that is too short to know.
+        seconds_to_full: When its device is full at that pace; ``None`` where that is noise, or not within a day.
+    """
+
+    rank: int | None
+    dp_rank: int | None
+    bytes_per_second: float | None = None
+    seconds_to_full: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """How used bytes moved, summed over the ranks that were there at both ends.
 
@@ -430,6 +446,8 @@ class Growth:
         host_since_ready_bytes: The workers' resident set size (RSS) since then.
         baseline_taken_at: When that first reading was taken.
         reason: Why growth since then is not known; ``None`` where it is, or where there is nothing to say yet.
+        seconds_to_full: When the first device is full if all goes on as in the last minute; ``None`` where none fills.
+        ranks: How each rank's device fills.
     """
 
     since_ready_bytes: int | None = None
@@ -437,6 +455,8 @@ class Growth:
     host_since_ready_bytes: int | None = None
     baseline_taken_at: float | None = None
     reason: str | None = None
+    seconds_to_full: float | None = None
+    ranks: tuple[RankGrowth, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -485,6 +505,8 @@ class RankPressure:
         short_bytes: What is missing to ``low_free_bytes`` once less than ``high_free_bytes`` is free; else 0.
         can_release_bytes: What ``release`` could give back.
         can_trim_bytes: What ``trim_encoder_cache`` could.
+        seconds_to_high_water: When it comes under ``high_free_bytes`` at the pace of the last minute; ``None`` where
+            that is not within a day, or where it is under it.
         note: Why this rank is left out, or what is odd about it; ``None`` where nothing is.
     """
 
@@ -496,6 +518,7 @@ class RankPressure:
     short_bytes: int | None = None
     can_release_bytes: int | None = None
     can_trim_bytes: int | None = None
+    seconds_to_high_water: float | None = None
     note: str | None = None
 
 
@@ -516,6 +539,8 @@ class RuleStatus:
         rest_until: When the rest after the last relief ends, likewise; ``None`` where it does not rest.
         ranks: Each rank's own figures, for rules about device memory.
         remedies: Its remedies, in order.
+        is_dormant: Whether it is held although the engine is at work: somebody should look after it. On CPU the default
+            rule has nothing to watch, and that is as it should be.
     """
 
     name: str
@@ -529,6 +554,7 @@ class RuleStatus:
     rest_until: float | None = None
     ranks: tuple[RankPressure, ...] = ()
     remedies: tuple[RemedyState, ...] = ()
+    is_dormant: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import { el, fill, setAttribute, setText } from "./dom.js";
 import { STATES } from "./facts.js";
 import { clock, count, duration, gib, known, UNKNOWN, words } from "./format.js";
 import { rankName } from "./plots.js";
-import { isDormant, shortRanks } from "./pressure.js";
+import { shortRanks } from "./pressure.js";
 
 const STATE_WORDS = {
   ready: "ready",
@@ -185,7 +185,7 @@ function* policy(report) {
   if (!status) return;
   if (status.level === "short" || status.level === "urgent") yield shortage(status);
   for (const rule of status.rules) {
-    if (!isDormant(rule, report)) continue;
+    if (!rule.is_dormant) continue;
     yield { level: "warn", name: "rule", title: `Rule ${rule.name} cannot act`, text: rule.reason ?? "" };
   }
 }

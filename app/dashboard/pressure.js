@@ -2,7 +2,6 @@
  * How the policy sees each rank: what is free, where it acts, what is missing, and what could be given back.
  */
 
-import { STATES } from "./facts.js";
 import { known } from "./format.js";
 import { rankKey } from "./readings.js";
 
@@ -23,14 +22,4 @@ export function pressureOf(report, rank) {
 /** The ranks of a rule that miss something, the worst off first. @param {any} rule */
 export function shortRanks(rule) {
   return rule.ranks.filter((one) => one.short_bytes > 0).sort((one, other) => other.short_bytes - one.short_bytes);
-}
-
-/**
- * Whether the rule is held although the engine is at work; on CPU the default rule has nothing to watch.
- * @param {any} rule @param {any} report
- */
-export function isDormant(rule, report) {
-  if (rule.phase !== "held" || report.stale || !STATES[report.engine.state]?.takes_remedies) return false;
-  const derived = rule.high_water === null || rule.low_water === null;
-  return report.ranks.some((rank) => !rank.asleep_tags?.length && !(derived && rank.device.type === "cpu"));
 }

@@ -23,8 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from app.attribution import card, rank_key
-from app.policy.gains import RankKey, freed, is_integrated, word
+from app.attribution import RankKey, card, rank_key
+from app.policy.gains import freed, is_integrated, word
 from app.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable
 from app.policy.rules import FILL_SIGNALS, MIN_GAIN_BYTES, Rule
 from app.readings import UNNEEDED, Outcome, PolicyLevel, RankFreed, RankReading, RemedyResult, Report, RulePhase, Target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from app.attribution import host_share, host_used, rank_key
 from app.freed import credit
@@ -14,8 +13,6 @@ from app.readings import RankFreed, RankReading, RemedyResult
 
 # Product names of GPUs that share the machine's memory: moving encoder outputs to the host frees nothing there.
 _INTEGRATED = ("GB10", "Jetson", "Orin", "Thor", "Xavier", "Tegra")
-
-RankKey: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from app.admin_token import is_loopback
 from app.capabilities import EXTENSION, parse_version
 from app.readings import Event, Report, RuleStatus
 from app.table import missing_text
-from app.terminal.outlook import is_dormant
 from app.terminal.sizes import waters_text
 from app.units import span_text
 
@@ -228,7 +227,7 @@ def thresholds(facts: Facts) -> Finding:
         return Finding(
             "thresholds", "warn", "there are no rules: nothing is given back by itself", "see docs/policy.md"
         )
-    dormant = [rule for rule in policy.rules if is_dormant(rule, facts.report)]
+    dormant = [rule for rule in policy.rules if rule.is_dormant]
     if dormant:
         text = "; ".join(f"rule {rule.name} cannot act: {rule.reason}" for rule in dormant)
         return Finding("thresholds", "fail", text, "PUT /policy, or HIGHWATER_POLICY__RULES; see docs/policy.md")

@@ -20,7 +20,6 @@ from app.terminal.outlook import (
     fullest,
     mark_of,
     pressure_of,
-    seconds_to_full,
     seconds_to_high_water,
     short_ranks,
 )
@@ -268,7 +267,7 @@ class Drawing:
         line = _fact("growth", f"{size_text(growth.since_ready_bytes, signed=True)} since ready")
         if growth.bytes_per_second is not None:
             line.append(f", {size_text(growth.bytes_per_second, signed=True)}/s")
-        for what, left in (("high water", seconds_to_high_water(self.report)), ("full", seconds_to_full(self.report))):
+        for what, left in (("high water", seconds_to_high_water(self.report)), ("full", growth.seconds_to_full)):
             if left is not None and (what == "full" or self.width >= _WIDE):
                 line.append(f", {what} in {span_text(left)}", "bold red" if left < _SOON_SECONDS else "yellow")
         return line

@@ -12,9 +12,7 @@ from app.table import component_title, device_title, missing_text, table
 from app.terminal.outlook import (
     can_give,
     fullest,
-    is_dormant,
     pressure_of,
-    seconds_to_full,
     seconds_to_high_water,
     short_ranks,
 )
@@ -59,7 +57,7 @@ def _worry(rule: RuleStatus, report: Report) -> str | None:
     # A rest after a relief that fell short of low water is a worry only where memory is short all the same.
     if rule.phase == "resting" and report.policy is not None and report.policy.level in _SHORT:
         return f"rule {rule.name} is resting{why}"
-    return f"rule {rule.name} cannot act{why}" if is_dormant(rule, report) else None
+    return f"rule {rule.name} cannot act{why}" if rule.is_dormant else None
 
 
 def is_relief(event: Event) -> bool:
@@ -126,7 +124,7 @@ def _memory(report: Report) -> Mapping[str, str | None]:
         )
     if growth.since_ready_bytes is not None:
         pace = "" if growth.bytes_per_second is None else f", {size_text(growth.bytes_per_second, signed=True)}/s"
-        ends = {"high water": seconds_to_high_water(report), "full": seconds_to_full(report)}
+        ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
         left = "".join(f", {what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
         left += " at this pace" if left else ""
         rows["growth"] = f"{size_text(growth.since_ready_bytes, signed=True)} since ready{pace}{left}"

@@ -10,9 +10,6 @@ from app.incidents.latest import NOTABLE_BYTES, Latest, component_growth
 from app.table import component_title
 from app.units import mib
 
-# The slope below which a forecast would say nothing, and the time beyond which.
-SLOPE_LEAST, FORECAST_SECONDS_MOST = 1024.0, 24 * 3600.0
-
 
 def growth(evidence: Evidence, ranks: Sequence[Latest]) -> Finding | None:
     """Whether used memory had grown since the engine was ready, and how fast it still did."""
@@ -20,19 +17,18 @@ def growth(evidence: Evidence, ranks: Sequence[Latest]) -> Finding | None:
     if grown is None or grown <= _notable(ranks):
         return None
     text = f"Since the engine was ready, used memory grew by {mib(grown)} MiB over all ranks."
-    frees = [rank.free_bytes for rank in ranks]
-    free = sum(size for size in frees if size is not None) if frees and None not in frees else None
+    left = evidence.growth.seconds_to_full
     if slope is not None:
         text += f" In the last minute it moved by {mib(slope * 60, signed=True)} MiB a minute"
-        if free is not None and slope >= SLOPE_LEAST and free / slope < FORECAST_SECONDS_MOST:
-            text += f"; at that pace the {mib(free)} MiB that were free last {free / slope / 60:,.1f} minutes"
+        if left is not None:
+            text += f"; at that pace the first device is full after {left / 60:,.1f} minutes"
         text += "."
     return Finding(
         name="growth",
         weight="clue",
         title=f"used memory had grown by {mib(grown)} MiB since the engine was ready",
         text=text,
-        figures={"since_ready_bytes": grown, "bytes_per_second": slope, "free_bytes": free},
+        figures={"since_ready_bytes": grown, "bytes_per_second": slope, "seconds_to_full": left},
         advice=(known.POLICY_EARLIER,),
     )
 
