@@ -20,6 +20,7 @@ from app.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, Point
 from app.life import EngineLife
 from app.oom_kills import OomKillWatch
 from app.readings import (
+    STATES,
     EncoderCache,
     EngineLoad,
     EngineState,
@@ -32,7 +33,6 @@ from app.readings import (
 )
 from app.sources.recorder import RankRecord, Sample
 from app.table import rank_title
-from app.verdict import RUNNING
 
 SPAN_SECONDS = 600.0
 MAX_EVENTS = 50
@@ -40,11 +40,6 @@ BACKLOG = 16
 FINISH_SECONDS = 3.0
 
 log = logging.getLogger("highwater.incidents")
-
-# What an incident is opened for, as the engine comes into the state. One that has only ever been starting has no life.
-_HUNG: frozenset[EngineState] = frozenset({"stuck", "not_answering"})
-# In these nothing answers at the engine's address: it may be starting, and a start may be failing.
-_NOTHING_ANSWERS: frozenset[EngineState] = frozenset({"starting", "gone"})
 
 
 # The policy says nothing of the memory then.
@@ -148,7 +143,7 @@ class IncidentWatcher:
         if self._state == "gone":
             self._life = None
             self._end_of(life, report)
-        elif self._state in _HUNG and before not in _HUNG:
+        elif STATES[self._state].is_hung and not STATES[before].is_hung:
             self._open("hung", life, report)
         elif more_ooms:
             ranks = ", ".join(f"rank {rank_title(dp, rank)}" for dp, rank in more_ooms)
@@ -179,7 +174,7 @@ class IncidentWatcher:
     def _remember(self, report: Report) -> _Known | None:
         """What is known of this life of the engine; ``None`` where there is none."""
         engine, life = report.engine, self._life
-        if engine.state in RUNNING and (life is None or life.engine_life != self._engine_life().id):
+        if engine.traits.is_up and (life is None or life.engine_life != self._engine_life().id):
             if life is not None:
                 # Nobody saw it end. What its successor writes is another's.
                 self._end_of(life, report, "other processes answer in its place")
@@ -241,7 +236,7 @@ class IncidentWatcher:
             self._has_begun = not self._put(self._incidents.engine_began)
         if self._incidents.is_late_due:
             self._put(self._complete)
-        if report.engine.state in _NOTHING_ANSWERS and not self._is_looking:
+        if report.engine.traits.is_absent and not self._is_looking:
             self._is_looking = self._put(partial(self._look_for_failed_starts, report))
 
     def _put(self, work: Callable[[], Awaitable[None]]) -> bool:
@@ -266,7 +261,7 @@ class IncidentWatcher:
             await self._write(replace(evidence, start=start), None)
 
     async def _complete(self, *, at_once: bool = False) -> None:
-        if at_once and self._last is not None and self._last.engine.state in _NOTHING_ANSWERS:
+        if at_once and self._last is not None and self._last.engine.traits.is_absent:
             await self._look_for_failed_starts(self._last, at_once=True)
         await self._incidents.complete(at_once=at_once)
 

@@ -68,6 +68,7 @@ from app.sources import all_sources
 from app.sources.encoder_cache import EncoderCacheEntries
 from app.state_file import StateFile
 from app.tls import TlsWatch, engine_context, listening_context
+from app.units import MIB
 
 log = logging.getLogger("highwater")
 
@@ -75,7 +76,7 @@ NOT_FOUND = 404
 # Labels of what the allow list refuses; a path that it does not know is not admitted.
 _REFUSAL_REASONS = {400: "bad_request", 403: "forbidden"}
 OWN_PATHS_HINT = ". The sidecar's own: /memory, /dashboard, /metrics, /policy, /readyz"
-CONTROL_BODY_BYTES = 1024 * 1024
+CONTROL_BODY_BYTES = MIB
 PATH_BYTES_REMEMBERED = 256
 # Paths with a part that varies; what is there is the control plane's to say.
 _LIVE_PATHS = frozenset({"/memory/events"})

@@ -8,16 +8,7 @@ from tabulate import tabulate
 
 from app.attribution import COMPONENTS
 from app.readings import Device, MissingRank, RankReading, Report
-
-MIB = 1024 * 1024
-UNKNOWN = "-"
-
-
-def mib(size: float | None, *, signed: bool = False) -> str:
-    """Bytes as MiB with one decimal and thousands separators; what rounds to nothing has no sign to wonder about."""
-    if size is None:
-        return UNKNOWN
-    return f"{size / MIB:{'+' if signed else '-'}z,.1f}"
+from app.units import UNKNOWN, mib
 
 
 def component_title(name: str) -> str:

@@ -24,7 +24,8 @@ from app.findings.finding import Advice, Finding, weightiest_first
 from app.findings.markdown import duration
 from app.findings.rules import MAIN_SHARE, MINOR_SHARE, RULES, for_growth, meaning
 from app.readings import EngineLoad, Event, RankReading
-from app.table import MIB, component_title
+from app.table import component_title
+from app.units import MIB
 
 TIGHT_RATIO = 0.05
 HOST_BYTES = 512 * MIB

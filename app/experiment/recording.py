@@ -37,8 +37,7 @@ from app.plain import plain
 from app.readings import RankReading, RemedyResult, Report
 from app.sidecar_answers import ranks_of, remedy_of, report_of, understood
 from app.sidecar_client import SidecarClient
-from app.table import mib
-from app.verdict import RUNNING
+from app.units import mib
 
 PROGRESS_SECONDS = 30.0
 # The sidecar asks the workers for the entries once a second at most.
@@ -337,7 +336,7 @@ class Measurement:
 
 def _judge(report: Report, url: str) -> None:
     engine = report.engine
-    if engine.state not in RUNNING or engine.state == "sleeping":
+    if not engine.traits.is_up or engine.state == "sleeping":
         todo = {"starting": "wait until it is ready", "sleeping": "wake it up"}.get(engine.state, "start it")
         why = f" ({plain(engine.hint)})" if engine.hint else ""
         raise NoExperiment(

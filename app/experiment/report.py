@@ -16,7 +16,8 @@ from app.findings.finding import Advice, Finding, all_advice
 from app.findings.markdown import block, chart, code, duration, moment, table, text
 from app.policy import FALLING_SIGNALS, RATIO_SIGNALS
 from app.readings import RankReading, RemedyResult, RuleStatus
-from app.table import MIB, UNKNOWN, component_title, device_title, mib
+from app.table import component_title, device_title
+from app.units import MIB, UNKNOWN, mib
 
 # More ranks than these are shown on demand, below the sum of all.
 RANKS_SHOWN = 2

@@ -12,7 +12,8 @@ from typing import TypeAlias
 from app.attribution import COMPONENTS
 from app.findings.finding import Finding
 from app.readings import EngineLoad, EngineStatus, RankReading
-from app.table import MIB, mib, rank_title
+from app.table import rank_title
+from app.units import MIB, mib
 
 # Of each rank: less than both, in bytes and of its device, moves by itself.
 NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.005
@@ -103,6 +104,7 @@ class Case:
         grown: The same by component, where its beginning is known.
         since: Since when, in words: a part of a sentence.
         bytes_per_second: The pace of the last minute.
+        seconds_to_full: When the first device is full at that pace.
     """
 
     kind: str
@@ -114,6 +116,7 @@ class Case:
     grown: Mapping[str, int] = field(default_factory=dict)
     since: str = ""
     bytes_per_second: float | None = None
+    seconds_to_full: float | None = None
 
     @property
     def is_load(self) -> bool:

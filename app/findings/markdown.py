@@ -21,7 +21,8 @@ from tabulate import tabulate
 
 from app.findings.finding import Figure
 from app.plain import plain
-from app.table import component_title, mib
+from app.table import component_title
+from app.units import mib
 
 # Letters within a word keep their underscores: Markdown sees no emphasis there.
 _SPECIAL: Final = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")

@@ -14,7 +14,8 @@ from app.capabilities import parse_version
 from app.findings import advice as known
 from app.findings.case import NOTABLE_BYTES, Case, RankCase, Rule, part_of, size, times
 from app.findings.finding import Advice, Finding
-from app.table import MIB, component_title, mib
+from app.table import component_title
+from app.units import MIB, mib
 
 # Of total, and in bytes: an allocator keeps less than both in its ordinary course.
 UNUSED_RATIO, UNUSED_BYTES = 0.03, 1024 * MIB
@@ -24,8 +25,6 @@ KV_FULL_RATIO = 0.95
 CACHE_FULL_RATIO, CACHE_OVER_RATIO = 0.90, 1.10
 # Below a device counts as full: on the measured machine the benchmark left 1.4 %, and 180 MiB were refused at 0.1 %.
 FULL_RATIO = 0.02
-# The slope below which a forecast would say nothing, and the time beyond which.
-MIN_SLOPE, MAX_FORECAST_SECONDS = 1024.0, 24 * 3600.0
 # Of the growth: one component that has so much is what grew; one that has less is not worth a word.
 MAIN_SHARE, MINOR_SHARE = 0.6, 0.1
 # vllm-ascend of these sizes the KV pool as if the multimodal encoder needed nothing.
@@ -333,7 +332,11 @@ def growth(case: Case) -> Finding | None:
         weight="clue",
         title=title,
         text=f"{text}{_forecast(case)}",
-        figures={"grown_bytes": grown, "bytes_per_second": case.bytes_per_second}
+        figures={
+            "grown_bytes": grown,
+            "bytes_per_second": case.bytes_per_second,
+            "seconds_to_full": case.seconds_to_full,
+        }
         | {name: part for name, part in case.grown.items() if part},
         advice=tuple(dict.fromkeys((*advice, known.POLICY_EARLIER))),
     )
@@ -365,10 +368,8 @@ def _forecast(case: Case) -> str:
     if slope is None or case.is_load:
         return ""
     told = f" In the last minute it moved by {size(slope * 60, signed=True)} a minute"
-    frees = [rank.now.free_bytes for rank in case.ranks]
-    free = sum(each or 0 for each in frees) if frees and None not in frees else None
-    if free is not None and slope >= MIN_SLOPE and free / slope < MAX_FORECAST_SECONDS:
-        told += f"; at that pace the {size(free)} that were free last {free / slope / 60:,.1f} minutes"
+    if case.seconds_to_full is not None:
+        told += f"; at that pace the first device is full after {case.seconds_to_full / 60:,.1f} minutes"
     return f"{told}."
 
 

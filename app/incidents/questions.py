@@ -17,7 +17,7 @@ from app.findings.rules import is_device_full
 from app.incidents.incident import Evidence
 from app.policy.waters import derive, slack_bytes
 from app.readings import RankPressure, RuleStatus
-from app.table import mib
+from app.units import mib
 
 Question: TypeAlias = Callable[[Evidence, Case], Finding | None]
 

@@ -15,7 +15,8 @@ from app.incidents.incident import Headline, Incident, LogMessage, RankEvidence
 from app.incidents.latest import known_points, latest
 from app.plain import plain
 from app.readings import Event
-from app.table import MIB, component_title, mib
+from app.table import component_title
+from app.units import MIB, mib
 
 WIDTH = 100
 KIND_WORDS: Mapping[str, str] = {

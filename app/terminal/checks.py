@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from app.admin_token import is_loopback
 from app.capabilities import EXTENSION, parse_version
 from app.readings import Event, Report, RuleStatus
 from app.table import missing_text
-from app.terminal.outlook import is_dormant
-from app.terminal.sizes import span_text, waters_text
+from app.terminal.sizes import waters_text
+from app.units import span_text
 
 Level: TypeAlias = Literal["ok", "warn", "fail", "skip"]
 # How a control path answers: to a call without a token, and to one with the token that was found here.
@@ -25,7 +25,6 @@ Answer: TypeAlias = Literal["served", "no token", "wrong token", "closed", "unkn
 # docs/engine.md: what was run or read. Beyond it things may be as before, and nobody has looked.
 OLDEST, NEWEST = parse_version("0.11"), parse_version("0.33")
 RESETS_ENCODER_CACHE = parse_version("0.16")
-_REACHED: Final = frozenset({"ready", "paused", "sleeping"})
 _RECENT_SECONDS = 3600.0
 
 
@@ -67,7 +66,7 @@ class Facts:
     @property
     def knows_engine(self) -> bool:
         """Whether the engine has been asked at all."""
-        return bool(self.can) and (self.report.engine.state in _REACHED or self.report.engine.version is not None)
+        return bool(self.can) and (self.report.engine.traits.answers or self.report.engine.version is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +114,10 @@ def engine(facts: Facts) -> Finding:
     text = f"{status.state.replace('_', ' ')} at {status.url}"
     if status.state == "ready":
         return Finding("engine", "ok", text)
-    if status.state in ("paused", "sleeping"):
+    if status.traits.is_held:
         change = "POST /resume of the engine" if status.state == "paused" else "POST /wake_up of the engine"
         return Finding("engine", "warn", text, f"{change}, unless somebody wants it so")
-    if status.state in ("busy", "slow"):
+    if status.traits.is_late:
         return Finding("engine", "warn", text, status.hint or "")
     change = status.hint or "start vLLM there, or set HIGHWATER_ENGINE_URL of the sidecar"
     return Finding("engine", "warn" if status.state == "starting" and facts.knows_engine else "fail", text, change)
@@ -200,7 +199,7 @@ def readings(facts: Facts) -> Finding:
 
 def statistics(facts: Facts) -> Finding:
     """The engine tells how many requests it has."""
-    if facts.report.engine.state not in _REACHED:
+    if not facts.report.engine.traits.answers:
         return _unknown("statistics")
     if facts.report.engine.requests_running is not None:
         return Finding("statistics", "ok", "the engine tells its load")
@@ -228,7 +227,7 @@ def thresholds(facts: Facts) -> Finding:
         return Finding(
             "thresholds", "warn", "there are no rules: nothing is given back by itself", "see docs/policy.md"
         )
-    dormant = [rule for rule in policy.rules if is_dormant(rule, facts.report)]
+    dormant = [rule for rule in policy.rules if rule.is_dormant]
     if dormant:
         text = "; ".join(f"rule {rule.name} cannot act: {rule.reason}" for rule in dormant)
         return Finding("thresholds", "fail", text, "PUT /policy, or HIGHWATER_POLICY__RULES; see docs/policy.md")

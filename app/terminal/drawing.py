@@ -20,18 +20,18 @@ from app.terminal.outlook import (
     fullest,
     mark_of,
     pressure_of,
-    seconds_to_full,
     seconds_to_high_water,
     short_ranks,
 )
-from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span_text, waters_text
+from app.terminal.sizes import signal_text, waters_text
 from app.terminal.view import HISTORY_SECONDS, View
+from app.units import UNKNOWN, share_text, size_text, span_text
 
 NARROWEST = 40
 _WIDE = 76
 _WIDER = 110
 _DIM = "bright_black"
-_STATES = {"ready": "green", **dict.fromkeys(("starting", "paused", "sleeping", "busy", "slow"), "yellow")}
+_LEVELS = {"good": "green", "warn": "yellow", "bad": "bold red"}
 _PHASES = {
     "calm": "green",
     "short": "yellow",
@@ -112,7 +112,7 @@ class Drawing:
         left = Text().append("highwater", "bold").append(f"  vLLM {engine.version or '(version unknown)'}")
         left.append(f" {engine.model or ''}", "bold")
         if self.view.problem is None:
-            right = Text(f"{self.pen.glyphs.dot} {engine.state}", _STATES.get(engine.state, "bold red"))
+            right = Text(f"{self.pen.glyphs.dot} {engine.state}", _LEVELS[engine.traits.level])
         else:
             right = Text(f"NO SIDECAR, was {engine.state}", "bold red")
         return [_ends(left, right, self.width), self._second_line()]
@@ -137,7 +137,7 @@ class Drawing:
             gone = span_text(self.now - (self.view.lost_at or self.now))
             lines += _wrapped(f"! no news for {gone}, trying again: {self.view.problem}", self.width, 2, "bold red")
         if self.report.engine.hint:
-            colour = "yellow" if self.report.engine.state in _STATES else "bold red"
+            colour = "bold red" if self.report.engine.traits.level == "bad" else "yellow"
             lines += _wrapped(f"! {self.report.engine.hint}", self.width, 3, colour)
         return lines
 
@@ -267,7 +267,7 @@ class Drawing:
         line = _fact("growth", f"{size_text(growth.since_ready_bytes, signed=True)} since ready")
         if growth.bytes_per_second is not None:
             line.append(f", {size_text(growth.bytes_per_second, signed=True)}/s")
-        for what, left in (("high water", seconds_to_high_water(self.report)), ("full", seconds_to_full(self.report))):
+        for what, left in (("high water", seconds_to_high_water(self.report)), ("full", growth.seconds_to_full)):
             if left is not None and (what == "full" or self.width >= _WIDE):
                 line.append(f", {what} in {span_text(left)}", "bold red" if left < _SOON_SECONDS else "yellow")
         return line

@@ -8,7 +8,7 @@ from typing import Any, Final
 from app.attribution import COMPONENTS
 from app.policy import ALL_REMEDIES
 from app.table import component_title, table
-from app.terminal.sizes import UNKNOWN, size_text
+from app.units import UNKNOWN, size_text
 
 _TRIM: Final = "trim_encoder_cache"
 _FAILURES: Final = frozenset({"refused", "failed"})

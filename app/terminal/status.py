@@ -12,17 +12,15 @@ from app.table import component_title, device_title, missing_text, table
 from app.terminal.outlook import (
     can_give,
     fullest,
-    is_dormant,
     pressure_of,
-    seconds_to_full,
     seconds_to_high_water,
     short_ranks,
 )
-from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span_text, waters_text
+from app.terminal.sizes import signal_text, waters_text
+from app.units import UNKNOWN, share_text, size_text, span_text
 
 OK, ATTENTION, CRITICAL = 0, 1, 2
 WORDS: Final = {OK: "OK", ATTENTION: "ATTENTION", CRITICAL: "CRITICAL"}
-_DEAD: Final = frozenset({"gone", "stuck", "not_answering"})
 _SHORT: Final = frozenset({"short", "urgent"})
 
 
@@ -48,7 +46,7 @@ def judged(report: Report) -> Verdict:
         worries += [worry for rule in policy.rules if (worry := _worry(rule, report)) is not None]
     if not worries:
         return Verdict(OK)
-    return Verdict(CRITICAL if state in _DEAD else ATTENTION, tuple(worries))
+    return Verdict(CRITICAL if report.engine.traits.level == "bad" else ATTENTION, tuple(worries))
 
 
 def _worry(rule: RuleStatus, report: Report) -> str | None:
@@ -59,7 +57,7 @@ def _worry(rule: RuleStatus, report: Report) -> str | None:
     # A rest after a relief that fell short of low water is a worry only where memory is short all the same.
     if rule.phase == "resting" and report.policy is not None and report.policy.level in _SHORT:
         return f"rule {rule.name} is resting{why}"
-    return f"rule {rule.name} cannot act{why}" if is_dormant(rule, report) else None
+    return f"rule {rule.name} cannot act{why}" if rule.is_dormant else None
 
 
 def is_relief(event: Event) -> bool:
@@ -126,7 +124,7 @@ def _memory(report: Report) -> Mapping[str, str | None]:
         )
     if growth.since_ready_bytes is not None:
         pace = "" if growth.bytes_per_second is None else f", {size_text(growth.bytes_per_second, signed=True)}/s"
-        ends = {"high water": seconds_to_high_water(report), "full": seconds_to_full(report)}
+        ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
         left = "".join(f", {what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
         left += " at this pace" if left else ""
         rows["growth"] = f"{size_text(growth.since_ready_bytes, signed=True)} since ready{pace}{left}"

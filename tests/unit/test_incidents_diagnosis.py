@@ -465,12 +465,11 @@ def test_a_rank_without_a_reading_is_told_by_its_series():
 
 
 def test_the_forecast_is_given_where_it_says_something():
-    """With a slope and all free bytes known: how long they would have lasted."""
-    fast = evidence("died", growth=Growth(since_ready_bytes=9_000 * MIB, bytes_per_second=10.0 * MIB))
-    assert "last 74.7 minutes" in found("growth", fast).text
-    for slope in (-5.0 * MIB, 0.0, 1.0, 2000.0):
-        slow = evidence("died", growth=Growth(since_ready_bytes=9_000 * MIB, bytes_per_second=slope))
-        assert "minutes" not in found("growth", slow).text
+    """As the last report foretold it."""
+    grown = Growth(since_ready_bytes=9_000 * MIB, bytes_per_second=10.0 * MIB, seconds_to_full=4_482.0)
+    assert "full after 74.7 minutes" in found("growth", evidence("died", growth=grown)).text
+    slow = evidence("died", growth=replace(grown, seconds_to_full=None))
+    assert "full after" not in found("growth", slow).text
 
 
 @pytest.mark.parametrize(

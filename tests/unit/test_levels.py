@@ -27,10 +27,12 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "app.plain",
         "app.private_file",
         "app.readings",
+        "app.units",
     ),
     ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
-    ("app.movement", "app.policy", "app.sidecar_answers", "app.table", "app.traffic", "app.verdict"),
+    ("app.freed", "app.movement"),
+    ("app.policy", "app.sidecar_answers", "app.table", "app.traffic", "app.verdict"),
     ("app.policy_settings", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
     ("app.access_log", "app.findings"),
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
@@ -157,7 +159,8 @@ def test_only_main_knows_everybody():
 
 
 @pytest.mark.parametrize(
-    "module", ["app.policy", "app.attribution", "app.readings", "app.allowlist", "app.movement", "app.verdict"]
+    "module",
+    ["app.policy", "app.attribution", "app.readings", "app.allowlist", "app.freed", "app.movement", "app.verdict"],
 )
 def test_the_pure_core_has_no_clock_and_no_io(module):
     """Readings and a time go in, a decision comes out."""

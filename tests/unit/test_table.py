@@ -8,7 +8,8 @@ import pytest
 
 from app.attribution import encoder_totals
 from app.readings import Components, Device, EngineStatus, Growth, Note, PolicyStatus, Report
-from app.table import device_title, mib, report_text, table
+from app.table import device_title, report_text, table
+from app.units import mib
 from tests.fakes.engine import FakeEngine
 
 STATUS = EngineStatus(

@@ -101,7 +101,7 @@ def test_all_is_as_it_should_be():
         ("thresholds", {"rules": replace(policy(), rules=())}, "warn", "no rules", "policy.md"),
         ("thresholds", {"rules": policy(HELD)}, "fail", "cannot be reached", "PUT /policy"),
         ("thresholds", {"rules": policy(), "stale": True}, "skip", "cannot be told", None),
-        ("thresholds", {"rules": policy(HELD), "state": "sleeping"}, "ok", "acts at", None),
+        ("thresholds", {"rules": policy(replace(HELD, is_dormant=False)), "state": "sleeping"}, "ok", "acts at", None),
         ("thresholds", {"rules": policy(ODD)}, "warn", "rank 1: asleep: weights", "policy.md"),
         ("thresholds", {}, "ok", "device acts below 1.52 GiB, stops at 3.05 GiB", None),
         ("mode", {"rules": policy(mode="observe")}, "warn", "only observes", "HIGHWATER_POLICY__MODE=act"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app.policy import RATIO_SIGNALS, SIGNAL_REMEDIES
-from app.terminal.sizes import share_text, signal_text, size_given, size_text, span_text, waters_text
+from app.terminal.sizes import signal_text, size_given, waters_text
+from app.units import share_text, size_text, span_text
 
 MIB, GIB = 1024**2, 1024**3
 

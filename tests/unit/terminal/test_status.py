@@ -22,7 +22,11 @@ RESTING = policy(replace(DEVICE, phase="resting", reason="the last relief did no
         ({}, OK, None),
         ({"policy": RESTING}, OK, None),
         ({"policy": policy(level="unknown"), "stale": True}, ATTENTION, "the readings are stale"),
-        ({"policy": policy(replace(HELD, reason="the engine is sleeping")), "state": "sleeping"}, ATTENTION, SLEEPING),
+        (
+            {"policy": policy(replace(HELD, reason="the engine is sleeping", is_dormant=False)), "state": "sleeping"},
+            ATTENTION,
+            SLEEPING,
+        ),
         ({"policy": None}, OK, None),
         ({"ranks_expected": None}, OK, None),
         ({"state": "paused"}, ATTENTION, "the engine is paused"),
