@@ -73,7 +73,7 @@ def status(url: str, since: str | None, *, as_json: bool) -> None:
     Exits with 0 if it is, 1 if somebody should look, 2 if the engine is gone or hangs, 3 if no sidecar answers.
     """
     from app.sidecar_answers import cleaned, events_of, report_of
-    from app.terminal.status import is_relief, judged, since_text, status_json, status_lines
+    from app.terminal.status import is_relief, judged, since_text, status_json, status_text
 
     with sidecar_at(url) as sidecar:
         told = sidecar.get("/memory", {} if since is None else {"since": since})
@@ -85,7 +85,7 @@ def status(url: str, since: str | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(status_json(verdict, told, last_reset), indent=1))
     else:
-        click.echo("\n".join(status_lines(report, verdict, last_reset, now=time.time())))
+        click.echo(status_text(report, verdict, last_reset, now=time.time()))
         if since is not None:
             click.echo("\n" + since_text(since, cleaned(told.get("since"))))
     sys.exit(verdict.code)

@@ -12,10 +12,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from app.readings import Event, MissingRank, RankPressure, RankReading, Report, RuleStatus
-from app.table import component_title, device_title
-from app.terminal.bars import PARTS, Pen, binned
-from app.terminal.outlook import (
+from app.outlook import (
     can_give,
     fullest,
     mark_of,
@@ -23,7 +20,9 @@ from app.terminal.outlook import (
     seconds_to_high_water,
     short_ranks,
 )
-from app.terminal.sizes import signal_text, waters_text
+from app.readings import Event, MissingRank, RankPressure, RankReading, Report, RuleStatus
+from app.table import component_title, device_title, signal_text, waters_text
+from app.terminal.bars import PARTS, Pen, binned
 from app.terminal.view import HISTORY_SECONDS, View
 from app.units import UNKNOWN, share_text, size_text, span_text
 
@@ -354,7 +353,7 @@ class Drawing:
         signal = rule.signal if self.width >= _WIDE else rule.signal.replace("device_", "").replace("_bytes", "")
         line.append(f"{signal} ")
         line.append(signal_text(rule.signal, rule.value), "bold")
-        waters = waters_text(rule.signal, rule.high_water, rule.low_water)
+        waters = waters_text(rule)
         if waters:
             line.append(f"  {waters if self.width >= _WIDE else waters.split(',')[0]}", _DIM)
         if rule.rest_until is not None:

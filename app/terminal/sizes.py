@@ -1,24 +1,8 @@
-"""A rule's waters as a person reads them, and sizes as a person types them."""
+"""Sizes as a person types them."""
 
 from __future__ import annotations
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
-
-from app.policy import FALLING_SIGNALS
-from app.units import share_text, size_text
-
-
-def signal_text(signal: str, value: float | None) -> str:
-    """The value of a policy's signal in its unit."""
-    return share_text(value) if signal.endswith("_ratio") else size_text(value)
-
-
-def waters_text(signal: str, high: float | None, low: float | None) -> str:
-    """Where a rule acts and where it stops, in its signal's unit; empty where that is not known yet."""
-    if high is None or low is None:
-        return ""
-    word = "acts below" if signal in FALLING_SIGNALS else "acts at"
-    return f"{word} {signal_text(signal, high)}, stops at {signal_text(signal, low)}"
 
 
 def size_given(text: str) -> int:

@@ -31,7 +31,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
-    ("app.freed", "app.movement"),
+    ("app.freed", "app.movement", "app.outlook"),
     ("app.policy", "app.sidecar_answers", "app.table", "app.traffic", "app.verdict"),
     ("app.policy_settings", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
     ("app.access_log", "app.findings"),

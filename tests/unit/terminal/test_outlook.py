@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.readings import RuleStatus
-from app.terminal.outlook import (
+from app.outlook import (
     can_give,
     fullest,
     mark_of,
@@ -15,6 +14,7 @@ from app.terminal.outlook import (
     seconds_to_high_water,
     short_ranks,
 )
+from app.readings import RuleStatus
 from tests.fakes.engine import MIB
 from tests.unit.terminal.reports import DEVICE, HIGH, policy, pressure, ranks, report
 
