@@ -172,7 +172,7 @@ class IncidentWatcher:
         return more
 
     def _remember(self, report: Report) -> _Known | None:
-        """What is known of this life of the engine; ``None`` where there is none."""
+        """Return what is known of this life of the engine; ``None`` where there is none."""
         engine, life = report.engine, self._life
         if engine.traits.is_up and (life is None or life.engine_life != self._engine_life().id):
             if life is not None:
@@ -277,7 +277,7 @@ class IncidentWatcher:
 
 
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
-    """What the recorders say of each rank; also of those that no report has."""
+    """Return what the recorders say of each rank; also of those that no report has."""
     known = {(rank.dp_rank or 0, rank.rank or 0): rank for rank in ranks}
     for record in records:
         identity, moving = record.identity, record.moving

@@ -22,7 +22,7 @@ from app.sidecar_options import NoSidecar, json_option, sidecar_at, url_option
 )
 @json_option
 def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: bool) -> None:
-    """What the engine died of: list the incidents, newest first, or show the one with this ID."""
+    """Return what the engine died of: list the incidents, newest first, or show the one with this ID."""
     if folder is not None:
         shown = _from_folder(folder, incident_id, as_json=as_json)
     else:

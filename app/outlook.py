@@ -26,7 +26,7 @@ def pressure_of(report: Report, rank: RankReading) -> RankPressure | None:
 
 
 def mark_of(report: Report, rank: RankReading) -> float | None:
-    """Where high water stands on the rank's device, as a share of it; ``None`` where no rule has one there."""
+    """Return where high water stands on the rank's device, as a share of it; ``None`` where no rule has one there."""
     pressure = pressure_of(report, rank)
     if pressure is None or pressure.high_free_bytes is None or not rank.total_bytes:
         return None
@@ -39,7 +39,7 @@ def short_ranks(rule: RuleStatus) -> list[RankPressure]:
 
 
 def can_give(ranks: Iterable[RankPressure]) -> dict[str, int]:
-    """What each remedy could give back on these ranks together, by its name, as far as the workers tell."""
+    """Return what each remedy could give back on these ranks together, by its name, as far as the workers tell."""
     sizes = {"release": 0, "trim_encoder_cache": 0}
     for one in ranks:
         sizes["release"] += one.can_release_bytes or 0

@@ -126,7 +126,7 @@ def signal_text(signal: str, value: float | None) -> str:
 
 
 def waters_text(rule: RuleStatus) -> str:
-    """Where a rule acts and where it stops, in its signal's unit; empty where that is not known yet."""
+    """Return where a rule acts and where it stops, in its signal's unit; empty where that is not known yet."""
     if rule.high_water is None or rule.low_water is None:
         return ""
     # Of what is free, a rule acts on less, and stops at more.

@@ -27,7 +27,7 @@ class Gap(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """Return how long it was."""
         return self.end - self.start
 
 

@@ -344,7 +344,7 @@ def _judge(report: Report, url: str) -> None:
             f"{todo}, then try again"
         )
     if not report.ranks:
-        hint = engine.hint or "its workers tell nothing of their memory yet; wait a moment and try again"
+        hint = engine.hint or "its workers report nothing of their memory yet; wait a moment and try again"
         raise NoExperiment(f"the sidecar at {url} has no reading of the engine's memory: {plain(hint)}")
 
 

@@ -158,7 +158,7 @@ class _Tables:
         ]
 
     def moments(self) -> str:
-        """What was in use at each moment."""
+        """Return what was in use at each moment."""
         rows = [[_row_title(name), *(mib(self._part(seen, name)) for seen in self.e.moments)] for name in self.names]
         if len(self.keys) == 1:
             ranks = [seen.rank(self.keys[0]) for seen in self.e.moments]
@@ -169,7 +169,7 @@ class _Tables:
         return _grid([seen.title for seen in self.e.moments], rows)
 
     def changes(self) -> str:
-        """What each step from one moment to the next changed: growth is positive, freed is what was freed."""
+        """Return what each step from one moment to the next changed: growth is positive, freed is what was freed."""
         before, after, last = self.e.moment(BEFORE), self.e.moment(AFTER), self.e.last
         columns: list[tuple[str, Moment | None, Moment | None, int]] = [
             ("to the peak", before, self.e.moment(PEAK), 1),

@@ -66,7 +66,7 @@ class Sampler:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What happened, oldest first."""
+        """Return what happened, oldest first."""
         return tuple(sorted(self._events.values(), key=lambda event: event.at))
 
     def highest(self) -> RankReading | None:

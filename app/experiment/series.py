@@ -44,7 +44,7 @@ class Series:
                 kept[:] = [*(_higher(*pair) for pair in pairs), kept[-1]]
 
     def last_at(self) -> dict[RankKey, float]:
-        """When each rank was read last."""
+        """Return when each rank was read last."""
         return {key: kept[-1].taken_at for key, kept in self._points.items()}
 
     def points(self) -> dict[RankKey, tuple[RankReading, ...]]:

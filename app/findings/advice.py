@@ -214,7 +214,7 @@ LOOK_AT_RANKS: Final = Advice(
 
 
 def against_fragmentation(device_type: str | None) -> tuple[Advice, ...]:
-    """What keeps PyTorch's allocator from holding what nobody uses, on this kind of device."""
+    """Return what keeps PyTorch's allocator from holding what nobody uses, on this kind of device."""
     settings = {"npu": (NPU_EXPANDABLE_SEGMENTS, NPU_MAX_SPLIT), "cuda": (CUDA_EXPANDABLE_SEGMENTS,)}
     return settings.get(device_type or "", ())
 
@@ -243,7 +243,7 @@ COMPONENT_MEANING: Final[Mapping[str, str]] = {
 
 
 def for_component(name: str, device_type: str | None) -> tuple[Advice, ...]:
-    """What keeps a component of used bytes small.
+    """Return what keeps a component of used bytes small.
 
     Args:
         name: As in ``readings.Components``.

@@ -78,7 +78,7 @@ class RankCase:
 
     @property
     def notable_bytes(self) -> int:
-        """How much of its memory is more than noise."""
+        """Return how much of its memory is more than noise."""
         return max(NOTABLE_BYTES, int(NOTABLE_RATIO * (self.now.total_bytes or 0)))
 
     @property
@@ -120,7 +120,7 @@ class Case:
 
     @property
     def is_load(self) -> bool:
-        """Whether a load was measured; else something has happened to the engine."""
+        """Return whether a load was measured; else something has happened to the engine."""
         return self.kind == "load"
 
     @property
@@ -130,11 +130,11 @@ class Case:
 
     @property
     def notable_bytes(self) -> int:
-        """How much of all ranks' memory is more than noise."""
+        """Return how much of all ranks' memory is more than noise."""
         return max(sum(rank.notable_bytes for rank in self.ranks), NOTABLE_BYTES)
 
     def age_seconds(self, rank: RankCase) -> float:
-        """How old the rank's last reading was then."""
+        """Return how old the rank's last reading was then."""
         return max(self.at - rank.now.taken_at, 0.0)
 
     def age_words(self, rank: RankCase) -> str:

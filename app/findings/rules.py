@@ -222,7 +222,7 @@ def host_memory(case: Case) -> Finding | None:
         text=(
             f"Where {rank.name} runs, {size(used)} of host memory were in use, of {mib(whole)} ({whose}). At the "
             "limit the kernel's OOM killer ends a process, which then says nothing in its log; the kernel's log and "
-            "the container's last state (OOMKilled) tell."
+            "the container's last state (OOMKilled) say so."
         ),
         figures={"rank": rank.name, "host_used_bytes": used, "host_total_bytes": whole, "spilled_bytes": spilled},
         advice=(known.MEMORY_LIMIT, known.MM_PROCESSOR_CACHE, known.RESET_MM_CACHE, *trimmed),

@@ -224,5 +224,5 @@ class Incident(Headline):
 
     @property
     def headline(self) -> Headline:
-        """What a list shows of it."""
+        """Return what a list shows of it."""
         return Headline(**{part.name: getattr(self, part.name) for part in fields(Headline)})

@@ -112,7 +112,7 @@ class Incidents:
 
     @property
     def folder(self) -> Path | None:
-        """Where they are; ``None`` where they are in memory only."""
+        """Return where they are; ``None`` where they are in memory only."""
         return self._store.folder
 
     @property
@@ -122,17 +122,17 @@ class Incidents:
 
     @property
     def has_log(self) -> bool:
-        """Whether there is a log of the engine to read."""
+        """Return whether there is a log of the engine to read."""
         return self._engine_log is not None
 
     @property
     def counts(self) -> Mapping[IncidentKind, int]:
-        """How many there have been of each kind, as far as the folder remembers."""
+        """Return how many there have been of each kind, as far as the folder remembers."""
         return self._counts
 
     @property
     def is_late_due(self) -> bool:
-        """Whether the log of an incident is to be read once more now."""
+        """Return whether the log of an incident is to be read once more now."""
         return any(late.due <= self._monotonic() for late in self._late)
 
     async def complete(self, *, at_once: bool = False) -> None:
@@ -254,7 +254,7 @@ class Incidents:
             return None
 
     def _is_same_failure(self, last: Headline, stored: Incident, evidence: Evidence) -> bool:
-        """Whether a start failed as the last one did, not long after it."""
+        """Return whether a start failed as the last one did, not long after it."""
         is_recent = evidence.at - (last.last_at or 0.0) < SAME_START_SECONDS
         start = evidence.start
         return is_recent and last.ended_at is None and start is not None and _cause(stored) == _cause(start)
@@ -286,7 +286,7 @@ class Incidents:
         return ended
 
     def _adopted(self) -> dict[str, Headline]:
-        """What is tracked; at first what an earlier sidecar left."""
+        """Return what is tracked; at first what an earlier sidecar left."""
         if self._tracked is None:
             left = [headline for headline in self._store.headlines() if headline.problem is None]
             self._tracked = _worth_tracking({headline.id: headline for headline in left})
@@ -361,7 +361,7 @@ class Incidents:
 
 
 def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
-    """How many there were of each kind: the newest of them tells how many are gone, too."""
+    """Return how many there were of each kind: the newest of them tells how many are gone, too."""
     kinds: tuple[IncidentKind, ...] = get_args(IncidentKind)
     readable = [headline for headline in headlines if headline.problem is None]
     of_kind = {kind: [headline.number for headline in readable if headline.kind == kind] for kind in kinds}

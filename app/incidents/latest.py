@@ -141,7 +141,7 @@ def _filled(newer: _Parts, older: _Parts) -> _Parts:
 
 
 def _free(reading: RankReading, last: Point) -> int | None:
-    """What used bytes have grown by since the reading is free no more."""
+    """Return what used bytes have grown by since the reading is free no more."""
     if reading.free_bytes is None or reading.used_bytes is None or last.used_bytes is None:
         return reading.free_bytes
     return max(reading.free_bytes - (last.used_bytes - reading.used_bytes), 0)

@@ -44,7 +44,7 @@ class Unreadable(Exception):
 
 
 def is_incident_id(text: str) -> bool:
-    """Whether it can be the id of an incident: nothing else becomes part of a path."""
+    """Return whether it can be the id of an incident: nothing else becomes part of a path."""
     return _ID.fullmatch(text) is not None
 
 
@@ -109,7 +109,7 @@ class IncidentStore:
         return [found[name] for name in sorted(found, reverse=True)[:MAX_LISTED]]
 
     def has(self, incident_id: str) -> bool:
-        """Whether something is kept under this id."""
+        """Return whether something is kept under this id."""
         with self._turn:
             if incident_id in self._memory:
                 return True

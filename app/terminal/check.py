@@ -68,7 +68,7 @@ def _answer(sidecar: SidecarClient) -> Answer:
 
 
 def _optional(sidecar: SidecarClient, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What a sidecar of another version may not have."""
+    """Return what a sidecar of another version may not have."""
     try:
         answer = sidecar.get(path, params)
     except SidecarRefused:
@@ -87,7 +87,7 @@ def check_text(findings: Sequence[SetupCheck]) -> str:
     counts = {level: sum(finding.level == level for finding in findings) for level in ("fail", "warn", "ok", "skip")}
     told = [f"{counts['fail']} wrong", f"{counts['warn']} to look at", f"{counts['ok']} as it should be"]
     if counts["skip"]:
-        told.append(f"{counts['skip']} could not be told")
+        told.append(f"{counts['skip']} could not be checked")
     return "\n".join([*lines, ", ".join(told)])
 
 

@@ -59,12 +59,12 @@ class Facts:
 
     @property
     def can(self) -> Mapping[str, Any]:
-        """What the engine can do, as the sidecar found out."""
+        """Return what the engine can do, as the sidecar found out."""
         return self.report.engine.capabilities
 
     @property
     def knows_engine(self) -> bool:
-        """Whether the engine has been asked at all."""
+        """Return whether the engine has been asked at all."""
         return bool(self.can) and (self.report.engine.traits.answers or self.report.engine.version is not None)
 
 
@@ -86,7 +86,7 @@ class SetupCheck:
 
 
 def checked(facts: Facts) -> list[SetupCheck]:
-    """What every rule found, in order."""
+    """Return what every rule found, in order."""
     return [check(facts) for check in CHECKS]
 
 
@@ -100,7 +100,7 @@ def sidecar(facts: Facts) -> SetupCheck:
     """The sidecar is of our own version."""
     version = facts.sidecar_version
     if version is None:
-        return SetupCheck("sidecar", "warn", f"answers at {facts.url} and does not tell its version")
+        return SetupCheck("sidecar", "warn", f"answers at {facts.url} and does not report its version")
     if version != facts.own_version:
         text = f"version {version} at {facts.url}, this command is {facts.own_version}"
         return SetupCheck("sidecar", "warn", text, "use the same version of both")
@@ -129,10 +129,10 @@ def version(facts: Facts) -> SetupCheck:
     if not facts.knows_engine:
         return _unknown("vLLM")
     if release is None or OLDEST is None or NEWEST is None or RESETS_ENCODER_CACHE is None:
-        text = f"version {told or 'not told'}: remedies that depend on it are refused"
+        text = f"version {told or 'unknown'}: remedies that depend on it are refused"
         return SetupCheck("vLLM", "warn", text, "let GET /version of the engine answer")
     if release < OLDEST or release.release[:2] > NEWEST.release[:2]:
-        text = f"{told} is outside {OLDEST} to {NEWEST}, which were looked at"
+        text = f"{told} is outside the tested range {OLDEST} to {NEWEST}"
         return SetupCheck("vLLM", "warn", text, "try every remedy with --dry-run first")
     if release < RESETS_ENCODER_CACHE:
         text = f"{told} has no /reset_encoder_cache; trim_encoder_cache is there instead"
@@ -169,7 +169,7 @@ def ranks(facts: Facts) -> SetupCheck:
     if not facts.knows_engine or not facts.can.get("collective_rpc"):
         return _unknown("ranks")
     if report.ranks_expected is None:
-        text = f"{report.ranks_reported} report; how many there should be the engine does not tell (GET /server_info)"
+        text = f"{report.ranks_reported} report; how many there should be is unknown (the engine's GET /server_info)"
         return SetupCheck("ranks", "warn", text)
     text = f"{report.ranks_reported} of {report.ranks_expected} report"
     if report.ranks_reported >= report.ranks_expected:
@@ -201,8 +201,8 @@ def statistics(facts: Facts) -> SetupCheck:
     if not facts.report.engine.traits.answers:
         return _unknown("statistics")
     if facts.report.engine.requests_running is not None:
-        return SetupCheck("statistics", "ok", "the engine tells its load")
-    text = "the engine does not tell its load: remedies that need a quiet engine are refused"
+        return SetupCheck("statistics", "ok", "the engine reports its load")
+    text = "the engine does not report its load: remedies that need a quiet engine are refused"
     return SetupCheck("statistics", "warn", text, "start vLLM without --disable-log-stats")
 
 
@@ -214,7 +214,7 @@ def recorder(facts: Facts) -> SetupCheck:
         return SetupCheck("recorder", level, f"{movement.verdict}: {movement.summary}")
     if not facts.can.get("collective_rpc"):
         return _unknown("recorder")
-    text = "off, or nothing heard: a hang cannot be told from a long step, nor a rank that does not answer be seen"
+    text = "off, or nothing was read: a hang cannot be told from a long step, nor a rank that does not answer be seen"
     change = "set HIGHWATER_RECORDER_DIR to a folder that sidecar and workers share, such as /dev/shm/highwater"
     return SetupCheck("recorder", "warn", text, change)
 
@@ -319,7 +319,7 @@ def exposure(facts: Facts) -> SetupCheck:
 
 
 def incidents(facts: Facts) -> SetupCheck:
-    """What the engine died of is kept, and there is nothing new of that kind."""
+    """Return what the engine died of is kept, and there is nothing new of that kind."""
     if facts.incidents.get("problem"):
         return SetupCheck(
             "incidents", "fail", str(facts.incidents["problem"]), "let the sidecar write to incidents.folder"
@@ -344,7 +344,7 @@ def _at(entry: Mapping[str, Any]) -> float:
 
 
 def _unknown(name: str) -> SetupCheck:
-    return SetupCheck(name, "skip", "cannot be told before what stands above is right")
+    return SetupCheck(name, "skip", "unknown until what stands above is right")
 
 
 CHECKS: tuple[Callable[[Facts], SetupCheck], ...] = (

@@ -207,7 +207,7 @@ class Drawing:
     # --- components ---
 
     def _components(self) -> list[Text]:
-        """What holds the memory of the fullest rank, and how that moved."""
+        """Return what holds the memory of the fullest rank, and how that moved."""
         ranks = fullest(self.report.ranks)
         if not ranks:
             return []
@@ -240,7 +240,7 @@ class Drawing:
         return line
 
     def _span(self, rank: RankReading) -> tuple[float, float] | None:
-        """From when to when the rank's past is known, a quarter of an hour at most."""
+        """Return from when to when the rank's past is known, a quarter of an hour at most."""
         points = self.view.points(rank, "used_bytes")
         if len(points) < 2:  # noqa: PLR2004 - one point has no past
             return None

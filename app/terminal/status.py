@@ -52,7 +52,7 @@ def _worry(rule: RuleStatus, level: str) -> str | None:
 
 
 def is_relief(event: Event) -> bool:
-    """Whether something was given back, or tried to be."""
+    """Return whether something was given back, or tried to be."""
     return event.kind == "reset" and event.result is not None
 
 
