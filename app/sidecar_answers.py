@@ -72,8 +72,14 @@ def remedy_of(data: Any) -> RemedyResult:  # noqa: ANN401 - JSON
         SidecarUnreachable: This version cannot read it.
     """
     with understood("/memory/reclaim"):
-        freed = data["freed_bytes"]
-        flat = {"freed_bytes": freed["total"], "freed_components": freed["components"], "spares": data["does_not_free"]}
+        freed, credited = data["freed_bytes"], data["credited_bytes"]
+        flat = {
+            "freed_bytes": freed["total"],
+            "freed_components": freed["components"],
+            "credited_bytes": credited["total"],
+            "credited_components": credited["components"],
+            "spares": data["does_not_free"],
+        }
         return _REMEDY.validate_python(cleaned({**data, **flat}))
 
 
