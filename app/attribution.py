@@ -8,9 +8,11 @@ PyTorch still counts) is cut, and a note says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from statistics import linear_regression
+from types import MappingProxyType
+from typing import Protocol, TypeAlias
 
 from app.readings import (
     Budget,
@@ -19,12 +21,34 @@ from app.readings import (
     Growth,
     Note,
     RankDelta,
+    RankGrowth,
     RankReading,
     ReadingSource,
     WorkerMemory,
 )
+from app.units import KIB
 
 COMPONENTS = tuple(field.name for field in fields(Components))
+# Slower growth is noise, further away is no forecast, and fewer seconds show the steps rather than where they lead.
+SLOWEST_BYTES_PER_SECOND = 64 * KIB
+HORIZON_SECONDS = 86_400.0
+MIN_PACE_SECONDS = 15.0
+
+RankKey: TypeAlias = tuple[int, int]
+# When, and how many bytes were used then; oldest first.
+Points: TypeAlias = Sequence[tuple[float, float]]
+
+
+class Ranked(Protocol):
+    """Whatever is one rank's: it names the rank, and the data-parallel engine that numbers it."""
+
+    @property
+    def rank(self) -> int | None:
+        """The rank."""
+
+    @property
+    def dp_rank(self) -> int | None:
+        """The engine."""
 
 
 def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
@@ -109,7 +133,7 @@ def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> 
     }
 
 
-def rank_key(reading: RankReading) -> tuple[int, int]:
+def rank_key(reading: Ranked) -> RankKey:
     """What identifies a worker across readings; data-parallel engines number their ranks from 0 each."""
     return (reading.dp_rank or 0, reading.rank or 0)
 
@@ -185,22 +209,49 @@ def encoder_totals(ranks: Sequence[RankReading]) -> EncoderCacheTotals | None:
 
 
 def growth(
-    baseline: Sequence[RankReading], ranks: Sequence[RankReading], recent: Sequence[tuple[float, float]]
+    baseline: Sequence[RankReading],
+    ranks: Sequence[RankReading],
+    recent: Points,
+    recent_by_rank: Mapping[RankKey, Points] = MappingProxyType({}),
 ) -> Growth:
-    """Growth since ``baseline`` and the slope over ``recent``.
+    """Growth since ``baseline``, the slope over ``recent``, and when each device is full.
 
     Args:
         baseline: The first readings after the engine became ready.
         ranks: The readings now.
         recent: ``(taken_at, used bytes summed over ranks)`` of the last minute, oldest first.
+        recent_by_rank: The same of each rank alone.
     """
     grown, _ = total(compare(baseline, ranks))
+    filling = tuple(_filling(rank, recent_by_rank.get(rank_key(rank), ())) for rank in ranks)
     return Growth(
+        seconds_to_full=min((one.seconds_to_full for one in filling if one.seconds_to_full is not None), default=None),
+        ranks=filling,
         since_ready_bytes=grown,
         bytes_per_second=_slope(recent),
         host_since_ready_bytes=_rss_growth(baseline, ranks),
         baseline_taken_at=min((reading.taken_at for reading in baseline), default=None),
     )
+
+
+def seconds_until(room_bytes: float | None, bytes_per_second: float | None) -> float | None:
+    """When so many bytes are taken at this pace; ``None`` where that is noise, not within a day, or not known."""
+    if room_bytes is None or bytes_per_second is None or bytes_per_second < SLOWEST_BYTES_PER_SECOND:
+        return None
+    seconds = max(room_bytes, 0) / bytes_per_second
+    return seconds if seconds <= HORIZON_SECONDS else None
+
+
+def without_forecast(grown: Growth) -> Growth:
+    """The growth without what was foretold from it: old figures foretell nothing."""
+    return replace(grown, seconds_to_full=None, ranks=())
+
+
+def _filling(rank: RankReading, recent: Points) -> RankGrowth:
+    is_long = bool(recent) and recent[-1][0] - recent[0][0] >= MIN_PACE_SECONDS
+    pace = _slope(recent) if is_long else None
+    left = seconds_until(rank.free_bytes, pace)
+    return RankGrowth(rank=rank.rank, dp_rank=rank.dp_rank, bytes_per_second=pace, seconds_to_full=left)
 
 
 def used_total(ranks: Iterable[RankReading]) -> int | None:
@@ -243,7 +294,7 @@ def host_ratio(rank: RankReading) -> float | None:
     return used / total if used is not None and total else None
 
 
-def _slope(points: Sequence[tuple[float, float]]) -> float | None:
+def _slope(points: Points) -> float | None:
     """Least-squares slope; ``None`` below three points, where it would only show noise."""
     if len(points) < 3 or points[0][0] == points[-1][0]:  # noqa: PLR2004 - a line through two points says nothing
         return None

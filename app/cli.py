@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from app import __version__
 from app.errors import SettingsError
-from app.experiment.command import record
+from app.experiment.command import measure
 from app.healthcheck import healthcheck
 from app.incidents_command import incidents
 from app.settings import Settings, is_list, keys, variable
@@ -88,7 +88,7 @@ main.add_command(
 
 main.add_command(healthcheck)
 main.add_command(incidents)
-main.add_command(record)
+main.add_command(measure)
 for command in commands.ALL:
     main.add_command(command)
 

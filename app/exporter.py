@@ -15,7 +15,7 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.registry import Collector
 
 from app import __version__
-from app.attribution import COMPONENTS, device_total, host_ratio, used_total
+from app.attribution import COMPONENTS, device_total, host_ratio, rank_key, used_total
 from app.incidents import IncidentKind
 from app.internal_errors import InternalErrors
 from app.policy.rules import RATIO_SIGNALS
@@ -33,7 +33,6 @@ from app.readings import (
 )
 from app.table import device_title, rank_title
 from app.traffic import Connections, Traffic
-from app.verdict import RUNNING
 
 _RANK_LABELS = ("rank", "device", "host")
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -203,8 +202,10 @@ class Exporter:
         self._reset_seconds.labels(result.remedy).observe(result.seconds)
         if result.moment is not None and result.held_seconds is not None:
             self._hold_seconds.labels(result.remedy, result.moment).observe(result.held_seconds)
-        for component, size in _given_back(result):
-            self._freed.labels(result.remedy, _short(component)).inc(size)
+        for component in COMPONENTS:
+            size = getattr(result.credited_components, component)
+            if size is not None:
+                self._freed.labels(result.remedy, _short(component)).inc(size)
 
     def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
         """The policy ran a remedy on a rule's behalf, or would have."""
@@ -224,26 +225,6 @@ class Exporter:
     def expose_with(self, engine_text: str) -> tuple[bytes, str]:
         """Our families and then the engine's own; in the classic form, which is what vLLM speaks."""
         return generate_latest(self._registry) + engine_text.encode(), self.content_type_classic
-
-
-def _given_back(result: RemedyResult) -> Iterator[tuple[str, int]]:
-    """Bytes by component, of those alone that the remedy can free: the rest of a difference is traffic's.
-
-    Summed over many resets it would be gigabytes. A counter only goes up, so what traffic took more is 0.
-    """
-    parts = result.freed_components
-    cached = parts.torch_cached_bytes or 0
-    if result.remedy == "release":
-        # On NPU empty_cache drops the operators' workspaces as well, on CPU the heap's free pages: both are non_torch.
-        told = [size for answer in result.detail if isinstance(size := answer.get("freed_bytes"), int)]
-        other = parts.non_torch_bytes or 0
-        given = max(cached, 0), max(other, 0)
-        left = sum(told) - given[0] if told else given[1]
-        yield "torch_cached_bytes", given[0]
-        yield "non_torch_bytes", max(min(given[1], left), 0)
-    elif result.remedy in {"trim_encoder_cache", "reset_encoder_cache"}:
-        # Without a release after it, as on the drop-in path, the bytes are the allocator's now and not given back.
-        yield "encoder_cache_bytes", max((parts.encoder_cache_bytes or 0) + min(cached, 0), 0)
 
 
 class _DroppedLines(Collector):
@@ -311,7 +292,7 @@ def _engine_families(report: Report) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "highwater_engine_up",
         "Whether the engine is up, as far as is known: also while it is slow, busy, paused or asleep.",
-        value=float(state in RUNNING),
+        value=float(report.engine.traits.is_up),
     )
     yield CounterMetricFamily(
         "highwater_engine_restarts",
@@ -447,6 +428,13 @@ def _growth_families(report: Report) -> Iterator[Metric]:
     if report.growth.bytes_per_second is not None:
         text = "Slope of used bytes over all ranks in the last minute."
         yield GaugeMetricFamily("highwater_growth_bytes_per_second", text, value=report.growth.bytes_per_second)
+    text = "When the device is full at the pace of the last minute; absent where that is not within a day."
+    family = _gauge("device_memory_seconds_to_full", text, _RANK_LABELS)
+    ranks = {rank_key(rank): _labels(rank) for rank in report.ranks}
+    for one in report.growth.ranks:
+        if one.seconds_to_full is not None and rank_key(one) in ranks:
+            family.add_metric(ranks[rank_key(one)], one.seconds_to_full)
+    yield family
 
 
 def _add(

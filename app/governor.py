@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
+from app.attribution import RankKey
 from app.errors import NotAvailable, UnreachableWater
 from app.history import History
 from app.policy import Action, Decision, Facts, LifeMemory, Rule, begin, decide, learn, unreachable
 from app.policy.core import LEVELS
-from app.policy.gains import RankKey
 from app.policy.pace import Pace, follow
 from app.policy.rules import FILL_SIGNALS
 from app.policy.shown import rule_status, summary
@@ -258,6 +258,7 @@ class Governor:
                 rule_status(
                     view,
                     memory.rules[view.rule.name],
+                    report,
                     facts.unavailable,
                     is_acting=self._acting is not None and self._acting.rule == view.rule,
                     to_unix=self._wall_clock() - now,

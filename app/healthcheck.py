@@ -50,7 +50,7 @@ def healthcheck(what: str, url: str | None, seconds: float) -> None:
 
 
 def own_url(environ: Mapping[str, str]) -> str:
-    """Where a sidecar with these environment variables listens, as seen from its own machine."""
+    """Return where a sidecar with these environment variables listens, as seen from its own machine."""
     host, port = environ.get("HIGHWATER_HOST", ""), environ.get("HIGHWATER_PORT", "")
     default = urlsplit(DEFAULT_URL)
     scheme = "https" if environ.get("HIGHWATER_TLS__CERT_FILE") else "http"
@@ -59,7 +59,7 @@ def own_url(environ: Mapping[str, str]) -> str:
 
 
 def ask(base: str, path: str, seconds: float) -> str | None:
-    """What is wrong there; ``None`` if nothing is.
+    """Return what is wrong there; ``None`` if nothing is.
 
     Args:
         base: The sidecar's URL.

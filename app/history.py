@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from app.attribution import COMPONENTS, first_of_each_card, used_total
+from app.attribution import COMPONENTS, RankKey, first_of_each_card, used_total
 from app.readings import Caller, Event, EventKind, RankReading, RemedyResult, Report, Trigger
-from app.table import mib
+from app.units import mib
 
 MARKS_KEPT = 100
 EVENTS_KEPT = 1000
@@ -74,6 +74,10 @@ class _Sample:
     counted: tuple[int, ...]  # positions of the ranks whose used bytes are summed: one of each device
     values: array[float]
     engine: array[float]
+
+    def used(self, position: int) -> float:
+        """Used bytes of the rank at this position, the first of its values."""
+        return self.values[position * len(RANK_FIELDS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +149,32 @@ class History:
 
         The times are of a clock that is never set, good for what lies between two of them and for nothing else.
         """
-        points: list[tuple[float, float]] = []
-        width = len(RANK_FIELDS)
+        return [
+            (sample.mono, sum(sample.used(position) for position in sample.counted))
+            for sample in self._recent(seconds)
+            if sample.counted
+        ]
+
+    def recent_used_by_rank(self, seconds: float) -> dict[RankKey, list[tuple[float, float]]]:
+        """The same of each rank alone, without the moments at which its used bytes were not known."""
+        points: dict[RankKey, list[tuple[float, float]]] = {}
+        for sample in self._recent(seconds):
+            for position, (dp_rank, rank, _) in enumerate(sample.identities):
+                used = sample.used(position)
+                if not math.isnan(used):
+                    points.setdefault((dp_rank or 0, rank or 0), []).append((sample.mono, used))
+        return points
+
+    def _recent(self, seconds: float) -> list[_Sample]:
+        """The samples of the last seconds, oldest first; of these workers only."""
+        samples: list[_Sample] = []
         for sample in reversed(self._samples):
             last = self._samples[-1]
             if sample.mono < last.mono - seconds or sample.identities != last.identities:
                 break
-            used = [sample.values[position * width] for position in sample.counted]
-            if used:
-                points.append((sample.mono, sum(used)))
-        points.reverse()
-        return points
+            samples.append(sample)
+        samples.reverse()
+        return samples
 
     # --- events ---
 

@@ -18,11 +18,11 @@ from app.sidecar_options import NoSidecar, json_option, sidecar_at, url_option
 @click.option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="read the files of incidents.folder, where no sidecar lives",
+    help="read the files of incidents.folder, when no sidecar is running",
 )
 @json_option
 def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: bool) -> None:
-    """What the engine died of: list the incidents, newest first, or show the one with this ID."""
+    """Return what the engine died of: list the incidents, newest first, or show the one with this ID."""
     if folder is not None:
         shown = _from_folder(folder, incident_id, as_json=as_json)
     else:
@@ -35,7 +35,7 @@ def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str
     # Here and not at the top, as below: `highwater --help` must not load what it does not need.
     from app.incidents import IncidentStore, Unreadable  # noqa: PLC0415
     from app.incidents.fitting import to_bytes  # noqa: PLC0415
-    from app.incidents.text import headlines_text, incident_text  # noqa: PLC0415
+    from app.incidents.text import headlines_text, incident_markdown  # noqa: PLC0415
 
     store = IncidentStore(folder)
     if incident_id is None:
@@ -50,7 +50,7 @@ def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str
         raise click.ClickException(str(exc)) from exc
     if incident is None:
         raise click.ClickException(f"there is no incident {incident_id} in {folder}")
-    return to_bytes(incident).decode() if as_json else incident_text(incident)
+    return to_bytes(incident).decode() if as_json else incident_markdown(incident)
 
 
 def _from_sidecar(url: str, incident_id: str | None, *, as_json: bool) -> str:

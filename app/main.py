@@ -28,7 +28,6 @@ from app import __version__
 from app.access_log import AccessLog
 from app.admin_token import AdminToken, default_token_file
 from app.allowlist import AllowList
-from app.black_box import BlackBox
 from app.descriptors import default_connections
 from app.engine import Engine
 from app.exporter import Exporter
@@ -36,6 +35,7 @@ from app.flight import Flight
 from app.gate import Gate
 from app.governor import Governor
 from app.history import History
+from app.incident_watcher import IncidentWatcher
 from app.incidents import Incidents, IncidentStore
 from app.life import Lives, local_start
 from app.oom_kills import OomKillWatch
@@ -67,10 +67,11 @@ from app.sources import all_sources
 from app.sources.encoder_cache import EncoderCacheEntries
 from app.state_file import StateFile
 from app.tls import TlsWatch, engine_context, listening_context
+from app.units import MIB
 
 log = logging.getLogger("highwater")
 
-CONTROL_BODY_BYTES = 1024 * 1024
+CONTROL_BODY_BYTES = MIB
 _LIVE_PATHS = frozenset({"/memory/events"})
 _SIDECAR_PREFIXES = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/")
 HISTORY_SAMPLES_MOST = 86_400  # a day at one a second: 120 MB with eight ranks
@@ -240,7 +241,7 @@ def create_app(
         internal_error=exporter.internal_errors.counter("policy"),
     )
     incidents = _incidents(settings, clock, wall_clock, exporter.internal_errors.counter("diagnosis"))
-    box = BlackBox(
+    box = IncidentWatcher(
         incidents,
         history,
         flight=flight,

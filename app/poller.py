@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from app.attribution import account, encoder_totals, growth, rank_key
+from app.attribution import account, encoder_totals, growth, rank_key, without_forecast
 from app.capabilities import EXTENSION, Capabilities, detect
 from app.engine import Engine
 from app.errors import (
@@ -32,6 +32,7 @@ from app.flight import Flight, is_complete, missing_ranks, workers_left
 from app.history import History
 from app.life import EngineLife, Lives
 from app.readings import (
+    STATES,
     EngineLoad,
     EngineStatus,
     Growth,
@@ -44,7 +45,7 @@ from app.sources import Observation, Source
 from app.sources.recorder import RankRecord
 from app.sources.workers import Workers
 from app.table import missing_text
-from app.verdict import RUNNING, Contact, Seen, Verdict, decide
+from app.verdict import Contact, Seen, Verdict, decide
 
 GROWTH_SECONDS = 60.0
 SERVER_ERROR = 500
@@ -179,7 +180,8 @@ class Poller:
         if self._last.taken_at is None:
             return self._last
         age = self._age_seconds()
-        return replace(self._last, age_seconds=age, stale=self._last.stale or age > self._stale_seconds)
+        aged = replace(self._last, age_seconds=age)
+        return _stale(aged) if aged.stale or age > self._stale_seconds else aged
 
     def _age_seconds(self) -> float:
         """Since the oldest reading of the last report was taken."""
@@ -239,7 +241,7 @@ class Poller:
     def _can_look(self) -> bool:
         """Whether the recorders alone tell how much memory every rank has."""
         records = self._flight.records if self._flight is not None else ()
-        return self._verdict.state in RUNNING and is_complete(records, self.capabilities.ranks_expected)
+        return STATES[self._verdict.state].is_up and is_complete(records, self.capabilities.ranks_expected)
 
     async def look(self) -> Report:
         """Read the recorders' files, and nothing else; the engine's state stays as the last poll found it."""
@@ -334,7 +336,7 @@ class Poller:
                 outcome.is_another_loading = await self._flight.is_another_writing(self.life.recorder_instance)
             return
         load = outcome.observation.load
-        held = self._last.engine.state in ("paused", "sleeping") or bool(load is not None and load.sleeping)
+        held = self._last.engine.traits.is_held or bool(load is not None and load.sleeping)
         outcome.movement = self._flight.movement(outcome.records, load, held=held)
 
     async def _ask_each(self, sources: Sequence[Source], outcome: _Round) -> None:
@@ -413,7 +415,8 @@ class Poller:
             # What was last known stays, with its age, and marked as stale where the engine did not confirm it.
             lost = was.stale or outcome.failure is not None
             expected = self.capabilities.ranks_expected
-            self._last = replace(was, engine=status, stale=lost, ranks_expected=expected, movement=outcome.movement)
+            last = replace(was, engine=status, stale=lost, ranks_expected=expected, movement=outcome.movement)
+            self._last = _stale(last) if lost else last
         else:
             self._last = self._fresh(status, ranks, outcome)
         if seen.workers is not None:
@@ -457,7 +460,7 @@ class Poller:
             was_there = bool(self._last.ranks) and not self.current().stale
             if self._lives.hear(ranks, is_watched=came_up or has_not_worked or was_there):
                 self._forget_engine()
-        elif self._verdict.state in RUNNING and not self.capabilities.collective_rpc:
+        elif STATES[self._verdict.state].is_up and not self.capabilities.collective_rpc:
             self._lives.came_back()
         if ranks and self._verdict.state == "ready":
             self._lives.settle(ranks)
@@ -526,7 +529,11 @@ class Poller:
         return _Arrival(rank.taken_at, self._clock() - ago, self._wall_clock() - ago)
 
     def _growth(self, ranks: tuple[RankReading, ...]) -> Growth:
-        grown = growth(self.baseline, ranks, self._history.recent_used(GROWTH_SECONDS))
+        used, by_rank = (
+            self._history.recent_used(GROWTH_SECONDS),
+            self._history.recent_used_by_rank(GROWTH_SECONDS),
+        )
+        grown = growth(self.baseline, ranks, used, by_rank)
         return replace(grown, reason=self.life.baseline_problem)
 
     def _detect_again(self) -> None:
@@ -569,7 +576,7 @@ class Poller:
         return self._flight.problem if self._flight is not None else None
 
     def _failure_text(self, failure: EngineError) -> str:
-        is_up = self._verdict.state in RUNNING and not isinstance(failure, EngineNotListening)
+        is_up = STATES[self._verdict.state].is_up and not isinstance(failure, EngineNotListening)
         if is_up or not isinstance(failure, EngineUnreachable) or isinstance(failure, EngineUntrusted):
             return str(failure)
         word = "any more" if self._verdict.has_answered or self.life.processes else "yet"
@@ -586,6 +593,10 @@ class Poller:
             )
         problem = f"; {self._flight.problem}" if self._flight.problem else ""
         return f"{there} are heard of; missing: {missing_text(missing)}{problem}"
+
+
+def _stale(report: Report) -> Report:
+    return replace(report, stale=True, growth=without_forecast(report.growth))
 
 
 def _merge(first: Observation, second: Observation) -> Observation:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 SCHEMA = 1
 
-# What each one means, and what follows from it: app/verdict.py.
+# When each one holds: app/verdict.py. What follows from it: STATES, below.
 EngineState: TypeAlias = Literal[
     "starting", "ready", "paused", "sleeping", "busy", "slow", "stuck", "not_answering", "gone"
 ]
@@ -35,6 +36,55 @@ Moment: TypeAlias = Literal["any", "gate"]
 # Where a rank's reading is from: its answer to our call, or its flight recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
 Verdict: TypeAlias = Literal["moving", "idle", "busy", "stuck", "unknown"]
+
+# --- what follows from the engine's state ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTraits:
+    """What follows from a state of the engine: nobody else keeps a list of states.
+
+    Attributes:
+        level: How bad it is, as people are shown it.
+        serves: A request that is sent now will be served.
+        is_up: The engine runs, as far as is known.
+        answers: It answered the last questions in time.
+        takes_remedies: Its workers answer calls soon. A busy one would run a remedy after what keeps it busy.
+        is_late: It goes on, and answers late.
+        is_held: Somebody paused it or put it to sleep: no step is to be expected.
+        is_absent: No engine is there: it has not come yet, or it has ended.
+        is_hung: It is there, and no call is answered or no step ends.
+        is_lost: It will not go on by itself: to restart it costs nothing more.
+        lacks_weights: Its weights are not on the device, as intended: its memory says nothing of how it works.
+    """
+
+    level: Literal["good", "warn", "bad"]
+    serves: bool = False
+    is_up: bool = False
+    answers: bool = False
+    takes_remedies: bool = False
+    is_late: bool = False
+    is_held: bool = False
+    is_absent: bool = False
+    is_hung: bool = False
+    is_lost: bool = False
+    lacks_weights: bool = False
+
+
+STATES: Mapping[EngineState, StateTraits] = MappingProxyType(
+    {
+        "starting": StateTraits(level="warn", is_absent=True, lacks_weights=True),
+        "ready": StateTraits(level="good", serves=True, is_up=True, answers=True, takes_remedies=True),
+        "paused": StateTraits(level="warn", is_up=True, answers=True, takes_remedies=True, is_held=True),
+        "sleeping": StateTraits(level="warn", is_up=True, answers=True, is_held=True, lacks_weights=True),
+        "busy": StateTraits(level="warn", serves=True, is_up=True, is_late=True),
+        "slow": StateTraits(level="warn", serves=True, is_up=True, is_late=True, takes_remedies=True),
+        "stuck": StateTraits(level="bad", is_hung=True, is_lost=True),
+        "not_answering": StateTraits(level="bad", is_hung=True),
+        "gone": StateTraits(level="bad", is_absent=True, is_lost=True),
+    }
+)
+
 
 # --- what one worker says over the wire (op `memory`; worker_ext/README.md is the contract) ---
 
@@ -343,6 +393,11 @@ class EngineStatus:
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     hint: str | None = None
 
+    @property
+    def traits(self) -> StateTraits:
+        """What follows from the state."""
+        return STATES[self.state]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderCacheTotals:
@@ -368,6 +423,22 @@ class EncoderCacheTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankGrowth:
+    """How one rank's device fills.
+
+    Attributes:
+        rank: The rank, and the data-parallel engine that numbers it.
+        bytes_per_second: The slope of its used bytes over the last minute; ``None`` where that is too short to know.
+        seconds_to_full: When its device is full at that pace; ``None`` where that is noise, or not within a day.
+    """
+
+    rank: int | None
+    dp_rank: int | None
+    bytes_per_second: float | None = None
+    seconds_to_full: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """How used bytes moved, summed over the ranks that were there at both ends.
 
@@ -377,6 +448,8 @@ class Growth:
         host_since_ready_bytes: The workers' resident set size (RSS) since then.
         baseline_taken_at: When that first reading was taken.
         reason: Why growth since then is not known; ``None`` where it is, or where there is nothing to say yet.
+        seconds_to_full: When the first device is full if all goes on as in the last minute; ``None`` where none fills.
+        ranks: How each rank's device fills.
     """
 
     since_ready_bytes: int | None = None
@@ -384,11 +457,13 @@ class Growth:
     host_since_ready_bytes: int | None = None
     baseline_taken_at: float | None = None
     reason: str | None = None
+    seconds_to_full: float | None = None
+    ranks: tuple[RankGrowth, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFreed:
-    """What a remedy freed on one rank; negative where traffic took more meanwhile."""
+    """What a remedy freed on one rank of what it can free; never negative."""
 
     rank: int | None
     dp_rank: int | None
@@ -432,6 +507,8 @@ class RankPressure:
         short_bytes: What is missing to ``low_free_bytes`` once less than ``high_free_bytes`` is free; else 0.
         can_release_bytes: What ``release`` could give back.
         can_trim_bytes: What ``trim_encoder_cache`` could.
+        seconds_to_high_water: When it comes under ``high_free_bytes`` at the pace of the last minute; ``None`` where
+            that is not within a day, or where it is under it.
         note: Why this rank is left out, or what is odd about it; ``None`` where nothing is.
     """
 
@@ -443,6 +520,7 @@ class RankPressure:
     short_bytes: int | None = None
     can_release_bytes: int | None = None
     can_trim_bytes: int | None = None
+    seconds_to_high_water: float | None = None
     note: str | None = None
 
 
@@ -463,6 +541,8 @@ class RuleStatus:
         rest_until: When the rest after the last relief ends, likewise; ``None`` where it does not rest.
         ranks: Each rank's own figures, for rules about device memory.
         remedies: Its remedies, in order.
+        is_dormant: Whether it is held although the engine is at work: somebody should look after it. On CPU the default
+            rule has nothing to watch, and that is as it should be.
     """
 
     name: str
@@ -476,6 +556,7 @@ class RuleStatus:
     rest_until: float | None = None
     ranks: tuple[RankPressure, ...] = ()
     remedies: tuple[RemedyState, ...] = ()
+    is_dormant: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -571,6 +652,9 @@ class RemedyResult:
         freed_bytes: Used bytes before less after, summed over ranks; negative when traffic took more meanwhile.
         freed_components: The same by component.
         ranks: The same by rank.
+        credited_bytes: What it freed of what it can free (app/freed.py), as in ``/policy`` and in the metric; ``None``
+            where that was not measured.
+        credited_components: The same by component; ``None`` for those that it cannot free.
         frees: What this remedy can free, in words.
         spares: What it cannot, in words.
         moment: Whether requests were held for it; ``None`` where it did not come to that.
@@ -585,6 +669,8 @@ class RemedyResult:
     freed_bytes: int | None = None
     freed_components: Components = Components()
     ranks: tuple[RankDelta, ...] = ()
+    credited_bytes: int | None = None
+    credited_components: Components = Components()
     frees: str = ""
     spares: str = ""
     moment: Moment | None = None

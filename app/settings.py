@@ -17,10 +17,9 @@ from app.allowlist import AllowList, root_path_flaw
 from app.descriptors import room_at_most
 from app.policy_settings import Finite, PolicySettings
 from app.tls import TlsFiles, check_certificate, check_pair
+from app.units import KIB, MIB
 
 PREFIX = "HIGHWATER_"
-KIB = 1024
-MIB = 1024 * KIB
 # Of 2 KiB each in one recorder's file, beside less than 1 MiB of other areas; its reader takes no more than 64 MiB
 # (docs/recorder.md).
 MAX_RECORDS = 32_000

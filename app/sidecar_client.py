@@ -19,11 +19,12 @@ import httpx
 import httpx_sse
 
 from app.errors import SidecarRefused, SidecarUnreachable
+from app.units import MIB
 
 CONNECT_SECONDS = 5.0
 # The sidecar sends a comment after 15 seconds without a report.
 SILENCE_SECONDS = 20.0
-ANSWER_BYTES_MOST = 256 * 1024 * 1024
+MAX_ANSWER_BYTES = 256 * MIB
 _SHOWN_LENGTH = 400
 _UNAUTHORIZED = 401
 _ANOTHER = "--url or HIGHWATER_URL names the sidecar, which listens on port 8001 unless told otherwise"
@@ -141,7 +142,7 @@ class SidecarClient:
         deadline, content = time.monotonic() + self._seconds, bytearray()
         for piece in response.iter_bytes():
             content += piece
-            if time.monotonic() > deadline or len(content) > ANSWER_BYTES_MOST:
+            if time.monotonic() > deadline or len(content) > MAX_ANSWER_BYTES:
                 raise SidecarUnreachable(self._no_sidecar("without an end", response.headers))
         return bytes(content)
 

@@ -29,8 +29,8 @@ from app.history import History
 from app.poller import Poller
 from app.readings import Caller
 from app.remedies.remedy import no_extension
-from app.table import mib
-from app.verdict import RUNNING, in_words
+from app.units import mib
+from app.verdict import in_words
 
 KEPT = 4
 # As the workers ask for it: room for as much again is left (worker_ext/README.md, "snapshot").
@@ -197,7 +197,7 @@ class Snapshots:
 
     def _check_engine(self) -> None:
         engine = self._poller.current().engine
-        if engine.state not in RUNNING:
+        if not engine.traits.is_up:
             raise NotAvailable(in_words(engine))
         if (problem := no_extension(self._poller.capabilities)) is not None:
             raise NotAvailable(problem)

@@ -25,9 +25,10 @@ from typing import Any
 
 from app.errors import NotKept
 from app.private_file import replace_private
+from app.units import MIB
 
 SCHEMA = 1
-FILE_BYTES_MOST = 1024 * 1024
+MAX_FILE_BYTES = MIB
 # Earlier releases paused the engine for some resets, and wrote it down here so that the next start would resume it.
 _PAUSE = "pause"
 
@@ -126,8 +127,8 @@ class StateFile:
         if self._is_in_the_way:
             raise NotKept(path, "an unusable file is in its place; move it away and start the sidecar again")
         content = json.dumps({"schema": SCHEMA, **sections}, indent=1, allow_nan=False).encode() + b"\n"
-        if len(content) > FILE_BYTES_MOST:
-            raise NotKept(path, f"it would have {len(content)} bytes, more than the {FILE_BYTES_MOST} that are allowed")
+        if len(content) > MAX_FILE_BYTES:
+            raise NotKept(path, f"it would have {len(content)} bytes, more than the {MAX_FILE_BYTES} that are allowed")
         try:
             replace_private(path, content)
         except OSError as exc:
@@ -138,9 +139,9 @@ def _read(path: Path) -> bytes:
     with open(path, "rb", opener=_open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise _Unusable("is not a file")
-        content = file.read(FILE_BYTES_MOST + 1)
-    if len(content) > FILE_BYTES_MOST:
-        raise _Unusable(f"has more than {FILE_BYTES_MOST} bytes")
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise _Unusable(f"has more than {MAX_FILE_BYTES} bytes")
     return content
 
 

@@ -7,17 +7,9 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from app.attribution import COMPONENTS
-from app.readings import Device, MissingRank, RankReading, Report
-
-MIB = 1024 * 1024
-UNKNOWN = "-"
-
-
-def mib(size: float | None, *, signed: bool = False) -> str:
-    """Bytes as MiB with one decimal and thousands separators; what rounds to nothing has no sign to wonder about."""
-    if size is None:
-        return UNKNOWN
-    return f"{size / MIB:{'+' if signed else '-'}z,.1f}"
+from app.outlook import can_give, pressure_of, seconds_to_high_water, short_ranks
+from app.readings import Device, MissingRank, Report, RuleStatus
+from app.units import UNKNOWN, mib, share_text, size_text, span_text
 
 
 def component_title(name: str) -> str:
@@ -53,8 +45,10 @@ def report_text(report: Report) -> str:
     parts = [_headline(report)]
     if report.engine.hint:
         parts.append(f"hint: {report.engine.hint}")
+    if report.ranks_missing:
+        parts.append(f"missing: {missing_text(report.ranks_missing)}")
     if report.ranks:
-        parts.append(_ranks_table(report.ranks))
+        parts.append(_ranks_table(report))
         parts.extend(f"note: rank {r.rank}: {n.name}: {n.reason}" for r in report.ranks for n in r.notes)
     parts.append(_footer(report))
     return "\n".join(part for part in parts if part) + "\n"
@@ -68,7 +62,9 @@ def _headline(report: Report) -> str:
     return f"{what} at {engine.url}: {engine.state}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
 
 
-def _ranks_table(ranks: Sequence[RankReading]) -> str:
+def _ranks_table(report: Report) -> str:
+    ranks = report.ranks
+    pressures = [pressure_of(report, rank) for rank in ranks]
     headers = ["MiB", *(f"rank {rank_title(rank.dp_rank, rank.rank, UNKNOWN)}" for rank in ranks)]
     rows = [
         ["device", *(device_title(rank.device) for rank in ranks)],
@@ -81,9 +77,11 @@ def _ranks_table(ranks: Sequence[RankReading]) -> str:
     rows += [
         ["releasable", *(mib(rank.releasable_bytes) for rank in ranks)],
         ["free", *(mib(rank.free_bytes) for rank in ranks)],
+        ["high water", *(mib(one.high_free_bytes if one is not None else None) for one in pressures)],
         ["used ratio", *(UNKNOWN if rank.used_ratio is None else f"{rank.used_ratio:.3f}" for rank in ranks)],
     ]
-    return table(headers, rows)
+    # Without a rule on the device there is no high water.
+    return table(headers, [row for row in rows if row[0] != "high water" or any(pressures)])
 
 
 def _footer(report: Report) -> str:
@@ -98,11 +96,40 @@ def _footer(report: Report) -> str:
     if report.growth.since_ready_bytes is not None:
         slope = report.growth.bytes_per_second
         pace = "" if slope is None else f", {mib(slope, signed=True)} MiB/s over the last minute"
-        lines.append(f"growth: {mib(report.growth.since_ready_bytes, signed=True)} MiB since ready{pace}")
+        ends = {"high water": seconds_to_high_water(report), "full": report.growth.seconds_to_full}
+        left = "".join(f", {what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
+        lines.append(f"growth: {mib(report.growth.since_ready_bytes, signed=True)} MiB since ready{pace}{left}")
     engine = report.engine
     if engine.requests_running is not None:
         usage = "" if engine.kv_cache_usage_ratio is None else f", KV cache {engine.kv_cache_usage_ratio:.0%} used"
         lines.append(f"requests: {engine.requests_running} running, {engine.requests_waiting or 0} waiting{usage}")
+    if report.movement is not None:
+        lines.append(f"movement: {report.movement.summary}")
     if report.policy is not None:
         lines.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
+        lines += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
     return "\n".join(lines)
+
+
+def _rule(rule: RuleStatus, said: str) -> str:
+    """Return how a rule stands, and what could be given back on the ranks that are short."""
+    waters = waters_text(rule)
+    shown = f"{rule.phase}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
+    why = f"; {rule.reason}" if rule.reason and rule.reason not in said else ""
+    gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short_ranks(rule)).items())
+    return f"{shown}{why}{f'; could give there: {gains}' if gains else ''}"
+
+
+def signal_text(signal: str, value: float | None) -> str:
+    """The value of a policy's signal in its unit."""
+    return share_text(value) if signal.endswith("_ratio") else size_text(value)
+
+
+def waters_text(rule: RuleStatus) -> str:
+    """Return where a rule acts and where it stops, in its signal's unit; empty where that is not known yet."""
+    if rule.high_water is None or rule.low_water is None:
+        return ""
+    # Of what is free, a rule acts on less, and stops at more.
+    word = "acts below" if rule.high_water < rule.low_water else "acts at"
+    high, low = signal_text(rule.signal, rule.high_water), signal_text(rule.signal, rule.low_water)
+    return f"{word} {high}, stops at {low}"

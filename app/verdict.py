@@ -31,13 +31,6 @@ from app.readings import EngineState, EngineStatus, Movement
 
 Contact: TypeAlias = Literal["answered", "worker_call_late", "late", "broken", "refused"]
 
-READY: Final[frozenset[EngineState]] = frozenset({"ready", "busy", "slow"})
-"""A request that is sent now will be served."""
-RUNNING: Final[frozenset[EngineState]] = READY | {"paused", "sleeping"}
-"""It is up, as far as is known."""
-UNHEALTHY: Final[frozenset[EngineState]] = frozenset({"stuck", "gone"})
-"""It will not go on by itself: to restart it costs nothing more."""
-
 BUSY_SECONDS = 10.0
 """From here on a step or a call is a state of its own: every long prompt makes steps of a second or two."""
 REFUSED_ROUNDS = 2

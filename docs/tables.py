@@ -1,11 +1,14 @@
-"""Writes the tables in the documentation that tell what the code has: ``python docs/tables.py``.
+"""Writes what the documentation and the dashboard repeat of the code: ``python docs/tables.py``.
 
 A test compares them, so that neither can drift.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from tabulate import tabulate
@@ -18,14 +21,13 @@ from app.policy.core import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SH
 from app.policy.rules import MIN_GAIN_BYTES
 from app.policy.waters import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
 from app.policy_settings import RuleSettings
-from app.readings import Device, WorkerBudget, WorkerMemory
+from app.readings import STATES, Device, WorkerBudget, WorkerMemory
 from app.settings import keys, variable
+from app.units import GIB, MIB
 
 DOCS = Path(__file__).resolve().parent
 GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "golden" / "metrics.txt"
 
-MIB = 1024**2
-GIB = 1024**3
 # What mem_get_info calls the total, which is less than the name says; others of the same name differ by some MiB.
 DEVICES = (
     ("NVIDIA L4, 24 GB", int(22.0 * GIB)),
@@ -167,6 +169,30 @@ def rendered(name: str) -> str:
     return text
 
 
+FACTS = DOCS.parent / "app" / "dashboard" / "facts.js"
+
+
+def facts_module() -> str:
+    """What the dashboard knows of the engine's states, as a module of its own."""
+    states = {name: {key: value for key, value in asdict(traits).items() if value} for name, traits in STATES.items()}
+    return f"""/**
+ * What the page and the sidecar both know: written by `make docs` from app/readings.py.
+ */
+
+/** What follows from each state of the engine. @type {{Record<string, any>}} */
+export const STATES = {_js(states)};
+"""
+
+
+def _js(rows: Mapping[str, Mapping[str, object]]) -> str:
+    lines = (
+        f"  {name}: {{ {', '.join(f'{key}: {json.dumps(value)}' for key, value in row.items())} }},\n"
+        for name, row in rows.items()
+    )
+    return f"{{\n{''.join(lines)}}}"
+
+
 if __name__ == "__main__":
+    FACTS.write_text(facts_module(), encoding="utf-8")
     for document in TABLES:
         (DOCS / document).write_text(rendered(document), encoding="utf-8")

@@ -4,14 +4,13 @@
 
 import { getAsOperator } from "./api.js";
 import { el, fill, scroll, setText, table } from "./dom.js";
+import { STATES } from "./facts.js";
 import { clock, count, duration, exact, gib, gibNumber, known, UNKNOWN } from "./format.js";
 import { total } from "./plots.js";
 
 const SHOWN = 8;
 const ASK_EVERY_MS = 15_000;
 const HASH_SHOWN = 6; // at either end
-// The entries are asked of the workers themselves: never where that could be one call too many.
-const ASKED_IN = new Set(["ready", "paused"]);
 const QUIET_VERDICTS = new Set(["moving", "idle", "unknown"]);
 
 /** The panel. */
@@ -100,7 +99,9 @@ export class EncoderPanel {
     const { engine, movement } = this.report ?? {};
     if (!engine) return "nothing is known of the engine yet";
     if (!engine.capabilities.collective_rpc) return "the workers cannot be asked: the worker extension is not loaded";
-    if (!ASKED_IN.has(engine.state)) return `not asked while the engine is ${engine.state}`;
+    const traits = STATES[engine.state];
+    // The entries are asked of the workers themselves: never where that could be one call too many.
+    if (!traits?.answers || !traits.takes_remedies) return `not asked while the engine is ${engine.state}`;
     if (movement && !QUIET_VERDICTS.has(movement.verdict)) return `not asked while the ranks are ${movement.verdict}`;
     return null;
   }

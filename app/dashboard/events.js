@@ -52,8 +52,8 @@ export function writeResets(box, events) {
     el("span", { class: "outcome", "data-outcome": result.outcome }, result.outcome),
     el(
       "span",
-      { class: "freed", "data-bytes": result.freed_bytes ?? "unknown", title: exact(result.freed_bytes) },
-      gibNumber(result.freed_bytes),
+      { class: "freed", "data-bytes": result.credited_bytes ?? "unknown", title: exact(result.credited_bytes) },
+      gibNumber(result.credited_bytes),
     ),
     [freedParts(result.freed_components), freedRanks(result.ranks)].filter(Boolean).join(" · ") ||
       (result.outcome === "done" ? "nothing" : ""),
@@ -66,13 +66,13 @@ export function writeResets(box, events) {
       .filter(Boolean)
       .join("; "),
   ]);
-  const head = ["at", "remedy", "outcome", "freed GiB", "of which", "by", "took, and why"];
+  const head = ["at", "remedy", "outcome", "freed GiB", "what moved", "by", "took, and why"];
   fill(
     box,
     scroll(
       "Last resets as a table",
       table({
-        caption: "What each gave back; less than 0: traffic took more meanwhile",
+        caption: "What each freed of what it can free; what moved meanwhile is less in use than before",
         head,
         rows,
         numeric: [3],

@@ -37,7 +37,7 @@ const state = {
   },
 };
 
-const tiles = new Tiles(byId("now"), readings);
+const tiles = new Tiles(byId("now"));
 const plots = new Plots(readings, byId("rank-charts"), byId("line-charts"));
 const rankTable = new RankTable(/** @type {HTMLElement} */ (byId("rank-table")));
 const notices = new Notices(byId("notices"));

@@ -3,9 +3,10 @@
  */
 
 import { el, fill, setAttribute, setText } from "./dom.js";
+import { STATES } from "./facts.js";
 import { clock, count, duration, gib, known, UNKNOWN, words } from "./format.js";
 import { rankName } from "./plots.js";
-import { isDormant, shortRanks } from "./pressure.js";
+import { shortRanks } from "./pressure.js";
 
 const STATE_WORDS = {
   ready: "ready",
@@ -17,17 +18,6 @@ const STATE_WORDS = {
   stuck: "is stuck",
   not_answering: "does not answer",
   gone: "is gone",
-};
-const STATE_LEVEL = {
-  ready: "good",
-  starting: "warn",
-  paused: "warn",
-  sleeping: "warn",
-  busy: "warn",
-  slow: "warn",
-  stuck: "bad",
-  not_answering: "bad",
-  gone: "bad",
 };
 const STATE_TITLES = {
   starting: "The engine has not answered yet",
@@ -60,7 +50,7 @@ export function writeEngine({ engine, movement: moves }, model, detail, state, m
   setText(model, engine.model ?? "model not known");
   setText(detail, `vLLM ${engine.version ?? UNKNOWN} at ${engine.url}`);
   setText(state, `engine ${STATE_WORDS[engine.state] ?? engine.state}`);
-  setAttribute(state, "data-level", STATE_LEVEL[engine.state] ?? "quiet");
+  setAttribute(state, "data-level", STATES[engine.state]?.level ?? "quiet");
   movement.hidden = !moves;
   if (!moves) return;
   setText(movement, `ranks ${moves.verdict === "unknown" ? "not known to move" : moves.verdict}`);
@@ -161,7 +151,7 @@ function* engine(report) {
   const title = STATE_TITLES[state];
   if (title)
     yield {
-      level: STATE_LEVEL[state],
+      level: STATES[state].level,
       name: "engine",
       title,
       text: hint && hint !== "not asked yet" ? hint : `${STATE_ADVICE[state]} (${url})`,
@@ -171,7 +161,7 @@ function* engine(report) {
 
 function* stale(report, connection, age) {
   if (!report || connection.state !== "live" || !isStale(report, age) || report.taken_at === null) return;
-  if (["gone", "starting"].includes(report.engine.state)) return; // said already
+  if (STATES[report.engine.state]?.is_absent) return; // said already
   yield {
     level: "warn",
     name: "stale",
@@ -195,7 +185,7 @@ function* policy(report) {
   if (!status) return;
   if (status.level === "short" || status.level === "urgent") yield shortage(status);
   for (const rule of status.rules) {
-    if (!isDormant(rule, report)) continue;
+    if (!rule.is_dormant) continue;
     yield { level: "warn", name: "rule", title: `Rule ${rule.name} cannot act`, text: rule.reason ?? "" };
   }
 }

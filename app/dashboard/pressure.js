@@ -7,7 +7,6 @@ import { rankKey } from "./readings.js";
 
 /** How bad a level of the policy is, as the page's colours tell it. */
 export const LEVELS = { calm: "good", short: "warn", urgent: "bad", held: "quiet", unknown: "quiet" };
-const AT_WORK = ["ready", "paused", "slow"]; // the engine's states in which the policy may act
 
 /**
  * The rank as the rule sees it that acts first on its device; null where no rule has waters for it.
@@ -23,14 +22,4 @@ export function pressureOf(report, rank) {
 /** The ranks of a rule that miss something, the worst off first. @param {any} rule */
 export function shortRanks(rule) {
   return rule.ranks.filter((one) => one.short_bytes > 0).sort((one, other) => other.short_bytes - one.short_bytes);
-}
-
-/**
- * Whether the rule is held although the engine is at work; on CPU the default rule has nothing to watch.
- * @param {any} rule @param {any} report
- */
-export function isDormant(rule, report) {
-  if (rule.phase !== "held" || report.stale || !AT_WORK.includes(report.engine.state)) return false;
-  const derived = rule.high_water === null || rule.low_water === null;
-  return report.ranks.some((rank) => !rank.asleep_tags?.length && !(derived && rank.device.type === "cpu"));
 }

@@ -99,29 +99,6 @@ export class Readings {
     return [firstAtOrAfter(this.at, this.length, from), firstAtOrAfter(this.at, this.length, to + 1e-6)];
   }
 
-  /**
-   * How fast a rank's used bytes grow: least squares over the last seconds; null for too few.
-   * @param {string} key @param {number} seconds
-   */
-  slope(key, seconds) {
-    const used = this.ranks.get(key)?.used_bytes;
-    const [from, to] = this.span(this.lastAt - seconds, this.lastAt);
-    if (!used || to - from < 5 || this.at[to - 1] - this.at[from] < seconds / 4) return null;
-    let n = 0;
-    let [sumT, sumY, sumTT, sumTY] = [0, 0, 0, 0];
-    for (let index = from; index < to; index++) {
-      if (Number.isNaN(used[index])) continue;
-      const t = this.at[index] - this.at[from];
-      n += 1;
-      sumT += t;
-      sumY += used[index];
-      sumTT += t * t;
-      sumTY += t * used[index];
-    }
-    const spread = n * sumTT - sumT * sumT;
-    return n < 5 || spread <= 0 ? null : (n * sumTY - sumT * sumY) / spread;
-  }
-
   /** @param {{dp_rank: number | null, rank: number | null}[]} ranks */
   #know(ranks) {
     const fresh = ranks.map(rankKey).filter((key) => !this.ranks.has(key));

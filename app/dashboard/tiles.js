@@ -21,12 +21,7 @@ import {
 } from "./format.js";
 import { COMPONENTS } from "./palette.js";
 import { rankName, reservedNotAllocated, total } from "./plots.js";
-import { isDormant, LEVELS, pressureOf } from "./pressure.js";
-import { rankKey } from "./readings.js";
-
-const SLOPE_SECONDS = 60;
-const SLOWEST = 16 * 1024; // bytes a second; less is noise
-const FARTHEST_SECONDS = 24 * 3600;
+import { LEVELS, pressureOf } from "./pressure.js";
 
 /** The rank with the largest value; null where none is known. @param {any[]} ranks @param {(rank: any) => number | null} read */
 function most(ranks, read) {
@@ -35,21 +30,12 @@ function most(ranks, read) {
     .reduce((best, rank) => (best === null || read(rank) > read(best) ? rank : best), null);
 }
 
-/**
- * When the first device is full, and when the first is at high water, if they go on as in the last minute.
- * @param {import("./readings.js").Readings} readings @param {any} report
- */
-export function timeLeft(readings, report) {
-  let [full, highWater] = [Infinity, Infinity];
-  for (const rank of report.ranks) {
-    const slope = readings.slope(rankKey(rank), SLOPE_SECONDS);
-    if (slope === null || slope < SLOWEST || !known(rank.free_bytes)) continue;
-    full = Math.min(full, rank.free_bytes / slope);
-    const left = rank.free_bytes - (pressureOf(report, rank)?.high_free_bytes ?? Infinity);
-    if (left > 0) highWater = Math.min(highWater, left / slope);
-  }
-  const near = (seconds) => (seconds <= FARTHEST_SECONDS ? seconds : null);
-  return { full: near(full), highWater: near(highWater) };
+/** When the first rank is at high water, if all goes on as in the last minute; null where one is there. @param {any} report */
+function secondsToHighWater(report) {
+  const pressures = report.ranks.map((rank) => pressureOf(report, rank)).filter((one) => one !== null);
+  if (report.stale || pressures.some((one) => one.short_bytes > 0)) return null;
+  const spans = pressures.map((one) => one.seconds_to_high_water).filter(known);
+  return spans.length ? Math.min(...spans) : null;
 }
 
 /** One number, its name, and what it means here. */
@@ -93,9 +79,8 @@ class Tile {
 
 /** All of them. */
 export class Tiles {
-  /** @param {HTMLElement} parent @param {import("./readings.js").Readings} readings */
-  constructor(parent, readings) {
-    this.readings = readings;
+  /** @param {HTMLElement} parent */
+  constructor(parent) {
     const tile = (name, title) => new Tile(parent, name, title);
     this.used = tile("used", "Device memory used");
     this.used.tile.classList.add("tile-wide");
@@ -145,7 +130,7 @@ export class Tiles {
       return;
     }
     const { result } = event;
-    this.last.showBytes(result.freed_bytes, {
+    this.last.showBytes(result.credited_bytes, {
       sub: `${words(result.remedy)}${result.ranks.length > 1 ? `, ${result.ranks.length} ranks together` : ""}`,
       extra: `${clock(event.at)} by ${event.rule ? `the policy, ${event.rule}` : words(event.trigger ?? "hand")}`,
     });
@@ -192,12 +177,13 @@ export class Tiles {
     });
   }
 
-  #growth({ growth, ranks, ...report }, several) {
-    const left = timeLeft(this.readings, { ranks, ...report });
+  #growth(report, several) {
+    const { growth, ranks } = report;
+    const [highWater, full] = [secondsToHighWater(report), growth.seconds_to_full];
     const rate = growth.bytes_per_second;
     const ends = [
-      left.highWater === null ? null : `high water in ${duration(left.highWater)}`,
-      left.full === null ? null : `full in ${duration(left.full)}`,
+      known(highWater) ? `high water in ${duration(highWater)}` : null,
+      known(full) ? `full in ${duration(full)}` : null,
     ].filter(Boolean);
     this.growth.showBytes(growth.since_ready_bytes, {
       signed: true,
@@ -207,7 +193,7 @@ export class Tiles {
         : growth.baseline_taken_at
           ? `ready at ${clock(growth.baseline_taken_at)}`
           : "",
-      level: left.full !== null && left.full < 3600 ? "warn" : null,
+      level: known(full) && full < 3600 ? "warn" : null,
     });
   }
 
@@ -280,7 +266,7 @@ export class Tiles {
       number: words(policy.level),
       unit: policy.mode === "observe" ? "observes only" : "acts",
       sub: rule ? first || stands(rule) : "no rules",
-      extra: policy.rules.some((one) => isDormant(one, report))
+      extra: policy.rules.some((one) => one.is_dormant)
         ? "a rule cannot act, see above"
         : rest.join("; ") || `${count(done)} action${done === 1 ? "" : "s"} in the last hour`,
       level: level === "good" || level === "quiet" ? null : level,

@@ -23,7 +23,8 @@ from app.demo.environment import EngineEnvironment
 from app.demo.errors import DemoError
 from app.demo.sidecar import DemoSidecar
 from app.demo.traffic import TrafficResult, send_images
-from app.table import MIB, component_title, mib, table
+from app.table import component_title, table
+from app.units import MIB, mib
 
 CONCURRENCY = 8
 READY_SECONDS = 60.0

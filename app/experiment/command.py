@@ -1,4 +1,4 @@
-"""``highwater record``: any load, what the memory did under it, what each remedy gave back, and a report to hand on."""
+"""``highwater measure``: any load, what the memory did under it, what each remedy gave back, and a report of it."""
 
 # ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 # A mark makes the sidecar ask the engine; a remedy may wait for a safe moment.
 CALL_SECONDS = 600.0
 READ_SECONDS = 15.0
-NAME_MOST = 80
+MAX_NAME_LENGTH = 80
 INTERRUPTED = 130
-TOLD_MOST = 6
+MAX_LISTED = 6
 NONE, ALL = "none", "all"
 # In the story's order: the one that frees nothing on the device, the cheap one, and then the encoder cache.
 STORY: Final = ("reset_mm_cache", "release", "trim_encoder_cache", "reset_encoder_cache")
@@ -51,18 +51,18 @@ def _remedies(context: click.Context, parameter: click.Parameter, value: str) ->
 
 def _name(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
     if value is None:
-        return f"record {datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z"
-    if not value.strip() or len(value) > NAME_MOST or not value.isprintable():
-        raise click.BadParameter(f"1 to {NAME_MOST} printable characters", context, parameter)
+        return f"measure {datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z"
+    if not value.strip() or len(value) > MAX_NAME_LENGTH or not value.isprintable():
+        raise click.BadParameter(f"1 to {MAX_NAME_LENGTH} printable characters", context, parameter)
     return value
 
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     epilog=examples(
-        "highwater record -- vllm bench serve --backend openai-chat --base-url http://127.0.0.1:8001 ...",
-        "highwater record --remedies all --out after-upgrade -- ./load.sh",
-        "highwater record --remedies reset_mm_cache,release --settle 10 --name 'nightly' -- python replay.py",
+        "highwater measure -- vllm bench serve --backend openai-chat --base-url http://127.0.0.1:8001 ...",
+        "highwater measure --remedies all --out after-upgrade -- ./load.sh",
+        "highwater measure --remedies reset_mm_cache,release --settle 10 --name 'nightly' -- python replay.py",
     ),
 )
 @url_option
@@ -92,7 +92,7 @@ def _name(context: click.Context, parameter: click.Parameter, value: str | None)
     help="waited between the load's end and the reading after it",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def record(
+def measure(
     url: str,
     out: Path | None,
     *,
@@ -113,20 +113,20 @@ def record(
     from app.experiment.files import NoReport, ReportFiles
     from app.experiment.interrupts import Interrupts
     from app.experiment.load import NotStarted, find
-    from app.experiment.recording import Plan, Recording
+    from app.experiment.recording import LoadPlan, Measurement
 
     with Interrupts() as interrupts:
         try:
             files = ReportFiles(out, force=force, now=time.time())
             find(command)
-            plan = Plan(name=name, command=command, remedies=remedies, settle_seconds=settle_seconds)
+            plan = LoadPlan(name=name, command=command, remedies=remedies, settle_seconds=settle_seconds)
             with (
                 sidecar_at(url, timeout_seconds=READ_SECONDS) as reader,
                 sidecar_at(url, timeout_seconds=CALL_SECONDS, with_token=True) as client,
             ):
-                recording = Recording(plan, client=client, reader=reader, interrupts=interrupts, say=_say)
-                experiment = recording.run()
-            interrupts.is_deaf = True
+                measurement = Measurement(plan, client=client, reader=reader, interrupts=interrupts, say=_say)
+                experiment = measurement.run()
+            interrupts.ignores_signals = True
             _write(experiment, files)
         except NoReport as exc:
             raise click.ClickException(str(exc)) from exc
@@ -134,33 +134,29 @@ def record(
             click.echo(f"Error: {exc}", err=True)
             sys.exit(exc.exit_code)
         except KeyboardInterrupt:
-            click.echo("Error: interrupted before the load started; nothing was recorded", err=True)
+            click.echo("Error: interrupted before the load started; nothing was measured", err=True)
             sys.exit(INTERRUPTED)
-    sys.exit(_status(experiment, interrupted=interrupts.count > 0, complete=recording.complete))
+    sys.exit(_status(experiment, interrupted=interrupts.count > 0, complete=measurement.complete))
 
 
 def _write(experiment: Experiment, files: ReportFiles) -> None:
     from app.experiment.findings import findings
-    from app.experiment.markdown import CHART_POINTS, markdown
-    from app.experiment.page import page
-    from app.experiment.report import document
-    from app.experiment.timeline import used_line
+    from app.experiment.report import report
+    from app.findings.markdown import page
 
-    made = document(experiment, written_at=time.time())
-    texts = {".html": page(made), ".md": markdown(made, used_line(experiment, CHART_POINTS))}
-    written = files.write(texts)
-    found = findings(experiment)
-    _tell(finding.title for finding in found if finding.weight != "note")
+    made = report(experiment, written_at=time.time())
+    written = files.write({".html": page(made, title=experiment.name), ".md": made})
+    _list(finding.title for finding in findings(experiment) if finding.weight != "note")
     for path in written:
         _say(f"wrote {path}")
 
 
-def _tell(titles: Iterable[str]) -> None:
+def _list(titles: Iterable[str]) -> None:
     listed = list(titles)
-    for title in listed[:TOLD_MOST]:
+    for title in listed[:MAX_LISTED]:
         _say(f"- {title}")
-    if len(listed) > TOLD_MOST:
-        _say(f"- and {len(listed) - TOLD_MOST} more in the report")
+    if len(listed) > MAX_LISTED:
+        _say(f"- and {len(listed) - MAX_LISTED} more in the report")
 
 
 def _status(experiment: Experiment, *, interrupted: bool, complete: bool) -> int:

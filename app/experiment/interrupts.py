@@ -18,14 +18,14 @@ class Interrupts:
         count: How many came.
         last: Which came last.
         is_patient: Whether the next one is only counted. A second one never is.
-        is_deaf: Whether none matters any more, as while the report is written.
+        ignores_signals: Whether none matters any more, as while the report is written.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.last: signal.Signals | None = None
         self.is_patient = False
-        self.is_deaf = False
+        self.ignores_signals = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -44,6 +44,6 @@ class Interrupts:
         del frame
         self.count += 1
         self.last = signal.Signals(number)
-        if self.is_deaf or (self.is_patient and self.count == 1):
+        if self.ignores_signals or (self.is_patient and self.count == 1):
             return
         raise KeyboardInterrupt

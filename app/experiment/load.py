@@ -69,7 +69,7 @@ class Load:
 
     @property
     def code(self) -> int:
-        """How it ended, as ``Popen`` tells it; 0 before that."""
+        """Return how it ended, as ``Popen`` tells it; 0 before that."""
         return 0 if self._process is None else self._process.returncode or 0
 
     def run(self, look: Callable[[], None]) -> None:
@@ -144,7 +144,7 @@ def shell_code(code: int) -> tuple[int, str | None]:
 
 
 def _is_foreground() -> bool:
-    """Whether we are what a terminal's Ctrl-C goes to."""
+    """Return whether we are what a terminal's Ctrl-C goes to."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:

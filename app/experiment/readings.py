@@ -1,38 +1,31 @@
-"""What a sidecar tells, as the experiment's values: validated where it enters. Pure.
+"""What a sidecar reports, as the experiment's values: validated where it enters. Pure.
 
-Raises ``SidecarUnreachable`` where an answer is not what a sidecar of this version gives.
+Raises ``SidecarUnreachable`` where a response is not what a sidecar of this version gives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
-
-from app.attribution import COMPONENTS, account, host_share
-from app.errors import SidecarUnreachable
-from app.experiment.experiment import (
-    CachedOutput,
-    CacheSnapshot,
-    Happened,
-    Moment,
-    PolicyRule,
-    RankPoint,
-    RemedyStep,
-    Traffic,
-    event_of,
+from app.attribution import COMPONENTS, account
+from app.experiment.experiment import CacheSeen, Moment
+from app.findings.case import EncoderEntry
+from app.plain import plain
+from app.readings import (
+    Components,
+    Device,
+    EncoderCache,
+    EngineLoad,
+    HostMemory,
+    RankReading,
+    TorchMemory,
+    WorkerMemory,
 )
-from app.incidents.plain import plain
-from app.readings import Components, Device, EncoderCache, PolicyStatus, RankReading, Report, TorchMemory, WorkerMemory
+from app.sidecar_answers import understood
 
 LARGEST = 5
-_REPORT: Final = TypeAdapter(Report)
-_POLICY: Final = TypeAdapter(PolicyStatus)
-_RANKS: Final = TypeAdapter(tuple[RankReading, ...])
-_OUTCOMES: Final = {"done", "refused", "failed"}
 # What of vLLM's configuration bears on memory: its section and key there, and the flag that sets it.
 _SETTINGS: Final[Sequence[tuple[str, str, str]]] = (
     ("cache_config", "gpu_memory_utilization", "--gpu-memory-utilization"),
@@ -53,152 +46,53 @@ _SETTINGS: Final[Sequence[tuple[str, str, str]]] = (
 )
 
 
-@contextmanager
-def understood(what: str) -> Iterator[None]:
-    """Maps what is missing or of another kind in an answer to one line for people."""
-    try:
-        yield
-    except (ValidationError, KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
-        raise SidecarUnreachable(
-            f"{what} is not what a sidecar of this version answers; upgrade the older one"
-        ) from exc
-
-
-def report_of(answer: object) -> Report:
-    """``GET /memory``."""
-    with understood("/memory"):
-        return _REPORT.validate_python(answer)
-
-
-def points_of(ranks: object) -> tuple[RankPoint, ...]:
-    """The ranks of a report, or of a remedy's answer."""
-    with understood("a reading of the ranks"):
-        return tuple(map(point_of, _RANKS.validate_python(ranks)))
-
-
-def point_of(rank: RankReading) -> RankPoint:
-    """What is kept of a full reading."""
-    return RankPoint(
-        rank=rank.rank,
-        dp_rank=rank.dp_rank,
-        pid=rank.pid,
-        at=rank.taken_at,
-        used_bytes=rank.used_bytes,
-        free_bytes=rank.free_bytes,
-        total_bytes=rank.total_bytes,
-        components=rank.components,
-        torch=rank.torch,
-        budget=rank.budget,
-        host_rss_bytes=rank.host_memory.rss_bytes,
-        host_used_bytes=host_share(rank)[0],
-        encoder_cache=rank.encoder_cache,
-    )
-
-
-def history_points(readings: Iterable[Mapping[str, Any]]) -> Iterator[RankPoint]:
-    """The rows of ``GET /memory/history``."""
+def history_ranks(readings: Iterable[Mapping[str, Any]]) -> Iterator[RankReading]:
+    """Return the rows of ``GET /memory/history``."""
     with understood("/memory/history"):
         for reading in readings:
             for row in reading["ranks"]:
-                yield RankPoint(
-                    rank=row["rank"],
-                    dp_rank=row["dp_rank"],
-                    pid=row["pid"],
-                    at=float(reading["at"]),
-                    used_bytes=row["used_bytes"],
-                    free_bytes=row["free_bytes"],
-                    components=Components(**{name: row[name] for name in COMPONENTS}),
-                    torch=TorchMemory(
-                        allocated_bytes=row["torch_allocated_bytes"], reserved_bytes=row["torch_reserved_bytes"]
-                    ),
-                    host_rss_bytes=row["host_rss_bytes"],
-                )
+                known = _reading(row, row, at=float(reading["at"]), rss=row["host_rss_bytes"])
+                yield replace(known, components=Components(**{name: row[name] for name in COMPONENTS}))
 
 
-def recorded_points(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, float]) -> Iterator[RankPoint]:
-    """The flight recorders' samples that are newer than the last one of each rank, by its key."""
+def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, float]) -> Iterator[RankReading]:
+    """Return the recorders' samples that are newer than the last one of each rank, by its key."""
     with understood("/memory/history?recorded=true"):
         for rank in ranks:
             key = (rank["dp_rank"] or 0, rank["rank"] or 0)
             for sample in rank["samples"]:
                 if sample["at"] > after.get(key, 0.0):
-                    yield _recorded(rank, sample)
+                    yield _reading(rank, sample, at=float(sample["at"]), rss=sample["rss_bytes"])
 
 
-def traffic_of(readings: Iterable[Mapping[str, Any]]) -> Iterator[Traffic]:
-    """The engine's counts of requests in ``GET /memory/history``."""
+def traffic_of(readings: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, EngineLoad]]:
+    """Return the engine's counts of requests in ``GET /memory/history``."""
     with understood("/memory/history"):
         for row in readings:
-            yield Traffic(at=row["at"], running=row["requests_running"], waiting=row["requests_waiting"])
+            counted = EngineLoad(requests_running=row["requests_running"], requests_waiting=row["requests_waiting"])
+            yield row["at"], counted
 
 
-def events_of(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[int, float], Happened]:
-    """Events by what tells them apart, also after a sidecar began to count anew."""
-    with understood("an event"):
-        return {(told["id"], told["at"]): event_of(told) for told in listed}
-
-
-def snapshot_of(title: str, answer: Mapping[str, Any], moment: Moment) -> CacheSnapshot | None:
-    """``GET /memory/encoder-cache``: the rank that holds most; ``None`` where there is no such cache."""
+def cache_of(title: str, answer: Mapping[str, Any], moment: Moment) -> CacheSeen | None:
+    """Return ``GET /memory/encoder-cache``: the rank that holds most; ``None`` where there is no such cache."""
     with understood("/memory/encoder-cache"):
         there = [rank for rank in answer["ranks"] if rank.get("present")]
         if not there:
             return None
         fullest = max(there, key=lambda rank: rank["device_bytes"] + rank["host_bytes"])
-        point = moment.rank((fullest.get("dp_rank") or 0, fullest.get("rank") or 0))
-        totals = point.encoder_cache if point is not None else None
-        return CacheSnapshot(
-            title=title,
+        reading = moment.rank((fullest.get("dp_rank") or 0, fullest.get("rank") or 0))
+        known = reading.encoder_cache if reading is not None else None
+        totals = EncoderCache(
             entries=fullest["entries_total"],
             device_bytes=fullest["device_bytes"],
             host_bytes=fullest["host_bytes"],
-            capacity_embeds=fullest.get("capacity_embeds") or (totals.capacity_embeds if totals else None),
-            largest=tuple(_entry(row) for row in fullest["entries"][:LARGEST]),
+            capacity_embeds=fullest.get("capacity_embeds") or (known.capacity_embeds if known else None),
         )
-
-
-def step_of(result: Mapping[str, Any]) -> RemedyStep:
-    """One result of ``POST /memory/reclaim``."""
-    with understood("/memory/reclaim"):
-        freed = result["freed_bytes"]
-        outcome = str(result["outcome"])
-        return RemedyStep(
-            remedy=str(result["remedy"]),
-            outcome=outcome if outcome in _OUTCOMES else "failed",  # type: ignore[arg-type]
-            reason=result["reason"],
-            seconds=float(result["seconds"]),
-            freed_bytes=freed["total"],
-            freed_components={name: size for name, size in freed["components"].items() if size is not None},
-            held_seconds=result["held_seconds"],
-            moment=result["moment"],
-            frees=str(result["frees"]),
-            spares=str(result["does_not_free"]),
-        )
-
-
-def rules_of(answer: Mapping[str, Any]) -> tuple[str | None, tuple[PolicyRule, ...]]:
-    """The policy's mode and rules, with where they act on each rank, of ``GET /policy``."""
-    with understood("/policy"):
-        ranks = {rule.name: rule.ranks for rule in _POLICY.validate_python(answer["status"]).rules}
-        rules = (
-            PolicyRule(
-                name=str(rule["name"]),
-                signal=str(rule["signal"]),
-                high_water=float(rule["high_water"]) if rule["high_water"] is not None else None,
-                remedies=tuple(map(str, rule.get("remedies") or ())),
-                high_free={
-                    (one.dp_rank or 0, one.rank or 0): one.high_free_bytes
-                    for one in ranks.get(rule["name"], ())
-                    if one.high_free_bytes is not None
-                },
-            )
-            for rule in answer["rules"]
-        )
-        return answer["mode"], tuple(rules)
+        return CacheSeen(title=title, totals=totals, largest=tuple(map(_entry, fullest["entries"][:LARGEST])))
 
 
 def settings_of(answer: object) -> dict[str, str]:
-    """The settings that bear on memory, of ``GET /server_info``, by their flags; what is not told is left out."""
+    """Return the settings that bear on memory, of ``GET /server_info``, by their flags; unknown ones are left out."""
     config = answer.get("vllm_config") if isinstance(answer, dict) else None
     if not isinstance(config, dict):
         return {}
@@ -215,9 +109,9 @@ def settings_of(answer: object) -> dict[str, str]:
     return found
 
 
-def _entry(row: Mapping[str, Any]) -> CachedOutput:
+def _entry(row: Mapping[str, Any]) -> EncoderEntry:
     shape = row.get("shape")
-    return CachedOutput(
+    return EncoderEntry(
         mm_hash=plain(str(row.get("mm_hash")), 128),
         bytes=row.get("bytes"),
         embeds=shape[0] if isinstance(shape, list) and shape and isinstance(shape[0], int) else None,
@@ -226,26 +120,26 @@ def _entry(row: Mapping[str, Any]) -> CachedOutput:
     )
 
 
-def _recorded(rank: Mapping[str, Any], sample: Mapping[str, Any]) -> RankPoint:
-    cached = sample["encoder_cache_bytes"]
-    reading = account(
-        WorkerMemory(
-            rank=rank["rank"],
-            dp_rank=rank["dp_rank"],
-            pid=rank["pid"],
-            taken_at=float(sample["at"]),
-            device=Device(),
-            total_bytes=sample["total_bytes"],
-            free_bytes=sample["free_bytes"],
-            used_bytes=sample["used_bytes"],
-            torch=TorchMemory(allocated_bytes=sample["allocated_bytes"], reserved_bytes=sample["reserved_bytes"]),
-            weights_bytes=sample["weights_bytes"],
-            kv_cache_bytes=sample["kv_cache_bytes"],
-            encoder_cache=None
-            if cached is None
-            else EncoderCache(entries=sample["encoder_cache_entries"] or 0, device_bytes=cached),
+def _reading(rank: Mapping[str, Any], row: Mapping[str, Any], *, at: float, rss: int | None) -> RankReading:
+    """Return a rank as a row of the history or a recorder's sample shows it, which keep less than a full reading."""
+    cached = row["encoder_cache_bytes"]
+    worker = WorkerMemory(
+        rank=rank["rank"],
+        dp_rank=rank["dp_rank"],
+        pid=rank["pid"],
+        taken_at=at,
+        device=Device(),
+        total_bytes=row.get("total_bytes"),
+        free_bytes=row["free_bytes"],
+        used_bytes=row["used_bytes"],
+        torch=TorchMemory(
+            allocated_bytes=row.get("allocated_bytes", row.get("torch_allocated_bytes")),
+            reserved_bytes=row.get("reserved_bytes", row.get("torch_reserved_bytes")),
         ),
-        "recorder",
+        weights_bytes=row["weights_bytes"],
+        kv_cache_bytes=row["kv_cache_bytes"],
+        encoder_cache=None if cached is None else EncoderCache(entries=0, device_bytes=cached),
+        host_memory=HostMemory(rss_bytes=rss),
     )
-    # A sample tells less of the cache than a reading: its bytes stand among the components, and that is all of it.
-    return replace(point_of(reading), host_rss_bytes=sample["rss_bytes"], encoder_cache=None)
+    # Its bytes stand among the components, and that is all that is known of the cache.
+    return replace(account(worker, "recorder"), encoder_cache=None)

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
 
 from app import __version__
+from app.attribution import rank_key
 from app.errors import SidecarError, SidecarRefused
 from app.experiment.command_line import masked, shown_command
 from app.experiment.experiment import (
@@ -20,35 +20,24 @@ from app.experiment.experiment import (
     BEFORE,
     PEAK,
     READY,
-    CacheSnapshot,
+    CacheSeen,
     Experiment,
     LoadRun,
     Moment,
-    PolicyRule,
-    RankPoint,
-    RemedyStep,
+    RankKey,
     has_restarted,
 )
 from app.experiment.interrupts import Interrupts
 from app.experiment.load import Load, shell_code
-from app.experiment.readings import (
-    history_points,
-    point_of,
-    points_of,
-    report_of,
-    rules_of,
-    settings_of,
-    snapshot_of,
-    step_of,
-    understood,
-)
+from app.experiment.readings import cache_of, history_ranks, settings_of
 from app.experiment.sampler import Sampler
 from app.experiment.series import peaks, usual_gap
-from app.incidents.plain import plain
-from app.readings import Report
+from app.findings.case import name_of
+from app.plain import plain
+from app.readings import RankReading, RemedyResult, Report
+from app.sidecar_answers import ranks_of, remedy_of, report_of, understood
 from app.sidecar_client import SidecarClient
-from app.table import mib
-from app.verdict import RUNNING
+from app.units import mib
 
 PROGRESS_SECONDS = 30.0
 # The sidecar asks the workers for the entries once a second at most.
@@ -58,7 +47,6 @@ LOOK_BACK_SECONDS = 120.0
 SHOWN_LENGTH = 300
 # A little of what was before belongs to the timeline.
 LEAD_SECONDS = 3.0
-INTERRUPTED: Final = "Ctrl-C came before it, or before its answer"
 
 
 class NoExperiment(SidecarError):
@@ -66,7 +54,7 @@ class NoExperiment(SidecarError):
 
 
 @dataclass(kw_only=True)
-class Plan:
+class LoadPlan:
     """What is to be done.
 
     Attributes:
@@ -88,22 +76,20 @@ class _Known:
 
     report: Report
     started_at: float
-    before: tuple[RankPoint, ...]
-    ready: tuple[RankPoint, ...] = ()
+    ready: tuple[RankReading, ...] = ()
     gap_seconds: float = 0.0
     ended_at: float | None = None
-    policy_mode: str | None = None
-    rules: tuple[PolicyRule, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)
     after: Moment | None = None
     afters: list[Moment] = field(default_factory=list)
-    steps: list[RemedyStep] = field(default_factory=list)
-    caches: list[CacheSnapshot] = field(default_factory=list)
+    remedies: list[RemedyResult] = field(default_factory=list)
+    not_tried: list[str] = field(default_factory=list)
+    caches: list[CacheSeen] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-class Recording:
-    """One experiment under way.
+class Measurement:
+    """One measured load under way.
 
     Args:
         plan: What is to be done.
@@ -118,7 +104,7 @@ class Recording:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LoadPlan,
         *,
         client: SidecarClient,
         reader: SidecarClient,
@@ -164,17 +150,15 @@ class Recording:
         started_at = self._mark("load starts")
         report = report_of(self._reader.get("/memory"))
         _judge(report, self._client.url)
-        known = _Known(report, started_at=started_at, before=tuple(map(point_of, report.ranks)))
+        known = _Known(report, started_at=started_at)
         known.ready = self._ready(report, known)
         known.gap_seconds = self._usual_gap(known.started_at)
-        with self._noting(known, "the policy"):
-            known.policy_mode, known.rules = rules_of(self._reader.get("/policy"))
         with self._noting(known, "the engine's settings"):
             known.settings = settings_of(self._client.get("/server_info", {"config_format": "json"}))
-        self._snapshot(known, "before the load", Moment(name=BEFORE, title="", at=None, ranks=known.before))
+        self._snapshot(known, "before the load", Moment(name=BEFORE, title="", at=None, ranks=report.ranks))
         return known
 
-    def _ready(self, report: Report, known: _Known) -> tuple[RankPoint, ...]:
+    def _ready(self, report: Report, known: _Known) -> tuple[RankReading, ...]:
         """The first reading after the engine was ready, where the sidecar still has it."""
         since = report.growth.baseline_taken_at
         if since is None:
@@ -184,7 +168,7 @@ class Recording:
             first = told["readings"][:1]
             # Of a long history each step's last reading is told, and not its first.
             if first and float(first[0]["at"]) - since <= max(2 * float(told["step"]), 1.0):
-                return tuple(history_points(first))
+                return tuple(history_ranks(first))
         known.notes.append(
             "What was in use when the engine was ready is not shown: the sidecar's history does not reach back so far."
         )
@@ -213,7 +197,7 @@ class Recording:
             return
         self._spoke_at = now
         point = sampler.highest()
-        used = "" if point is None else f", {point.name} at {mib(point.used_bytes)} MiB"
+        used = "" if point is None else f", {name_of(point)} at {mib(point.used_bytes)} MiB"
         trouble = f"; {sampler.problem}" if sampler.problem else ""
         self._say(f"load runs for {now - load.started:.0f} s{used}{trouble}")
 
@@ -229,7 +213,7 @@ class Recording:
         at = self._mark("settled")
         report = report_of(self._reader.get("/memory"))
         if report.ranks:
-            known.after = Moment(name=AFTER, title="after load", at=at, ranks=tuple(map(point_of, report.ranks)))
+            known.after = Moment(name=AFTER, title="after load", at=at, ranks=report.ranks)
             self._snapshot(known, "after the load", known.after)
         if report.stale:
             known.notes.append("The reading after the load is stale: the engine did not answer for its memory.")
@@ -247,35 +231,31 @@ class Recording:
                 raise
 
     def _remedies(self, known: _Known, sampler: Sampler) -> None:
-        left = list(self._plan.remedies)
-        try:
-            while left and not self._interrupts.count:
-                self._say(f"remedy {left[0]}")
-                known.steps.append(self._remedy(known, left[0]))
-                sampler.add(known.afters[-1].ranks if known.afters else ())
-                left.pop(0)
-        finally:
-            known.steps += [RemedyStep(remedy=name, outcome="interrupted", reason=INTERRUPTED) for name in left]
+        known.not_tried = list(self._plan.remedies)
+        while known.not_tried and not self._interrupts.count:
+            self._say(f"remedy {known.not_tried[0]}")
+            known.remedies.append(self._remedy(known, known.not_tried[0]))
+            sampler.add(known.afters[-1].ranks if known.afters else ())
+            known.not_tried.pop(0)
 
-    def _remedy(self, known: _Known, name: str) -> RemedyStep:
+    def _remedy(self, known: _Known, name: str) -> RemedyResult:
         try:
             answer = self._client.post("/memory/reclaim", {"remedies": [name], "mode": "safe"})
         except SidecarRefused as exc:
-            results = exc.body.get("results") if isinstance(exc.body, dict) else None
-            if not results:
-                return RemedyStep(remedy=name, outcome="failed", reason=str(exc))
+            if not isinstance(exc.body, dict) or not exc.body.get("results"):
+                return RemedyResult(remedy=name, outcome="failed", reason=str(exc))
             answer = exc.body
         except SidecarError as exc:
-            return RemedyStep(remedy=name, outcome="failed", reason=str(exc))
+            return RemedyResult(remedy=name, outcome="failed", reason=str(exc))
         with understood("/memory/reclaim"):
-            result = answer["results"][-1]
-            step = step_of(result)
-            if step.outcome == "done":
-                ranks = points_of(result["after"])
-                moment = Moment(name=f"after {name}", title=f"after {name}", at=_at(ranks), ranks=ranks)
-                known.afters.append(moment)
-        self._say(f"  {step.outcome}" + (f": {step.reason}" if step.reason else f", freed {mib(step.freed_bytes)} MiB"))
-        return step
+            data = answer["results"][-1]
+            result = remedy_of(data)
+            if result.outcome == "done":
+                ranks = ranks_of(data["after"])
+                known.afters.append(Moment(name=f"after {name}", title=f"after {name}", at=_at(ranks), ranks=ranks))
+        what = f": {result.reason}" if result.reason else f", freed {mib(result.freed_bytes)} MiB"
+        self._say(f"  {result.outcome}{what}")
+        return result
 
     def _finish(self, known: _Known, sampler: Sampler) -> None:
         if self._interrupts.count > 1:
@@ -295,13 +275,13 @@ class Recording:
             return float(answer["at"])
 
     def _snapshot(self, known: _Known, title: str, moment: Moment) -> None:
-        if not any(point.encoder_cache for point in moment.ranks):
+        if not any(reading.encoder_cache for reading in moment.ranks):
             return
         time.sleep(max(0.0, self._entries_at + ENTRIES_SECONDS - time.monotonic()))
         with self._noting(known, f"the encoder cache's entries {title}"):
-            snapshot = snapshot_of(title, self._client.get("/memory/encoder-cache", {"limit": "5"}), moment)
+            seen = cache_of(title, self._client.get("/memory/encoder-cache", {"limit": "5"}), moment)
             self._entries_at = time.monotonic()
-            known.caches += [snapshot] if snapshot is not None else []
+            known.caches += [seen] if seen is not None else []
 
     @contextmanager
     def _noting(self, known: _Known, what: str) -> Iterator[None]:
@@ -341,11 +321,11 @@ class Recording:
             moments=tuple(_moments(known, series, load)),
             series=series,
             traffic=tuple(sampler.traffic),
-            steps=tuple(known.steps),
+            remedies=tuple(known.remedies),
+            not_tried=tuple(known.not_tried),
             caches=tuple(known.caches),
             events=tuple(event for event in sampler.events if event.at >= load.started_at),
-            policy_mode=known.policy_mode,
-            rules=known.rules,
+            policy=known.report.policy,
             settings=known.settings,
             gaps=sampler.series.gaps_within(load.started_at, load.ended_at),
             recorded=sampler.recorded,
@@ -356,7 +336,7 @@ class Recording:
 
 def _judge(report: Report, url: str) -> None:
     engine = report.engine
-    if engine.state not in RUNNING or engine.state == "sleeping":
+    if not engine.traits.is_up or engine.state == "sleeping":
         todo = {"starting": "wait until it is ready", "sleeping": "wake it up"}.get(engine.state, "start it")
         why = f" ({plain(engine.hint)})" if engine.hint else ""
         raise NoExperiment(
@@ -364,32 +344,32 @@ def _judge(report: Report, url: str) -> None:
             f"{todo}, then try again"
         )
     if not report.ranks:
-        hint = engine.hint or "its workers tell nothing of their memory yet; wait a moment and try again"
+        hint = engine.hint or "its workers report nothing of their memory yet; wait a moment and try again"
         raise NoExperiment(f"the sidecar at {url} has no reading of the engine's memory: {plain(hint)}")
 
 
-def _moments(known: _Known, series: Mapping[Any, Sequence[RankPoint]], load: LoadRun) -> Iterator[Moment]:
-    totals = {point.key: point.total_bytes for point in known.before}
-    before = Moment(name=BEFORE, title="before load", at=load.started_at, ranks=known.before)
+def _moments(known: _Known, series: Mapping[RankKey, Sequence[RankReading]], load: LoadRun) -> Iterator[Moment]:
+    ranks = known.report.ranks
+    before = Moment(name=BEFORE, title="before load", at=load.started_at, ranks=ranks)
     if known.ready:
         ready = Moment(name=READY, title="ready", at=_at(known.ready), ranks=known.ready)
         if not has_restarted(ready, before):
             yield ready
     yield before
-    highest = peaks([*series.values()], load.started_at, load.ended_at)
-    ends = (known.before, *([known.after.ranks] if known.after is not None else []))
-    best = peaks([(point,) for points in (highest, *ends) for point in points], 0.0, float("inf"))
-    tops: dict[Any, RankPoint] = {}
-    for point in sorted(best, key=lambda each: each.used_bytes or 0):
-        tops[point.key] = point
-    # A sample of a recorder tells less than a reading does: the device does not grow under a load.
-    ranks = tuple(replace(tops[key], total_bytes=totals.get(key)) for key in sorted(tops))
-    if ranks:
-        yield Moment(name=PEAK, title="peak under load", at=None, ranks=ranks)
+    best = {rank_key(each): each for each in peaks(series.values(), load.started_at, load.ended_at)}
+    for reading in (*ranks, *(known.after.ranks if known.after is not None else ())):
+        held = best.get(rank_key(reading))
+        if reading.used_bytes is not None and (held is None or reading.used_bytes > (held.used_bytes or 0)):
+            best[rank_key(reading)] = reading
+    if best:
+        # A recorder's sample knows less than a reading: the device does not grow under a load.
+        totals = {rank_key(reading): reading.total_bytes for reading in ranks}
+        highest = tuple(replace(best[key], total_bytes=totals.get(key)) for key in sorted(best))
+        yield Moment(name=PEAK, title="peak under load", at=None, ranks=highest)
     if known.after is not None:
         yield known.after
     yield from known.afters
 
 
-def _at(ranks: Sequence[RankPoint]) -> float | None:
-    return max((point.at for point in ranks), default=None)
+def _at(ranks: Sequence[RankReading]) -> float | None:
+    return max((reading.taken_at for reading in ranks), default=None)

@@ -1,7 +1,7 @@
 """Reads the sidecar beside the load, in a thread: what its history has gathered since, every other second.
 
-The sidecar reads the workers anyway, and their flight recorders ten times a second; so nothing here asks the engine for
-anything. What cannot be read is told in the report, and ends no load.
+The sidecar reads the workers anyway, and their recorders ten times a second; so nothing here asks the engine for
+anything. What cannot be read is said in the report, and ends no load.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from app.attribution import rank_key
 from app.errors import SidecarError, SidecarRefused
-from app.experiment.experiment import Happened, RankPoint, Traffic
-from app.experiment.readings import events_of, history_points, recorded_points, traffic_of
+from app.experiment.readings import history_ranks, recorded_ranks, traffic_of
 from app.experiment.series import Series
+from app.readings import EngineLoad, Event, RankReading
+from app.sidecar_answers import events_of
 from app.sidecar_client import SidecarClient
 
 EVERY_SECONDS = 2.0
 JOIN_SECONDS = 10.0
-TRAFFIC_MOST = 4096
+MAX_TRAFFIC = 4096
 OVERLAP_SECONDS = 5.0
 _SERVICE_UNAVAILABLE = 503
 
@@ -31,7 +33,7 @@ class Sampler:
         series: What was read of the ranks.
         traffic: The engine's counts of requests, thinned where they are many.
         events: What happened, oldest first.
-        recorded: Whether flight recorders told.
+        recorded: Whether recorders were read.
         problem: Why the last reading failed; ``None`` if it did not.
 
     Args:
@@ -42,10 +44,10 @@ class Sampler:
 
     def __init__(self, client: SidecarClient, since: float, gap_seconds: float) -> None:
         self.series = Series(gap_seconds)
-        self.traffic: list[Traffic] = []
+        self.traffic: list[tuple[float, EngineLoad]] = []
         self.recorded = False
         self.problem: str | None = None
-        self._events: dict[tuple[int, float], Happened] = {}
+        self._events: dict[tuple[int, float], Event] = {}
         self._client, self._since = client, since
         self._wants_recorded = True
         self._turn = threading.Lock()
@@ -63,11 +65,11 @@ class Sampler:
         self._thread.join(JOIN_SECONDS)  # it may be waiting for an answer, and holds nothing up if it goes on
 
     @property
-    def events(self) -> tuple[Happened, ...]:
-        """What happened, oldest first."""
+    def events(self) -> tuple[Event, ...]:
+        """Return what happened, oldest first."""
         return tuple(sorted(self._events.values(), key=lambda event: event.at))
 
-    def highest(self) -> RankPoint | None:
+    def highest(self) -> RankReading | None:
         """The fullest rank as of its last reading, for a word of progress."""
         with self._turn:
             last = [points[-1] for points in self.series.points().values()]
@@ -83,8 +85,8 @@ class Sampler:
             else:
                 self.problem = None
 
-    def add(self, points: Iterable[RankPoint]) -> None:
-        """Readings that somebody else was told, after all that could be read before them."""
+    def add(self, points: Iterable[RankReading]) -> None:
+        """Readings from elsewhere, after all that could be read before them."""
         self.read()
         with self._turn:
             self.series.add(points)
@@ -107,21 +109,21 @@ class Sampler:
         return answer
 
     def _take(self, answer: Mapping[str, Any]) -> None:
-        recorded = list(recorded_points(answer.get("recorded", ()), self.series.last_at()))
+        recorded = list(recorded_ranks(answer.get("recorded", ()), self.series.last_at()))
         # A rank's recorder tells all that its readings tell, and more often; readings are for ranks without one.
-        told = {point.key for point in recorded}
+        told = {rank_key(point) for point in recorded}
         self.recorded = self.recorded or bool(told)
-        others = [point for point in history_points(answer["readings"]) if point.key not in told]
-        self.series.add(sorted([*recorded, *others], key=lambda point: point.at))
+        others = [point for point in history_ranks(answer["readings"]) if rank_key(point) not in told]
+        self.series.add(sorted([*recorded, *others], key=lambda point: point.taken_at))
         self._count(answer)
-        self._events |= events_of(answer["events"])
+        self._events |= {(event.id, event.at): event for event in events_of(answer["events"])}
         # An event may be told after a sample that is younger; what comes twice is known by its time.
         newest = min(self.series.last_at().values(), default=0.0)
         self._since = max(self._since, newest - OVERLAP_SECONDS)
 
     def _count(self, answer: Mapping[str, Any]) -> None:
-        last = self.traffic[-1].at if self.traffic else 0.0
-        self.traffic += [each for each in traffic_of(answer["readings"]) if each.at > last]
-        if len(self.traffic) > TRAFFIC_MOST:
+        last = self.traffic[-1][0] if self.traffic else 0.0
+        self.traffic += [each for each in traffic_of(answer["readings"]) if each[0] > last]
+        if len(self.traffic) > MAX_TRAFFIC:
             busiest = zip(self.traffic[0:-1:2], self.traffic[1::2], strict=False)
-            self.traffic = [max(pair, key=lambda each: each.running or 0) for pair in busiest]
+            self.traffic = [max(pair, key=lambda each: each[1].requests_running or 0) for pair in busiest]

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
 
-from app.experiment.experiment import Gap, RankKey, RankPoint
+from app.attribution import rank_key
+from app.experiment.experiment import Gap, RankKey
+from app.readings import RankReading
 
-POINTS_MOST = 4096
+MAX_POINTS = 4096
 # A reading every second is the default; one in three that fails is no gap yet.
 GAP_SECONDS, GAP_READINGS = 15.0, 3
 
@@ -26,26 +28,26 @@ class Series:
     def __init__(self, gap_seconds: float = GAP_SECONDS) -> None:
         self.gap_seconds = gap_seconds
         self.gaps: list[Gap] = []
-        self._points: dict[RankKey, list[RankPoint]] = {}
+        self._points: dict[RankKey, list[RankReading]] = {}
 
-    def add(self, points: Iterable[RankPoint]) -> None:
+    def add(self, points: Iterable[RankReading]) -> None:
         """Keep what is newer than the last of its rank."""
         for point in points:
-            kept = self._points.setdefault(point.key, [])
-            if kept and point.at <= kept[-1].at:
+            kept = self._points.setdefault(rank_key(point), [])
+            if kept and point.taken_at <= kept[-1].taken_at:
                 continue
-            if kept and point.at - kept[-1].at > self.gap_seconds:
-                self.gaps.append(Gap(start=kept[-1].at, end=point.at))
+            if kept and point.taken_at - kept[-1].taken_at > self.gap_seconds:
+                self.gaps.append(Gap(start=kept[-1].taken_at, end=point.taken_at))
             kept.append(point)
-            if len(kept) > POINTS_MOST:
+            if len(kept) > MAX_POINTS:
                 pairs = zip(kept[0:-1:2], kept[1::2], strict=False)
                 kept[:] = [*(_higher(*pair) for pair in pairs), kept[-1]]
 
     def last_at(self) -> dict[RankKey, float]:
-        """When each rank was read last."""
-        return {key: kept[-1].at for key, kept in self._points.items()}
+        """Return when each rank was read last."""
+        return {key: kept[-1].taken_at for key, kept in self._points.items()}
 
-    def points(self) -> dict[RankKey, tuple[RankPoint, ...]]:
+    def points(self) -> dict[RankKey, tuple[RankReading, ...]]:
         """All of them."""
         return {key: tuple(self._points[key]) for key in sorted(self._points)}
 
@@ -62,11 +64,11 @@ def usual_gap(moments: Sequence[float]) -> float:
     return max(GAP_SECONDS, GAP_READINGS * median(pauses)) if pauses else GAP_SECONDS
 
 
-def peaks(series: Iterable[Sequence[RankPoint]], start: float, end: float) -> tuple[RankPoint, ...]:
+def peaks(series: Iterable[Sequence[RankReading]], start: float, end: float) -> tuple[RankReading, ...]:
     """Each rank at its highest use within that time; those that were not read in it are left out."""
-    within = ([p for p in points if start <= p.at <= end and p.used_bytes is not None] for points in series)
+    within = ([p for p in points if start <= p.taken_at <= end and p.used_bytes is not None] for points in series)
     return tuple(max(points, key=lambda point: point.used_bytes or 0) for points in within if points)
 
 
-def _higher(left: RankPoint, right: RankPoint) -> RankPoint:
+def _higher(left: RankReading, right: RankReading) -> RankReading:
     return left if (left.used_bytes or 0) > (right.used_bytes or 0) else right

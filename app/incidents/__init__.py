@@ -1,19 +1,20 @@
-"""The black box: what is kept when the engine dies, hangs or has no memory left, and what an operator reads of it.
+"""Incidents: what is kept when the engine dies, hangs or has no memory left, and what an operator reads of it.
 
 ::
 
-    incident    the frozen values          advice       known messages and settings, and what to do about each
-    diagnosis   numbers to plain words     enginelog    the end of the engine's log, held to the known messages
-    starts      the log's failed starts
-    fitting     thinned to a size          store        files, or memory
-    incidents   opens, repeats, closes     text, page   for a terminal, for a browser
+    incident    the frozen values          messages     known messages of engines, and what to do about each
+    diagnosis   numbers to plain words     questions    what is asked beside the rule book (app/findings)
+    latest      evidence as a case         enginelog    the end of the engine's log, held to the known messages
+    starts      the log's failed starts    fitting      thinned to a size
+    store       files, or memory           incidents    opens, repeats, closes
+    text        an incident as Markdown
 """
 
 from __future__ import annotations
 
+from app.findings.case import EncoderEntry
 from app.incidents.evidence import from_history, point
 from app.incidents.incident import (
-    EncoderEntry,
     Evidence,
     FailedStart,
     Headline,

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from app.incidents.advice import RESET_ENCODER_CACHE
-from app.incidents.incident import Evidence, Finding, IncidentKind, LogMessage, Weight
-from app.incidents.latest import latest
+from app.findings.advice import possible
+from app.findings.finding import Finding, weightiest_first
+from app.findings.rules import RULES
+from app.incidents.incident import Evidence, IncidentKind, LogMessage
+from app.incidents.latest import case_of
 from app.incidents.messages import OF_MEMORY
 from app.incidents.questions import QUESTIONS
 
@@ -20,12 +22,11 @@ _WHAT: Final[Mapping[IncidentKind, str]] = {
 }
 # Where memory was not short they explain nothing: they say how it was used.
 _OF_MEMORY_IN_USE: Final = frozenset(
-    {"unused_reserve", "grew_most", "growth", "over_budget", "encoder_cache", "skew", "unprofiled_encoder", "policy"}
+    {"unused_reserve", "growth", "over_budget", "encoder_cache", "skew", "unprofiled_encoder", "policy"}
 )
 # Any of them says that memory was short.
 _OF_SHORTAGE: Final = frozenset({"ooms", "device_full", "alloc_retries", "host_memory", "killed_by_kernel"})
 _REFUSED: Final = "the engine refused to start: "
-_WEIGHTS: Final[tuple[Weight, ...]] = ("likely", "clue", "note")
 
 
 def diagnose(evidence: Evidence, messages: Sequence[LogMessage] = ()) -> tuple[Finding, ...]:
@@ -35,11 +36,12 @@ def diagnose(evidence: Evidence, messages: Sequence[LogMessage] = ()) -> tuple[F
         evidence: The numbers.
         messages: What the engine's log says, which may know of a shortage that no number shows.
     """
-    ranks = tuple(latest(rank) for rank in evidence.ranks)
-    found = [finding for question in QUESTIONS if (finding := question(evidence, ranks)) is not None]
+    case = case_of(evidence)
+    asked = (*(question(evidence, case) for question in QUESTIONS), *(rule(case) for rule in RULES))
+    found = [finding for finding in asked if finding is not None]
     if _memory_was_enough(evidence, found, messages):
         found = [replace(each, weight="note") if each.name in _OF_MEMORY_IN_USE else each for each in found]
-    return tuple(_possible(finding, evidence) for finding in sorted(found, key=_rank_of_weight))
+    return tuple(possible(finding, evidence.engine) for finding in weightiest_first(found))
 
 
 def summarize(evidence: Evidence, findings: Sequence[Finding], messages: Sequence[LogMessage]) -> str:
@@ -59,20 +61,8 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], messages: Sequenc
 
 
 def _memory_was_enough(evidence: Evidence, findings: Sequence[Finding], messages: Sequence[LogMessage]) -> bool:
-    """Whether every device had room, and nothing says that memory was short all the same."""
+    """Return whether every device had room, and nothing says that memory was short all the same."""
     if evidence.kind == "out_of_memory" or any(message.name in OF_MEMORY for message in messages):
         return False
     names = {finding.name for finding in findings}
     return "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
-
-
-def _rank_of_weight(finding: Finding) -> int:
-    return _WEIGHTS.index(finding.weight)
-
-
-def _possible(finding: Finding, evidence: Evidence) -> Finding:
-    # Before an engine was asked what it can do, everything stands at False, and no version is known.
-    was_asked = evidence.engine.version is not None
-    if was_asked and evidence.engine.capabilities.get("reset_encoder_cache") is False:
-        return replace(finding, advice=tuple(each for each in finding.advice if each is not RESET_ENCODER_CACHE))
-    return finding

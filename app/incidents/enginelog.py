@@ -17,10 +17,10 @@ from typing import BinaryIO
 
 from app.incidents.incident import LogMessage
 from app.incidents.messages import KNOWN, KnownMessage
-from app.incidents.plain import plain
+from app.plain import plain
 
 TAIL_BYTES = 256 * 1024
-LINE_MOST = 400
+MAX_LINE_LENGTH = 400
 # Of one message: the first ones, which are nearest to the cause, and the last one.
 FIRST_LINES = 2
 # What stands before a message: a container runtime's time and stream, and vLLM's logger: process, level, time, file
@@ -82,7 +82,7 @@ class Line:
 
     @property
     def is_api_servers(self) -> bool:
-        """Whether the API server wrote it; uvicorn's own lines have a level and no file."""
+        """Return whether the API server wrote it; uvicorn's own lines have a level and no file."""
         if self.process is not None:
             return self.process.startswith(_API_SERVER)
         return bool(_API_SERVER_FILES.fullmatch(self.file)) if self.file is not None else self.level is not None
@@ -90,11 +90,11 @@ class Line:
 
 def parse(text: str) -> Line:
     """Take a line's prefix off."""
-    text = _COLOURS.sub("", text[: 4 * LINE_MOST])
+    text = _COLOURS.sub("", text[: 4 * MAX_LINE_LENGTH])
     prefix = _PREFIX.match(text)
     if prefix is None:
-        return Line(text, text[:LINE_MOST], None, None, None)
-    message = text[prefix.end() : prefix.end() + LINE_MOST]
+        return Line(text, text[:MAX_LINE_LENGTH], None, None, None)
+    message = text[prefix.end() : prefix.end() + MAX_LINE_LENGTH]
     return Line(text, message, prefix["process"] or prefix["named"], prefix["level"], prefix["file"])
 
 
@@ -115,11 +115,11 @@ class Matches:
         """Note a line, and return the message that it is."""
         known = known_message(line)
         if known is not None:
-            _note(self._seen.setdefault(known.name, _Seen()), plain(line.text, LINE_MOST))
+            _note(self._seen.setdefault(known.name, _Seen()), plain(line.text, MAX_LINE_LENGTH))
         return known
 
     def messages(self) -> tuple[LogMessage, ...]:
-        """What was found, causes before consequences."""
+        """Return what was found, causes before consequences."""
         return tuple(_message(known, self._seen[known.name]) for known in KNOWN if known.name in self._seen)
 
 
@@ -133,7 +133,7 @@ class Place:
 
 
 def place_of_end(path: Path) -> Place | None:
-    """Where the log ends now; ``None`` where there is none."""
+    """Return where the log ends now; ``None`` where there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -225,7 +225,7 @@ def match(lines: Iterable[str]) -> tuple[LogMessage, ...]:
 
 
 def merged(before: tuple[LogMessage, ...], after: tuple[LogMessage, ...]) -> tuple[LogMessage, ...]:
-    """What was known before, and the messages that came since; causes before consequences."""
+    """Return what was known before, and the messages that came since; causes before consequences."""
     both = {message.name: message for message in (*after, *before)}
     return tuple(both[known.name] for known in KNOWN if known.name in both)
 

@@ -11,7 +11,7 @@ from app.readings import Components, RankReading, TorchMemory
 
 
 def point(reading: RankReading) -> Point:
-    """What the series keeps of a reading."""
+    """Return what the series keeps of a reading."""
     return Point(
         at=reading.taken_at,
         used_bytes=reading.used_bytes,

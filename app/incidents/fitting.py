@@ -12,14 +12,14 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from app.incidents.incident import Headline, Incident, Point, RankEvidence
+from app.incidents.incident import Headline, Incident, Point
 
 # Of each rank, whatever the bound: two minutes at ten a second are 1,200, and reading them all holds up the data plane.
-POINTS_MOST = 300
+MAX_POINTS = 300
 # The last of them are kept one and all: there the incident is.
 RECENT_POINTS = 60
-POINTS_LEAST = 2
-EVENTS_LEFT, ENTRIES_LEFT, RANKS_LEFT = 20, 3, 8
+MIN_POINTS = 2
+MAX_RANKS_LEFT = 8
 
 INCIDENT: Final = TypeAdapter(Incident)
 HEAD: Final = {field.name for field in fields(Headline)} - {"problem"}
@@ -38,17 +38,18 @@ def fitted(incident: Incident, max_bytes: int) -> tuple[Incident, bytes]:
     First the series are thinned; where that is not enough, the least telling parts go one after another. What was
     left out stands in its notes.
     """
-    incident = thinned(incident, POINTS_MOST)
+    incident = thinned(incident, MAX_POINTS)
     content = to_bytes(incident)
     points = _points(incident)
-    while len(content) > max_bytes and points > POINTS_LEAST:
-        points = max(min(points // 2, int(points * max_bytes / len(content))), POINTS_LEAST)
+    while len(content) > max_bytes and points > MIN_POINTS:
+        points = max(min(points // 2, int(points * max_bytes / len(content))), MIN_POINTS)
         incident = thinned(incident, points)
         content = to_bytes(incident)
     for what, cut in _CUTS:
         if len(content) <= max_bytes:
             break
-        incident = _noted(cut(incident), f"{what}: to keep within {max_bytes:,} bytes")
+        note = f"{what} left out: to keep within {max_bytes:,} bytes"
+        incident = replace(cut(incident), notes=(*incident.notes, note))
         content = to_bytes(incident)
     return incident, content
 
@@ -79,43 +80,20 @@ def _points(incident: Incident) -> int:
     return max((len(rank.series) for rank in incident.ranks), default=0)
 
 
-def _noted(incident: Incident, note: str) -> Incident:
-    return replace(incident, notes=(*incident.notes, note))
-
-
-def _each_rank(incident: Incident, cut: Callable[[RankEvidence], RankEvidence]) -> Incident:
-    return replace(incident, ranks=tuple(cut(rank) for rank in incident.ranks))
-
-
-def _shorter_lists(incident: Incident) -> Incident:
-    return replace(incident, events=incident.events[-EVENTS_LEFT:], decisions=incident.decisions[-EVENTS_LEFT:])
-
-
-def _few_entries(incident: Incident) -> Incident:
-    return _each_rank(incident, lambda rank: replace(rank, entries=rank.entries[:ENTRIES_LEFT]))
-
-
-def _no_series(incident: Incident) -> Incident:
-    return _each_rank(incident, lambda rank: replace(rank, series=()))
+def _ranks_alone(incident: Incident) -> Incident:
+    return replace(incident, ranks=tuple(replace(rank, series=(), entries=()) for rank in incident.ranks))
 
 
 def _no_policy(incident: Incident) -> Incident:
-    return replace(incident, policy=None, decisions=())
-
-
-def _no_events(incident: Incident) -> Incident:
-    return replace(incident, events=())
+    return replace(incident, policy=None, decisions=(), events=())
 
 
 def _few_ranks(incident: Incident) -> Incident:
-    return replace(incident, ranks=incident.ranks[:RANKS_LEFT])
+    return replace(incident, ranks=incident.ranks[:MAX_RANKS_LEFT])
 
 
 _CUTS: Final[tuple[tuple[str, Callable[[Incident], Incident]], ...]] = (
-    ("old events are left out", _shorter_lists),
-    ("most entries of the encoder caches are left out", _few_entries),
-    ("the series are left out", _no_series),
-    ("the policy is left out", _no_policy),
-    ("the events are left out", _no_events),
-    ("all but the first ranks are left out", _few_ranks),
+    ("the series and the entries of the encoder caches are", _ranks_alone),
+    ("the policy and the events are", _no_policy),
+    ("all but the first ranks are", _few_ranks),
 )

@@ -5,12 +5,12 @@ Bytes are integers, times are Unix seconds, ratios are 0 to 1; absent knowledge 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Literal, TypeAlias
 
+from app.findings.case import EncoderEntry
+from app.findings.finding import Advice, Finding
 from app.readings import (
-    Caller,
     Components,
     EngineLoad,
     EngineStatus,
@@ -25,9 +25,6 @@ from app.table import rank_title
 SCHEMA = 1
 
 IncidentKind: TypeAlias = Literal["died", "hung", "out_of_memory", "start_failed"]
-# likely: explains the incident by itself. clue: had a part in it, or tells where to look. note: good to know.
-Weight: TypeAlias = Literal["likely", "clue", "note"]
-Figure: TypeAlias = int | float | str | None
 
 # --- what is known when it happens ---
 
@@ -40,25 +37,6 @@ class Point:
     used_bytes: int | None
     components: Components = field(default_factory=Components)
     torch: TorchMemory = field(default_factory=TorchMemory)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderEntry:
-    """One entry of a rank's encoder cache.
-
-    Attributes:
-        mm_hash: Its key.
-        bytes: What it holds.
-        residency: ``device`` or ``host``, where that is told.
-        age_seconds: Since it was first seen: a lower bound.
-        embeds: How many embeddings it is, the unit of the cache's capacity.
-    """
-
-    mm_hash: str
-    bytes: int | None
-    residency: str | None = None
-    age_seconds: float | None = None
-    embeds: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +98,7 @@ class Evidence:
         growth: Of the last report.
         load: What the engine told of its requests last, which may be before the moment.
         policy: The policy as it stood.
+        policy_before: The policy as it stood last while the engine's memory was known.
         decisions: What it decided last.
         events: What happened in that span.
         reason: What the one who opens it saw, in a few words: ``connection refused``.
@@ -136,6 +115,7 @@ class Evidence:
     growth: Growth = field(default_factory=Growth)
     load: EngineLoad = field(default_factory=EngineLoad)
     policy: PolicyStatus | None = None
+    policy_before: PolicyStatus | None = None
     decisions: tuple[Event, ...] = ()
     events: tuple[Event, ...] = ()
     reason: str = ""
@@ -145,42 +125,6 @@ class Evidence:
 
 
 # --- what is made of it ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """Something to change.
-
-    Attributes:
-        setting: The exact flag, variable or call.
-        change: What it does, and when it helps.
-        cost: What it costs, and what it does not go together with.
-    """
-
-    setting: str
-    change: str
-    cost: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What the numbers say.
-
-    Attributes:
-        name: A word for programs.
-        weight: How much it explains.
-        title: A clause that can stand within a sentence.
-        text: In plain words.
-        figures: The numbers that it rests on; a name tells the unit.
-        advice: What can be changed.
-    """
-
-    name: str
-    weight: Weight
-    title: str
-    text: str
-    figures: Mapping[str, Figure] = field(default_factory=dict)
-    advice: tuple[Advice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,34 +162,8 @@ class FailedStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSeen:
-    """The engine at that moment; its state in one word, its load as last told."""
-
-    url: str
-    state: str
-    version: str | None = None
-    model: str | None = None
-    hint: str | None = None
-    requests_running: int | None = None
-    requests_waiting: int | None = None
-    kv_cache_usage_ratio: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Happened:
-    """An event, or a decision of the policy, in short."""
-
-    at: float
-    kind: str
-    summary: str
-    rule: str | None = None
-    trigger: str | None = None
-    caller: Caller | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """An incident in a list.
+    """An incident in a list; these fields stand on the first line of its file.
 
     Attributes:
         schema: Of the incident.
@@ -260,9 +178,9 @@ class Headline:
         problem: Why it cannot be read, in one sentence; ``None`` where it can.
     """
 
-    schema: int | None
+    schema: int | None = SCHEMA
     id: str
-    kind: str | None
+    kind: IncidentKind | None
     at: float | None
     last_at: float | None = None
     count: int = 1
@@ -273,11 +191,11 @@ class Headline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
-    """One incident, whole. The first fields are those of ``Headline``, and stand on a file's first line.
+class Incident(Headline):
+    """One incident, whole.
 
     Attributes:
-        engine: The engine at that moment.
+        engine: The engine at that moment, with what it last reported of its requests.
         reason: What the one who opened it saw.
         start: Which start failed last, of those that are counted here.
         findings: What the numbers say, the weightiest first.
@@ -291,39 +209,20 @@ class Incident:
         written_by: The version of Highwater.
     """
 
-    schema: int = SCHEMA
-    id: str
-    kind: IncidentKind
-    at: float
-    last_at: float
-    count: int = 1
-    ended_at: float | None = None
-    summary: str
-    number: int = 1
-    engine: EngineSeen
+    engine: EngineStatus
     reason: str = ""
     start: str | None = None
     findings: tuple[Finding, ...] = ()
     messages: tuple[LogMessage, ...] = ()
     ranks: tuple[RankEvidence, ...] = ()
     growth: Growth = field(default_factory=Growth)
-    events: tuple[Happened, ...] = ()
-    policy: Mapping[str, Any] | None = None
-    decisions: tuple[Happened, ...] = ()
+    events: tuple[Event, ...] = ()
+    policy: PolicyStatus | None = None
+    decisions: tuple[Event, ...] = ()
     notes: tuple[str, ...] = ()
     written_by: str = ""
 
     @property
     def headline(self) -> Headline:
-        """What a list shows of it."""
-        return Headline(
-            schema=self.schema,
-            id=self.id,
-            kind=self.kind,
-            at=self.at,
-            last_at=self.last_at,
-            count=self.count,
-            ended_at=self.ended_at,
-            summary=self.summary,
-            number=self.number,
-        )
+        """Return what a list shows of it."""
+        return Headline(**{part.name: getattr(self, part.name) for part in fields(Headline)})

@@ -15,28 +15,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, get_args
-
-from pydantic import TypeAdapter
+from typing import Final, get_args
 
 from app import __version__
 from app.incidents.diagnosis import diagnose, summarize
 from app.incidents.enginelog import Place, ended_by_signal, match, merged, place_of_end, read_tail
 from app.incidents.incident import (
-    EngineSeen,
     Evidence,
     FailedStart,
-    Happened,
     Headline,
     Incident,
     IncidentKind,
     LogMessage,
     RankEvidence,
 )
-from app.incidents.plain import cleaned
+from app.incidents.latest import engine_of
 from app.incidents.starts import StartWatch, of_one_run
 from app.incidents.store import IncidentStore, Unreadable
-from app.readings import Event, PolicyStatus
+from app.plain import cleaned
+from app.readings import Event
 
 STORM_SECONDS = 60.0
 # Starts that fail the same way: a supervisor's pauses between them grow to minutes.
@@ -49,13 +46,12 @@ LATE_SECONDS: Final[Mapping[IncidentKind, tuple[float, ...]]] = {
 }
 # A storm is written down so often at most; the count in between is kept in memory.
 WRITE_SECONDS = 5.0
-TRACKED_MOST = 64
-EVENTS_MOST, DECISIONS_MOST = 200, 20
-STACK_MOST, ENTRIES_MOST = 16, 20
+MAX_TRACKED = 64
+MAX_EVENTS, MAX_DECISIONS = 200, 20
+MAX_STACK, MAX_ENTRIES = 16, 20
 
 # Running out of memory need not end the engine: being ready then ends no storm of it.
 _OUTLIVES_READY: Final = "out_of_memory"
-_POLICY: Final = TypeAdapter(PolicyStatus)
 
 log = logging.getLogger("highwater.incidents")
 
@@ -116,7 +112,7 @@ class Incidents:
 
     @property
     def folder(self) -> Path | None:
-        """Where they are; ``None`` where they are in memory only."""
+        """Return where they are; ``None`` where they are in memory only."""
         return self._store.folder
 
     @property
@@ -126,17 +122,17 @@ class Incidents:
 
     @property
     def has_log(self) -> bool:
-        """Whether there is a log of the engine to read."""
+        """Return whether there is a log of the engine to read."""
         return self._engine_log is not None
 
     @property
     def counts(self) -> Mapping[IncidentKind, int]:
-        """How many there have been of each kind, as far as the folder remembers."""
+        """Return how many there have been of each kind, as far as the folder remembers."""
         return self._counts
 
     @property
     def is_late_due(self) -> bool:
-        """Whether the log of an incident is to be read once more now."""
+        """Return whether the log of an incident is to be read once more now."""
         return any(late.due <= self._monotonic() for late in self._late)
 
     async def complete(self, *, at_once: bool = False) -> None:
@@ -224,7 +220,7 @@ class Incidents:
         self._store.write(incident)
         self._track(incident.headline)
         self._counts = {**self._counts, evidence.kind: number}
-        self._written_at = {incident.id: incident.last_at}
+        self._written_at = {incident.id: evidence.at}
         if self._engine_log is not None:
             now = self._monotonic()
             seconds = LATE_SECONDS.get(evidence.kind, ())
@@ -258,7 +254,7 @@ class Incidents:
             return None
 
     def _is_same_failure(self, last: Headline, stored: Incident, evidence: Evidence) -> bool:
-        """Whether a start failed as the last one did, not long after it."""
+        """Return whether a start failed as the last one did, not long after it."""
         is_recent = evidence.at - (last.last_at or 0.0) < SAME_START_SECONDS
         start = evidence.start
         return is_recent and last.ended_at is None and start is not None and _cause(stored) == _cause(start)
@@ -290,7 +286,7 @@ class Incidents:
         return ended
 
     def _adopted(self) -> dict[str, Headline]:
-        """What is tracked; at first what an earlier sidecar left."""
+        """Return what is tracked; at first what an earlier sidecar left."""
         if self._tracked is None:
             left = [headline for headline in self._store.headlines() if headline.problem is None]
             self._tracked = _worth_tracking({headline.id: headline for headline in left})
@@ -333,16 +329,16 @@ class Incidents:
             at=evidence.at,
             last_at=evidence.at,
             summary=summarize(evidence, findings, messages),
-            engine=_engine(evidence),
+            engine=engine_of(evidence),
             reason=evidence.reason,
             start=evidence.start.id if evidence.start is not None else None,
             findings=findings,
             messages=messages,
             ranks=evidence.ranks,
             growth=evidence.growth,
-            events=_short(evidence.events, EVENTS_MOST),
-            policy=_policy(evidence.policy),
-            decisions=_short(evidence.decisions, DECISIONS_MOST),
+            events=_last(evidence.events, MAX_EVENTS),
+            policy=evidence.policy,
+            decisions=_last(evidence.decisions, MAX_DECISIONS),
             notes=tuple(notes),
             written_by=__version__,
         )
@@ -365,7 +361,7 @@ class Incidents:
 
 
 def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
-    """How many there were of each kind: the newest of them tells how many are gone, too."""
+    """Return how many there were of each kind: the newest of them tells how many are gone, too."""
     kinds: tuple[IncidentKind, ...] = get_args(IncidentKind)
     readable = [headline for headline in headlines if headline.problem is None]
     of_kind = {kind: [headline.number for headline in readable if headline.kind == kind] for kind in kinds}
@@ -385,7 +381,7 @@ def _worth_tracking(headlines: Mapping[str, Headline]) -> dict[str, Headline]:
     in_order = [headlines[name] for name in sorted(headlines)]
     last = {headline.kind: headline for headline in in_order}
     worth = [headline for headline in in_order if headline.ended_at is None or last[headline.kind] is headline]
-    return {headline.id: headline for headline in worth[-TRACKED_MOST:]}
+    return {headline.id: headline for headline in worth[-MAX_TRACKED:]}
 
 
 def _counted(incident: Incident, headline: Headline) -> Incident:
@@ -406,41 +402,9 @@ def _harmless(evidence: Evidence) -> Evidence:
 
 
 def _bounded(rank: RankEvidence, was: RankEvidence) -> RankEvidence:
-    return replace(rank, series=was.series, stack=rank.stack[:STACK_MOST], entries=rank.entries[:ENTRIES_MOST])
+    return replace(rank, series=was.series, stack=rank.stack[:MAX_STACK], entries=rank.entries[:MAX_ENTRIES])
 
 
-def _engine(evidence: Evidence) -> EngineSeen:
-    engine, load = evidence.engine, evidence.load
-    return EngineSeen(
-        url=engine.url,
-        state=engine.state,
-        version=engine.version,
-        model=engine.model,
-        hint=engine.hint,
-        requests_running=_first(load.requests_running, engine.requests_running),
-        requests_waiting=_first(load.requests_waiting, engine.requests_waiting),
-        kv_cache_usage_ratio=_first(load.kv_cache_usage_ratio, engine.kv_cache_usage_ratio),
-    )
-
-
-def _first(*values: Any) -> Any:  # noqa: ANN401 - whatever comes in goes out
-    return next((value for value in values if value is not None), None)
-
-
-def _short(events: tuple[Event, ...], most: int) -> tuple[Happened, ...]:
-    in_order = sorted(events, key=lambda event: event.at)[-most:]
-    return tuple(
-        Happened(
-            at=event.at,
-            kind=event.kind,
-            summary=event.summary,
-            rule=event.rule,
-            trigger=event.trigger,
-            caller=event.caller,
-        )
-        for event in in_order
-    )
-
-
-def _policy(policy: PolicyStatus | None) -> dict[str, Any] | None:
-    return _POLICY.dump_python(policy, mode="json") if policy is not None else None
+def _last(events: tuple[Event, ...], most: int) -> tuple[Event, ...]:
+    """The last so many, oldest first, without what the workers said of a remedy: its summary says what came of it."""
+    return tuple(replace(event, result=None) for event in sorted(events, key=lambda event: event.at)[-most:])

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from app.incidents import advice as known
-from app.incidents.incident import Advice
+from app.findings import advice as known
+from app.findings.finding import Advice
 
 # How Python and torch write an exception's name before its text, as a line of a traceback or as a repr in a log line.
 _MEMORY_ERROR = r"(?:(?:[\w.]*OutOfMemoryError|RuntimeError|torch\.AcceleratorError)(?:: |\(['\"]))?"
@@ -104,7 +104,7 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
         pattern=_MEMORY_ERROR + r"(?:CUDA|HIP|XPU) (?:driver )?(?:error: )?out of memory",
         title="PyTorch found no room on the GPU",
         meaning=(
-            "PyTorch's allocator asked the device for more and got none. The message tells how much is reserved and "
+            "PyTorch's allocator asked the device for more and got none. The message says how much is reserved and "
             "not allocated: where that is much, it is fragmentation; where it is little, the device is full."
         ),
         advice=(
@@ -177,14 +177,14 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
         name="pta_memory_error",
         pattern=_CANN + r"\bERR00006\b",
         title="torch_npu reports a memory error (ERR00006)",
-        meaning="torch_npu's number for its memory errors. The line with `tried to allocate` tells who asked for what.",
+        meaning="torch_npu's number for its memory errors. The line with `tried to allocate` says who asked for what.",
         advice=(known.GPU_MEMORY_UTILIZATION, known.NPU_EXPANDABLE_SEGMENTS),
         source="torch_npu 2.7 to 2.10, csrc/core/npu/NPUException.h",
     ),
     KnownMessage(
         name="device_not_free_at_start",
         pattern=_VALUE_ERROR + r"Free memory on device .{0,80}? is less than desired GPU memory utilization",
-        title="the engine refused to start: less of the device is free than it was told to use",
+        title="the engine refused to start: less of the device is free than its share",
         meaning=(
             "Something else holds the device: another process, or one of an earlier start that has not ended. The "
             "message names what is free and what was wanted."
@@ -276,7 +276,7 @@ KNOWN: Final[tuple[KnownMessage, ...]] = (
         title="a process was ended by a bus error: /dev/shm was full, most likely",
         meaning=(
             "A write into mapped memory found no page behind it. vLLM's processes share data through /dev/shm, whose "
-            "size is 64 MiB in a container that was not told otherwise."
+            "size is 64 MiB in a container without another setting."
         ),
         advice=(known.SHM_SIZE,),
         source="CPython, Modules/faulthandler.c; shells",

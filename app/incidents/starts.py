@@ -218,7 +218,7 @@ class FollowedLog:
         return place is not None and (place.device, place.inode) == (status.st_dev, status.st_ino)
 
     def _rest(self) -> bytes:
-        """What was added; of more than is looked at in one go the end."""
+        """Return what was added; of more than is looked at in one go the end."""
         file = self._file
         if file is None:
             return b""
@@ -252,7 +252,7 @@ class StartWatch:
         self._has_looked = False
 
     def engine_ready(self) -> None:
-        """What was written up to now is of no failed start."""
+        """Return what was written up to now is of no failed start."""
         self._log.skip()
         self._starts.forget()
         self._has_looked = True

@@ -1,14 +1,13 @@
 """Where incidents are kept: one file each in one folder, or memory.
 
 A file is written in one step, so that a crash leaves a whole one or none; the oldest make room for the newest. What
-cannot be written stays in memory and is tried again, and what is wrong is told. No link is ever followed: every file is
-opened by its name within the folder. What cannot be read, such as a later version's, is named and left alone until its
-turn to go. The folder belongs to one sidecar.
+cannot be written stays in memory and is tried again, and `problem` says what is wrong. No link is ever followed: every
+file is opened by its name within the folder. What cannot be read, such as a later version's, is named and left alone
+until its turn to go. The folder belongs to one sidecar.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -19,26 +18,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from pydantic import TypeAdapter, ValidationError
 
-from app.incidents.fitting import HEAD, INCIDENT, fitted
+from app.incidents.fitting import INCIDENT, fitted
 from app.incidents.incident import SCHEMA, Headline, Incident
-from app.incidents.plain import plain
+from app.plain import plain
 
 KEEP, MAX_BYTES = 32, 8 * 1024 * 1024
-KEPT_IN_MEMORY = 16
+MAX_IN_MEMORY = 16
 # What a list shows at most, in a folder that holds more than ours.
-LISTED_MOST = 1000
+MAX_LISTED = 1000
 # Larger ones are not ours, whatever max_bytes was when they were written.
-FILE_BYTES_MOST = 64 * 1024 * 1024
+MAX_FILE_BYTES = 64 * 1024 * 1024
 HEAD_BYTES = 16 * 1024
 
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[a-z0-9]{1,24}(-[a-z0-9]{1,24}){0,5}", re.ASCII)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*([0-9]{1,6})\b')
-# Of more digits than a float can take; nothing that is measured comes near it.
-_ABSURD = re.compile(rb"[0-9]{300}")
 _DRAFT = ".json.draft"
 _HEADLINE = TypeAdapter(Headline)
 
@@ -48,7 +44,7 @@ class Unreadable(Exception):
 
 
 def is_incident_id(text: str) -> bool:
-    """Whether it can be the id of an incident: nothing else becomes part of a path."""
+    """Return whether it can be the id of an incident: nothing else becomes part of a path."""
     return _ID.fullmatch(text) is not None
 
 
@@ -79,7 +75,6 @@ class IncidentStore:
         self._keep = keep
         self._max_bytes = max_bytes
         self._memory: dict[str, _Kept] = {}
-        self._heads: dict[str, tuple[tuple[int, ...], Headline]] = {}
         self._turn = threading.Lock()
 
     def prepare(self) -> None:
@@ -103,7 +98,7 @@ class IncidentStore:
             self._memory[kept.id] = _Kept(kept.headline, zlib.compress(content, 1))
             if self.folder is not None:
                 self._flush(self.folder)
-            while len(self._memory) > KEPT_IN_MEMORY:
+            while len(self._memory) > MAX_IN_MEMORY:
                 del self._memory[min(self._memory)]
 
     def headlines(self) -> list[Headline]:
@@ -111,10 +106,10 @@ class IncidentStore:
         with self._turn:
             found = self._filed(self.folder) if self.folder is not None else {}
             found |= {name: kept.headline for name, kept in self._memory.items()}
-        return [found[name] for name in sorted(found, reverse=True)[:LISTED_MOST]]
+        return [found[name] for name in sorted(found, reverse=True)[:MAX_LISTED]]
 
     def has(self, incident_id: str) -> bool:
-        """Whether something is kept under this id."""
+        """Return whether something is kept under this id."""
         with self._turn:
             if incident_id in self._memory:
                 return True
@@ -126,11 +121,9 @@ class IncidentStore:
         Raises:
             Unreadable: It is there, and is none that this version reads.
         """
-        content = self.read_bytes(incident_id)
+        content = self._content(incident_id, MAX_FILE_BYTES)
         if content is None:
             return None
-        if _ABSURD.search(content):
-            raise Unreadable(f"{incident_id} has a number that nothing has")
         try:
             incident = INCIDENT.validate_json(content)
         except ValidationError as exc:
@@ -139,28 +132,19 @@ class IncidentStore:
             raise Unreadable(f"{incident_id} has a time that there is not")
         return incident
 
-    def read_bytes(self, incident_id: str) -> bytes | None:
-        """The incident as it is kept, one JSON object; ``None`` where there is none.
-
-        Raises:
-            Unreadable: It is there, and is no file of a size that this version reads.
-        """
+    def _content(self, incident_id: str, most: int) -> bytes | None:
+        """The incident as it is kept, so many bytes of it; ``None`` where there is none."""
         if not is_incident_id(incident_id):
             return None
         with self._turn:
             if incident_id in self._memory:
                 return zlib.decompress(self._memory[incident_id].content)
-        if self.folder is None:
-            return None
         try:
-            with _opened(self.folder, incident_id) as file:
-                return file.read(FILE_BYTES_MOST)
+            return _read(self.folder, incident_id, most) if self.folder is not None else None
         except FileNotFoundError:
             return None
         except OSError as exc:
             raise Unreadable(f"{incident_id} cannot be read: {_reason(exc)}") from exc
-
-    # --- writing ---
 
     def _flush(self, folder: Path) -> None:
         """Write what is in memory, the oldest first; what cannot be written stays there."""
@@ -170,7 +154,7 @@ class IncidentStore:
             except OSError as exc:
                 self.problem = (
                     f"incidents.folder: {incident_id} could not be written to {folder}: {_reason(exc)}; "
-                    f"it is kept in memory ({len(self._memory)} of {KEPT_IN_MEMORY})"
+                    f"it is kept in memory ({len(self._memory)} of {MAX_IN_MEMORY})"
                 )
                 return
             del self._memory[incident_id]
@@ -179,53 +163,31 @@ class IncidentStore:
 
     def _rotate(self, folder: Path) -> None:
         for incident_id in sorted(_names(folder))[: -self._keep]:
-            self._heads.pop(incident_id, None)
             # One that cannot be removed, such as a folder under such a name, is none of ours.
             with suppress(OSError), _folder(folder) as descriptor:
                 os.unlink(f"{incident_id}.json", dir_fd=descriptor)
 
-    # --- lists ---
-
     def _filed(self, folder: Path) -> dict[str, Headline]:
-        names = sorted(_names(folder), reverse=True)[:LISTED_MOST]
-        found: dict[str, tuple[tuple[int, ...], Headline]] = {}
-        for incident_id in names:
+        found: dict[str, Headline] = {}
+        for incident_id in sorted(_names(folder), reverse=True)[:MAX_LISTED]:
             with suppress(FileNotFoundError):
-                found[incident_id] = self._head(folder, incident_id)
-        self._heads = found
-        return {name: headline for name, (_, headline) in found.items()}
-
-    def _head(self, folder: Path, incident_id: str) -> tuple[tuple[int, ...], Headline]:
-        """The headline, read again only where the file is another than last time."""
-        try:
-            with _opened(folder, incident_id) as file:
-                status = os.fstat(file.fileno())
-                signature = (status.st_ino, status.st_size, status.st_mtime_ns)
-                known = self._heads.get(incident_id)
-                if known is not None and known[0] == signature:
-                    return known
-                return signature, _headline(incident_id, file)
-        except FileNotFoundError:
-            raise
-        except OSError as exc:
-            return (), _nameless(incident_id, f"cannot be read: {_reason(exc)}")
+                found[incident_id] = _headline(folder, incident_id)
+        return found
 
 
-def _headline(incident_id: str, file: BinaryIO) -> Headline:
-    """The headline on the first line; of a file that somebody wrote anew in another form, from the whole of it."""
-    start = file.read(HEAD_BYTES)
+def _headline(folder: Path, incident_id: str) -> Headline:
+    """The headline, which stands on the file's first line."""
+    try:
+        start = _read(folder, incident_id, HEAD_BYTES)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        return _nameless(incident_id, f"cannot be read: {_reason(exc)}")
     schema = _schema(start)
     if schema != SCHEMA:
         return _nameless(incident_id, _other_schema(schema), schema)
-    file.seek(-min(len(start), 2), os.SEEK_END)
-    if not file.read().rstrip().endswith(b"}"):
-        return _nameless(incident_id, "is cut off", schema)
-    value = _json_object(start.partition(b"\n")[0].removesuffix(b",") + b"}")
-    if value is None or "id" not in value:
-        file.seek(0)
-        value = _json_object(file.read(FILE_BYTES_MOST))
     try:
-        headline = _HEADLINE.validate_python({name: part for name, part in (value or {}).items() if name in HEAD})
+        headline = _HEADLINE.validate_json(start.partition(b"\n")[0].removesuffix(b",") + b"}")
     except ValidationError:
         return _nameless(incident_id, "has no headline that this version reads", schema)
     if not _has_times(headline):
@@ -235,7 +197,7 @@ def _headline(incident_id: str, file: BinaryIO) -> Headline:
     return headline
 
 
-def _has_times(known: Headline | Incident) -> bool:
+def _has_times(known: Headline) -> bool:
     return all(math.isfinite(at or 0.0) for at in (known.at, known.last_at, known.ended_at))
 
 
@@ -252,14 +214,6 @@ def _other_schema(schema: int | None) -> str:
     if schema is None:
         return "is not an incident"
     return f"is of schema {schema}, and this version reads {SCHEMA}"
-
-
-def _json_object(content: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _why(content: bytes, exc: ValidationError) -> str:
@@ -293,9 +247,8 @@ def _folder(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-@contextmanager
-def _opened(folder: Path, incident_id: str) -> Iterator[BinaryIO]:
-    """The file, held open for reading; a link or anything else that is no file is an error."""
+def _read(folder: Path, incident_id: str, most: int) -> bytes:
+    """The file's first bytes; a link or anything else that is no file is an error."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     with _folder(folder) as within:
         descriptor = os.open(f"{incident_id}.json", flags, dir_fd=within)
@@ -303,9 +256,9 @@ def _opened(folder: Path, incident_id: str) -> Iterator[BinaryIO]:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is not a file")
-        if status.st_size > FILE_BYTES_MOST:
-            raise OSError(f"it has more than {FILE_BYTES_MOST:,} bytes")
-        yield file
+        if status.st_size > MAX_FILE_BYTES:
+            raise OSError(f"it has more than {MAX_FILE_BYTES:,} bytes")
+        return file.read(most)
 
 
 def _replace(folder: Path, incident_id: str, content: bytes) -> None:

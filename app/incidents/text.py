@@ -1,17 +1,22 @@
-"""Incidents for a terminal. Formats, and decides nothing; every text that is not ours is made plain first."""
+"""Incidents as Markdown, which a terminal shows as it is and ``app.findings.markdown.page`` turns into a page.
+
+Formats, and decides nothing. Every text that is not ours is made plain first.
+"""
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 
 from app.attribution import COMPONENTS
-from app.incidents.incident import Advice, Figure, Finding, Happened, Headline, Incident, RankEvidence
-from app.incidents.latest import Latest, latest
-from app.incidents.plain import plain
-from app.table import component_title, mib, table
+from app.findings.finding import Advice, Finding, all_advice
+from app.findings.markdown import block, chart, code, duration, figure, moment, table, text
+from app.incidents.incident import Headline, Incident, LogMessage, RankEvidence
+from app.incidents.latest import known_points, latest
+from app.plain import plain
+from app.readings import Event
+from app.table import component_title
+from app.units import MIB, mib
 
 WIDTH = 100
 KIND_WORDS: Mapping[str, str] = {
@@ -21,51 +26,10 @@ KIND_WORDS: Mapping[str, str] = {
     "start_failed": "start failed",
 }
 WEIGHT_WORDS: Mapping[str, str] = {"likely": "most likely", "clue": "a clue", "note": "good to know"}
-_INDENT = "   "
 
 
-def moment(at: float | None) -> str:
-    """Unix seconds as UTC, to the second."""
-    if at is None:
-        return "-"
-    try:
-        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):  # of no year that there is
-        return f"{at:g}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as an operator says them."""
-    if not math.isfinite(seconds):
-        return "an unknown time"
-    whole = max(int(seconds), 0)
-    if whole < 120:  # noqa: PLR2004 - up to two minutes in seconds
-        return f"{whole} s"
-    if whole < 7200:  # noqa: PLR2004 - up to two hours in minutes
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def figure(name: str, value: Figure) -> str:
-    """A number with its name, in the unit that the name tells."""
-    title, shown = name.replace("_", " "), str(value)
-    if name == "rank":
-        return plain(shown)
-    if value is None or isinstance(value, str):
-        shown = "not known" if value is None else value
-    elif name.endswith("_bytes"):
-        title, shown = component_title(name), f"{mib(value)} MiB"
-    elif name.endswith("bytes_per_second"):
-        title, shown = "slope", f"{mib(value * 60, signed=True)} MiB a minute"
-    elif name.endswith("_ratio"):
-        title, shown = name.removesuffix("_ratio").replace("_", " "), f"{value:.1%}"
-    elif name.endswith("_seconds"):
-        title, shown = name.removesuffix("_seconds").replace("_", " "), f"{value:.1f} s"
-    return plain(f"{title} {shown}")
-
-
-def state(headline: Headline | Incident) -> str:
-    """Since when, how often, until when."""
+def state(headline: Headline) -> str:
+    """Return since when, how often, until when."""
     parts = [moment(headline.at)]
     if headline.count > 1:
         parts.append(f"{headline.count} times until {moment(headline.last_at)}")
@@ -77,53 +41,59 @@ def state(headline: Headline | Incident) -> str:
     return ", ".join(parts)
 
 
-def all_advice(incident: Incident) -> tuple[Advice, ...]:
-    """Every piece of advice once: of the log's messages, then of the numbers, the weightiest first; not of notes."""
-    given = [advice for message in incident.messages for advice in message.advice]
-    given += [advice for finding in incident.findings if finding.weight != "note" for advice in finding.advice]
-    return tuple(dict.fromkeys(given))
-
-
 def headlines_text(headlines: Sequence[Headline], *, problem: str | None = None) -> str:
-    """The list, newest first."""
+    """Return the list, newest first."""
     lines = [f"problem: {plain(problem)}", ""] if problem else []
     if not headlines:
         return "\n".join([*lines, "no incidents"]) + "\n"
     for headline in headlines:
         lines.append(plain(headline.id))
         if headline.problem:
-            lines += [f"{_INDENT}it {plain(headline.problem)}", ""]
+            lines += [f"   it {plain(headline.problem)}", ""]
             continue
-        lines += [f"{_INDENT}{state(headline)}", *_wrapped(headline.summary), ""]
+        lines += [
+            f"   {state(headline)}",
+            textwrap.indent(_wrapped(plain(headline.summary, 2000), width=97), "   "),
+            "",
+        ]
     return "\n".join(lines)
 
 
-def incident_text(incident: Incident) -> str:
-    """One incident as an operator reads it at a terminal."""
+def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
+    """Return one incident as an operator reads it.
+
+    Args:
+        incident: The incident.
+        charts: Draw each rank's used bytes over time: for a page.
+    """
     engine = incident.engine
+    kind = KIND_WORDS.get(incident.kind or "", incident.kind or "")
     who = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
-    parts: list[str] = [
-        plain(incident.id),
-        *_wrapped(incident.summary, indent=""),
-        "",
-        f"when    {state(incident)}",
-        f"engine  {plain(who)} at {plain(engine.url)}: {plain(engine.state)}",
-        f"load    {load(incident)}",
+    facts = {
+        "when": state(incident),
+        "engine": code(f"{who} at {engine.url}: {engine.state}"),
+        "load": load(incident),
+        "hint": code(engine.hint or ""),
+    }
+    of_messages = (advice for message in incident.messages for advice in message.advice)
+    given = dict.fromkeys((*of_messages, *all_advice(incident.findings)))
+    parts = [
+        f"# {text(kind)}: {code(incident.id)}",
+        _wrapped(f"**{text(plain(incident.summary, 2000))}**"),
+        "\n".join(f"- {name}: {value}" for name, value in facts.items() if value),
+        *_section("What the log says", map(_message, incident.messages)),
+        *_section("What the numbers say", map(_finding, incident.findings)),
+        *_section("What to change", map(_advice, given)),
+        *_section("The ranks", _ranks(incident.ranks, charts=charts)),
+        *_section("What happened before", [_events(incident.events)]),
+        *_section("The policy", _policy(incident)),
+        *_section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
     ]
-    if engine.hint:
-        parts.append(f"hint    {plain(engine.hint)}")
-    parts += _section("What the log says", _messages(incident))
-    parts += _section("What the numbers say", _findings(incident.findings))
-    parts += _section("What to change", _advice(all_advice(incident)))
-    parts += _section("The ranks", _ranks(incident.ranks))
-    parts += _section("What happened before", happened(incident.events))
-    parts += _section("The policy", _policy(incident))
-    parts += _section("Not known, or not kept", [f"{_INDENT}{plain(note)}" for note in incident.notes])
-    return "\n".join(parts) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def load(incident: Incident) -> str:
-    """What the engine told of its requests last."""
+    """Return what the engine last reported of its requests."""
     engine = incident.engine
     if engine.requests_running is None and engine.kv_cache_usage_ratio is None:
         return "not known"
@@ -133,87 +103,101 @@ def load(incident: Incident) -> str:
     return f"{running} requests running, {waiting} waiting{usage}"
 
 
-def ranks_table(ranks: Sequence[RankEvidence]) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows: each rank as it stood last, in MiB."""
-    stood = [latest(rank) for rank in ranks]
-    headers = ["MiB", *(plain(rank.name) for rank in stood)]
-    rows = [
-        ["status", *(plain(rank.evidence.status, 20) for rank in stood)],
-        ["read", *(moment(rank.at).rpartition(" ")[2] for rank in stood)],
-        ["total", *(mib(rank.total_bytes) for rank in stood)],
-        ["used", *(mib(rank.used_bytes) for rank in stood)],
-        *([f"- {component_title(name)}", *(_part(rank, name) for rank in stood)] for name in COMPONENTS),
-        ["free", *(mib(rank.free_bytes) for rank in stood)],
-        ["torch reserved", *(mib(rank.torch.reserved_bytes) for rank in stood)],
-        ["torch allocated", *(mib(rank.torch.allocated_bytes) for rank in stood)],
-    ]
-    return headers, rows
+def _section(title: str, parts: Iterable[str]) -> list[str]:
+    parts = [part for part in parts if part]
+    return [f"## {title}", *parts] if parts else []
 
 
-def happened(events: Iterable[Happened]) -> list[str]:
-    """One line for each event, oldest first."""
-    return [
-        f"{_INDENT}{moment(event.at).rpartition(' ')[2]}  {plain(event.kind, 20):9} {plain(event.summary)}"
+def _wrapped(words: str, *, indent: str = "", width: int = WIDTH) -> str:
+    return textwrap.fill(words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _item(head: str, *sentences: str) -> str:
+    """Return an item of a list; what belongs to it stands beneath it."""
+    return "\n".join(
+        _wrapped(line, indent="  ") for line in (f"- {head}", *(f"  {each}" for each in sentences if each))
+    )
+
+
+def _message(message: LogMessage) -> str:
+    often = f" ({message.count} lines)" if message.count > 1 else ""
+    item = _item(f"**{text(plain(message.title))}**{often}", text(plain(message.meaning, 2000)))
+    return f"{item}\n\n{textwrap.indent(_lines(map(plain, message.lines)), '  ')}"
+
+
+def _finding(finding: Finding) -> str:
+    weight = WEIGHT_WORDS.get(finding.weight, WEIGHT_WORDS["note"])
+    figures = ", ".join(text(figure(name, value)) for name, value in finding.figures.items())
+    title = f"**{text(plain(finding.title))}**"
+    return _item(f"{weight}: {title}", text(plain(finding.text, 2000)), figures and f"({figures})")
+
+
+def _advice(advice: Advice) -> str:
+    return _item(code(advice.setting), text(plain(advice.change, 2000)), text(plain(f"Costs: {advice.cost}", 2000)))
+
+
+def _events(events: Sequence[Event]) -> str:
+    return _lines(
+        f"{moment(event.at).rpartition(' ')[2]}  {plain(event.kind, 20):9} {plain(event.summary)}"
         + (f" (asked for by {plain(event.caller.address, 60)})" if event.caller is not None else "")
         for event in events
-    ]
+    )
 
 
-def _part(rank: Latest, name: str) -> str:
-    return mib(getattr(rank.components, name))
+def _policy(incident: Incident) -> Iterator[str]:
+    if incident.policy is not None:
+        yield code(f"{incident.policy.level} (mode {incident.policy.mode}): {incident.policy.summary}")
+    yield _events(incident.decisions)
 
 
-def _section(title: str, lines: Iterable[str]) -> list[str]:
-    lines = list(lines)
-    return ["", title.upper(), *lines] if lines else []
-
-
-def _wrapped(text: str, *, indent: str = _INDENT) -> list[str]:
-    return textwrap.wrap(plain(text, 2000), WIDTH, initial_indent=indent, subsequent_indent=indent)
-
-
-def _messages(incident: Incident) -> Iterator[str]:
-    for message in incident.messages:
-        often = f" ({message.count} lines)" if message.count > 1 else ""
-        yield f" * {plain(message.title)}{often}"
-        yield from _wrapped(message.meaning)
-        yield from (f"{_INDENT}| {plain(line)}" for line in message.lines)
-
-
-def _findings(findings: Sequence[Finding]) -> Iterator[str]:
-    for finding in findings:
-        yield f" * {WEIGHT_WORDS.get(finding.weight, finding.weight)}: {plain(finding.title)}"
-        yield from _wrapped(finding.text)
-        if finding.figures:
-            yield from _wrapped(f"[{', '.join(figure(name, value) for name, value in finding.figures.items())}]")
-
-
-def _advice(advice: Sequence[Advice]) -> Iterator[str]:
-    for each in advice:
-        yield f" * {plain(each.setting)}"
-        yield from _wrapped(each.change)
-        yield from _wrapped(f"Costs: {each.cost}")
-
-
-def _ranks(ranks: Sequence[RankEvidence]) -> Iterator[str]:
+def _ranks(ranks: Sequence[RankEvidence], *, charts: bool) -> Iterator[str]:
     if not ranks:
         return
-    yield table(*ranks_table(ranks))
+    yield _table(ranks)
     for rank in ranks:
+        yield _line(rank, drawn=charts)
         if rank.doing or rank.stack:
-            yield ""
-            yield f"{plain(rank.name)}, {plain(rank.status, 20)}: {plain(rank.doing) or 'it was last in'}"
-            yield from (f"{_INDENT}{plain(line)}" for line in rank.stack)
+            yield text(f"{rank.name}, {plain(rank.status, 20)}: {plain(rank.doing) or 'it was last in'}")
+            yield _lines(plain(line) for line in rank.stack)
         if rank.entries:
-            yield f"{plain(rank.name)}: largest encoder outputs"
-            yield from (
-                f"{_INDENT}{mib(entry.bytes):>10} MiB  {plain(entry.residency or '', 10):7} {plain(entry.mm_hash, 64)}"
+            yield f"{rank.name}, its largest encoder outputs:"
+            yield _lines(
+                f"{mib(entry.bytes):>10} MiB  {plain(entry.residency or '', 10):7} {plain(entry.mm_hash, 64)}"
                 for entry in rank.entries
             )
 
 
-def _policy(incident: Incident) -> Iterator[str]:
-    policy = incident.policy
-    if policy is not None:
-        yield f"{_INDENT}{plain(str(policy.get('level')))} (mode {plain(str(policy.get('mode')))})"
-    yield from happened(incident.decisions)
+def _lines(lines: Iterable[str]) -> str:
+    shown = "\n".join(lines)
+    return block(shown) if shown else ""
+
+
+def _table(ranks: Sequence[RankEvidence]) -> str:
+    """Return each rank as it stood last, in MiB."""
+    stood = [latest(rank) for rank in ranks]
+    rows = [
+        ["status", *(code(rank.status, 20) for rank in ranks)],
+        ["read", *(moment(rank.taken_at or None).rpartition(" ")[2] for rank in stood)],
+        ["total", *(mib(rank.total_bytes) for rank in stood)],
+        ["used", *(mib(rank.used_bytes) for rank in stood)],
+        *([component_title(name), *(mib(getattr(rank.components, name)) for rank in stood)] for name in COMPONENTS),
+        ["free", *(mib(rank.free_bytes) for rank in stood)],
+        ["torch reserved", *(mib(rank.torch.reserved_bytes) for rank in stood)],
+        ["torch allocated", *(mib(rank.torch.allocated_bytes) for rank in stood)],
+    ]
+    return table(["MiB", *(text(rank.name) for rank in ranks)], rows)
+
+
+def _line(rank: RankEvidence, *, drawn: bool) -> str:
+    """Return how used bytes moved over the time that is known."""
+    known = [(point.at, point.used_bytes) for point in known_points(rank) if point.used_bytes is not None]
+    if not known:
+        return ""
+    used = [size for _, size in known]
+    seconds = known[-1][0] - known[0][0]
+    span = f"{mib(min(used))} to {mib(max(used))} MiB in {duration(seconds)}"
+    told = text(f"{rank.name} used {span}, {mib(used[-1])} at the end.")
+    drawing = (
+        chart(f"MiB in use, {rank.name}", [(at, size / MIB) for at, size in known]) if drawn and seconds > 0 else ""
+    )
+    return f"{told}\n\n{drawing}".rstrip()

@@ -23,10 +23,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from app.attribution import card, rank_key
-from app.policy.gains import RankKey, credit, freed, is_integrated, total, word
+from app.attribution import RankKey, card, rank_key
+from app.policy.gains import freed, is_integrated, word
 from app.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable
-from app.policy.rules import FILL_SIGNALS, MIB, MIN_GAIN_BYTES, Rule
+from app.policy.rules import FILL_SIGNALS, MIN_GAIN_BYTES, Rule
 from app.readings import (
     UNNEEDED,
     ActionOutcome,
@@ -39,6 +39,7 @@ from app.readings import (
     RulePhase,
     Target,
 )
+from app.units import MIB
 
 URGENT_REST_SECONDS: Final = 5.0
 # How long an allocation that had to be retried counts as a sign of pressure.
@@ -54,8 +55,6 @@ MAX_RELAPSES: Final = 3
 IDLE_SECONDS: Final = 30.0
 MIN_TIDY_BYTES: Final = 1024 * MIB
 TIDY_SHARE: Final = 0.02
-# In these the engine's workers answer calls soon. A busy one would run a remedy only after what keeps it busy.
-WORKING_STATES: Final = frozenset({"ready", "paused", "slow"})
 # From the best to the worst: where nothing is known or nothing may be done, nothing is worse either.
 LEVELS: Final[tuple[PolicyLevel, ...]] = ("unknown", "held", "calm", "short", "urgent")
 
@@ -288,7 +287,7 @@ def _look(
         worst=_worst(rule, counted),
         finding=next((one.note for one in found if one.is_finding), None),
     )
-    if report.engine.state not in WORKING_STATES:
+    if not report.engine.traits.takes_remedies:
         doing = report.engine.state.replace("_", " ")
         view = replace(view, phase="held", reason=f"the engine is {doing}: nothing is run until it answers soon again")
         return replace(memory, reached_since=None, relief=None), view, None
@@ -325,7 +324,7 @@ def _look(
 def _hold(report: Report) -> tuple[PolicyLevel, str] | None:
     """Why the rule may not act at all now, with the level that this is; ``None`` where it may."""
     state = report.engine.state
-    if state in {"sleeping", "starting"}:
+    if report.engine.traits.lacks_weights:
         return "held", f"the engine is {state}"
     if report.stale:
         return "unknown", f"no fresh reading of the workers (the engine is {state.replace('_', ' ')})"
@@ -545,7 +544,7 @@ def _may_tidy(rule: Rule, memory: LifeMemory, report: Report, facts: Facts, now:
         return False
     if memory.is_tidied or memory.idle_since is None or now - memory.idle_since < IDLE_SECONDS or report.stale:
         return False
-    return report.engine.state in WORKING_STATES and not any(reading.asleep_tags for reading in report.ranks)
+    return report.engine.traits.takes_remedies and not any(reading.asleep_tags for reading in report.ranks)
 
 
 def _tidy(view: RuleView, memory: RuleMemory) -> Action | None:
@@ -607,16 +606,16 @@ def learn(
     """
     rule, remedy = action.rule, action.remedy
     known = memory.rules.get(rule.name, RuleMemory())
-    ranks, freed_bytes = [], None
+    ranks: tuple[RankFreed, ...] = ()
+    freed_bytes = None
     if result.outcome in {"done", "failed"} and after:
-        ranks = credit(remedy, rule.signal, result, freed(remedy, rule.signal, before, after))
-        freed_bytes = total(rule.signal, ranks, before, after)
+        ranks, freed_bytes = freed(remedy, rule.signal, result, before, after)
     run = LastRun(
         at=now,
         outcome=result.outcome,
         reason=result.reason,
         freed_bytes=freed_bytes,
-        ranks=tuple(ranks),
+        ranks=ranks,
         waits=known.runs[remedy].waits if remedy in known.runs else {},
     )
     run = _judge(action, run, after, now)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from app.attribution import host_share, host_used, rank_key
+from app.freed import credit
 from app.policy.rules import HOST_SIGNALS
 from app.policy.waters import reserve_bytes
 from app.readings import RankFreed, RankReading, RemedyResult
 
 # Product names of GPUs that share the machine's memory: moving encoder outputs to the host frees nothing there.
 _INTEGRATED = ("GB10", "Jetson", "Orin", "Thor", "Xavier", "Tegra")
-
-RankKey: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,62 +45,27 @@ def word(remedy: str, signal: str, reading: RankReading) -> Word:
     return Word(None)
 
 
-def freed(remedy: str, signal: str, before: Sequence[RankReading], after: Sequence[RankReading]) -> list[RankFreed]:
-    """What the remedy freed on each rank that was read before and after it, of what it can free; never negative.
-
-    Judged by the remedy's own component: a trim that finds nothing earns nothing by the release after it, and a
-    reset that frees no device memory earns nothing by chance.
-    """
-    earlier = {rank_key(reading): reading for reading in before}
-    return [
-        RankFreed(rank=now.rank, dp_rank=now.dp_rank, freed_bytes=_less(remedy, signal, earlier[rank_key(now)], now))
+def freed(
+    remedy: str, signal: str, result: RemedyResult, before: Sequence[RankReading], after: Sequence[RankReading]
+) -> tuple[tuple[RankFreed, ...], int | None]:
+    """What the remedy freed of what the signal counts: by rank, and over all. Ranks of one host share its memory."""
+    if signal not in HOST_SIGNALS:
+        credited = credit(remedy, before, after, result.detail)
+        return credited.ranks, credited.freed_bytes or 0
+    earlier = {rank_key(reading): host_share(reading)[0] for reading in before}
+    ranks = tuple(
+        RankFreed(
+            rank=now.rank, dp_rank=now.dp_rank, freed_bytes=_difference(earlier[rank_key(now)], host_share(now)[0])
+        )
         for now in after
         if rank_key(now) in earlier
-    ]
-
-
-def credit(remedy: str, signal: str, result: RemedyResult, ranks: list[RankFreed]) -> list[RankFreed]:
-    """The same, with the worker's own word where a release has it: measured in the call, before the engine went on."""
-    if remedy != "release" or signal in HOST_SIGNALS:
-        return ranks
-    told = {
-        (answer.get("dp_rank") or 0, answer.get("rank") or 0): size
-        for answer in result.detail
-        if isinstance(size := answer.get("freed_bytes"), int)
-    }
-    return [
-        RankFreed(rank=one.rank, dp_rank=one.dp_rank, freed_bytes=max(told[key], 0)) if key in told else one
-        for one in ranks
-        for key in [(one.dp_rank or 0, one.rank or 0)]
-    ]
-
-
-def total(signal: str, ranks: Iterable[RankFreed], before: Sequence[RankReading], after: Sequence[RankReading]) -> int:
-    """Over all ranks; the ranks of one host share its memory, which then counts once."""
-    if signal in HOST_SIGNALS:
-        was, now = host_used(before), host_used(after)
-        return max(was - now, 0) if was is not None and now is not None else 0
-    return sum(one.freed_bytes or 0 for one in ranks)
+    )
+    return ranks, _difference(host_used(before), host_used(after)) or 0
 
 
 def is_integrated(reading: RankReading) -> bool:
     """Whether the device's memory is the machine's own."""
     return any(name in (reading.device.name or "") for name in _INTEGRATED)
-
-
-def _less(remedy: str, signal: str, was: RankReading, now: RankReading) -> int | None:
-    if signal in HOST_SIGNALS:
-        return _difference(host_share(was)[0], host_share(now)[0])
-    if remedy == "release":
-        # On NPU empty_cache drops the operators' workspaces too, which PyTorch's allocator does not count.
-        cached = _difference(was.components.torch_cached_bytes, now.components.torch_cached_bytes)
-        other = _difference(was.components.non_torch_bytes, now.components.non_torch_bytes)
-        if was.device.type == "cpu":
-            return other
-        return cached if was.device.type != "npu" or cached is None else cached + (other or 0)
-    if remedy in {"trim_encoder_cache", "reset_encoder_cache"}:
-        return _difference(was.components.encoder_cache_bytes, now.components.encoder_cache_bytes)
-    return 0
 
 
 def _difference(was: int | None, now: int | None) -> int | None:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app.attribution import rank_key
-from app.policy.gains import RankKey
+from app.attribution import RankKey, rank_key
 from app.readings import RankReading, Report
 
 MIN_APART_SECONDS = 0.5

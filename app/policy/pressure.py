@@ -6,13 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from app.attribution import host_ratio, host_share, rank_key
-from app.policy.gains import RankKey
+from app.attribution import RankKey, host_ratio, host_share, rank_key
 from app.policy.rules import FILL_SIGNALS, HOST_SIGNALS, Rule, reached, relieved
 from app.policy.waters import MIN_SLACK_BYTES, derive, rest_bytes, slack_bytes
 from app.readings import RankReading, Report
-
-MIB = 1024 * 1024
+from app.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

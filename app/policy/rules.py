@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-MIB = 1024 * 1024
+from app.units import MIB
+
 MIN_GAIN_BYTES = 256 * MIB
 
 # The signals, and the remedies of a rule that names none. Host memory has none: what frees it costs cache hits, so an

@@ -26,9 +26,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.readings import RankReading
+from app.units import GIB, MIB
 
-MIB = 1024 * 1024
-GIB = 1024 * MIB
 MIN_HIGH_BYTES = 512 * MIB
 MAX_HIGH_BYTES = 2 * GIB
 MIN_SLACK_BYTES = 256 * MIB

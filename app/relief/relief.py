@@ -17,6 +17,7 @@ from app.attribution import freed, total
 from app.capabilities import Capabilities
 from app.engine import Engine, EngineAnswer
 from app.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
+from app.freed import credit
 from app.history import History
 from app.poller import Poller
 from app.readings import UNNEEDED, Caller, Mode, Outcome, RankReading, RemedyResult, Report, Target, Trigger
@@ -25,8 +26,8 @@ from app.relief.states import State, States
 from app.remedies import PLAIN, Ask, Remedy, Run
 from app.remedies.remedy import no_extension
 from app.remedies.rounds import MAX_SECONDS, tell_workers_in_rounds
-from app.table import mib
-from app.verdict import RUNNING, in_words
+from app.units import MIB, mib
+from app.verdict import in_words
 
 JUST_BEFORE_SECONDS = 0.25
 # How long a remedy may be tried again that the engine puts off: its blocks come free a step after its requests.
@@ -269,7 +270,8 @@ class Relief:
             run = Run(ok=False, reason=str(exc))
         if run.refused:
             return self._refused(order, before, run.reason or "refused by the workers")
-        if run.ok and order.remedy.needs_release and order.release_after and self._engine.rpc_allowed:
+        is_released = order.release_after and self._engine.rpc_allowed
+        if run.ok and order.remedy.needs_release and is_released:
             run = await self._release_after(run)
         readings, unmeasured = await self._after(before) if quiesced is not None else ((), None)
         if not run.ok:
@@ -277,12 +279,15 @@ class Relief:
             readings, unmeasured = (), "not measured"
         deltas = freed(before.ranks, readings)
         freed_bytes, freed_components = total(deltas)
+        credited = credit(order.remedy.name, before.ranks, readings, run.detail, is_released=is_released)
         result = replace(
             _result(order.remedy, "done" if run.ok else "failed", reason=_joined(run.reason, unmeasured)),
             seconds=self._clock() - started,
             freed_bytes=freed_bytes,
             freed_components=freed_components,
             ranks=deltas,
+            credited_bytes=credited.freed_bytes,
+            credited_components=credited.components,
             moment=quiesced.moment if quiesced is not None else None,
             held_seconds=quiesced.held_seconds if quiesced is not None else None,
             detail=run.detail,
@@ -359,8 +364,8 @@ class Relief:
             if polled is None:
                 raise self._not_available(order, f"no reading came within {self._poll_seconds():g} s")
             report = polled
-        is_late = report.stale and report.engine.state in ("busy", "slow")
-        if is_late or report.engine.state not in RUNNING:
+        traits = report.engine.traits
+        if not traits.is_up or (report.stale and traits.is_late):
             raise self._not_available(order, in_words(report.engine))
         return replace(report, ranks=()) if report.stale else report
 
@@ -372,9 +377,11 @@ class Relief:
         self._observer.remedy_ended(result, order.trigger)
         kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
         summary = f"{result.remedy} {result.outcome}"
-        if result.outcome == "done" and result.freed_bytes is not None:
-            word = "freed" if result.freed_bytes >= 0 else "while use grew by"
-            summary += f", {word} {mib(abs(result.freed_bytes))} MiB in {result.seconds:.2f} s"
+        if result.outcome == "done" and result.credited_bytes is not None:
+            summary += f", freed {mib(result.credited_bytes)} MiB in {result.seconds:.2f} s"
+            beside = (result.freed_bytes or 0) - result.credited_bytes
+            if abs(beside) >= MIB:
+                summary += f"; use beside it {'fell' if beside > 0 else 'grew'} by {mib(abs(beside))} MiB"
         if result.reason:
             summary += f": {result.reason}"
         self._history.record(kind, summary, trigger=order.trigger, rule=order.rule, result=result, caller=order.caller)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from app.engine import Engine
 from app.errors import EngineError
 from app.remedies.remedy import Run, tell_workers
-from app.table import mib
+from app.units import mib
 
 MAX_SECONDS = 30.0
 MAX_REST_SECONDS = 0.2

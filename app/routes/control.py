@@ -148,6 +148,10 @@ def _shown(measured: Measured) -> dict[str, Any]:
             "components": _COMPONENTS.dump_python(result.freed_components),
             "ranks": _DELTAS.dump_python(result.ranks, mode="json"),
         },
+        "credited_bytes": {
+            "total": result.credited_bytes,
+            "components": _COMPONENTS.dump_python(result.credited_components),
+        },
         "before": _RANKS.dump_python(measured.before, mode="json"),
         "after": _RANKS.dump_python(measured.after, mode="json"),
         "frees": result.frees,

@@ -9,7 +9,6 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from app.routes.services import Services
-from app.verdict import READY, UNHEALTHY
 
 
 class MetricsQuery(BaseModel):
@@ -34,7 +33,7 @@ def health_router(services: Services) -> APIRouter:
     async def readyz() -> JSONResponse:
         """Whether a request sent here now would be served by the engine, and if not, why not."""
         engine = services.poller.current().engine
-        ready = engine.state in READY
+        ready = engine.traits.serves
         answer = {"ready": ready, "engine": engine.state, "reason": None if ready else engine.hint or engine.state}
         return JSONResponse(answer, 200 if ready else 503)
 
@@ -46,7 +45,7 @@ def health_router(services: Services) -> APIRouter:
         step is healthy, and so is one that answers nothing where no recorder tells why.
         """
         engine = services.poller.current().engine
-        healthy = engine.state not in UNHEALTHY
+        healthy = not engine.traits.is_lost
         answer = {"healthy": healthy, "engine": engine.state, "reason": engine.hint}
         return JSONResponse(answer, 200 if healthy else 503)
 

@@ -10,15 +10,16 @@ from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
+from app.findings import markdown
 from app.incidents import Incident, Incidents, Unreadable
 from app.incidents.fitting import to_bytes
-from app.incidents.page import CONTENT_SECURITY_POLICY, incident_page
-from app.incidents.text import headlines_text, incident_text
+from app.incidents.text import headlines_text, incident_markdown
 
 _FORBID = ConfigDict(extra="forbid")
 # A line of a log may stand in it: no cache keeps it, nothing guesses at its type, no other site learns its address.
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-_PAGE_HEADERS = _HEADERS | {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
+_PAGE_POLICY = f"{markdown.CONTENT_SECURITY_POLICY}; frame-ancestors 'none'; sandbox"
+_PAGE_HEADERS = _HEADERS | {"Content-Security-Policy": _PAGE_POLICY}
 
 _Form: TypeAlias = Literal["json", "text", "html"]
 
@@ -84,9 +85,11 @@ async def _found(incidents: Incidents, incident_id: str) -> Incident:
 
 def _shown(incident: Incident, form: _Form) -> Response:
     if form == "html":
-        return HTMLResponse(incident_page(incident), headers=_PAGE_HEADERS)
+        return HTMLResponse(
+            markdown.page(incident_markdown(incident, charts=True), title=incident.id), headers=_PAGE_HEADERS
+        )
     if form == "text":
-        return PlainTextResponse(incident_text(incident), headers=_HEADERS)
+        return PlainTextResponse(incident_markdown(incident), headers=_HEADERS)
     return Response(to_bytes(incident), media_type="application/json", headers=_HEADERS)
 
 

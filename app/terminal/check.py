@@ -12,9 +12,9 @@ import click
 from app import __version__
 from app.admin_token import FoundToken
 from app.errors import SidecarRefused
+from app.sidecar_answers import cleaned, events_of, report_of
 from app.sidecar_client import SidecarClient
-from app.terminal.answers import cleaned, events_of, report_of
-from app.terminal.checks import Answer, Facts, Finding, exit_code
+from app.terminal.checks import Answer, Facts, SetupCheck, exit_code
 
 # Read-only, and guarded as all control paths are: how it answers tells whether we may act, and nothing is done.
 GUARDED_PATH = "/memory/snapshots"
@@ -68,7 +68,7 @@ def _answer(sidecar: SidecarClient) -> Answer:
 
 
 def _optional(sidecar: SidecarClient, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What a sidecar of another version may not have."""
+    """Return what a sidecar of another version may not have."""
     try:
         answer = sidecar.get(path, params)
     except SidecarRefused:
@@ -76,8 +76,8 @@ def _optional(sidecar: SidecarClient, path: str, params: Mapping[str, str] | Non
     return answer if isinstance(answer, dict) else {}
 
 
-def check_text(findings: Sequence[Finding]) -> str:
-    """A line for each finding, and one beneath it for what to change."""
+def check_text(findings: Sequence[SetupCheck]) -> str:
+    """A line for each check, and one beneath it for what to change."""
     lines = []
     for finding in findings:
         word = click.style(f"{finding.level:<5}", fg=_COLOURS[finding.level])
@@ -87,10 +87,10 @@ def check_text(findings: Sequence[Finding]) -> str:
     counts = {level: sum(finding.level == level for finding in findings) for level in ("fail", "warn", "ok", "skip")}
     told = [f"{counts['fail']} wrong", f"{counts['warn']} to look at", f"{counts['ok']} as it should be"]
     if counts["skip"]:
-        told.append(f"{counts['skip']} could not be told")
+        told.append(f"{counts['skip']} could not be checked")
     return "\n".join([*lines, ", ".join(told)])
 
 
-def check_json(findings: Sequence[Finding]) -> dict[str, Any]:
+def check_json(findings: Sequence[SetupCheck]) -> dict[str, Any]:
     """The findings for programs."""
     return {"schema": 1, "exit_code": exit_code(findings), "findings": [asdict(finding) for finding in findings]}

@@ -46,7 +46,7 @@ _PROGRAM, _COMPLETION_VARIABLE = "highwater", "_HIGHWATER_COMPLETE"
 @click.option("--once", is_flag=True, help="print it once, and end; so it does where the output is no terminal")
 @json_option
 def top(url: str, *, once: bool, as_json: bool) -> None:
-    """Where the memory is, live: ranks, components, growth, requests, policy, events.
+    """Return where the memory is, live: ranks, components, growth, requests, policy, events.
 
     A bar a rank, with a line at high water; beneath it the components of the fullest rank, and how they moved. When the
     sidecar goes away it says how old the numbers are, and goes on when it is back.
@@ -68,12 +68,12 @@ def top(url: str, *, once: bool, as_json: bool) -> None:
 @click.option("--since", metavar="MARK", help="adds what changed since that mark")
 @json_option
 def status(url: str, since: str | None, *, as_json: bool) -> None:
-    """Where the memory is, on one screen, and whether all is well.
+    """Return where the memory is, on one screen, and whether all is well.
 
     Exits with 0 if it is, 1 if somebody should look, 2 if the engine is gone or hangs, 3 if no sidecar answers.
     """
-    from app.terminal.answers import cleaned, events_of, report_of
-    from app.terminal.status import is_relief, judged, since_text, status_json, status_lines
+    from app.sidecar_answers import cleaned, events_of, report_of
+    from app.terminal.status import is_relief, judged, since_text, status_json, status_text
 
     with sidecar_at(url) as sidecar:
         told = sidecar.get("/memory", {} if since is None else {"since": since})
@@ -85,7 +85,7 @@ def status(url: str, since: str | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(status_json(verdict, told, last_reset), indent=1))
     else:
-        click.echo("\n".join(status_lines(report, verdict, last_reset, now=time.time())))
+        click.echo(status_text(report, verdict, last_reset, now=time.time()))
         if since is not None:
             click.echo("\n" + since_text(since, cleaned(told.get("since"))))
     sys.exit(verdict.code)
@@ -132,7 +132,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
     show_default=True,
     help="safe: harms no request, or is refused; now: at once, as vLLM does",
 )
-@click.option("--dry-run", is_flag=True, help="tell what would be done or refused, and do nothing")
+@click.option("--dry-run", is_flag=True, help="show what would be done or refused, and do nothing")
 @json_option
 def reclaim(
     url: str, remedies: Sequence[str], free_bytes: int | None, mode: str, *, dry_run: bool, as_json: bool
@@ -142,7 +142,7 @@ def reclaim(
     A REMEDY is release, trim_encoder_cache, reset_encoder_cache, reset_mm_cache or reset_prefix_cache; they run in the
     order given. Exits with 1 if any of them was refused or failed, 3 if no sidecar answers.
     """
-    from app.terminal.answers import cleaned
+    from app.sidecar_answers import cleaned
     from app.terminal.reclaim import reclaim_text, succeeded, wanted
 
     try:
@@ -165,7 +165,7 @@ def reclaim(
 
 def _check_there(url: str) -> None:
     """A patient call, and the token, are for a sidecar only."""
-    from app.terminal.answers import report_of
+    from app.sidecar_answers import report_of
 
     with sidecar_at(url) as sidecar:
         report_of(sidecar.get("/memory"))
@@ -207,7 +207,7 @@ def mark(name: str, url: str, *, as_json: bool) -> None:
 @url_option
 @json_option
 def check(url: str, *, as_json: bool) -> None:
-    """Whether engine and sidecar are set up right, and what to change.
+    """Return whether engine and sidecar are set up right, and what to change.
 
     Asks only, and changes nothing. Exits with 0 if all is as it should be, 1 if there is something to look at, 2 if
     something is wrong, 3 if no sidecar answers.

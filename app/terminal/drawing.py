@@ -12,26 +12,25 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from app.readings import Event, MissingRank, RankPressure, RankReading, Report, RuleStatus
-from app.table import component_title, device_title
-from app.terminal.bars import PARTS, Pen, binned
-from app.terminal.outlook import (
+from app.outlook import (
     can_give,
     fullest,
     mark_of,
     pressure_of,
-    seconds_to_full,
     seconds_to_high_water,
     short_ranks,
 )
-from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span_text, waters_text
+from app.readings import Event, MissingRank, RankPressure, RankReading, Report, RuleStatus
+from app.table import component_title, device_title, signal_text, waters_text
+from app.terminal.bars import PARTS, Pen, binned
 from app.terminal.view import HISTORY_SECONDS, View
+from app.units import UNKNOWN, share_text, size_text, span_text
 
 NARROWEST = 40
 _WIDE = 76
 _WIDER = 110
 _DIM = "bright_black"
-_STATES = {"ready": "green", **dict.fromkeys(("starting", "paused", "sleeping", "busy", "slow"), "yellow")}
+_LEVELS = {"good": "green", "warn": "yellow", "bad": "bold red"}
 _PHASES = {
     "calm": "green",
     "short": "yellow",
@@ -112,7 +111,7 @@ class Drawing:
         left = Text().append("highwater", "bold").append(f"  vLLM {engine.version or '(version unknown)'}")
         left.append(f" {engine.model or ''}", "bold")
         if self.view.problem is None:
-            right = Text(f"{self.pen.glyphs.dot} {engine.state}", _STATES.get(engine.state, "bold red"))
+            right = Text(f"{self.pen.glyphs.dot} {engine.state}", _LEVELS[engine.traits.level])
         else:
             right = Text(f"NO SIDECAR, was {engine.state}", "bold red")
         return [_ends(left, right, self.width), self._second_line()]
@@ -137,7 +136,7 @@ class Drawing:
             gone = span_text(self.now - (self.view.lost_at or self.now))
             lines += _wrapped(f"! no news for {gone}, trying again: {self.view.problem}", self.width, 2, "bold red")
         if self.report.engine.hint:
-            colour = "yellow" if self.report.engine.state in _STATES else "bold red"
+            colour = "bold red" if self.report.engine.traits.level == "bad" else "yellow"
             lines += _wrapped(f"! {self.report.engine.hint}", self.width, 3, colour)
         return lines
 
@@ -208,7 +207,7 @@ class Drawing:
     # --- components ---
 
     def _components(self) -> list[Text]:
-        """What holds the memory of the fullest rank, and how that moved."""
+        """Return what holds the memory of the fullest rank, and how that moved."""
         ranks = fullest(self.report.ranks)
         if not ranks:
             return []
@@ -241,7 +240,7 @@ class Drawing:
         return line
 
     def _span(self, rank: RankReading) -> tuple[float, float] | None:
-        """From when to when the rank's past is known, a quarter of an hour at most."""
+        """Return from when to when the rank's past is known, a quarter of an hour at most."""
         points = self.view.points(rank, "used_bytes")
         if len(points) < 2:  # noqa: PLR2004 - one point has no past
             return None
@@ -267,7 +266,7 @@ class Drawing:
         line = _fact("growth", f"{size_text(growth.since_ready_bytes, signed=True)} since ready")
         if growth.bytes_per_second is not None:
             line.append(f", {size_text(growth.bytes_per_second, signed=True)}/s")
-        for what, left in (("high water", seconds_to_high_water(self.report)), ("full", seconds_to_full(self.report))):
+        for what, left in (("high water", seconds_to_high_water(self.report)), ("full", growth.seconds_to_full)):
             if left is not None and (what == "full" or self.width >= _WIDE):
                 line.append(f", {what} in {span_text(left)}", "bold red" if left < _SOON_SECONDS else "yellow")
         return line
@@ -354,7 +353,7 @@ class Drawing:
         signal = rule.signal if self.width >= _WIDE else rule.signal.replace("device_", "").replace("_bytes", "")
         line.append(f"{signal} ")
         line.append(signal_text(rule.signal, rule.value), "bold")
-        waters = waters_text(rule.signal, rule.high_water, rule.low_water)
+        waters = waters_text(rule)
         if waters:
             line.append(f"  {waters if self.width >= _WIDE else waters.split(',')[0]}", _DIM)
         if rule.rest_until is not None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.errors import SidecarError, SidecarUnreachable
+from app.sidecar_answers import event_of, events_of, report_of
 from app.sidecar_client import SidecarClient
-from app.terminal.answers import event_of, events_of, report_of
 from app.terminal.view import HISTORY_SECONDS, View, samples_of
 
 FIRST_PAUSE_SECONDS = 0.5
-PAUSE_MOST_SECONDS = 2.0
+MAX_PAUSE_SECONDS = 2.0
 # Of so many seconds one reading is fetched: more than there are cells in a line would not be seen.
 STEP_SECONDS = 3.0
 
@@ -39,11 +39,11 @@ def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool])
         yield "lost", problem
         if pause(seconds):
             return
-        seconds = min(seconds * 2, PAUSE_MOST_SECONDS)
+        seconds = min(seconds * 2, MAX_PAUSE_SECONDS)
 
 
 def history_of(sidecar: SidecarClient) -> dict[str, Any]:
-    """What the sidecar remembers of the last quarter of an hour.
+    """Return what the sidecar remembers of the last quarter of an hour.
 
     Raises:
         SidecarError: It is not there, or is none.
@@ -102,7 +102,7 @@ class Feed:
         self._stopped.set()
 
     def take_news(self) -> bool:
-        """Whether there is a view that was not asked about yet."""
+        """Return whether there is a view that was not asked about yet."""
         had = self._news.is_set()
         self._news.clear()
         return had

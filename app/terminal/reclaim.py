@@ -8,7 +8,7 @@ from typing import Any, Final
 from app.attribution import COMPONENTS
 from app.policy import ALL_REMEDIES
 from app.table import component_title, table
-from app.terminal.sizes import UNKNOWN, size_text
+from app.units import UNKNOWN, size_text
 
 _TRIM: Final = "trim_encoder_cache"
 _FAILURES: Final = frozenset({"refused", "failed"})
@@ -20,7 +20,7 @@ def known_remedies() -> list[str]:
 
 
 def succeeded(results: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether something was done (or would be), and nothing refused or failed."""
+    """Return whether something was done (or would be), and nothing refused or failed."""
     return bool(results) and not any(result.get("outcome") in _FAILURES for result in results)
 
 
@@ -40,7 +40,7 @@ def wanted(remedies: Sequence[str], free_bytes: int | None) -> list[str | Mappin
 
 
 def reclaim_text(results: Sequence[Mapping[str, Any]], *, dry_run: bool) -> str:
-    """What came of each remedy, what it freed by component and rank, and why not."""
+    """Return what came of each remedy, what it freed by component and rank, and why not."""
     if not results:
         return "nothing was done"
     headers = ["remedy", "would be" if dry_run else "outcome", "moment"]
@@ -71,7 +71,7 @@ def _freed(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _by_rank(results: Sequence[Mapping[str, Any]]) -> str:
-    """What all remedies together freed, by component and rank, and what is in use now."""
+    """Return what all remedies together freed, by component and rank, and what is in use now."""
     before, after = results[0].get("before") or [], results[-1].get("after") or []
     was = {_key(rank): rank for rank in before}
     both = [(was[_key(rank)], rank) for rank in after if _key(rank) in was]

@@ -59,7 +59,7 @@ class Screen:
         self._live.update(self._drawn(), refresh=True)
 
     def asked_to_quit(self, seconds: float) -> bool:
-        """Whether a key to quit is hit within so many seconds, or the terminal goes."""
+        """Return whether a key to quit is hit within so many seconds, or the terminal goes."""
         if self._keyboard is None:
             time.sleep(seconds)
             return False

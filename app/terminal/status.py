@@ -1,28 +1,17 @@
-"""A report judged, and on one screen of plain text. Pure; ``highwater status`` prints it."""
+"""A report judged, and as plain text. Pure; ``highwater status`` prints it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from app.attribution import COMPONENTS
 from app.readings import Event, Report, RuleStatus
-from app.table import component_title, device_title, missing_text, table
-from app.terminal.outlook import (
-    can_give,
-    fullest,
-    is_dormant,
-    pressure_of,
-    seconds_to_full,
-    seconds_to_high_water,
-    short_ranks,
-)
-from app.terminal.sizes import UNKNOWN, share_text, signal_text, size_text, span_text, waters_text
+from app.table import component_title, report_text, table
+from app.units import UNKNOWN, size_text, span_text
 
 OK, ATTENTION, CRITICAL = 0, 1, 2
 WORDS: Final = {OK: "OK", ATTENTION: "ATTENTION", CRITICAL: "CRITICAL"}
-_DEAD: Final = frozenset({"gone", "stuck", "not_answering"})
 _SHORT: Final = frozenset({"short", "urgent"})
 
 
@@ -45,25 +34,25 @@ def judged(report: Report) -> Verdict:
     if report.ranks_expected is not None and report.ranks_reported < report.ranks_expected:
         worries.append(f"{report.ranks_expected - report.ranks_reported} of {report.ranks_expected} ranks are missing")
     if policy is not None:
-        worries += [worry for rule in policy.rules if (worry := _worry(rule, report)) is not None]
+        worries += [worry for rule in policy.rules if (worry := _worry(rule, policy.level)) is not None]
     if not worries:
         return Verdict(OK)
-    return Verdict(CRITICAL if state in _DEAD else ATTENTION, tuple(worries))
+    return Verdict(CRITICAL if report.engine.traits.level == "bad" else ATTENTION, tuple(worries))
 
 
-def _worry(rule: RuleStatus, report: Report) -> str | None:
+def _worry(rule: RuleStatus, level: str) -> str | None:
     """Why somebody should look after the rule; ``None`` where nobody need."""
     why = f": {rule.reason}" if rule.reason else ""
     if rule.phase in _SHORT or rule.phase == "acting":
         return f"rule {rule.name} is {rule.phase}{why}"
     # A rest after a relief that fell short of low water is a worry only where memory is short all the same.
-    if rule.phase == "resting" and report.policy is not None and report.policy.level in _SHORT:
+    if rule.phase == "resting" and level in _SHORT:
         return f"rule {rule.name} is resting{why}"
-    return f"rule {rule.name} cannot act{why}" if is_dormant(rule, report) else None
+    return f"rule {rule.name} cannot act{why}" if rule.is_dormant else None
 
 
 def is_relief(event: Event) -> bool:
-    """Whether something was given back, or tried to be."""
+    """Return whether something was given back, or tried to be."""
     return event.kind == "reset" and event.result is not None
 
 
@@ -79,78 +68,14 @@ def status_json(verdict: Verdict, report: Any, last_reset: Event | None) -> dict
     }
 
 
-def status_lines(report: Report, verdict: Verdict, last_reset: Event | None, *, now: float) -> list[str]:
-    """The screen, without its end of line."""
-    engine = report.engine
+def status_text(report: Report, verdict: Verdict, last_reset: Event | None, *, now: float) -> str:
+    """The screen: the verdict, the report as ``GET /memory?format=text`` shows it, and the last reset."""
     count = f"{report.ranks_reported} rank{'' if report.ranks_reported == 1 else 's'}"
     ready = f"the engine is ready, {count}, policy {report.policy.level if report.policy else UNKNOWN}"
-    rows = {
-        "engine": f"vLLM {engine.version or '(version unknown)'} {engine.model or ''} at {engine.url}: {engine.state}",
-        "hint": engine.hint,
-        "ranks": _ranks(report),
-        "movement": report.movement.summary if report.movement is not None else None,
-        **_memory(report),
-        **_policy(report),
-        "last reset": _last_reset(last_reset, now),
-    }
-    return [
-        f"{WORDS[verdict.code]}: {'; '.join(verdict.reasons) or ready}",
-        *(f"{name:<13} {text}" for name, text in rows.items() if text),
-    ]
-
-
-def _ranks(report: Report) -> str:
-    expected = "?" if report.ranks_expected is None else report.ranks_expected
-    age = "never read" if report.age_seconds is None else f"read {span_text(report.age_seconds)} ago"
-    missing = missing_text(report.ranks_missing)
-    return f"{report.ranks_reported} of {expected}, {age}{' (STALE)' if report.stale else ''}" + (
-        f"; missing: {missing}" if missing else ""
+    return (
+        f"{WORDS[verdict.code]}: {'; '.join(verdict.reasons) or ready}\n"
+        f"{report_text(report)}last reset: {_last_reset(last_reset, now)}"
     )
-
-
-def _memory(report: Report) -> Mapping[str, str | None]:
-    rows: dict[str, str | None] = {}
-    for rank in fullest(report.ranks)[:1]:
-        what = f"rank {rank.rank if rank.rank is not None else '?'} {device_title(rank.device)}"
-        used = f"{size_text(rank.used_bytes)} of {size_text(rank.total_bytes)} used ({share_text(rank.used_ratio)})"
-        pressure = pressure_of(report, rank)
-        water = "" if pressure is None else f" (high water {size_text(pressure.high_free_bytes)})"
-        rows["fullest"] = f"{what}: {used}, {size_text(rank.free_bytes)} free{water}"
-        parts = ((component_title(name), getattr(rank.components, name)) for name in COMPONENTS)
-        rows["components"] = ", ".join(f"{name} {size_text(size)}" for name, size in parts if size)
-    cache, growth, engine = report.encoder_cache, report.growth, report.engine
-    if cache is not None:
-        rows["encoder cache"] = (
-            f"{cache.entries} entries, {size_text(cache.device_bytes)} on devices, "
-            f"{size_text(cache.host_bytes)} on the host"
-        )
-    if growth.since_ready_bytes is not None:
-        pace = "" if growth.bytes_per_second is None else f", {size_text(growth.bytes_per_second, signed=True)}/s"
-        ends = {"high water": seconds_to_high_water(report), "full": seconds_to_full(report)}
-        left = "".join(f", {what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
-        left += " at this pace" if left else ""
-        rows["growth"] = f"{size_text(growth.since_ready_bytes, signed=True)} since ready{pace}{left}"
-    if engine.requests_running is not None:
-        rows["requests"] = (
-            f"{engine.requests_running} running, {engine.requests_waiting or 0} waiting, "
-            f"KV cache {share_text(engine.kv_cache_usage_ratio)} used"
-        )
-    return rows
-
-
-def _policy(report: Report) -> Mapping[str, str | None]:
-    policy = report.policy
-    if policy is None:
-        return {}
-    rows: dict[str, str | None] = {"policy": f"{policy.level} (mode {policy.mode}); {policy.summary}"}
-    for rule in policy.rules:
-        waters = waters_text(rule.signal, rule.high_water, rule.low_water)
-        shown = f"{rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
-        why = f"; {rule.reason}" if rule.reason and rule.reason not in policy.summary else ""
-        gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short_ranks(rule)).items())
-        could = f"; could give there: {gains}" if gains else ""
-        rows[f"rule {rule.name}"] = f"{rule.phase}, {shown}{why}{could}"
-    return rows
 
 
 def _last_reset(event: Event | None, now: float) -> str:

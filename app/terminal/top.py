@@ -12,9 +12,9 @@ from collections.abc import Callable
 import click
 from rich.console import Console, Group
 
+from app.sidecar_answers import report_of
 from app.sidecar_client import SidecarClient
 from app.sidecar_options import ASK_SECONDS, sidecar_at
-from app.terminal.answers import report_of
 from app.terminal.bars import ASCII, UNICODE, Pen
 from app.terminal.drawing import NARROWEST, Drawing
 from app.terminal.feed import Feed, first_view, follow

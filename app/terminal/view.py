@@ -9,8 +9,8 @@ from typing import Any
 from app.attribution import COMPONENTS, rank_key
 from app.readings import Event, RankReading, Report
 
-SAMPLES_MOST = 2000
-EVENTS_MOST = 100
+MAX_SAMPLES = 2000
+MAX_EVENTS = 100
 HISTORY_SECONDS = 900.0
 _FIELDS = ("used_bytes", *COMPONENTS)
 
@@ -57,17 +57,17 @@ class View:
         samples = self.samples
         sample = sample_of(report)
         if sample is not None and (not samples or sample.at > samples[-1].at):
-            samples = (*samples, sample)[-SAMPLES_MOST:]
+            samples = (*samples, sample)[-MAX_SAMPLES:]
         return replace(self, report=report, received_at=now, samples=samples, problem=None, lost_at=None)
 
     def with_history(self, samples: Iterable[Sample], events: Iterable[Event]) -> View:
         """With what the sidecar remembers; what it has forgotten by a restart stays."""
         mine = {sample.at: sample for sample in (*samples, *self.samples)}
-        merged = tuple(mine[at] for at in sorted(mine))[-SAMPLES_MOST:]
+        merged = tuple(mine[at] for at in sorted(mine))[-MAX_SAMPLES:]
         # A sidecar that began anew numbers its events from 1 again.
         known = {(event.id, event.at): event for event in (*events, *self.events)}
         newest = sorted(known.values(), key=lambda event: (event.at, event.id), reverse=True)
-        return replace(self, samples=merged, events=tuple(newest[:EVENTS_MOST]))
+        return replace(self, samples=merged, events=tuple(newest[:MAX_EVENTS]))
 
     def with_event(self, event: Event) -> View:
         """With an event that just came."""
@@ -78,12 +78,12 @@ class View:
         return replace(self, problem=problem, lost_at=self.lost_at if self.lost_at is not None else now)
 
     def age_seconds(self, now: float) -> float | None:
-        """How old the readings are, whichever clock the sidecar has."""
+        """Return how old the readings are, whichever clock the sidecar has."""
         age = self.report.age_seconds
         return None if age is None else age + max(now - self.received_at, 0.0)
 
     def points(self, rank: RankReading, name: str) -> list[tuple[float, float | None]]:
-        """What one field of a rank was, oldest first."""
+        """Return what one field of a rank was, oldest first."""
         key = rank_key(rank)
         return [(sample.at, sample.ranks[key].get(name)) for sample in self.samples if key in sample.ranks]
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from app.attribution import freed, total
+from app.freed import credit
 from app.history import History
 from app.readings import EngineStatus, RemedyResult, Report
 from tests.fakes.engine import CACHED, IMAGE_BYTES, MIB, FakeEngine
@@ -118,6 +119,7 @@ class Story:
             freed_bytes=freed_bytes,
             freed_components=components,
             ranks=deltas,
+            credited_bytes=credit(remedy, before, after).freed_bytes,
             moment="any",
         )
         summary = f"{remedy} done, freed {(freed_bytes or 0) / MIB:,.1f} MiB in 0.42 s"

@@ -149,7 +149,7 @@ async def test_a_reset_by_its_button_shows_what_it_freed(visit):
         await page.click("#reclaim")
         await shown(page, ".result", f"Freed {2 * (CACHED + IMAGES * IMAGE_BYTES) / GIB:.2f} GiB")
         events = (await here.sidecar.client.get("/memory/events")).json()["events"]
-        freed = [event["result"]["freed_bytes"] for event in events if event["kind"] == "reset"]
+        freed = [event["result"]["credited_bytes"] for event in events if event["kind"] == "reset"]
         assert freed == [0, 2 * (CACHED + IMAGES * IMAGE_BYTES), 0]
         for bytes_ in freed:
             await page.locator(f'#resets .freed[data-bytes="{bytes_}"]').first.wait_for()

@@ -27,7 +27,7 @@ from app.demo.process import free_port
 from app.demo.sidecar import DemoSidecar
 from app.demo.story import Story, story_table, tell
 from app.demo.traffic import image_url, send_images
-from app.table import MIB
+from app.units import MIB
 from tests.engines import worker_pids
 
 from .conftest import wait_for

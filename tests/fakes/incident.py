@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from app.incidents import EncoderEntry, Evidence, Incident, Point, RankEvidence, point
-from app.incidents.incident import EngineSeen
 from app.readings import (
     Budget,
     Components,
@@ -127,7 +126,7 @@ def incident(incident_id: str = ID, **changes: Any) -> Incident:
         "at": AT,
         "last_at": AT,
         "summary": "it died",
-        "engine": EngineSeen(
+        "engine": EngineStatus(
             url="http://127.0.0.1:8000", state="gone", version="0.32.0", model="Qwen/Qwen3-VL-8B-Instruct"
         ),
         "ranks": (rank(),),

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
+from app.findings.markdown import CONTENT_SECURITY_POLICY
 from app.incidents import Incidents, IncidentStore
-from app.incidents.page import CONTENT_SECURITY_POLICY
 from app.readings import EngineStatus
 from app.routes.incidents import incidents_router
 from app.routes.problems import PROBLEM_RESPONSES, answer_problems
@@ -157,7 +157,7 @@ async def test_the_json_is_that_of_the_file(shared):
 async def test_the_page_runs_nothing(shared):
     """What a log or a model's name says is text in it, and the header forbids the rest."""
     answer = await shared.get(f"/{ID}", BROWSER)
-    assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    assert answer.headers["content-security-policy"] == f"{CONTENT_SECURITY_POLICY}; frame-ancestors 'none'; sandbox"
     assert "<script" not in answer.text
     assert answer.text.count("&lt;script&gt;") >= 2
 

@@ -36,6 +36,11 @@ def test_tables_are_what_the_code_says(name: str):
     assert (DOCS / name).read_text() == tables.rendered(name)
 
 
+def test_the_dashboard_has_the_same_facts():
+    """`make docs` writes them anew."""
+    assert tables.FACTS.read_text() == tables.facts_module()
+
+
 def test_every_path_of_ours_is_documented():
     """Each path that the control plane answers stands in docs/http.md."""
     text = (DOCS / "http.md").read_text()

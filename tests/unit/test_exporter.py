@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app import __version__
 from app.attribution import encoder_totals, freed, growth, total
 from app.exporter import Exporter
+from app.freed import credit
 from app.readings import (
     Components,
     EngineStatus,
@@ -39,7 +40,8 @@ _NAMES = (
     "memory_component_bytes torch_allocated_bytes torch_reserved_bytes torch_peak_allocated_bytes "
     "torch_alloc_retries_total torch_ooms_total encoder_cache_bytes encoder_cache_entries "
     "encoder_cache_oldest_age_seconds host_memory_rss_bytes host_memory_used_ratio growth_bytes "
-    "growth_bytes_per_second engine_up engine_state ranks_expected ranks_reported report_age_seconds "
+    "growth_bytes_per_second device_memory_seconds_to_full "
+    "engine_up engine_state ranks_expected ranks_reported report_age_seconds "
     "poll_duration_seconds poll_failures_total policy_state policy_high_water_bytes policy_low_water_bytes "
     "resets_total reset_freed_bytes_total reset_duration_seconds proxy_requests_total proxy_requests_in_flight "
     "proxy_time_to_first_byte_seconds proxy_client_disconnects_total proxy_upstream_errors_total build_info "
@@ -54,6 +56,7 @@ _NAMES = (
     "engine_restarts_total incidents_total internal_errors_total"
 )
 PROMISED = tuple(_NAMES.split())
+FILLING = [(10.0 * number, 2.0**20 * number) for number in range(7)]
 PER_RANK = {name for name in PROMISED if re.match(r"devices?_|memory_|torch_|encoder_|host_|growth_", name)}
 
 
@@ -88,9 +91,16 @@ def story() -> tuple[Report, RemedyResult]:
         ranks_reported=2,
         ranks=now,
         encoder_cache=encoder_totals(now),
-        growth=growth(ready, now, [(0.0, 0.0), (1.0, 812.0), (2.0, 1624.0)]),
+        growth=growth(ready, now, [(0.0, 0.0), (1.0, 812.0), (2.0, 1624.0)], {(0, 0): FILLING}),
     )
-    return report, replace(result, freed_bytes=freed_bytes, freed_components=components)
+    credited = credit("reset_encoder_cache", grown, now)
+    return report, replace(
+        result,
+        freed_bytes=freed_bytes,
+        freed_components=components,
+        credited_bytes=credited.freed_bytes,
+        credited_components=credited.components,
+    )
 
 
 POLICY = PolicyStatus(
@@ -202,7 +212,7 @@ def test_the_page_is_the_golden_one():
 def test_every_promised_family_is_there_and_no_other():
     """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
-    assert len(PROMISED) == 77
+    assert len(PROMISED) == 78
 
 
 def test_promtool_has_nothing_to_say():
@@ -333,47 +343,18 @@ def test_data_parallel_ranks_are_told_apart():
     assert set(samples(text, "device_memory_used_bytes", "rank")) == {("0",), ("1",), ("1.0",), ("1.1",)}
 
 
-def test_a_counter_never_goes_down():
-    """Traffic that took more than a reset gave back is no negative count."""
-    report, result = story()
-    worse = replace(result, freed_components=Components(encoder_cache_bytes=-5))
-    text = classic(exporter_of(report, worse))
-    freed_bytes = samples(text, "reset_freed_bytes_total", "remedy", "component")
-    assert freed_bytes["reset_encoder_cache", "encoder_cache"] == 0.0
-
-
-@pytest.mark.parametrize("remedy", ["reset_prefix_cache", "reset_mm_cache"])
-def test_noise_is_not_counted_as_freed(remedy):
-    """Sixty resets that free no device memory, while traffic comes and goes: gigabytes, if its share were added up."""
+def test_what_a_remedy_freed_is_counted_as_it_is_credited():
+    """By component; what it cannot free has no series."""
     report, _ = story()
     exporter = exporter_of(report)
-    for number in range(60):
-        noise = 100_000_000 if number % 2 else -100_000_000
-        parts = Components(torch_cached_bytes=noise, other_tensors_bytes=noise, encoder_cache_bytes=noise)
-        exporter.remedy_ended(RemedyResult(remedy=remedy, outcome="done", freed_components=parts), "drop-in")
+    credited = Components(torch_cached_bytes=1_000, non_torch_bytes=200)
+    for _ in range(2):
+        exporter.remedy_ended(RemedyResult(remedy="release", outcome="done", credited_components=credited), "policy")
     told = samples(classic(exporter), "reset_freed_bytes_total", "remedy", "component")
-    assert {size for (name, _), size in told.items() if name == remedy} <= {0.0}
-
-
-def test_what_went_to_the_allocator_is_not_given_back():
-    """A drop-in reset without a release: the device has gained nothing yet."""
-    report, _ = story()
-    exporter = exporter_of(report)
-    parts = Components(encoder_cache_bytes=1_000, torch_cached_bytes=-900)
-    exporter.remedy_ended(RemedyResult(remedy="reset_encoder_cache", outcome="done", freed_components=parts), "drop-in")
-    told = samples(classic(exporter), "reset_freed_bytes_total", "remedy", "component")
-    assert told["reset_encoder_cache", "encoder_cache"] == 100.0
-
-
-def test_a_release_is_credited_with_the_workers_own_word():
-    """What a neighbour on the device gave up meanwhile is not ours."""
-    report, _ = story()
-    exporter = exporter_of(report)
-    parts = Components(torch_cached_bytes=1_000, non_torch_bytes=50_000)
-    result = RemedyResult(remedy="release", outcome="done", freed_components=parts, detail=({"freed_bytes": 1_200},))
-    exporter.remedy_ended(result, "policy")
-    told = samples(classic(exporter), "reset_freed_bytes_total", "remedy", "component")
-    assert (told["release", "torch_cached"], told["release", "non_torch"]) == (1_000.0, 200.0)
+    assert {key: size for key, size in told.items() if key[0] == "release"} == {
+        ("release", "torch_cached"): 2_000.0,
+        ("release", "non_torch"): 400.0,
+    }
 
 
 def test_what_was_not_run_has_no_duration():

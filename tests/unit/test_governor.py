@@ -392,6 +392,10 @@ async def test_a_rule_under_the_engine_s_rest_is_held_and_told_once(high, low):
     assert len(told) == 1
     rule = core.governor.status().rules[0]
     assert (rule.phase, rule.reason) == ("held", told[0].removeprefix("rule device: "))
+    assert rule.is_dormant
+    core.fake.asleep = True
+    await core.tick()
+    assert not core.governor.status().rules[0].is_dormant, "asleep, and held for that reason alone"
 
 
 async def test_a_rule_under_the_engine_s_rest_is_refused():

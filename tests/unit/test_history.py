@@ -116,6 +116,14 @@ def test_recent_use_is_summed_over_the_ranks(history, fake, clock):
     assert history.recent_used(2.0) == [(1001.0, 2 * USED_READY), (1002.0, 2 * USED_READY), (1003.0, 2 * USED_READY)]
 
 
+def test_recent_use_is_kept_of_each_rank_too(history, fake, clock):
+    """For the pace of the one that fills first."""
+    add(history, fake, clock, 2)
+    assert history.recent_used_by_rank(60.0) == {
+        (0, number): [(1000.0, USED_READY), (1001.0, USED_READY)] for number in (0, 1)
+    }
+
+
 def test_recent_use_of_a_shared_device_is_counted_once(history, fake):
     """Two ranks on it show the same bytes, and its growth is not twice as fast."""
     ranks = tuple(replace(rank, device=replace(rank.device, uuid="GPU-a")) for rank in fake.readings())

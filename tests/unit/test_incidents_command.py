@@ -72,7 +72,7 @@ def test_the_list_as_json(folder):
 
 def test_one_of_them_is_shown(folder):
     """As text, or as the file has it."""
-    assert "THE RANKS" in invoke(ID, "--folder", str(folder)).output
+    assert "## The ranks" in invoke(ID, "--folder", str(folder)).output
     assert json.loads(invoke(ID, "--folder", str(folder), "--json").output)["id"] == ID
 
 

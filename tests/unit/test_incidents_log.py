@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from app.incidents.enginelog import LINE_MOST, TAIL_BYTES, match, merged, read_tail
+from app.incidents.enginelog import MAX_LINE_LENGTH, TAIL_BYTES, match, merged, read_tail
 from app.incidents.messages import KNOWN
-from app.incidents.plain import plain
+from app.plain import plain
 
 # As engines write them, wherever it was possible with what stands around them.
 LINES = {
@@ -181,7 +181,7 @@ def test_a_line_is_cut_and_made_plain():
     (message,) = match(["Encoder cache miss \x1b[31m\x1b[0m \x07\x00\u202e<script>" + "y" * 5000])
     (line,) = message.lines
     assert line.startswith("Encoder cache miss")
-    assert len(line) <= LINE_MOST + 1
+    assert len(line) <= MAX_LINE_LENGTH + 1
     assert line.isprintable()
 
 

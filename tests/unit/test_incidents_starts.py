@@ -325,7 +325,7 @@ class Told:
         return self.all[-1]
 
     async def fail(self, *lines: str, seconds: float = 60.0, by: Incidents | None = None) -> None:
-        """A start that fails, and is opened as the black box opens it."""
+        """A start that fails, and is opened as the incident watcher opens it."""
         self.clock.advance(seconds)
         with self.path.open("a") as log:
             log.writelines(f"{line}\n" for line in lines)

@@ -157,9 +157,9 @@ async def shared_devices(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> N
     await run_for_a_moment(SharedDevices(broken, history, recorders=None, nvml=None, internal_error=counter).run)
 
 
-async def black_box(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+async def incident_watcher(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.listeners)
-    box: Any = next(owner for owner in owners if type(owner).__name__ == "BlackBox")
+    box: Any = next(owner for owner in owners if type(owner).__name__ == "IncidentWatcher")
     monkeypatch.setattr(box._incidents, "engine_ready", broken_later)
     box._put(box._end_all)
     await run_for_a_moment(box.run)
@@ -197,7 +197,7 @@ PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch],
     ("poller.py", "_asked_pace"): ("poller", pace),
     ("governor.py", "run"): ("policy", policy),
     ("shared_devices.py", "run"): ("shared_devices", shared_devices),
-    ("black_box.py", "run"): ("incidents", black_box),
+    ("incident_watcher.py", "run"): ("incidents", incident_watcher),
     ("incidents/incidents.py", "_incident"): ("diagnosis", diagnosis),
     ("proxy/proxy.py", "_tick"): ("proxy", proxy),
     ("routes/problems.py", "unexpected"): ("http", http),

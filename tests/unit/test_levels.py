@@ -24,19 +24,22 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "app.errors",
         "app.internal_errors",
         "app.limited_log",
+        "app.plain",
         "app.private_file",
         "app.readings",
+        "app.units",
     ),
     ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
-    ("app.movement", "app.policy", "app.table", "app.traffic", "app.verdict"),
+    ("app.freed", "app.movement", "app.outlook"),
+    ("app.policy", "app.sidecar_answers", "app.table", "app.traffic", "app.verdict"),
     ("app.policy_settings", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
-    ("app.access_log",),
+    ("app.access_log", "app.findings"),
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
     # L3: loops, data plane
     ("app.exporter", "app.flight", "app.gate", "app.history", "app.life", "app.settings_sources"),
     ("app.oom_kills", "app.shared_devices"),
-    ("app.black_box", "app.poller", "app.proxy"),
+    ("app.incident_watcher", "app.poller", "app.proxy"),
     ("app.relief", "app.snapshots"),
     ("app.governor",),
     ("app.routes",),  # L4: the HTTP face
@@ -49,6 +52,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 FOLDERS = (
     "app.policy",
+    "app.findings",
     "app.incidents",
     "app.proxy",
     "app.relief",
@@ -73,10 +77,10 @@ DOORS = {
         *("app.cli", "app.demo", "app.experiment", "app.healthcheck", "app.incidents_command", "app.sidecar_options"),
         "app.terminal",
     },
-    "pygal": {"app.experiment.chart"},
+    "markdown_it": {"app.findings.markdown"},
     "uvicorn": {"app.server", "app.proxy.sidecar", "app.proxy.client"},
     "packaging": {"app.capabilities", "app.demo"},
-    "tabulate": {"app.table"},
+    "tabulate": {"app.table", "app.findings.markdown"},
     "tenacity": {"app.engine", "app.relief", "app.remedies"},
 }
 
@@ -155,7 +159,8 @@ def test_only_main_knows_everybody():
 
 
 @pytest.mark.parametrize(
-    "module", ["app.policy", "app.attribution", "app.readings", "app.allowlist", "app.movement", "app.verdict"]
+    "module",
+    ["app.policy", "app.attribution", "app.readings", "app.allowlist", "app.freed", "app.movement", "app.verdict"],
 )
 def test_the_pure_core_has_no_clock_and_no_io(module):
     """Readings and a time go in, a decision comes out."""

@@ -12,7 +12,7 @@ import pytest
 
 from app import state_file
 from app.errors import NotKept
-from app.state_file import FILE_BYTES_MOST, StateFile
+from app.state_file import MAX_FILE_BYTES, StateFile
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_link_stays_a_link(tmp_path, path):
         (b'{"schema": 2, "policy": {}}', "is not of schema 1"),
         (b'{"schema": true}', "is not of schema 1"),
         (b'{"schema": 1, "policy": []}', "has a section that is not a JSON object"),
-        (b'{"schema": 1}' + b" " * FILE_BYTES_MOST, f"has more than {FILE_BYTES_MOST} bytes"),
+        (b'{"schema": 1}' + b" " * MAX_FILE_BYTES, f"has more than {MAX_FILE_BYTES} bytes"),
     ],
     ids=lambda value: None if isinstance(value, bytes) else value,
 )
@@ -241,8 +241,8 @@ def test_it_is_on_the_disk_before_it_is_in_place_and_after(path, monkeypatch):
 def test_more_than_can_be_read_again_is_not_written(path):
     """The next start would set it aside."""
     file = StateFile(path)
-    with pytest.raises(NotKept, match=f"more than the {FILE_BYTES_MOST} that are allowed"):
-        file.write("policy", {"a": "x" * FILE_BYTES_MOST})
+    with pytest.raises(NotKept, match=f"more than the {MAX_FILE_BYTES} that are allowed"):
+        file.write("policy", {"a": "x" * MAX_FILE_BYTES})
     assert (file.read("policy"), path.exists()) == (None, False)
 
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from app.attribution import encoder_totals
-from app.readings import Components, Device, EngineStatus, Growth, Note, PolicyStatus, Report
-from app.table import device_title, mib, report_text, table
+from app.readings import Components, Device, EngineStatus, Growth, MissingRank, Movement, Note, PolicyStatus, Report
+from app.table import device_title, report_text, table
+from app.units import mib
 from tests.fakes.engine import FakeEngine
+from tests.unit.terminal.reports import DEVICE, HELD, policy, report, short_policy
 
 STATUS = EngineStatus(
     url="http://engine:8000",
@@ -63,6 +65,29 @@ def test_the_story_at_a_terminal(story):
         "requests: 3 running, 0 waiting, KV cache 41% used\n"
         "policy: short (observe): short by 100 MiB on rank 0\n"
     )
+
+
+def test_the_rules_say_where_they_act_and_what_could_be_given_back():
+    """With each rank's own high water, how long until then, who is missing, and whether the ranks go on."""
+    told = report(
+        policy=short_policy(can_release=100 * 1024**2),
+        movement=Movement(verdict="moving", since_seconds=1.0, ranks=(), summary="steps begin and end"),
+        growth=Growth(since_ready_bytes=0, bytes_per_second=2e6, seconds_to_full=8_100.0),
+        ranks_missing=(MissingRank(dp_rank=1, pp_rank=0, tp_rank=0, status="dead"),),
+    )
+    text = report_text(told)
+    assert "missing: dp 1 pp 0 tp 0 (dead)\n" in text
+    assert "\nhigh water" in text
+    assert ", full in 2 h 15 m\n" in text
+    assert "movement: steps begin and end\n" in text
+    assert "rule device: short, device_free_bytes 1.43 GiB (acts below 1.52 GiB, stops at 3.05 GiB)" in text
+    assert text.endswith("could give there: release 100 MiB\n")
+
+
+def test_a_rule_that_is_held_says_why():
+    """Also beside one that is calm, of which the summary tells."""
+    text = report_text(report(policy=policy(DEVICE, replace(HELD, name="own"))))
+    assert next(line for line in text.splitlines() if line.startswith("rule own")).endswith(f"; {HELD.reason}")
 
 
 def test_before_the_first_reading_it_says_what_is_missing():

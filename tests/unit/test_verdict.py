@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.readings import EngineState, EngineStatus, Movement
-from app.verdict import GONE_SECONDS, READY, RUNNING, UNHEALTHY, Contact, Seen, Verdict, decide, in_words
+from app.readings import STATES, EngineState, EngineStatus, Movement
+from app.verdict import GONE_SECONDS, Contact, Seen, Verdict, decide, in_words
 
+ROOT = Path(__file__).parents[2]
+LOST = {name for name, traits in STATES.items() if traits.is_lost}
 UP = Verdict(state="ready", since=0.0, reason=None, has_answered=True)
 
 
@@ -91,11 +96,35 @@ def test_an_end_is_told_for_a_minute_and_then_the_next_engine_is_waited_for():
 
 
 def test_what_follows_from_a_state_is_said_once():
-    """A state of which nothing is said here is one that a probe would take for nothing."""
+    """Every state has its row, and no row contradicts itself."""
+    assert tuple(STATES) == get_args(EngineState)
+    for traits in STATES.values():
+        assert traits.is_up or not (traits.serves or traits.answers or traits.takes_remedies or traits.is_held)
+        assert not (traits.is_up and (traits.is_lost or traits.is_absent or traits.is_hung))
+        assert (traits.level == "bad") == (traits.is_hung or traits.is_lost)
+    assert [name for name, traits in STATES.items() if traits.level == "good"] == ["ready"]
+
+
+def test_nobody_else_keeps_a_list_of_states():
+    """Which states mean what is said in app/readings.py: a second list is forgotten when a state is added."""
     states = set(get_args(EngineState))
-    assert READY < RUNNING
-    assert RUNNING | UNHEALTHY | {"starting", "not_answering"} == states
-    assert not RUNNING & UNHEALTHY
+
+    def is_list(node: ast.AST) -> bool:
+        literals = node.elts if isinstance(node, ast.Set | ast.Tuple | ast.List) else ()
+        names = {one.value for one in literals if isinstance(one, ast.Constant)}
+        return len(names) > 1 and names <= states
+
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in (ROOT / "app").rglob("*.py")}
+    lists = [f"{path.name}:{node.lineno}" for path, tree in trees.items() for node in ast.walk(tree) if is_list(node)]
+    assert [found for found in lists if not found.startswith("readings.py:")] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "app" / "dashboard").glob("*.js")), ids=lambda path: path.name)
+def test_the_page_keeps_no_list_of_states_either(path):
+    """What follows from a state it has from facts.js, which is written from the same table."""
+    lists = re.findall(r"\[([^\[\]]*)\]", path.read_text("utf-8"))
+    names = [set(re.findall(r'"(\w+)"', one)) for one in lists]
+    assert not [one for one in names if len(one) > 1 and one <= set(get_args(EngineState))]
 
 
 def test_a_state_is_told_in_words():
@@ -121,4 +150,4 @@ def test_without_a_recorders_word_and_without_refusals_nobody_restarts_the_engin
     for number, seen in enumerate(rounds):
         if seen.contact != "refused":
             before = decide(before, seen, number * every, max_step_seconds=120.0)
-            assert before.state not in UNHEALTHY
+            assert before.state not in LOST

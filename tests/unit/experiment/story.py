@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.experiment.experiment import (
-    CachedOutput,
-    CacheSnapshot,
-    Experiment,
-    Happened,
-    LoadRun,
-    Moment,
-    PolicyRule,
-    RankPoint,
-    RemedyStep,
-    Traffic,
+from app.experiment.experiment import CacheSeen, Experiment, LoadRun, Moment
+from app.findings.case import EncoderEntry
+from app.readings import (
+    Budget,
+    Components,
+    Device,
+    EncoderCache,
+    EngineLoad,
+    EngineStatus,
+    Event,
+    HostMemory,
+    PolicyStatus,
+    RankPressure,
+    RankReading,
+    RemedyResult,
+    RemedyState,
+    RuleStatus,
+    TorchMemory,
 )
-from app.readings import Budget, Components, Device, EncoderCache, EngineStatus, TorchMemory
 
 MIB = 1024 * 1024
 TOTAL = 65_452_113_920
@@ -26,19 +32,26 @@ READY, GROWN = 57_766 * MIB, 3_782 * MIB
 CACHED = READY - WEIGHTS - KV_POOL - OTHER_TENSORS - NON_TORCH
 START, SECONDS, SETTLE = 1_763_660_000.0, 62.0, 5.0
 IMAGE = 122 * MIB
+NPU = Device(type="npu", index=0, name="Ascend910B3")
 
 
 def point(
     rank: int, at: float, *, encoder: int = 0, cached: int = CACHED, other_tensors: int = OTHER_TENSORS
-) -> RankPoint:
+) -> RankReading:
     """One rank, its components summing to what is used."""
     allocated = WEIGHTS + KV_POOL + other_tensors + encoder
     used = allocated + cached + NON_TORCH
-    return RankPoint(
+    return RankReading(
         rank=rank,
+        local_rank=rank,
         dp_rank=0,
+        tp_rank=rank,
+        pp_rank=0,
+        host="node-a",
         pid=4242 + rank,
-        at=at,
+        taken_at=at,
+        device=NPU,
+        used_ratio=used / TOTAL,
         used_bytes=used,
         free_bytes=TOTAL - used,
         total_bytes=TOTAL,
@@ -59,8 +72,9 @@ def point(
             ooms=0,
         ),
         budget=Budget(gpu_memory_utilization=0.9, requested_bytes=TOTAL * 9 // 10, headroom_bytes=TOTAL - used),
-        host_rss_bytes=6 * 1024 * MIB,
-        host_used_bytes=128 * 1024 * MIB,
+        host_memory=HostMemory(
+            rss_bytes=6 * 1024 * MIB, cgroup_used_bytes=128 * 1024 * MIB, cgroup_limit_bytes=512 * 1024 * MIB
+        ),
         encoder_cache=EncoderCache(entries=encoder // IMAGE, device_bytes=encoder, capacity_embeds=16_384),
     )
 
@@ -70,11 +84,11 @@ def moment(name: str, title: str, at: float, **parts: int) -> Moment:
 
 
 def story() -> Experiment:
-    """What `highwater record --remedies all -- vllm bench serve ...` would have found."""
+    """What `highwater measure --remedies all -- vllm bench serve ...` would have found."""
     end = START + SECONDS
     after = end + SETTLE
     steps = (
-        RemedyStep(
+        RemedyResult(
             remedy="reset_mm_cache",
             outcome="refused",
             reason="reset_mm_cache can hang vLLM 0.12.0 for ever; 0.25 and newer bear it",
@@ -111,7 +125,7 @@ def story() -> Experiment:
             model="Qwen/Qwen3-VL-32B-Instruct",
             capabilities={"reset_encoder_cache": False},
         ),
-        device=Device(type="npu", index=0, name="Ascend910B3"),
+        device=NPU,
         moments=(
             moment("ready", "ready", START - 300),
             moment("before", "before load", START),
@@ -122,25 +136,36 @@ def story() -> Experiment:
         ),
         series={(0, rank): tuple(_series(rank)) for rank in (0, 1)},
         traffic=tuple(
-            Traffic(at=START + second, running=8 if 0 < second < 62 else 0, waiting=0) for second in range(70)
+            (START + second, EngineLoad(requests_running=8 if 0 < second < 62 else 0, requests_waiting=0))
+            for second in range(70)
         ),
-        steps=steps,
+        remedies=steps,
         caches=(
             _cache("before the load", 0),
             _cache("after the load", 31),
-            replace(_cache("after trim_encoder_cache", 31, residency="host"), device_bytes=0, host_bytes=GROWN),
+            replace(
+                _cache("after trim_encoder_cache", 31, residency="host"),
+                totals=EncoderCache(entries=31, device_bytes=0, host_bytes=GROWN, capacity_embeds=16_384),
+            ),
         ),
         events=(
-            Happened(at=START, kind="mark", summary="mark 'bench of the 32B model: load starts' at 115,532.0 MiB used"),
-            Happened(at=end, kind="mark", summary="mark 'bench of the 32B model: load ended' at 123,096.0 MiB used"),
+            Event(
+                id=1, at=START, kind="mark", summary="mark 'bench of the 32B model: load starts' at 115,532.0 MiB used"
+            ),
+            Event(id=1, at=end, kind="mark", summary="mark 'bench of the 32B model: load ended' at 123,096.0 MiB used"),
         ),
-        policy_mode="observe",
-        rules=(
-            PolicyRule(
-                name="device",
-                signal="device_free_bytes",
-                remedies=("release",),
-                high_free={(0, rank): 1560 * MIB for rank in (0, 1)},
+        policy=PolicyStatus(
+            mode="observe",
+            level="short",
+            summary="rank 0 is short",
+            rules=(
+                RuleStatus(
+                    name="device",
+                    signal="device_free_bytes",
+                    phase="short",
+                    ranks=tuple(RankPressure(rank=rank, dp_rank=0, high_free_bytes=1560 * MIB) for rank in (0, 1)),
+                    remedies=(RemedyState(name="release"),),
+                ),
             ),
         ),
         settings={"--gpu-memory-utilization": "0.9", "--max-num-batched-tokens": "16384"},
@@ -149,32 +174,26 @@ def story() -> Experiment:
     )
 
 
-def _done(remedy: str, freed: int, component: str, seconds: float) -> RemedyStep:
-    return RemedyStep(
+def _done(remedy: str, freed: int, component: str, seconds: float) -> RemedyResult:
+    return RemedyResult(
         remedy=remedy,
         outcome="done",
         seconds=seconds,
         freed_bytes=freed,
-        freed_components={component: freed},
+        freed_components=Components(**{component: freed}),
         moment="any",
         frees="what it frees",
         spares="what it does not",
     )
 
 
-def _cache(title: str, entries: int, residency: str = "device") -> CacheSnapshot:
-    row = CachedOutput(mm_hash="5f" * 32, bytes=IMAGE, embeds=528, residency=residency, age_seconds=40.0)
-    return CacheSnapshot(
-        title=title,
-        entries=entries,
-        device_bytes=entries * IMAGE,
-        host_bytes=0,
-        capacity_embeds=16_384,
-        largest=(row,) * min(entries, 5),
-    )
+def _cache(title: str, entries: int, residency: str = "device") -> CacheSeen:
+    row = EncoderEntry(mm_hash="5f" * 32, bytes=IMAGE, embeds=528, residency=residency, age_seconds=40.0)
+    totals = EncoderCache(entries=entries, device_bytes=entries * IMAGE, capacity_embeds=16_384)
+    return CacheSeen(title=title, totals=totals, largest=(row,) * min(entries, 5))
 
 
-def _series(rank: int) -> list[RankPoint]:
+def _series(rank: int) -> list[RankReading]:
     points = []
     for tenth in range(-40, 760):
         second = tenth / 10

@@ -12,11 +12,11 @@ from app.experiment import series as kept
 from app.experiment.command_line import masked, shown_command
 from app.experiment.files import NoReport, ReportFiles
 from app.experiment.load import NotStarted, find, shell_code
-from app.experiment.readings import points_of, report_of, rules_of, settings_of, snapshot_of, step_of
+from app.experiment.readings import cache_of, settings_of
 from app.experiment.series import Series, peaks, usual_gap
+from app.sidecar_answers import ranks_of, remedy_of
 from tests.fakes.engine import IMAGES, USED_READY, FakeEngine
 from tests.unit.experiment.story import MIB, START, moment, point
-from tests.unit.terminal.reports import HIGH, as_json, policy
 
 NOW = 1_763_660_000.0
 
@@ -26,24 +26,9 @@ NOW = 1_763_660_000.0
 
 def test_readings_are_validated_where_they_enter():
     """What is of another kind is one line for people."""
-    for ask, answer in (
-        (report_of, {"engine": 1}),
-        (points_of, [{"rank": 0}]),
-        (step_of, {}),
-        (step_of, {"outcome": 1}),
-        (rules_of, {"mode": "act", "rules": []}),
-        (rules_of, {"mode": "act", "rules": [{"name": "device"}], "status": as_json(policy())}),
-    ):
+    for ask, answer in ((ranks_of, [{"rank": 0}]), (remedy_of, {}), (remedy_of, {"outcome": 1})):
         with pytest.raises(SidecarUnreachable, match="is not what a sidecar of this version answers"):
             ask(answer)
-
-
-def test_a_rule_is_known_with_where_it_acts_on_each_rank():
-    """The default rule has no waters of its own: they follow from the engine's plan."""
-    rule = {"name": "device", "signal": "device_free_bytes", "high_water": None, "remedies": ["release"]}
-    mode, (known,) = rules_of({"mode": "observe", "rules": [rule], "status": as_json(policy())})
-    assert (mode, known.high_water, known.remedies) == ("observe", None, ("release",))
-    assert known.high_free == {(0, 0): HIGH, (0, 1): HIGH}
 
 
 def test_the_fullest_ranks_encoder_cache_is_told():
@@ -51,10 +36,14 @@ def test_the_fullest_ranks_encoder_cache_is_told():
     worker = FakeEngine().workers[0]
     worker.entries = {f"{number:064x}": MIB for number in range(IMAGES)}
     answer = {"ranks": [{"rank": 0, "dp_rank": 0, **worker.encoder_cache(NOW)}]}
-    snapshot = snapshot_of("now", answer, moment("after", "", NOW))
-    assert (snapshot.entries, snapshot.device_bytes, snapshot.capacity_embeds) == (IMAGES, IMAGES * MIB, 16_384)
+    snapshot = cache_of("now", answer, moment("after", "", NOW))
+    assert (snapshot.totals.entries, snapshot.totals.device_bytes, snapshot.totals.capacity_embeds) == (
+        IMAGES,
+        IMAGES * MIB,
+        16_384,
+    )
     assert (len(snapshot.largest), snapshot.largest[0].embeds) == (5, 256)
-    assert snapshot_of("now", {"ranks": [{"present": False}]}, moment("after", "", NOW)) is None
+    assert cache_of("now", {"ranks": [{"present": False}]}, moment("after", "", NOW)) is None
 
 
 def test_settings_go_by_their_flags():
@@ -81,7 +70,7 @@ def test_settings_go_by_their_flags():
 
 def test_of_too_many_readings_the_peak_stays(monkeypatch):
     """However long the load is; the newest stays too."""
-    monkeypatch.setattr(kept, "POINTS_MOST", 64)
+    monkeypatch.setattr(kept, "MAX_POINTS", 64)
     series = Series()
     for second in range(1000):
         series.add([point(0, START + second, encoder=500 * MIB if second == 137 else 0)])
@@ -97,7 +86,7 @@ def test_what_comes_twice_is_kept_once():
     series = Series()
     series.add([point(0, START), point(0, START + 1)])
     series.add([point(0, START + 1), point(0, START + 2)])
-    assert [each.at - START for each in series.points()[0, 0]] == [0, 1, 2]
+    assert [each.taken_at - START for each in series.points()[0, 0]] == [0, 1, 2]
 
 
 def test_gaps_are_found_also_at_the_end():

@@ -5,27 +5,26 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from xml.etree import ElementTree as ET
 
 import pytest
 
-from app.experiment.experiment import CachedOutput, Experiment, Happened
-from app.experiment.markdown import markdown
-from app.experiment.page import CONTENT_SECURITY_POLICY, page
-from app.experiment.report import document
-from app.experiment.timeline import timelines, used_line
+from app.experiment.experiment import Experiment
+from app.experiment.report import report
+from app.findings.case import EncoderEntry
+from app.findings.markdown import CHART_POINTS, CONTENT_SECURITY_POLICY, evenly, page
+from app.readings import Event, RankPressure
 from tests.unit.experiment.story import MIB, START, point, story
 
 NASTY = "</style><script>alert(1)</script><img src=x onerror=y> | `code` ``` **bold** [a](http://x) @octocat #1"
 
 
 def both(e: Experiment) -> tuple[str, str]:
-    made = document(e, written_at=START + 100)
-    return page(made), markdown(made, used_line(e, 48))
+    made = report(e, written_at=START + 100)
+    return page(made, title=e.name), made
 
 
 def cells(text: str, name: str, nth: int = 0) -> list[str]:
-    found = re.findall(rf"^\| (?:\*\*)?{re.escape(name)}(?:\*\*)? \|(.*)\|$", text, re.MULTILINE)
+    found = re.findall(rf"^\| (?:\*\*)?{re.escape(name)}(?:\*\*)? *\|(.*)\|$", text, re.MULTILINE)
     return [cell.strip().strip("*") for cell in found[nth].split("|")]
 
 
@@ -90,28 +89,33 @@ def test_many_ranks_are_summed_and_folded():
 
 
 def test_both_forms_say_the_same():
-    """Every number of the page stands in the Markdown."""
+    """The page is made of the Markdown: each number of one stands in the other."""
     html, text = both(story())
-    shown = Tags(html.partition("<main>")[2]).shown.partition("Timeline")[0]
-    numbers = set(re.findall(r"\d[\d,]*\.\d", shown))
-    assert numbers
-    assert {number for number in numbers if number not in text} == set()
+    shown = Tags(html.partition("<body>")[2]).shown
+    numbers = set(re.findall(r"\d[\d,]*\.\d", re.sub(r"(?s)```mermaid.*?```", "", text)))
+    assert len(numbers) > 50
+    assert {number for number in numbers if number not in shown} == set()
+
+
+def waters(*sizes: int) -> tuple[RankPressure, ...]:
+    return tuple(RankPressure(rank=rank, dp_rank=0, high_free_bytes=size) for rank, size in enumerate(sizes))
 
 
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
         ({}, "device_free_bytes under 1,560.0 MiB: release"),
-        ({"high_free": {(0, 0): MIB, (0, 1): 2 * MIB}}, "device_free_bytes under 1.0 or 2.0 MiB: release"),
-        ({"high_free": {}}, "device_free_bytes by the engine's plan: release"),
-        ({"signal": "device_used_ratio", "high_water": 0.93}, "device_used_ratio >= 0.93: release"),
-        ({"high_water": 2.0 * 1024 * MIB}, "device_free_bytes <= 2,048.0 MiB: release"),
+        ({"ranks": waters(MIB, 2 * MIB)}, "device_free_bytes under 1.0 or 2.0 MiB: release"),
+        ({"ranks": ()}, "device_free_bytes by the engine's plan: release"),
+        ({"ranks": (), "signal": "device_used_ratio", "high_water": 0.93}, "device_used_ratio >= 0.93: release"),
+        ({"ranks": (), "high_water": 2.0 * 1024 * MIB}, "device_free_bytes <= 2,048.0 MiB: release"),
     ],
 )
-def test_a_rule_is_told_with_where_it_acts(changed, told):
+def test_a_rule_is_shown_with_where_it_acts(changed, told):
     """At a value, or with less free than the engine's plan leaves each rank."""
     e = story()
-    _, text = both(replace(e, rules=(replace(e.rules[0], **changed),)))
+    rule = replace(e.policy.rules[0], **changed)
+    _, text = both(replace(e, policy=replace(e.policy, rules=(rule,))))
     assert told in text
 
 
@@ -135,9 +139,9 @@ def hostile() -> Experiment:
         name=NASTY,
         load=replace(e.load, command=(NASTY, "x")),
         engine=replace(e.engine, model=NASTY, url=NASTY),
-        steps=tuple(replace(step, reason=NASTY) for step in e.steps),
-        events=(Happened(at=START, kind=NASTY, summary=NASTY, trigger=NASTY),),
-        caches=tuple(replace(c, largest=(CachedOutput(mm_hash=NASTY, bytes=1),)) for c in e.caches),
+        remedies=tuple(replace(result, reason=NASTY) for result in e.remedies),
+        events=(Event(id=1, at=START, kind=NASTY, summary=NASTY, trigger=NASTY),),
+        caches=tuple(replace(c, largest=(EncoderEntry(mm_hash=NASTY, bytes=1),)) for c in e.caches),
         settings={"--limit": NASTY},
         notes=(NASTY,),
     )
@@ -163,24 +167,20 @@ def test_names_cannot_become_markdown():
             assert len(re.findall(r"(?<!\\)\|", line)) == 7
 
 
-def test_the_charts_are_drawings():
-    """Well-formed, told in words, coloured by class; what moved apart from all that is in use."""
-    html, _ = both(story())
-    charts = [ET.fromstring(found) for found in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]  # noqa: S314 - ours
-    assert len(charts) == 4
-    assert charts[0].attrib["aria-label"].startswith("All memory in use, rank 0, MiB: weights 30,002")
-    classes = {each.attrib.get("class", "") for chart in charts for each in chart.iter()}
-    assert any("c-encoder_cache_bytes" in each for each in classes)
+def test_the_chart_is_a_drawing():
+    """The fullest rank's used bytes, said in words too."""
+    html, text = both(story())
+    assert html.count("<svg") == html.count("<polyline") == 1
+    assert 'aria-label="MiB in use, rank ' in html
+    assert "The moments in it: load starts at 4.0 s, load ends at 66.0 s" in text
 
 
 def test_a_chart_keeps_its_peak():
     """However many readings there are, each step shows the highest of them."""
-    e = story()
-    highest = max(each.used_bytes for each in e.series[0, 0]) / 2**20
-    whole, moved = list(timelines(e))[:2]
-    assert max(sum(values) for values in zip(*(line.values for line in whole.lines), strict=True)) == highest
-    assert max(used_line(e, 12)[2]) == highest
-    assert [line.name for line in moved.lines] == ["used", "other tensors", "encoder cache", "torch cached"]
+    points = [(reading.taken_at, float(reading.used_bytes)) for reading in story().series[0, 0]]
+    steps = evenly(points, CHART_POINTS)
+    assert (len(steps), max(steps)) == (CHART_POINTS, max(used for _, used in points))
+    assert evenly([(0.0, 1.0), (9.0, 2.0), (10.0, 1.0)], 3) == [1.0, 1.0, 2.0]
 
 
 def test_nothing_read_is_no_chart():
@@ -191,8 +191,8 @@ def test_nothing_read_is_no_chart():
     assert "mermaid" not in text
 
 
-def test_moments_that_stand_close_share_a_label():
-    """They would be written over each other."""
-    (whole, *_) = timelines(story())
-    assert [tick.label for tick in whole.ticks] == ["1", "2-3", "4"]
-    assert whole.key == ["load starts", "load ends", "after release", "after trim_encoder_cache"]
+def test_what_ctrl_c_left_out_is_shown():
+    """With the remedies that were tried."""
+    _, text = both(replace(story(), not_tried=("reset_encoder_cache",)))
+    assert cells(text, "reset_encoder_cache")[0] == "interrupted"
+    assert "by 2 of 4 remedies" in text

@@ -125,6 +125,7 @@ HELD = replace(
     high_water=0.5,
     low_water=0.4,
     reason="device.low_water: 0.4 of device_used_ratio cannot be reached: rank 0 uses 0.81 at rest",
+    is_dormant=True,
 )
 
 

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.readings import EngineStatus, Event, RemedyResult, Report
-from app.terminal.answers import event_of, report_of
+from app.sidecar_answers import event_of, report_of
 from app.terminal.bars import ASCII, UNICODE, Pen
 from app.terminal.checks import Facts, checked, exit_code
 from app.terminal.drawing import Drawing
-from app.terminal.status import judged, status_lines
+from app.terminal.status import judged, status_text
 from app.terminal.view import View
 from tests.unit.terminal.reports import as_json
 
@@ -59,7 +59,7 @@ def test_any_report_is_drawn_judged_and_checked(first, second, event, height):
             lines = Drawing(view, 3.0, pen, width, most).lines()
             assert all(line.cell_len <= width and line.plain.isprintable() for line in lines)
             assert most is None or len(lines) <= most
-    assert status_lines(told[0], judged(told[0]), event, now=4.0)
+    assert status_text(told[0], judged(told[0]), event, now=4.0)
     assert exit_code(checked(facts(told[1], event))) in (0, 1, 2)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from app.readings import Growth, MissingRank, Movement
-from app.terminal.answers import report_of
+from app.sidecar_answers import report_of
 from app.terminal.bars import ASCII, Pen
 from app.terminal.drawing import Drawing
 from app.terminal.view import View
@@ -148,7 +148,9 @@ def test_a_rank_of_which_little_is_known_has_a_line():
 
 def test_growth_tells_when_the_memory_is_full():
     """At the pace of the last minute."""
-    shown = drawn(view(minutes=0, growth=Growth(since_ready_bytes=3_965_517_824, bytes_per_second=2e6)))
+    rule = replace(DEVICE, ranks=(pressure(0, seconds_to_high_water=6_480.0), pressure(1)))
+    growth = Growth(since_ready_bytes=3_965_517_824, bytes_per_second=2e6, seconds_to_full=8_100.0)
+    shown = drawn(view(minutes=0, growth=growth, policy=policy(rule)))
     assert "+3.69 GiB since ready, +1.9 MiB/s, high water in 1 h 48 m, full in 2 h 15 m" in shown
 
 

@@ -6,19 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from app.readings import Growth, RuleStatus
-from app.terminal.outlook import (
+from app.outlook import (
     can_give,
     fullest,
-    is_dormant,
     mark_of,
     pressure_of,
-    seconds_to_full,
     seconds_to_high_water,
     short_ranks,
 )
+from app.readings import RuleStatus
 from tests.fakes.engine import MIB
-from tests.unit.terminal.reports import DEVICE, HELD, HIGH, policy, pressure, ranks, report
+from tests.unit.terminal.reports import DEVICE, HIGH, policy, pressure, ranks, report
 
 
 def test_the_fullest_rank_comes_first():
@@ -57,43 +55,15 @@ def test_what_remedies_could_give_is_summed_over_the_ranks_that_are_short():
     assert can_give([pressure(can_release_bytes=None)]) == {}
 
 
-def test_a_rule_is_dormant_where_the_engine_is_at_work_and_it_is_held():
-    """Not while the engine sleeps or nobody knows; nor on CPU, where the default rule has nothing to watch."""
-    derived = replace(HELD, high_water=None, low_water=None)
-    assert is_dormant(HELD, report())
-    assert is_dormant(derived, report())
-    assert not is_dormant(DEVICE, report())
-    assert not is_dormant(HELD, report(state="sleeping"))
-    assert not is_dormant(HELD, report(stale=True))
-    cpu = tuple(replace(rank, device=replace(rank.device, type="cpu")) for rank in ranks())
-    assert not is_dormant(derived, report(ranks=cpu))
-    assert is_dormant(HELD, report(ranks=cpu))
-
-
-def test_each_rank_has_its_share_of_the_pace():
-    """The rank with the least free memory is full first."""
-    least = min(rank.free_bytes for rank in ranks())
-    growing = report(growth=Growth(since_ready_bytes=1, bytes_per_second=2e6))
-    assert seconds_to_full(growing) == pytest.approx(least / 1e6)
-    assert seconds_to_high_water(growing) == pytest.approx((least - HIGH) / 1e6)
+def test_high_water_comes_first_on_the_rank_that_fills_fastest():
+    """By each rank's own pace, as the sidecar reckons it."""
+    rule = replace(DEVICE, ranks=(pressure(0, seconds_to_high_water=90.0), pressure(1, seconds_to_high_water=None)))
+    assert seconds_to_high_water(report(policy=policy(rule))) == 90.0
+    assert seconds_to_high_water(report(policy=policy(rule), stale=True)) is None
+    assert seconds_to_high_water(report(policy=None)) is None
 
 
 def test_high_water_that_is_reached_is_no_forecast():
     """One that is under it already is short, and that is said elsewhere."""
-    growing = report(growth=Growth(since_ready_bytes=1, bytes_per_second=2e6), ranks=ranks(images=60))
-    assert seconds_to_full(growing) is not None
-    assert seconds_to_high_water(growing) is None
-    assert seconds_to_high_water(replace(growing, policy=None)) is None
-
-
-@pytest.mark.parametrize("pace", [None, 0.0, -1e9, 1000.0])
-def test_what_does_not_grow_is_never_full(pace):
-    """Nor what grows by noise."""
-    assert seconds_to_full(report(growth=Growth(since_ready_bytes=1, bytes_per_second=pace))) is None
-
-
-def test_nothing_is_foretold_from_old_numbers_or_without_any():
-    """A stale report, and one without ranks."""
-    growing = Growth(since_ready_bytes=1, bytes_per_second=1e9)
-    assert seconds_to_full(report(growth=growing, stale=True)) is None
-    assert seconds_to_full(report(growth=growing, ranks=())) is None
+    rule = replace(DEVICE, ranks=(pressure(0, seconds_to_high_water=90.0), pressure(1, short_bytes=1)))
+    assert seconds_to_high_water(report(policy=policy(rule))) is None

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from app.policy import RATIO_SIGNALS, SIGNAL_REMEDIES
-from app.terminal.sizes import share_text, signal_text, size_given, size_text, span_text, waters_text
+from app.readings import RuleStatus
+from app.table import signal_text, waters_text
+from app.terminal.sizes import size_given
+from app.units import share_text, size_text, span_text
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -57,11 +60,15 @@ def test_a_signal_is_told_in_its_unit(signal):
     assert signal_text(signal, 0.5).endswith("%") == (signal in RATIO_SIGNALS)
 
 
+def waters(signal: str, high: float | None, low: float | None) -> str:
+    return waters_text(RuleStatus(name="mine", signal=signal, phase="calm", high_water=high, low_water=low))
+
+
 def test_waters_are_told_in_the_direction_in_which_the_signal_is_worse():
     """Less free memory is worse; what is not known yet is left out."""
-    assert waters_text("device_free_bytes", GIB, 2 * GIB) == "acts below 1.00 GiB, stops at 2.00 GiB"
-    assert waters_text("device_used_ratio", 0.9, 0.8) == "acts at 90.0 %, stops at 80.0 %"
-    assert waters_text("device_free_bytes", None, None) == ""
+    assert waters("device_free_bytes", GIB, 2 * GIB) == "acts below 1.00 GiB, stops at 2.00 GiB"
+    assert waters("device_used_ratio", 0.9, 0.8) == "acts at 90.0 %, stops at 80.0 %"
+    assert waters("device_free_bytes", None, None) == ""
 
 
 @pytest.mark.parametrize(("text", "size"), [("1GiB", GIB), ("512 MiB", 512 * MIB), ("1.5GB", 1_500_000_000), ("7", 7)])

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from app.readings import Movement, RemedyResult
-from app.terminal.status import ATTENTION, CRITICAL, OK, is_relief, judged, since_text, status_json, status_lines
+from app.table import report_text
+from app.terminal.status import ATTENTION, CRITICAL, OK, is_relief, judged, since_text, status_json, status_text
 from tests.fakes.engine import MIB
 from tests.unit.terminal.reports import DEVICE, HELD, NOW, as_json, event, policy, report, short_policy
 
@@ -22,7 +23,11 @@ RESTING = policy(replace(DEVICE, phase="resting", reason="the last relief did no
         ({}, OK, None),
         ({"policy": RESTING}, OK, None),
         ({"policy": policy(level="unknown"), "stale": True}, ATTENTION, "the readings are stale"),
-        ({"policy": policy(replace(HELD, reason="the engine is sleeping")), "state": "sleeping"}, ATTENTION, SLEEPING),
+        (
+            {"policy": policy(replace(HELD, reason="the engine is sleeping", is_dormant=False)), "state": "sleeping"},
+            ATTENTION,
+            SLEEPING,
+        ),
         ({"policy": None}, OK, None),
         ({"ranks_expected": None}, OK, None),
         ({"state": "paused"}, ATTENTION, "the engine is paused"),
@@ -64,54 +69,25 @@ def test_what_is_made_of_a_report(changed, code, reason):
     assert len(verdict.reasons) <= 1 or changed.get("state") == "starting"
 
 
-def test_one_screen_has_it_all():
-    """A word first, then a line for each thing that is known."""
+def test_the_verdict_stands_above_the_sidecars_own_text():
+    """A word first, then the report, then the last reset."""
     last = replace(event("release done, freed 282.0 MiB in 0.34 s", at=NOW - 240), rule="device")
     told = report(movement=Movement(verdict="moving", since_seconds=1.0, ranks=(), summary="steps begin and end"))
-    lines = status_lines(told, judged(told), last, now=NOW)
-    assert lines[0] == "OK: the engine is ready, 2 ranks, policy calm"
-    assert [line.split("  ")[0] for line in lines[1:]] == [
-        "engine", "ranks", "movement", "fullest", "components", "encoder cache 31 entries, 7.39 GiB on devices, 0 B on "
-        "the host", "growth", "requests", "policy", "rule device", "last reset",
-    ]  # fmt: skip
-    screen = "\n".join(lines)
-    assert "rank 0 npu:0: 53.37 GiB of 60.96 GiB used (87.6 %), 7.59 GiB free (high water 1.52 GiB)" in screen
-    assert "calm (mode act); rank 0 has 7,770 MiB free" in screen
-    assert "calm, device_free_bytes 7.59 GiB (acts below 1.52 GiB, stops at 3.05 GiB)" in screen
-    assert "4 m ago by rule device: release done" in screen
-    assert len(lines) <= 24
+    screen = status_text(told, judged(told), last, now=NOW)
+    assert screen.startswith("OK: the engine is ready, 2 ranks, policy calm\nvLLM 0.32.0 ")
+    assert report_text(told) in screen
+    assert screen.endswith("last reset: 4 m ago by rule device: release done, freed 282.0 MiB in 0.34 s")
 
 
 def test_a_screen_without_anything_to_tell():
     """The hint says what to do."""
     told = report(state="starting", hint="is vLLM running there?", version=None, ranks=(), policy=None, stale=True,
                   taken_at=None, age_seconds=None, encoder_cache=None)  # fmt: skip
-    screen = "\n".join(status_lines(told, judged(told), None, now=NOW))
+    screen = status_text(told, judged(told), None, now=NOW)
     assert screen.startswith("ATTENTION: the engine is starting; no worker was read yet")
     assert "is vLLM running there?" in screen
     assert "none that the sidecar remembers" in screen
     assert "None" not in screen
-
-
-def test_a_shortage_is_told_with_what_could_be_given_back_there():
-    """Or that nothing can be; the sentence stands once."""
-    lines = _screen(short_policy(can_release=100 * MIB, can_trim=700 * MIB))
-    assert lines[0].startswith("ATTENTION: rule device is short: short by 620 MiB on rank 1")
-    (rule,) = (line for line in lines if line.startswith("rule device"))
-    assert rule.endswith("stops at 3.05 GiB); could give there: release 100 MiB, trim_encoder_cache 700 MiB")
-    helpless = _screen(short_policy())
-    assert sum("nothing here to give back" in line for line in helpless[1:]) == 1
-
-
-def test_a_rule_that_is_held_says_why():
-    """Also beside one that is calm, of which the summary tells."""
-    lines = _screen(policy(DEVICE, replace(HELD, name="own")))
-    assert next(line for line in lines if line.startswith("rule own")).endswith(f"; {HELD.reason}")
-
-
-def _screen(told):
-    made = report(policy=told)
-    return status_lines(made, judged(made), None, now=NOW)
 
 
 def test_only_what_gives_back_is_a_reset():

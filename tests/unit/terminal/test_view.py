@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from app.terminal.feed import told
-from app.terminal.view import EVENTS_MOST, SAMPLES_MOST, View, samples_of
+from app.terminal.view import MAX_EVENTS, MAX_SAMPLES, View, samples_of
 from tests.unit.terminal.reports import NOW, as_json, event, ranks, report
 
 KEY = (0, 0)
@@ -55,13 +55,13 @@ def test_what_a_sidecar_forgot_by_its_restart_stays(view):
 
 def test_what_is_kept_is_bounded(view):
     """However long somebody looks."""
-    for second in range(SAMPLES_MOST + 10):
+    for second in range(MAX_SAMPLES + 10):
         view = view.with_report(report(taken_at=NOW + second), 100.0)
-    assert len(view.samples) == SAMPLES_MOST
-    assert view.samples[-1].at == NOW + SAMPLES_MOST + 9
-    view = view.with_history([], [event(id_=number, at=NOW + number) for number in range(EVENTS_MOST + 5)])
-    assert len(view.events) == EVENTS_MOST
-    assert view.events[0].id == EVENTS_MOST + 4
+    assert len(view.samples) == MAX_SAMPLES
+    assert view.samples[-1].at == NOW + MAX_SAMPLES + 9
+    view = view.with_history([], [event(id_=number, at=NOW + number) for number in range(MAX_EVENTS + 5)])
+    assert len(view.events) == MAX_EVENTS
+    assert view.events[0].id == MAX_EVENTS + 4
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-TEXT_MOST = 500
-DEPTH_MOST = 8
+MAX_LENGTH = 500
+MAX_DEPTH = 8
 
 # Colours and cursor movements; what is left of any other escape is harmless once the escape character is gone.
 _TERMINAL = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]")
 _Value = TypeVar("_Value")
 
 
-def plain(text: str, most: int = TEXT_MOST) -> str:
+def plain(text: str, most: int = MAX_LENGTH) -> str:
     """The text as one line of printable characters, cut to ``most``.
 
     Args:
@@ -28,7 +28,7 @@ def plain(text: str, most: int = TEXT_MOST) -> str:
     return shown if len(shown) <= most and len(text) <= most * 4 else shown[: most - 1] + "…"
 
 
-def cleaned(value: _Value, depth: int = DEPTH_MOST) -> _Value:
+def cleaned(value: _Value, depth: int = MAX_DEPTH) -> _Value:
     """The value with every text in it plain: dataclasses, mappings, sequences and what they hold."""
     made: Any = value
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The black box: which moments are worth an incident, what is known of them then, and when they are over."""
+"""The incident watcher: which moments are worth an incident, what is known of them then, and when they are over."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.black_box import BACKLOG, BlackBox
 from app.engine import Engine
 from app.errors import EngineUnresponsive
+from app.incident_watcher import BACKLOG, IncidentWatcher
 from app.incidents import Incident, Incidents, IncidentStore
 from app.oom_kills import OomKillWatch
 from app.readings import EngineStatus, PolicyStatus, Report
@@ -21,14 +21,14 @@ POLICY = PolicyStatus(level="calm", mode="act", summary="calm")
 
 
 class Boxed:
-    """A core with a black box, whose writing a test has done."""
+    """A core with an incident watcher, whose writing a test has done."""
 
     def __init__(self, core: Core, folder: Path | None, log: Path | None = None) -> None:
         self.core, self.fake, self.clock = core, core.fake, core.clock
         self.kills: int | None = 0
         self.errors = 0
         self.incidents = Incidents(IncidentStore(folder), engine_log=log, clock=core.clock, monotonic=core.clock)
-        self.box = BlackBox(
+        self.box = IncidentWatcher(
             self.incidents,
             core.history,
             flight=core.flight,
@@ -150,7 +150,7 @@ async def test_an_engine_that_ends_in_order_is_an_event(one):
     await one.tick(0.0)
     await one.tick()
     assert await one.kinds() == []
-    assert "the engine ended in order: every worker closed its flight recorder" in one.core.summaries("state")
+    assert "the engine ended in order: every worker closed its recorder" in one.core.summaries("state")
 
 
 async def test_a_second_death_is_a_second_incident(either):
@@ -460,7 +460,7 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
     assert (incident.engine.requests_running, incident.engine.kv_cache_usage_ratio) == (3, 0.5)
     assert incident.growth.since_ready_bytes == IMAGES * IMAGE_BYTES, "of the rank that still lived"
     assert any(finding.name == "lost_ranks" for finding in incident.findings)
-    assert incident.policy["mode"] == "act"
+    assert incident.policy.mode == "act"
 
 
 async def test_of_an_idle_engine_the_readings_since_its_last_sample_are_there_too(one):

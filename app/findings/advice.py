@@ -7,9 +7,11 @@ with Qwen3-VL-8B on vLLM 0.12.0 and vllm-ascend 0.12.0rc1. Where a cost was not 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
-from app.incidents.incident import Advice
+from app.findings.finding import Advice, Finding
+from app.readings import EngineStatus
 
 GPU_MEMORY_UTILIZATION: Final = Advice(
     setting="--gpu-memory-utilization",
@@ -212,7 +214,7 @@ LOOK_AT_RANKS: Final = Advice(
 
 
 def against_fragmentation(device_type: str | None) -> tuple[Advice, ...]:
-    """What keeps PyTorch's allocator from holding what nobody uses, on this kind of device."""
+    """Return what keeps PyTorch's allocator from holding what nobody uses, on this kind of device."""
     settings = {"npu": (NPU_EXPANDABLE_SEGMENTS, NPU_MAX_SPLIT), "cuda": (CUDA_EXPANDABLE_SEGMENTS,)}
     return settings.get(device_type or "", ())
 
@@ -241,7 +243,7 @@ COMPONENT_MEANING: Final[Mapping[str, str]] = {
 
 
 def for_component(name: str, device_type: str | None) -> tuple[Advice, ...]:
-    """What keeps a component of used bytes small.
+    """Return what keeps a component of used bytes small.
 
     Args:
         name: As in ``readings.Components``.
@@ -257,3 +259,11 @@ def for_component(name: str, device_type: str | None) -> tuple[Advice, ...]:
         hccl = (HCCL_BUFFSIZE,) if device_type == "npu" else ()
         return (OTHER_PROCESSES, GPU_MEMORY_UTILIZATION, *hccl)
     return ()
+
+
+def possible(finding: Finding, engine: EngineStatus) -> Finding:
+    """Return the finding without advice that this engine cannot follow."""
+    # Before an engine was asked what it can do, everything stands at False, and no version is known.
+    if engine.version is not None and engine.capabilities.get("reset_encoder_cache") is False:
+        return replace(finding, advice=tuple(each for each in finding.advice if each is not RESET_ENCODER_CACHE))
+    return finding

@@ -1,7 +1,7 @@
-"""Watches for the moments worth an incident, and gathers what is known of them. Decides nothing about the engine.
+"""Watches for what is worth an incident, and gathers what is known of it. Decides nothing about the engine.
 
 An engine that is there no more has died; one that does not move hangs; a rank whose allocator counts one more failure
-has run out of memory. The worker's files outlive it, so its last minutes are read when it is over.
+has run out of memory. The workers' recorder files outlive them, so their last minutes are read when it is over.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from app.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, Point
 from app.life import EngineLife
 from app.oom_kills import OomKillWatch
 from app.readings import (
+    STATES,
     EncoderCache,
     EngineLoad,
     EngineState,
@@ -32,19 +33,17 @@ from app.readings import (
 )
 from app.sources.recorder import RankRecord, Sample
 from app.table import rank_title
-from app.verdict import RUNNING
 
 SPAN_SECONDS = 600.0
-EVENTS_MOST = 50
+MAX_EVENTS = 50
 BACKLOG = 16
 FINISH_SECONDS = 3.0
 
 log = logging.getLogger("highwater.incidents")
 
-# What an incident is opened for, as the engine comes into the state. One that has only ever been starting has no life.
-_HUNG: frozenset[EngineState] = frozenset({"stuck", "not_answering"})
-# In these nothing answers at the engine's address: it may be starting, and a start may be failing.
-_NOTHING_ANSWERS: frozenset[EngineState] = frozenset({"starting", "gone"})
+
+# The policy says nothing of the memory then.
+_NOTHING_KNOWN = frozenset({"held", "unknown"})
 
 
 @dataclass(slots=True)
@@ -58,15 +57,16 @@ class _Known:
     baseline: tuple[RankReading, ...] = ()
     growth: Growth = field(default_factory=Growth)
     load: EngineLoad = field(default_factory=EngineLoad)
+    policy: PolicyStatus | None = None
 
 
-class BlackBox:
+class IncidentWatcher:
     """Opens and closes incidents, by the state of the engine that the poller found.
 
     Args:
         incidents: Where they are kept.
         history: Readings and events.
-        flight: The flight recorders, if there are any.
+        flight: The recorders, if there are any.
         life: The engine's present life, with its first readings.
         policy: The policy as it stands.
         oom_kills: Counts the kernel's kills for memory.
@@ -143,7 +143,7 @@ class BlackBox:
         if self._state == "gone":
             self._life = None
             self._end_of(life, report)
-        elif self._state in _HUNG and before not in _HUNG:
+        elif STATES[self._state].is_hung and not STATES[before].is_hung:
             self._open("hung", life, report)
         elif more_ooms:
             ranks = ", ".join(f"rank {rank_title(dp, rank)}" for dp, rank in more_ooms)
@@ -154,7 +154,7 @@ class BlackBox:
 
     def _end_of(self, life: _Known, report: Report, reason: str | None = None) -> None:
         if life.records and all(record.status == "ended" for record in life.records):
-            self._history.record("state", "the engine ended in order: every worker closed its flight recorder")
+            self._history.record("state", "the engine ended in order: every worker closed its recorder")
         else:
             self._open("died", life, report, reason)
 
@@ -172,9 +172,9 @@ class BlackBox:
         return more
 
     def _remember(self, report: Report) -> _Known | None:
-        """What is known of this life of the engine; ``None`` where there is none."""
+        """Return what is known of this life of the engine; ``None`` where there is none."""
         engine, life = report.engine, self._life
-        if engine.state in RUNNING and (life is None or life.engine_life != self._engine_life().id):
+        if engine.traits.is_up and (life is None or life.engine_life != self._engine_life().id):
             if life is not None:
                 # Nobody saw it end. What its successor writes is another's.
                 self._end_of(life, report, "other processes answer in its place")
@@ -190,6 +190,8 @@ class BlackBox:
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth
             life.baseline = self._engine_life().baseline or life.baseline
+            policy = self._policy()
+            life.policy = life.policy if policy.level in _NOTHING_KNOWN else policy
         if engine.requests_running is not None:
             life.load = EngineLoad(
                 requests_running=engine.requests_running,
@@ -206,7 +208,7 @@ class BlackBox:
     def _evidence(self, kind: IncidentKind, life: _Known, report: Report, reason: str) -> Evidence:
         at = self._history.now()
         # Oldest first: of the same moment too.
-        events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=EVENTS_MOST)))
+        events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=MAX_EVENTS)))
         _, readings = self._history.readings(at - SPAN_SECONDS, 0)
         evidence = Evidence(
             kind=kind,
@@ -217,6 +219,7 @@ class BlackBox:
             growth=life.growth,
             load=life.load,
             policy=self._policy(),
+            policy_before=life.policy,
             decisions=tuple(event for event in events if "policy" in (event.kind, event.trigger)),
             events=events,
             reason=reason,
@@ -233,7 +236,7 @@ class BlackBox:
             self._has_begun = not self._put(self._incidents.engine_began)
         if self._incidents.is_late_due:
             self._put(self._complete)
-        if report.engine.state in _NOTHING_ANSWERS and not self._is_looking:
+        if report.engine.traits.is_absent and not self._is_looking:
             self._is_looking = self._put(partial(self._look_for_failed_starts, report))
 
     def _put(self, work: Callable[[], Awaitable[None]]) -> bool:
@@ -258,7 +261,7 @@ class BlackBox:
             await self._write(replace(evidence, start=start), None)
 
     async def _complete(self, *, at_once: bool = False) -> None:
-        if at_once and self._last is not None and self._last.engine.state in _NOTHING_ANSWERS:
+        if at_once and self._last is not None and self._last.engine.traits.is_absent:
             await self._look_for_failed_starts(self._last, at_once=True)
         await self._incidents.complete(at_once=at_once)
 
@@ -274,7 +277,7 @@ class BlackBox:
 
 
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
-    """What the flight recorders say of each rank; also of those that no report has."""
+    """Return what the recorders say of each rank; also of those that no report has."""
     known = {(rank.dp_rank or 0, rank.rank or 0): rank for rank in ranks}
     for record in records:
         identity, moving = record.identity, record.moving

@@ -1,0 +1,8 @@
+"""What the numbers say, and how it is written down: for incidents and for measured loads alike.
+
+::
+
+    finding     a finding, and the advice that it gives      advice     known settings, and what each costs
+    case        the ranks at their moments: the rules' input rules      one question each, with one threshold
+    markdown    reports as Markdown, and the page of it
+"""

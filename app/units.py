@@ -1,0 +1,49 @@
+"""Bytes, shares and spans of time as people read them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+UNKNOWN: Final = "-"
+_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86_400.0
+
+
+def mib(size: float | None, *, signed: bool = False) -> str:
+    """Bytes as MiB with one decimal and thousands separators; what rounds to nothing has no sign to wonder about."""
+    if size is None:
+        return UNKNOWN
+    return f"{size / MIB:{'+' if signed else '-'}z,.1f}"
+
+
+def size_text(size: float | None, *, signed: bool = False) -> str:
+    """Bytes in the unit that fits: ``56.41 GiB``, ``268 MiB``, ``12 KiB``, ``0 B``."""
+    if size is None:
+        return UNKNOWN
+    sign, small = "+" if signed else "", abs(size)
+    # Beyond 999.5 MiB it would read as 1000 MiB.
+    if small >= 999.5 * MIB:
+        return f"{size / GIB:{sign}.2f} GiB"
+    if small >= MIB:
+        return f"{size / MIB:{sign}.{0 if small >= 100 * MIB else 1}f} MiB"
+    if small >= KIB:
+        return f"{size / KIB:{sign}.0f} KiB"
+    return f"{size:{sign}.0f} B" if size else "0 B"
+
+
+def share_text(share: float | None) -> str:
+    """A ratio in percent: ``93.9 %``."""
+    return UNKNOWN if share is None else f"{share:.1%}".replace("%", " %")
+
+
+def span_text(seconds: float | None) -> str:
+    """A span of time by its two largest units: ``4 s``, ``12 m 30 s``, ``1 h 20 m``, ``3 d 4 h``."""
+    if seconds is None:
+        return UNKNOWN
+    for unit, large, small, divisor in ((_DAY, "d", "h", _HOUR), (_HOUR, "h", "m", _MINUTE), (_MINUTE, "m", "s", 1.0)):
+        if seconds >= unit:
+            rest = int(seconds % unit // divisor)
+            return f"{int(seconds // unit)} {large} {rest} {small}" if rest else f"{int(seconds // unit)} {large}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004 - one decimal while it matters
