@@ -42,14 +42,13 @@ def _table(headers: list[str], rows: list[list[str]]) -> str:
 
 
 def settings_table() -> str:
-    """Every setting: key, flag, variable, default, meaning."""
+    """Every setting: key, variable, default, meaning; the page says how a key becomes a flag."""
     rows = []
     for key, field in keys():
         default = "see [the policy](policy.md)" if key == "policy.rules" else f"`{field.default}`"
-        flag = f"`--{key.replace('_', '-')}`"
-        shown = "none" if field.default in (None, ()) else default
-        rows.append([f"`{key}`", flag, f"`{variable(key)}`", shown, str(field.description)])
-    return _table(["key", "flag", "environment", "default", "meaning"], rows)
+        shown = "unset" if field.default in (None, ()) else default
+        rows.append([f"`{key}`", f"`{variable(key)}`", shown, str(field.description)])
+    return _table(["key", "environment", "default", "meaning"], rows)
 
 
 def rule_table() -> str:
