@@ -60,6 +60,8 @@ from app.routes.incidents import incidents_router
 from app.routes.memory import memory_router
 from app.routes.policy import policy_router
 from app.routes.problems import PROBLEM_RESPONSES, answer_problems
+from app.routes.runbooks import PREFIX as RUNBOOKS_PREFIX
+from app.routes.runbooks import runbooks_router
 from app.routes.services import Services
 from app.routes.snapshots import snapshots_router
 from app.settings import Settings
@@ -79,7 +81,7 @@ CONTROL_BODY_BYTES = 1024 * 1024
 PATH_BYTES_REMEMBERED = 256
 # Paths with a part that varies; what is there is the control plane's to say.
 _LIVE_PATHS = frozenset({"/memory/events"})
-_OWN_BENEATH = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/")
+_OWN_BENEATH = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/", RUNBOOKS_PREFIX)
 HISTORY_SAMPLES_MOST = 86_400  # a day at one a second: 120 MB with eight ranks
 
 
@@ -456,5 +458,6 @@ def _control_plane(
         app.include_router(router(services))
     app.include_router(incidents_router(services.incidents))
     app.include_router(dashboard_router())
+    app.include_router(runbooks_router())
     answer_problems(app, internal_error)
     return app, frozenset(app.openapi()["paths"]) | {"/memory/openapi.json", "/dashboard"}

@@ -1,7 +1,7 @@
 """Pictures of the page in a real browser, with the story's numbers: ``python -m tests.browser.screenshot [FOLDER]``.
 
-Without a folder it writes ``docs/images/dashboard.png``, the one that the documentation shows; with one, all that are worth
-a look after a change.
+Without a folder it writes ``docs/images/dashboard.png``, the one that the documentation shows; with one, all that are
+worth a look after a change.
 """
 
 from __future__ import annotations

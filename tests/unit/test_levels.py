@@ -78,6 +78,7 @@ DOORS = {
     "packaging": {"app.capabilities", "app.demo"},
     "tabulate": {"app.table"},
     "tenacity": {"app.engine", "app.relief", "app.remedies"},
+    "markdown_it": {"app.routes.runbooks"},
 }
 
 
