@@ -11,10 +11,12 @@ from tabulate import tabulate
 
 from bench.figure import Figure, Goal, number, percentile
 from bench.page import figures_table
+from bench.soak.clients import Reset
 from bench.soak.soak import Measured, Options
 
 MB = 1_000_000
 MS = 1000
+_RESET_COLUMNS = ("status", "resets", "seconds", "the first one's answer")
 _ATTACK_COLUMNS = ("attack", "connections", "sent", "ended by the sidecar", "answers by status")
 
 
@@ -132,7 +134,6 @@ def page(options: Options, measured: Measured, *, command: str, machine: str, da
     """The page, Markdown."""
     found = list(figures(measured).values())
     rows = [_attack_row(name, counts) for name, counts in measured.attacks.items()]
-    resets = [f"{reset.seconds:.1f} s, status {reset.status}: {reset.says}" for reset in measured.service.resets]
     return f"""# Soak
 
 For operators who want to know what hostile clients cost ordinary ones. {options.clients} clients stream answers through
@@ -155,9 +156,9 @@ read no answer; the last column has what the others read.
 ## Safe resets
 
 An operator asks for `POST /reset_mm_cache?mode=safe` now and then. It may hold ordinary requests and must not fail
-them; it may be refused while attackers keep requests under way. Each one's time and answer:
+them; it may be refused while attackers keep requests open.
 
-{_listed(resets)}
+{tabulate(_reset_rows(measured.service.resets), _RESET_COLUMNS, tablefmt="github", disable_numparse=True)}
 
 ## Method
 
@@ -167,6 +168,15 @@ them; it may be refused while attackers keep requests under way. Each one's time
 - The attackers are in `bench/soak/attackers.py`, bounded in connections, rate and bytes. Their process has
   a lower priority, because attackers compute elsewhere.
 """
+
+
+def _reset_rows(resets: Sequence[Reset]) -> list[tuple[str, ...]]:
+    rows = []
+    for status in sorted({reset.status for reset in resets}):
+        those = [reset for reset in resets if reset.status == status]
+        seconds = sorted(reset.seconds for reset in those)
+        rows.append((str(status), str(len(those)), f"{seconds[0]:.1f} to {seconds[-1]:.1f}", those[0].says))
+    return rows
 
 
 def _listed(lines: Sequence[str]) -> str:
