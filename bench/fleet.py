@@ -371,29 +371,26 @@ def _evaluation_row(what: str, seconds: Sequence[float]) -> tuple[str, str, str]
 def _long_fact(name: str, seconds: float, samples: int, size: Size) -> str:
     all_servers = seconds * TIMES * size.servers / size.long_history
     return (
-        f"`{name}` with its whole past behind {size.long_history} servers: {number(seconds * 1e3)} ms for {samples:,} "
-        f"samples; {TIMES * size.servers:,} servers with theirs would take {number(all_servers)} s (extrapolated)."
+        f"`{name}` with the whole past of {size.long_history} servers: {number(seconds * 1e3)} ms for {samples:,} "
+        f"samples; of {TIMES * size.servers:,} servers {number(all_servers)} s (extrapolated)."
     )
 
 
 def _methods(size: Size) -> list[str]:
     past = (
-        f"Before that, blocks of the past were written: 40 minutes of what the alerts of up to half an hour read, for "
-        f"all servers, and for {size.long_history} of them a week of `highwater_build_info` and a day of "
-        "`highwater_policy_mode`. So the evaluation of the group has a tenth of what the long alerts cost."
+        f"Before that, the past was written: 40 minutes of what the short alerts read, and for {size.long_history} "
+        "servers a week of `highwater_build_info` and a day of `highwater_policy_mode`, which is a tenth of what the "
+        "long alerts cost."
         if size.long_history
         else "Nothing has a past: whatever looks back costs less than it would."
     )
     return [
-        f"One process serves {size.servers} pages, each of a real `app.exporter.Exporter` with {size.ranks} ranks, "
-        "four remedies that ran, numbers that change with every scrape, and as many series of the engine as a real "
-        "vLLM showed. The time of a scrape is Prometheus' own, rendering and loopback included; there is no network.",
-        f"A real Prometheus of Debian scrapes each every {size.scrape_seconds:g} s and evaluates alerts and recordings "
-        f"({len(RECORDINGS)} rules) as often; shipped, the recordings are evaluated every 30 s, the alerts every "
-        f"minute unless its configuration says otherwise. {size.warm_seconds:g} s after the first scrape of each "
-        f"{size.measured_seconds:g} s are measured.",
+        f"One process serves {size.servers} pages of a real exporter with {size.ranks} ranks, four remedies that ran, "
+        "changing numbers, and as many series of the engine as a real vLLM has, on loopback.",
+        f"A real Prometheus scrapes each every {size.scrape_seconds:g} s and evaluates alerts and recordings "
+        f"({len(RECORDINGS)} rules) as often; shipped, recordings are evaluated every 30 s and alerts every minute. "
+        f"{size.measured_seconds:g} s are measured, {size.warm_seconds:g} s after the first scrapes.",
         past,
-        f"Extrapolated: {TIMES} times, memory {TIMES} times what it grew by. Nothing was measured at that size.",
-        "The dashboard's queries are asked one after the other, for one moment and with all servers chosen; a panel "
-        "over time costs more.",
+        f"Extrapolated: {TIMES} times, memory {TIMES} times its growth. Nothing was measured at that size.",
+        "The dashboard's queries are asked one by one, for one moment and all servers; a panel over time costs more.",
     ]

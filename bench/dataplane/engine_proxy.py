@@ -160,15 +160,14 @@ def _benchmark(engine: Engine, folder: Path) -> Iterator[_Benchmark]:
 
 def _methods(rounds: int, requests: int) -> list[str]:
     return [
-        f"`vllm bench serve` (its code, in one process: see `bench/dataplane/serve_benchmark.py`), {requests} requests "
-        f"of {INPUT_TOKENS} tokens in and {OUTPUT_TOKENS} out, {CONCURRENCY} at a time, streamed, against a real vLLM "
-        "server with the tiny model, on the CPU. Every request has to succeed, with all its tokens.",
-        f"{rounds} rounds of four slices (straight to the engine, through the sidecar, through nginx, straight again) "
-        "in changing order. Ratios are within a round, to the mean of both direct slices where it is direct; the "
-        "median counts, lowest and highest in brackets. The last column is what the same ratio of two equals was: a "
-        "difference smaller than that is none.",
-        "Where engine or client is late, several tokens come in one piece: then the median time between tokens is next "
-        "to nothing, for all alike, and the time per token of a whole request is the one to read.",
-        "Engine, client and proxies share the machine's cores. The sidecar runs, and polls, during all slices; what "
-        "polling costs is in [figures](figures.md).",
+        f"`vllm bench serve` (`bench/dataplane/serve_benchmark.py`), {requests} requests of {INPUT_TOKENS} tokens in "
+        f"and {OUTPUT_TOKENS} out, {CONCURRENCY} at a time, streamed, against a real vLLM server with a tiny model on "
+        "the CPU. Every request has to succeed.",
+        f"{rounds} rounds of four slices (direct, through the sidecar, through nginx, direct again) in changing order. "
+        "Ratios are within a round; shown are the median, and lowest and highest in brackets. The last column is the "
+        "ratio of two equals: a smaller difference is none.",
+        "When engine or client is late, several tokens arrive together and the time between tokens is next to nothing: "
+        "read the time per token of a request.",
+        "Engine, client and proxies share the machine's cores. The sidecar polls during all slices ([what that "
+        "costs](figures.md)).",
     ]
