@@ -14,7 +14,8 @@ COLUMNS = ("what", "goal", "measured", "met")
 # Within a page that is written by hand.
 PERFORMANCE_HEAD = """# Performance
 
-For whoever decides whether traffic may pass the sidecar: what it costs as a proxy, beside nginx, vllm-router and litellm.
+For whoever decides whether traffic may pass the sidecar: what it costs as a proxy, beside nginx, vllm-router and
+litellm.
 """
 # The sections of docs/performance.md, in their order; each is written anew by its own run.
 SECTIONS = ("data-plane", "engine-proxy")

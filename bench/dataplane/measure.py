@@ -215,8 +215,8 @@ def _methods(ready: Bed, length: Length) -> list[str]:
         "warm-up. Ratios are within a round; shown are the median, and lowest and highest in brackets. A ratio nearer "
         "to its goal than twice the standard error of that median is not decided.",
         "CPU is user and system time of all processes of the proxy, while all connections are at work.",
-        "The delay of a chunk runs from the stamp that the upstream writes into it to its arrival, beside ten uploads of "
-        "10 MB per second. It varies by a factor of two between runs.",
+        "The delay of a chunk runs from the stamp that the upstream writes into it to its arrival, beside ten uploads "
+        "of 10 MB per second. It varies by a factor of two between runs.",
         "Time to first byte: a stream of one event on a kept connection, p50, less that without a proxy.",
         f"Memory is of fresh processes, {length.memory_rounds} times: RSS {length.settle_seconds:g} s after the start; "
         f"with {OPEN_STREAMS} streams open against before; the peak (`VmHWM`) during uploads against before. MB and KB "
