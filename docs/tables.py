@@ -24,6 +24,9 @@ from app.settings import keys, variable
 DOCS = Path(__file__).resolve().parent
 GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "golden" / "metrics.txt"
 
+# Of a family that each rank has.
+RANK_LABELS = {"device", "host", "rank"}
+
 MIB = 1024**2
 GIB = 1024**3
 # What mem_get_info calls the total, which is less than the name says; others of the same name differ by some MiB.
@@ -128,6 +131,12 @@ def figures_table() -> str:
     return _table(["figure", "value"], rows)
 
 
+def _shown_labels(labels: list[str]) -> list[str]:
+    if not set(labels) >= RANK_LABELS:
+        return [f"`{label}`" for label in labels]
+    return ["per rank", *(f"`{label}`" for label in labels if label not in RANK_LABELS)]
+
+
 def metrics_table() -> str:
     """Every metric family, as the golden exposition shows it."""
     text = GOLDEN_METRICS.read_text(encoding="utf-8")
@@ -136,7 +145,7 @@ def metrics_table() -> str:
     for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE):
         sample = re.search(rf"^{name}(?:_bucket)?{{(.*)}} ", text, re.MULTILINE)
         labels = re.findall(r'(\w+)="', sample[1]) if sample else []
-        shown = ", ".join(f"`{label}`" for label in labels if label != "le")
+        shown = ", ".join(_shown_labels([label for label in labels if label != "le"]))
         rows.append([f"`{name}`", types[name], shown, meaning])
     return _table(["metric", "type", "labels", "meaning"], rows)
 
