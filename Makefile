@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # For every Python and machine that the package is for; what is pinned stays so until it is told to go (-U).
 PIN    := --universal --python-version 3.11 --generate-hashes --no-header --quiet
 
-.PHONY: help demo test test-fast test-compat lint format docs bench situations soak-proxy requirements sbom tools peers clean
+.PHONY: help demo test test-fast test-compat lint format docs site bench situations soak-proxy requirements sbom tools peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ docs: $(READY) ## Write the tables in docs/, the dashboards and the chart's sche
 	$(BIN)/python docs/tables.py
 	$(BIN)/python -m helm.source
 	$(BIN)/python -m helm.generator
+
+site: $(READY) ## The documentation site, build/site: no network needed; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: $(READY) peers ## The figures in docs/figures.md and docs/performance.md, measured again on this machine
 	$(BIN)/highwater demo --prepare

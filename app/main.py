@@ -58,6 +58,8 @@ from app.routes.incidents import incidents_router
 from app.routes.memory import memory_router
 from app.routes.policy import policy_router
 from app.routes.problems import PROBLEM_RESPONSES, answer_problems
+from app.routes.runbooks import PREFIX as RUNBOOKS_PREFIX
+from app.routes.runbooks import runbooks_router
 from app.routes.services import Services
 from app.routes.snapshots import snapshots_router
 from app.settings import ProxySettings, Settings
@@ -73,7 +75,7 @@ log = logging.getLogger("highwater")
 
 CONTROL_BODY_BYTES = MIB
 _LIVE_PATHS = frozenset({"/memory/events"})
-_SIDECAR_PREFIXES = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/")
+_SIDECAR_PREFIXES = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/", RUNBOOKS_PREFIX)
 HISTORY_SAMPLES_MOST = 86_400  # a day at one a second: 120 MB with eight ranks
 
 
@@ -394,6 +396,7 @@ def _control_plane(
         app.include_router(router(services))
     app.include_router(incidents_router(services.incidents))
     app.include_router(dashboard_router())
+    app.include_router(runbooks_router())
     answer_problems(app, internal_error)
     exact = frozenset(app.openapi()["paths"]) | {"/memory/openapi.json", "/dashboard"}
     return app, SidecarPaths(exact, _SIDECAR_PREFIXES, _LIVE_PATHS)

@@ -28,6 +28,9 @@ from app.units import GIB, MIB
 DOCS = Path(__file__).resolve().parent
 GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "golden" / "metrics.txt"
 
+# Of a family that each rank has.
+RANK_LABELS = {"device", "host", "rank"}
+
 # What mem_get_info calls the total, which is less than the name says; others of the same name differ by some MiB.
 DEVICES = (
     ("NVIDIA L4, 24 GB", int(22.0 * GIB)),
@@ -44,14 +47,13 @@ def _table(headers: list[str], rows: list[list[str]]) -> str:
 
 
 def settings_table() -> str:
-    """Every setting: key, flag, variable, default, meaning."""
+    """Every setting: key, variable, default, meaning; the page says how a key becomes a flag."""
     rows = []
     for key, field in keys():
         default = "see [the policy](policy.md)" if key == "policy.rules" else f"`{field.default}`"
-        flag = f"`--{key.replace('_', '-')}`"
-        shown = "none" if field.default in (None, ()) else default
-        rows.append([f"`{key}`", flag, f"`{variable(key)}`", shown, str(field.description)])
-    return _table(["key", "flag", "environment", "default", "meaning"], rows)
+        shown = "unset" if field.default in (None, ()) else default
+        rows.append([f"`{key}`", f"`{variable(key)}`", shown, str(field.description)])
+    return _table(["key", "environment", "default", "meaning"], rows)
 
 
 def rule_table() -> str:
@@ -131,6 +133,12 @@ def figures_table() -> str:
     return _table(["figure", "value"], rows)
 
 
+def _shown_labels(labels: list[str]) -> list[str]:
+    if not set(labels) >= RANK_LABELS:
+        return [f"`{label}`" for label in labels]
+    return ["per rank", *(f"`{label}`" for label in labels if label not in RANK_LABELS)]
+
+
 def metrics_table() -> str:
     """Every metric family, as the golden exposition shows it."""
     text = GOLDEN_METRICS.read_text(encoding="utf-8")
@@ -139,7 +147,7 @@ def metrics_table() -> str:
     for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE):
         sample = re.search(rf"^{name}(?:_bucket)?{{(.*)}} ", text, re.MULTILINE)
         labels = re.findall(r'(\w+)="', sample[1]) if sample else []
-        shown = ", ".join(f"`{label}`" for label in labels if label != "le")
+        shown = ", ".join(_shown_labels([label for label in labels if label != "le"]))
         rows.append([f"`{name}`", types[name], shown, meaning])
     return _table(["metric", "type", "labels", "meaning"], rows)
 

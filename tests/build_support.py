@@ -23,7 +23,7 @@ from app.demo.environment import cache_dir
 from app.demo.errors import DemoError
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("app", "worker_ext", "pyproject.toml", "README.md", "LICENSE")  # what a wheel is made of
+SOURCES = ("app", "worker_ext", "docs/runbooks", "pyproject.toml", "README.md", "LICENSE")  # what a wheel is made of
 COMPILERS = ("cc", "gcc", "clang")
 KEPT = 3
 

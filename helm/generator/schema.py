@@ -185,8 +185,8 @@ VALUES: dict[str, Schema] = {
         ruleLabels=LABELS,
         recordings=FLAG,
         disabled=TEXTS,
-        runbookBase=TEXT,
     ),
+    "docs": table(baseUrl=TEXT, suffix=one_of("html", "md")),
     "dashboards": table(enabled=FLAG, namespace=NAME, labels=LABELS, annotations=LABELS),
     "networkPolicy": table(
         enabled=FLAG, clients=MAPS, operators=MAPS, scrapers=MAPS, egress=table(enabled=FLAG, rules=MAPS)

@@ -69,6 +69,20 @@ annotations:
 {{- include "highwater.image" (dict "image" .Values.sidecar.image "what" "sidecar.image" "tag" .Chart.AppVersion) -}}
 {{- end -}}
 
+{{- /* Where an alert's runbook is, absolute. Takes (dict "root" . "url" <its path in the repository>). */ -}}
+{{- define "highwater.runbookUrl" -}}
+{{- $root := .root -}}
+{{- $name := trimSuffix ".md" (base .url) -}}
+{{- with $root.Values.docs -}}
+{{- if .baseUrl -}}
+{{- printf "%s/runbooks/%s.%s" (trimSuffix "/" .baseUrl) $name .suffix -}}
+{{- else -}}
+{{- $host := printf "%s.%s" (include "highwater.fullname" $root) $root.Release.Namespace -}}
+{{- printf "%s://%s:%d/docs/runbooks/%s.html" (include "highwater.scheme" $root | lower) $host (int $root.Values.service.port) $name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "highwater.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "highwater.fullname" .) .Values.serviceAccount.name -}}

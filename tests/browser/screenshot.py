@@ -1,7 +1,7 @@
 """Pictures of the page in a real browser, with the story's numbers: ``python -m tests.browser.screenshot [FOLDER]``.
 
-Without a folder it writes ``docs/dashboard.png``, the one that the documentation shows; with one, all that are worth
-a look after a change.
+Without a folder it writes ``docs/images/dashboard.png``, the one that the documentation shows; with one, all that are
+worth a look after a change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.browser.conftest import Beside, beside, chromium
 from tests.browser.sample import Story, an_hour, many_ranks
 from tests.http.test_control_plane import sidecar_before
 
-PICTURE = Path(__file__).resolve().parents[2] / "docs" / "dashboard.png"
+PICTURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "dashboard.png"
 DESKTOP = {"width": 1440, "height": 1000}
 PHONE = {"width": 390, "height": 844}
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from app.cli import main
 from app.main import create_app
 from app.policy_settings import PolicyChange, PolicySettings
 from app.readings import PolicyStatus, RankPressure, RemedyState, RuleStatus
+from app.settings import keys, variable
 from app.settings_sources import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,3 +100,44 @@ def test_the_shown_status_has_the_fields_that_there_are():
         (rule["remedies"][0], RemedyState),
     ):
         assert set(shown) <= {field.name for field in fields(kind)}
+
+
+# --- snippets: what people copy exists ---
+
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(DOCS / "runbooks").glob("*.md")])
+# Variables that are no settings: of commands, of the tests' environments, of docker/compose.yaml.
+OTHER_VARIABLES = {"HIGHWATER_URL", "HIGHWATER_CONFIG", "HIGHWATER_CACHE_DIR", "HIGHWATER_LISTEN"}
+
+
+def code_of(page: Path) -> str:
+    return "\n".join(re.findall(r"^ *```\w*\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_that_are_shown_exist(page: Path):
+    """Each `highwater` command of a block to copy is one, with each of its flags."""
+    commands = {"measure": main.commands.get("record"), **main.commands}
+    for line in code_of(page).splitlines():
+        for command, rest in re.findall(r"(?:^ *|&& |\$\(|-- )highwater (?!-)(\w+)([^|#)]*)", line):
+            assert command in commands, line
+            flags = set(re.findall(r" (--[a-z][\w.-]*)", rest.partition(" -- ")[0]))
+            assert flags <= {flag for option in commands[command].params for flag in option.opts}, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_variables_that_are_shown_exist(page: Path):
+    """Each is a setting's, a command's, or of the tests."""
+    settings = {variable(key) for key, _ in keys()}
+    shown = set(re.findall(r"\bHIGHWATER_[A-Z_]+[A-Z]\b", page.read_text(encoding="utf-8")))
+    used = {name for name in shown if not name.startswith(("HIGHWATER_EXPERIMENT_", "HIGHWATER_COMPAT_"))}
+    assert used <= settings | OTHER_VARIABLES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_metrics_that_are_shown_exist(page: Path):
+    """By their whole name, in text and in queries."""
+    exported = set(re.findall(r"^# TYPE (\S+)", tables.GOLDEN_METRICS.read_text(encoding="utf-8"), re.MULTILINE))
+    shown = re.findall(r"(?<![\w.])`?(highwater_[a-z_]+[a-z])(?=[`{\s)])", page.read_text(encoding="utf-8"))
+    ends = ("_bucket", "_created", "_count", "_sum")
+    plain = {next((name.removesuffix(end) for end in ends if name.endswith(end)), name) for name in shown}
+    assert plain - {"highwater_rpc", "highwater_worker"} <= exported

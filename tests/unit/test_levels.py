@@ -82,6 +82,7 @@ DOORS = {
     "packaging": {"app.capabilities", "app.demo"},
     "tabulate": {"app.table", "app.findings.markdown"},
     "tenacity": {"app.engine", "app.relief", "app.remedies"},
+    "markdown_it": {"app.routes.runbooks"},
 }
 
 

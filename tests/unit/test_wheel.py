@@ -61,6 +61,13 @@ def test_the_dashboard_is_in_the_wheel_with_its_licences(names: set[str]) -> Non
     assert files <= names
 
 
+def test_the_runbooks_are_in_the_wheel(names: set[str]) -> None:
+    """The sidecar serves them."""
+    runbooks = {f"app/docs/runbooks/{path.name}" for path in (ROOT / "docs" / "runbooks").glob("*.md")}
+    assert runbooks
+    assert runbooks <= names
+
+
 def test_nothing_else_is_installed_at_the_top_level(names: set[str]) -> None:
     """No tests, no benchmarks, no folder of the repository's own."""
     tops = {name.split("/")[0] for name in names}

@@ -1,0 +1,98 @@
+"""The alerts' runbooks, read-only: what an alert links to where nobody publishes the documentation."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import lru_cache
+from html import escape
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter, HTTPException, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+
+PREFIX: Final = "/docs/runbooks/"
+# Beneath the package where it is installed, beneath the repository where it is not.
+FOLDER: Final = next(
+    (folder for parent in Path(__file__).resolve().parents if (folder := parent / "docs" / "runbooks").is_dir()), None
+)
+# One page leads to another of this folder, or to one that the sidecar does not have: that one is named instead.
+_LINK: Final = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+_RUNBOOK: Final = re.compile(r"(Highwater\w+)\.md(#.*)?")
+
+_STYLE: Final = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; }
+h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
+code { font: 13px/1.45 ui-monospace, monospace; } pre { overflow-x: auto; background: #f5f6f8; padding: .6rem; }
+table { border-collapse: collapse; } td, th { padding: .2rem .7rem; text-align: left; border-top: 1px solid #dde1e6; }
+"""
+# No script, no image, no font, no frame, no form, nothing from elsewhere: this page's own style and no other.
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; style-src 'sha256-"
+    + base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def runbooks_router(folder: Path | None = FOLDER) -> APIRouter:
+    """Serve each runbook as a page (``.html``) and as it was written (``.md``), and a list of them.
+
+    Args:
+        folder: Holds the runbooks, read once; None: the installation has none, and every one is a 404.
+    """
+    pages = _read(folder)
+    router = APIRouter(include_in_schema=False)  # no interface for programs
+
+    @router.get(PREFIX)
+    async def listed() -> Response:
+        """List the runbooks."""
+        text = "# Runbooks\n\n" + "".join(f"- [{name}]({name}.md)\n" for name in pages)
+        return HTMLResponse(page("Runbooks", text), headers=_HEADERS)
+
+    @router.get(PREFIX + "{file}")
+    async def runbook(file: str) -> Response:
+        """Return one runbook."""
+        name, _, ending = file.rpartition(".")
+        if name not in pages or ending not in ("html", "md"):
+            raise HTTPException(404, f"there is no runbook {file}; GET {PREFIX} lists them")
+        if ending == "md":
+            return PlainTextResponse(pages[name], headers=_HEADERS)
+        return HTMLResponse(page(name, pages[name]), headers=_HEADERS)
+
+    return router
+
+
+def _read(folder: Path | None) -> dict[str, str]:
+    if folder is None:
+        return {}
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("Highwater*.md"))}
+
+
+@lru_cache(maxsize=64)
+def page(title: str, text: str) -> str:
+    """Return Markdown as a whole HTML document; HTML within the Markdown is shown as text."""
+    from markdown_it import MarkdownIt  # noqa: PLC0415 - megabytes that a sidecar without an alert never needs
+
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(_LINK.sub(_link, text))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}</body></html>\n"
+    )
+
+
+def _link(link: re.Match[str]) -> str:
+    text, target = link[1], link[2]
+    if found := _RUNBOOK.fullmatch(target):
+        return f"[{text}]({found[1]}.html{found[2] or ''})"
+    if target.startswith(("https://", "http://", "#")):
+        return link[0]
+    return f"{text} (`docs/{target.removeprefix('../')}`)" if text != target.removeprefix("../") else f"`docs/{text}`"
