@@ -31,8 +31,8 @@ test-long: $(READY) tools ## The same with every long test, whatever has changed
 test-whole: $(READY) tools peers ## What .ci/run runs: the tests, lint, types, and the SBOM beside them; the data plane compiled
 	TEST_COMPILED=1 $(BIN)/python -m tests.check --whole
 
-test-fast: $(READY) ## The tests that need no engine, no C compiler, no browser, no Prometheus and no minutes
-	TEST_LONG=none $(BIN)/pytest --numprocesses logical --dist loadfile -m "not engine and not compiled and not tools"
+test-fast: $(READY) ## Units, HTTP on real ports and the chart, on all cores: two minutes on two
+	TEST_LONG=none $(BIN)/pytest -q --numprocesses logical --dist loadfile -m "not compiled" tests/unit tests/http tests/helm
 
 test-compat: $(READY) ## Relief, kills, and the naive calls beside it, on vLLM 0.12.0, 0.23.0 and 0.27.0 (18 GB on first use)
 	HIGHWATER_COMPAT_RESULTS=docs/compat.json $(BIN)/pytest -m compat tests/compat

@@ -323,6 +323,8 @@ def main() -> int:
     topics = long_topics(asked.long, read_passed(record))
     ran_with = {topic: digests(TOPICS[topic]) for topic in topics}
     os.environ[ASKED_FOR] = ",".join(topics) or "none"
+    # Lanes start hundreds of Python processes: to compile the same modules in each is a large part of their work.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     tests = all_lanes()
     lanes = [*tests, *(other_lanes() if asked.whole else [])]
     began = time.monotonic()

@@ -26,6 +26,7 @@ def _state_home() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(trylast=True)  # the folders' own mark their tests first
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if WITH_TOOLS & {*item.path.parents}:

@@ -50,6 +50,7 @@ TOPICS: Mapping[str, Topic] = {
         "a minute of hostile clients beside ordinary ones",
         ("app/proxy", "app/gate.py", "app/traffic.py", "bench/soak", "tests/security/test_soak.py"),
     ),
+    "controls": Topic("what the data plane is held to, tried on nginx and vllm-router", ("tests/faithful",)),
     "policy": Topic(
         "every situation of docs/policy-situations.md",
         ("app/policy", "app/governor.py", "app/relief", "app/remedies", "bench/situations", "tests/situations"),

@@ -193,12 +193,9 @@ def test_the_log_says_of_every_topic_whether_it_runs_and_why(capsys):
     """By name, where topics were named."""
     assert long_topics("proxy,policy", {}) == ["proxy", "policy"]
     shown = capsys.readouterr().out.splitlines()
+    asked, not_asked = "it was asked for", "it was not asked for"
     assert [line.split(") ")[1] for line in shown] == [
-        "do not run: it was not asked for",
-        "run: it was asked for",
-        "run: it was asked for",
-        "do not run: it was not asked for",
-        "do not run: it was not asked for",
+        f"run: {asked}" if topic in ("proxy", "policy") else f"do not run: {not_asked}" for topic in TOPICS
     ]
     assert long_topics("none", {}) == []
     assert long_topics("all", {}) == list(TOPICS)
