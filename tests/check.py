@@ -70,21 +70,25 @@ def pytest_lane(name: str, *folders: str, coverage: bool = False) -> Lane:
     return Lane(name, (program("python", "-m", *run, *arguments),), folders)
 
 
-def all_lanes() -> list[Lane]:
-    """Return the lanes that run tests, the longest first: they are begun in this order."""
+def all_lanes(*, traced: bool = False) -> list[Lane]:
+    """Return the lanes that run tests, the longest first: they are begun in this order.
+
+    Args:
+        traced: Unit and HTTP tests run under coverage, which a lane after them judges.
+    """
     engine = pytest_lane("engine", "tests/engine")
     (test_engine,) = engine.commands
     prepared = (str(_BIN / "highwater"), "demo", "--prepare")
     combined = program("coverage", "combine", "--quiet")
     return [
         Lane(engine.name, (prepared, test_engine[len(_GIVES_WAY) :]), engine.folders),
-        pytest_lane("http", "tests/http", coverage=True),
-        pytest_lane("unit", "tests/unit", coverage=True),
+        pytest_lane("http", "tests/http", coverage=traced),
+        pytest_lane("unit", "tests/unit", coverage=traced),
         pytest_lane("faithful", "tests/faithful", "tests/security"),
         pytest_lane("pages", "tests/browser", "tests/docker"),
         pytest_lane("helm", "tests/helm", "tests/observability"),
         pytest_lane("situations", "tests/situations"),
-        Lane("coverage", (combined, program("coverage", "report")), after=("unit", "http")),
+        *([Lane("coverage", (combined, program("coverage", "report")), after=("unit", "http"))] if traced else []),
     ]
 
 
@@ -325,7 +329,7 @@ def main() -> int:
     os.environ[ASKED_FOR] = ",".join(topics) or "none"
     # Lanes start hundreds of Python processes: to compile the same modules in each is a large part of their work.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    tests = all_lanes()
+    tests = all_lanes(traced="coverage" in topics)
     lanes = [*tests, *(other_lanes() if asked.whole else [])]
     began = time.monotonic()
     ended, never_begun = run(lanes, max(asked.slots, 1))

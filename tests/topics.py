@@ -59,6 +59,10 @@ TOPICS: Mapping[str, Topic] = {
         "a pod of the chart, as processes beside a real engine",
         ("helm/templates", "helm/files", "helm/ci", "helm/values.yaml", "tests/engine/test_chart_real.py"),
     ),
+    "coverage": Topic(
+        "no tests, but unit and HTTP tests traced: twice their work, for the floor of branch coverage",
+        ("app", "worker_ext", "tests/unit", "tests/http", "tests/fakes", "pyproject.toml"),
+    ),
     "image": Topic(
         "the steps of the sidecar's image, carried out and started",
         ("docker", "pyproject.toml", "tests/docker", "app/server.py", "app/healthcheck.py", ".dockerignore"),
