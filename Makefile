@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # For every Python and machine that the package is for; what is pinned stays so until it is told to go (-U).
 PIN    := --universal --python-version 3.11 --generate-hashes --no-header --quiet
 
-.PHONY: help demo test test-fast test-compat lint format docs site bench situations soak-proxy requirements sbom tools peers clean
+.PHONY: help demo test test-fast test-long test-whole test-compat lint format docs site bench situations soak-proxy requirements sbom tools peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
@@ -22,12 +22,17 @@ $(READY): pyproject.toml
 demo: $(READY) ## A real vLLM engine, the sidecar beside it, and the story told on them
 	$(BIN)/highwater demo
 
-test: $(READY) tools ## Every test: units, HTTP on real ports, and a real engine
-	$(BIN)/highwater demo --prepare
-	$(BIN)/pytest
+test: $(READY) tools ## Every test, side by side, with a real engine; long ones where what they are about has changed
+	$(BIN)/python -m tests.check
 
-test-fast: $(READY) ## The tests that need no engine, no C compiler, no browser, no Prometheus, no minute of soak and no long situations
-	$(BIN)/pytest -m "not engine and not compiled and not tools and not soak and not situations"
+test-long: $(READY) tools ## The same with every long test, whatever has changed
+	$(BIN)/python -m tests.check --long all
+
+test-whole: $(READY) tools peers ## What .ci/run runs: the tests, lint, types, and the SBOM beside them; the data plane compiled
+	TEST_COMPILED=1 $(BIN)/python -m tests.check --whole
+
+test-fast: $(READY) ## Units, HTTP on real ports and the chart, on all cores: two minutes on two
+	TEST_LONG=none $(BIN)/pytest -q --numprocesses logical --dist loadfile -m "not compiled" tests/unit tests/http tests/helm
 
 test-compat: $(READY) ## Relief, kills, and the naive calls beside it, on vLLM 0.12.0, 0.23.0 and 0.27.0 (18 GB on first use)
 	HIGHWATER_COMPAT_RESULTS=docs/compat.json $(BIN)/pytest -m compat tests/compat

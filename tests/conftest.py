@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.topics import TOPICS, asked_for
+
 HERE = Path(__file__).parent
 WITH_TOOLS = {HERE / "browser", HERE / "observability"}
 
@@ -24,7 +26,19 @@ def _state_home() -> Iterator[None]:
         yield
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # the folders' own mark their tests first
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if WITH_TOOLS & {*item.path.parents}:
             item.add_marker(pytest.mark.tools)
+    if left := [item for item in items if not topics_of(item) <= asked_for()]:
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=left)
+
+
+def topics_of(item: pytest.Item) -> set[str]:
+    """The topics that a long test is about; most tests have none."""
+    topics = {mark.args[0] for mark in item.iter_markers("long")}
+    if unknown := topics - set(TOPICS):
+        raise pytest.UsageError(f"{item.nodeid} is a long test of {unknown}; tests/topics.py has {list(TOPICS)}")
+    return topics

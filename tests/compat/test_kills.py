@@ -2,6 +2,23 @@
 
 from __future__ import annotations
 
-from tests.engine.test_kills import pytestmark, sidecar, test_an_engine_killed_in_an_operation, victim
+from typing import TYPE_CHECKING
 
-__all__ = ["pytestmark", "sidecar", "test_an_engine_killed_in_an_operation", "victim"]
+import pytest
+
+from tests.engine.conftest import Victim, engine_to_ruin
+from tests.engine.test_kills import pytestmark, sidecar, test_an_engine_killed_in_an_operation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from app.demo.engine import Engine
+
+__all__ = ["pytestmark", "sidecar", "test_an_engine_killed_in_an_operation"]
+
+
+@pytest.fixture(scope="module")
+def victim(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    """One of each version, for this file."""
+    with engine_to_ruin(engine_factory, tmp_path_factory.mktemp("victim")) as victim:
+        yield victim

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from tests.engine.conftest import STORM_SECONDS, ask_all
+import pytest
+
+from tests.engine.conftest import STORM_SECONDS, ask_all, engine_with_weights
 from tests.engine.storm import ask_one_by_one, nth, storming
 from tests.engine.test_relief_storm import (
     quiet_sidecar,
-    telling_engine,
     test_a_safe_reset,
     test_the_policy_at_an_absurdly_low_threshold,
     test_trim_five_times_a_second,
@@ -17,17 +18,24 @@ from tests.engine.test_relief_storm import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from app.demo.engine import Engine
+    from app.demo.environment import EngineEnvironment
 
 __all__ = [
     "quiet_sidecar",
-    "telling_engine",
     "test_a_safe_reset",
     "test_the_policy_at_an_absurdly_low_threshold",
     "test_trim_five_times_a_second",
 ]
+
+
+@pytest.fixture(scope="module")
+def telling_engine(engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """One of each version, for this file."""
+    with engine_with_weights(engine_environment, tmp_path_factory.mktemp("telling")) as engine:
+        yield engine
 
 
 async def test_an_undisturbed_engine(telling_engine: Engine, record: Callable[..., None]) -> None:

@@ -53,5 +53,5 @@ def _digest() -> str:
     digest = hashlib.sha256(platform.python_version().encode())
     for path in files:
         if path.is_file() and path.suffix not in {".pyc", ".so"}:
-            digest.update(b"%b\0%b\0" % (str(path).encode(), path.read_bytes()))
+            digest.update(b"%b\0%b\0" % (str(path.relative_to(ROOT)).encode(), path.read_bytes()))
     return digest.hexdigest()[:12]

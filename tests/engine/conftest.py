@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 import pytest
 
-from app.demo.engine import Engine, EngineOptions
+from app.demo.engine import SHIM_FOLDER, Engine, EngineOptions, link_extension
 from app.demo.environment import EngineEnvironment, ensure_environment
+from app.demo.model import build_model
 from app.demo.process import KeptProcess, free_port
 from app.demo.sidecar import DemoSidecar
 from tests.compat.results import Result, keep
 from tests.engines import dialect_of
+from tests.topics import asked_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,16 +30,25 @@ RESULTS = "HIGHWATER_COMPAT_RESULTS"
 """Names the file that results go to; without it they are not kept."""
 TEST_SECONDS = 300
 # How long clients storm beside each remedy; docs/compat.json and docs/relief.md were made with a minute.
-STORM_SECONDS = float(os.environ.get("TEST_STORM_SECONDS", "12"))
+STORM_SECONDS = float(os.environ.get("TEST_STORM_SECONDS") or (12 if "relief" in asked_for() else 4))
+# They share the engine that may be ruined: the first wants it undisturbed, the others kill it and start it again.
+RUINOUS = ("test_recorder_real", "test_kills", "test_relief_chaos")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_turn)  # stable: all others keep their order
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.engine)
             if item.get_closest_marker("timeout") is None:
                 # The fixtures' time is not the test's: an install and a start have limits of their own.
                 item.add_marker(pytest.mark.timeout(TEST_SECONDS, func_only=True))
+
+
+def _turn(item: pytest.Item) -> int:
+    """Return when a file has its turn: 0 for nearly all, behind them those that ruin an engine, in their order."""
+    name = item.path.stem
+    return RUINOUS.index(name) + 1 if item.path.parent == HERE and name in RUINOUS else 0
 
 
 @pytest.fixture(scope="session")
@@ -66,10 +78,54 @@ def engine_factory(
             engine.stop()
 
 
+@contextmanager
+def engine_with_weights(environment: EngineEnvironment, folder: Path) -> Iterator[Engine]:
+    """Start an engine whose answers depend on every image and token; in float32, whatever else is in the batch."""
+    model = build_model(folder / "model")
+    command = [str(environment.python), str(HERE / "make_weights.py"), str(model)]
+    env = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1"}
+    subprocess.run(command, env=env, check=True, capture_output=True)
+    options = EngineOptions(extra_args=("--dtype", "float32", "--load-format", "auto"))
+    with Engine(environment, options, folder=folder, dialect=dialect_of(environment.version)) as engine:
+        yield engine
+
+
 @pytest.fixture(scope="session")
-def engine(engine_factory: Callable[..., Engine]) -> Engine:
+def engine(engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """The engine that the tests share: one worker, images, dev mode, Highwater's extension. Leave it as it was."""
-    return engine_factory()
+    with engine_with_weights(engine_environment, tmp_path_factory.mktemp("engine")) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def telling_engine(engine: Engine) -> Engine:
+    """The shared engine, for tests that compare its answers."""
+    return engine
+
+
+class Victim(NamedTuple):
+    """An engine to be ruined, and the file that orders its worker to stop in an operation."""
+
+    engine: Engine
+    order: Path
+
+
+@contextmanager
+def engine_to_ruin(engine_factory: Callable[..., Engine], folder: Path) -> Iterator[Victim]:
+    """Start an engine whose worker can be made to hang, and to stop where a test wants to kill it."""
+    path = (SHIM_FOLDER, link_extension(folder), HERE / "on_engine_path")
+    order = folder / "stop"
+    environ = {"PYTHONPATH": os.pathsep.join(map(str, path)), "HIGHWATER_TEST_STOP": str(order)}
+    arguments = ("--worker-extension-cls", "troubled_worker.TroubledWorker")
+    with engine_factory(extra_args=arguments, extra_env=tuple(environ.items())) as engine:
+        yield Victim(engine, order)
+
+
+@pytest.fixture(scope="session")
+def ruined(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    """The engine of the files in `RUINOUS`: each finds it alive, and leaves it so."""
+    with engine_to_ruin(engine_factory, tmp_path_factory.mktemp("ruined")) as victim:
+        yield victim
 
 
 # So that one prompt makes one long step.

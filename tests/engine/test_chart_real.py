@@ -26,6 +26,8 @@ from app.demo.process import KeptProcess, free_port
 from app.demo.traffic import send_images
 from tests.helm.chart import CI_FILES, Object, ci_values, container, env, merged, mounts, objects, pod, pods
 
+pytestmark = pytest.mark.long("chart")
+
 START_SECONDS = 400.0
 MODEL = "/models/tiny-qwen3-vl"
 

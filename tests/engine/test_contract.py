@@ -44,10 +44,15 @@ def differences(fake: Any, real: Any, where: str = "") -> list[str]:
     return [] if fake == real else [f"{where}: {fake} is not {real}"]
 
 
+def patient(url: str) -> EngineClient:
+    """A client that a busy machine does not make give up."""
+    return EngineClient(url, rpc_deadline_seconds=60, request_seconds=60)
+
+
 @pytest.fixture
 async def clients(engine: Engine) -> Any:
     transport = httpx.ASGITransport(app=FakeEngine(version="0.32.0"))
-    async with EngineClient("http://fake", transport=transport) as fake, EngineClient(engine.url) as real:
+    async with EngineClient("http://fake", transport=transport) as fake, patient(engine.url) as real:
         fake.rpc_allowed = real.rpc_allowed = True
         yield fake, real
 

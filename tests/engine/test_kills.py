@@ -17,18 +17,18 @@ import httpx
 import psutil
 import pytest
 
-from app.demo.engine import SHIM_FOLDER, link_extension
 from app.demo.traffic import send_images
 from tests.engines import send_texts, worker_pids
 
-from .conftest import HERE, sidecar_beside, wait_for
+from .conftest import sidecar_beside, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from app.demo.engine import Engine
     from app.demo.sidecar import DemoSidecar
+
+    from .conftest import Victim
 
 IMAGES = 24
 PATIENCE = 120.0
@@ -69,23 +69,10 @@ CALLS = (
 OLD_RESET = RESET._replace(op="", path="/reset_prefix_cache?mode=safe")
 
 
-class Victim(NamedTuple):
-    """The engine to be killed, and the file that orders its worker to stop."""
-
-    engine: Engine
-    order: Path
-
-
 @pytest.fixture(scope="module")
-def victim(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    """An engine of our own to kill: again and again, on the same port."""
-    folder = tmp_path_factory.mktemp("victim")
-    path = (SHIM_FOLDER, link_extension(folder), HERE / "on_engine_path")
-    order = folder / "stop"
-    environ = {"PYTHONPATH": os.pathsep.join(map(str, path)), "HIGHWATER_TEST_STOP": str(order)}
-    arguments = ("--worker-extension-cls", "stopping_worker.StoppingWorker")
-    with engine_factory(extra_args=arguments, extra_env=tuple(environ.items())) as engine:
-        yield Victim(engine, order)
+def victim(ruined: Victim) -> Victim:
+    """It is killed again and again, and started on the same port."""
+    return ruined
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +90,10 @@ def sidecar(victim: Victim, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.mark.parametrize("round_number", range(ROUNDS))
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+@pytest.mark.parametrize(
+    "call",
+    [pytest.param(call, id=call.name, marks=() if call is TRIM else pytest.mark.long("relief")) for call in CALLS],
+)
 async def test_an_engine_killed_in_an_operation(
     victim: Victim, sidecar: DemoSidecar, call: Call, round_number: int, record: Callable[..., None]
 ) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
-from app.demo.engine import SHIM_FOLDER, link_extension
 from app.demo.traffic import send_images
 from tests.engines import send_texts
 from tests.unit.worker_ext.ring_bytes import heartbeat, records, table
@@ -21,26 +18,22 @@ from tests.unit.worker_ext.ring_bytes import heartbeat, records, table
 from .conftest import sidecar_beside, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from app.demo.engine import Engine
     from app.demo.sidecar import DemoSidecar
 
-HERE = Path(__file__).parent
+    from .conftest import Victim
+
 HANG_SECONDS = 14
 IDLE_SECONDS = 12.0
 
 
-@pytest.fixture(scope="module")
-def engine(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+@pytest.fixture
+def engine(ruined: Victim) -> Engine:
     """One worker whose next step can be made to hang."""
-    folders = (SHIM_FOLDER, link_extension(tmp_path_factory.mktemp("extension")), HERE / "on_engine_path")
-    engine = engine_factory(
-        extra_args=("--worker-extension-cls", "hanging_worker.HangingWorker"),
-        extra_env=(("PYTHONPATH", os.pathsep.join(map(str, folders))),),
-    )
-    yield engine
-    engine.stop()
+    return ruined.engine
 
 
 @pytest.fixture

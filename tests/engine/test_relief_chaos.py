@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
     from app.demo.engine import Engine
 
+    from .conftest import Victim
+
 PATIENCE = 60.0
 
 
 @pytest.fixture
-def victim(engine: Engine) -> Engine:
+def victim(ruined: Victim) -> Engine:
     """It is killed and started again; those who share it have a fresh one afterwards."""
-    return engine
+    return ruined.engine
 
 
 def settings(folder: Path, **more: str) -> dict[str, str]:

@@ -35,9 +35,10 @@ PATIENCE_SECONDS = 40.0
 IDLE_SECONDS = 8.0
 WELL = {"/livez": 200, "/readyz": 200, "/health/deep": 200}
 NOT_WELL = {"/livez": 200, "/readyz": 503, "/health/deep": 503}
-on_two_engines = pytest.mark.parametrize("engine", ["two engines"], indirect=True)
+TWO_ENGINES = pytest.param("two engines", marks=pytest.mark.long("relief"))
+on_two_engines = pytest.mark.parametrize("engine", [TWO_ENGINES], indirect=True)
 on_two_workers = pytest.mark.parametrize("engine", ["two workers"], indirect=True)
-on_either = pytest.mark.parametrize("engine", ["two engines", "two workers"], indirect=True)
+on_either = pytest.mark.parametrize("engine", [TWO_ENGINES, "two workers"], indirect=True)
 
 
 @pytest.fixture(scope="module")

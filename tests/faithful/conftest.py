@@ -19,6 +19,8 @@ from tests.faithful.unfaithful import AT_TIMES, UNFAITHFUL
 
 HERE = Path(__file__).parent
 TEST_SECONDS = 60
+CONTROLS = {"nginx", "vllm-router"}
+"""Other proxies: what they do tells of the tests, not of the sidecar."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,6 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("timeout") is None:
             # The fixtures' time is not the test's: a front may have to be installed and started.
             item.add_marker(pytest.mark.timeout(TEST_SECONDS, func_only=True))
+        if front_of(item) in CONTROLS:
+            item.add_marker(pytest.mark.long("controls"))
         for name in names_of(item):
             if reason := UNFAITHFUL.get(name):
                 item.add_marker(
@@ -35,9 +39,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 )
 
 
+def front_of(item: pytest.Item) -> str | None:
+    """The front that a test runs before, where it runs before several."""
+    return item.callspec.params.get("through") if hasattr(item, "callspec") else None
+
+
 def names_of(item: pytest.Item) -> list[tuple[str, str]]:
     """The keys under which the table may know a test."""
-    control = getattr(item, "callspec", None) and item.callspec.params.get("through")
+    control = front_of(item)
     if not control:
         return []
     test, case = item.originalname, item.name.removeprefix(item.originalname)[1:-1]

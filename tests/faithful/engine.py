@@ -8,6 +8,7 @@ import time
 from weakref import WeakSet
 
 from tests.fakes.upstream import Call, Upstream
+from tests.patience import patiently
 
 BACKLOG = 4096
 POLLER = "python-httpx"
@@ -68,5 +69,5 @@ async def let_those_in_who_knocked() -> None:
 
 async def gone_within(call: Call, began: float, seconds: float = 5.0) -> float:
     """Wait until the engine has seen its peer leave, and return how long after `began` that was."""
-    await asyncio.wait_for(call.gone.wait(), seconds)
+    await patiently(call.gone.wait(), seconds)
     return time.monotonic() - began

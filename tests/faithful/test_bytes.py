@@ -6,6 +6,7 @@ import gzip
 import pytest
 
 from tests.faithful.fronts import PROXIES, fronted_by
+from tests.patience import patiently
 
 JSON = b'{"prompt":"x"}'
 SPELLED = b'{ "b" : 1.0,\r\n "a":"\\u00e9", "a": 2e0, "t": "\xc3\xa9" }'
@@ -70,7 +71,7 @@ async def test_each_event_arrives_before_the_next_is_sent(through, engine):
     await client.request("GET", "/v1/x")
     assert (await client.head()).status == 200
     for number in range(3):
-        assert await asyncio.wait_for(client.chunk(), 5) == b"data: %d\n\n" % number
+        assert await patiently(client.chunk(), 5) == b"data: %d\n\n" % number
         proceed.set()
     assert await client.chunk() == b""
 
@@ -278,7 +279,7 @@ async def test_early_hints_are_not_held_back(through, engine):
 
     client = await through.connect()
     await client.request("GET", "/v1/x")
-    head = await asyncio.wait_for(client.head(), 1)
+    head = await patiently(client.head(), 1)
     assert (head.status, ("link", "</a>; rel=preload") in head.headers) == (103, True)
     hinted.set()
     assert (await client.whole()).body == b"ok"
@@ -296,7 +297,7 @@ async def test_expect_100_continue_is_answered_once_before_the_body(through, eng
     engine.on("/v1/x")(continue_if_asked)
     client = await through.connect()
     await client.request("POST", "/v1/x", ("content-length", str(len(JSON))), ("expect", "100-continue"))
-    assert await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), 2) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert await patiently(client.reader.readuntil(b"\r\n\r\n"), 2) == b"HTTP/1.1 100 Continue\r\n\r\n"
     await client.send(JSON)
     answer = await client.whole()
     assert (answer.status, answer.body, answer.interim) == (200, JSON, [])
@@ -357,7 +358,7 @@ async def test_a_chunked_upload_goes_up_as_it_comes(through, engine):
     await client.request("POST", "/v1/x", ("transfer-encoding", "chunked"))
     for piece in (b"one", b"two", b"three"):
         await client.send(b"%x\r\n%s\r\n" % (len(piece), piece))
-        assert await asyncio.wait_for(arrived.get(), 1) == piece
+        assert await patiently(arrived.get(), 1) == piece
     await client.send(b"0\r\n\r\n")
     assert (await client.whole()).status == 200
     assert engine.calls[0].header("transfer-encoding") == ["chunked"]
@@ -415,7 +416,7 @@ async def test_a_counted_upload_goes_up_as_it_comes(through, engine):
     client = await through.connect()
     await client.request("POST", "/v1/x", ("content-length", "6"))
     await client.send(b"abc")
-    await asyncio.wait_for(arrived.wait(), 1)
+    await patiently(arrived.wait(), 1)
     await client.send(b"def")
     assert (await client.whole()).status == 200
     assert engine.calls[0].header("content-length") == ["6"]

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.faithful.fronts import PROXIES, fronted_by
+from tests.faithful.fronts import PATIENCE_SECONDS, PROXIES, fronted_by
+from tests.patience import patiently
 
 JSON = b'{"n":%d}'
 
@@ -351,10 +352,10 @@ async def test_a_cut_stream_to_an_http_1_0_client_is_no_clean_end(through, engin
     client = await through.connect()
     await client.send(b"GET /v1/x HTTP/1.0\r\n\r\n")
     await client.head()
-    assert await asyncio.wait_for(client.reader.readexactly(9), 3) == b"data: 1\n\n"
+    assert await patiently(client.reader.readexactly(9), PATIENCE_SECONDS) == b"data: 1\n\n"
     seen.set()
     with pytest.raises(ConnectionError):
-        await asyncio.wait_for(client.reader.read(), 3)
+        await patiently(client.reader.read(), 3)
 
 
 @pytest.mark.parametrize("manners", ["stays", "closes"])

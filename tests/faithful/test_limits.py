@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from tests.faithful.fronts import Profile, fronted_by
+from tests.faithful.fronts import PATIENCE_SECONDS, Profile, fronted_by
+from tests.patience import patiently
 
 IMPATIENT = Profile(
     "impatient",
@@ -166,11 +167,11 @@ class TestBodies:
         client = await through.connect()
         await client.request("POST", "/v1/x", ("transfer-encoding", "chunked"))
         await client.send(b"8000\r\n" + bytes(0x8000) + b"\r\n")
-        await asyncio.wait_for(begun.wait(), 2)
+        await patiently(begun.wait(), 2)
         with contextlib.suppress(ConnectionError):
             await client.send((b"8000\r\n" + bytes(0x8000) + b"\r\n") * 4)
         assert (await client.whole(seconds=2)).status == 413
-        await asyncio.wait_for(broken.wait(), 2)
+        await patiently(broken.wait(), 2)
 
     @pytest.mark.usefixtures("engine")
     async def test_one_chunk_over_the_cap_is_a_413(self, through):
@@ -187,7 +188,7 @@ class TestBodies:
         client = await through.connect()
         with contextlib.suppress(ConnectionError):
             await client.request("POST", "/v1/x", body=bytes(1_000_000))
-        assert (await client.whole(seconds=3)).status == 413
+        assert (await client.whole()).status == 413
 
 
 async def test_the_413_names_the_setting(fronts, engine):
@@ -218,7 +219,7 @@ class TestTime:
         client = await through.connect()
         await client.request("POST", "/v1/x", *JSON, body=b"{}")
         assert (await client.whole(seconds=2)).status == 504
-        await asyncio.wait_for(engine.calls[0].gone.wait(), 2)
+        await patiently(engine.calls[0].gone.wait(), 2)
 
     @pytest.mark.usefixtures("engine")
     async def test_the_wait_begins_when_the_request_has_been_sent(self, through):
@@ -243,7 +244,7 @@ class TestTime:
         await client.request("GET", "/v1/x")
         answer = await client.whole(seconds=2)
         assert (answer.status, answer.body, answer.complete) == (200, b"data: 1\n\n", False)
-        await asyncio.wait_for(engine.calls[0].gone.wait(), 2)
+        await patiently(engine.calls[0].gone.wait(), 2)
 
     async def test_a_stream_may_take_as_long_as_it_likes(self, through, engine):
         """Three times either limit, as long as it moves."""
@@ -272,7 +273,7 @@ class TestTime:
         await client.request("POST", "/v1/x", ("content-length", str(2**26)))
         sending = asyncio.create_task(client.send(bytes(2**26)))
         try:
-            assert (await client.whole(seconds=3)).status in (408, 504)
+            assert (await client.whole()).status in (408, 504)
         finally:
             over.set()
             sending.cancel()
@@ -309,7 +310,7 @@ class TestNoConnection:
         """After `proxy.connect_seconds`."""
         client = await through.connect()
         await client.request("POST", "/v1/x", *JSON, body=b"{}")
-        assert (await client.whole(seconds=3)).status == 504
+        assert (await client.whole()).status == 504
 
     async def test_a_client_that_leaves_within_the_connect_leaves_nothing(self, through):
         """Its socket is not kept until the time is up."""
@@ -318,7 +319,7 @@ class TestNoConnection:
             client = await through.connect()
             await client.request("POST", "/v1/x", *JSON, body=b"{}")
             client.reset()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while through.open_files() > before + 1:  # noqa: ASYNC110 - the files of another process
                 await asyncio.sleep(0.01)
 

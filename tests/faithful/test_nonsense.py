@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 from tests.faithful.fronts import PROXIES, fronted_by
+from tests.patience import patiently
 
 OK = b"HTTP/1.1 200 OK\r\n"
 POISON = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npoison"
@@ -96,7 +97,7 @@ def nonsense(engine):
             await call.read()
             with contextlib.suppress(ConnectionError):
                 await call.write(data)
-                await asyncio.wait_for(call.wait_until_gone(), 3)
+                await patiently(call.wait_until_gone(), 3)
             call.close()
 
     async def fine(call):
@@ -213,7 +214,7 @@ async def test_an_answer_that_comes_unasked_is_for_nobody(through, engine, nonse
     client = await through.connect()
     await client.request("GET", "/v1/late")
     assert (await client.whole()).body == b"in time"
-    await asyncio.wait_for(written.wait(), 2)
+    await patiently(written.wait(), 2)
     await everyone_is_fine(through, client)
 
 

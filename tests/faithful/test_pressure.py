@@ -9,6 +9,7 @@ import pytest
 
 from tests.faithful.engine import BACKLOG
 from tests.faithful.fronts import fronted_by
+from tests.patience import patiently
 
 MIB = 2**20
 NEIGHBOURS = 256
@@ -178,11 +179,11 @@ async def test_a_client_that_reads_nothing_holds_the_engine_back(through, engine
     client = await through.connect(limit=2**16)
     client.writer.transport.pause_reading()
     await client.request("GET", "/v1/x")
-    await asyncio.wait_for(stuck.wait(), 10)
+    await patiently(stuck.wait(), 10)
     assert written < 32 * MIB
     assert through.rss_bytes() - before < ROOM_BYTES
     client.reset()
-    await asyncio.wait_for(engine.calls[0].gone.wait(), 2)
+    await patiently(engine.calls[0].gone.wait(), 2)
 
 
 @fronted_by("sidecar", "nginx")

@@ -314,7 +314,7 @@ async def test_without_the_token_no_worker_is_asked_for_entries():
         told = (await sidecar.client.get("/memory/encoder-cache?limit=2")).json()
         again = (await sidecar.client.get("/memory/encoder-cache?limit=2")).json()
         assert fake.ops()[asked:] == ["encoder_cache"]
-    assert (whole["note"], whole["age_seconds"] < 1, "as last read" in told["note"]) == (None, True, True)
+    assert (whole["note"], whole["age_seconds"] < 30, "as last read" in told["note"]) == (None, True, True)
     mine, theirs = ([entry["mm_hash"] for entry in answer["ranks"][0]["entries"]] for answer in (whole, told))
     assert [len(name) for name in theirs] == [8, 8]
     # No part of the hash: whoever has an image can make its hash, and would know that somebody sent it.

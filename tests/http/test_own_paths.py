@@ -14,6 +14,7 @@ from app.proxy.front import Front, SidecarPaths
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import TOKEN, Running, both_on_ports, sidecar_before
+from tests.patience import patiently
 
 UNASKED = b"GET /v1/victim HTTP/1.1\r\nX: "
 PLANTED = b"GET /v1/planted HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -56,7 +57,7 @@ async def test_head_of_a_stream_ends(running):
         await wire.request("HEAD", "/memory/events", ("accept", "text/event-stream"))
         assert (await wire.answer(without_body=True)).header("content-type")[0].startswith("text/event-stream")
         await wire.request("GET", "/livez")
-        assert (await asyncio.wait_for(wire.answer(), 5)).status == 200
+        assert (await patiently(wire.answer(), 5)).status == 200
 
 
 async def test_head_of_what_only_takes_a_post_acts_on_nothing(running):
@@ -102,7 +103,7 @@ async def test_no_request_hides_behind_a_body_that_was_not_asked_for(path):
         assert answer.header("connection") == ["close"]
         with contextlib.suppress(ConnectionError):
             await wire.send(UNASKED + PLANTED)
-            assert await asyncio.wait_for(wire.reader.read(), 10) == b""
+            assert await patiently(wire.reader.read(), 10) == b""
         assert not any(call.path in ("/v1/victim", "/v1/planted") for call in running.fake.calls)
 
 

@@ -18,6 +18,7 @@ from app.settings import GateSettings, PolicySettings, Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_control_plane import Running, alive, both_on_ports
+from tests.patience import patiently
 
 
 async def until(condition) -> None:
@@ -61,7 +62,7 @@ async def test_a_stream_under_way_is_never_cut(front, upstream):
         assert front.gate.in_flight == 1
         go.set()
         assert [await wire.chunk(), await wire.chunk()] == [b"data: 2\n\n", b""]
-        await asyncio.wait_for(front.gate.drained(), 10)
+        await patiently(front.gate.drained(), 10)
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/v1/models"), ("HEAD", "/health")])
@@ -133,7 +134,7 @@ async def test_a_request_that_has_not_come_whole_does_not_count(front, upstream,
     await until(lambda: got == b"abc")
     assert front.gate.in_flight == 0
     with front.gate.closed(10):
-        await asyncio.wait_for(front.gate.drained(), 1)
+        await patiently(front.gate.drained(), 1)
         await wire.send(pieces[1])
         await until(lambda: got.startswith(b"abcde"))  # it is streamed on all the same
         await wire.send(pieces[2])
@@ -164,11 +165,11 @@ async def test_a_last_piece_that_is_held_too_long_never_reaches_the_engine(start
     async with start_proxy(gate=Gate(hold_seconds=0.01)) as front:
         wire = await front.connect()
         await wire.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n%b\r\n\r\n%b" % (line, pieces[0]))
-        await asyncio.wait_for(begun.wait(), 10)
+        await patiently(begun.wait(), 10)
         with front.gate.closed(10):
             await wire.send(pieces[1] + pieces[2])
             answer = await wire.answer()
-            await asyncio.wait_for(broken.wait(), 10)
+            await patiently(broken.wait(), 10)
         assert (answer.status, front.observed.refused) == (503, ["held_too_long"])
         assert (front.gate.in_flight, front.gate.held) == (0, 0)
         await wire.request("GET", "/health")
@@ -207,7 +208,7 @@ async def test_an_early_answer_counts_though_its_request_is_not_whole(front, ups
         await wire.send(b"}")
         go.set()
         assert [await wire.chunk(), await wire.chunk()] == [b"1", b""]
-        await asyncio.wait_for(front.gate.drained(), 10)
+        await patiently(front.gate.drained(), 10)
     await until(lambda: not front.proxy.exchanges)
     assert (front.gate.in_flight, front.gate.held) == (0, 0)
 
@@ -281,7 +282,7 @@ async def test_one_half_sent_request_keeps_no_reset_from_its_moment():
         half = Wire(*await asyncio.open_connection("127.0.0.1", sidecar.port))
         await half.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n{")
         await until(lambda: proxy_of(sidecar).exchanges)
-        answer = await asyncio.wait_for(sidecar.client.post("/reset_mm_cache?mode=safe"), 8)
+        answer = await patiently(sidecar.client.post("/reset_mm_cache?mode=safe"), 8)
         assert (answer.status_code, answer.json()["moment"]) == (200, "gate")
         await half.leave()
 

@@ -11,7 +11,7 @@ import pytest
 
 from bench.soak.attackers import ATTACKS
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.long("proxy")
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 300

@@ -8,14 +8,15 @@ from bench.situations.real_time import REAL_TIME, run_in_real_time
 from bench.situations.rows import SITUATIONS
 from bench.situations.run import run
 
-# One of each kind, all of them short; the others run with `-m situations`.
+# One of each kind, all of them short; the others are long tests.
 FAST = frozenset({"h100-95-images", "l4-98", "second-wave", "sleeping", "clock-back", "neighbour-visits"})
+LONG = pytest.mark.long("policy")
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "situation",
-    [pytest.param(row, id=row.name, marks=() if row.name in FAST else pytest.mark.situations) for row in SITUATIONS],
+    [pytest.param(row, id=row.name, marks=() if row.name in FAST else LONG) for row in SITUATIONS],
 )
 def test_every_goal_is_met(situation):
     """No death that could have been prevented, nothing in vain, nothing under traffic that fits, and in time."""
@@ -24,7 +25,7 @@ def test_every_goal_is_met(situation):
     assert not result.missed, f"{situation.name}: {'; '.join(result.missed)}\n{shown}"
 
 
-@pytest.mark.situations
+@LONG
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("situation", [pytest.param(row, id=row.name) for row in REAL_TIME])
 def test_every_goal_is_met_in_real_time(situation, tmp_path):

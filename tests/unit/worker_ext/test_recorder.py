@@ -515,6 +515,7 @@ def test_the_first_table_tells_the_budget(worker, tmp_path):
     assert (head["total"], rows) == (0, [])
 
 
+@pytest.mark.usefixtures("free_samples")
 def test_on_a_disk_our_thread_writes(worker, tmp_path):
     """To change a file there may wait for its journal, for seconds: the engine's thread does not."""
     time = Time(waits=1)

@@ -229,7 +229,7 @@ def test_it_costs_no_more_where_nothing_came_or_went(monkeypatch):
     real = module.trimmable_bytes
     monkeypatch.setattr(module, "trimmable_bytes", lambda *args: calls.append(1) or real(*args))
     worker = worker_with(tensors())
-    index = EncoderIndex(device_of(worker))
+    index = EncoderIndex(device_of(worker), cost_clock=lambda: 0.0)
     for tick in range(50):
         index.look(worker, 100.0 + tick / 10, tick, host(), whole=False)
     assert (index.trimmable_bytes, 4 <= len(calls) <= 6) == (300, True)

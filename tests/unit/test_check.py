@@ -1,0 +1,219 @@
+"""The check's own promises: a failed lane fails it, no test is left out unseen, and long tests run when in doubt."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import check, topics
+from tests.check import Lane, all_lanes, changed, files_in_no_lane, long_topics, not_run, run
+from tests.topics import ROOT, TOPICS, Topic, digests
+
+SLOTS = 2
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path, monkeypatch):
+    """Nothing is written in the tree; what a lane says and sees is in this folder."""
+    monkeypatch.setattr(check, "LOGS", tmp_path)
+    return tmp_path
+
+
+def lane(name: str, *script: str, **options) -> Lane:
+    return Lane(name, tuple(("sh", "-c", text) for text in script), **options)
+
+
+def statuses(*lanes: Lane) -> tuple[dict[str, int | None], list[str]]:
+    ended, never_begun = run(lanes, SLOTS)
+    return {one.lane.name: one.status for one in ended}, [lane.name for lane in never_begun]
+
+
+# --- lanes ---
+
+
+def test_every_lane_runs_and_a_failure_is_shown_whole(capsys):
+    """Those after it run all the same, and what it wrote is on the screen."""
+    found = statuses(lane("good", "true"), lane("bad", "echo the reason; exit 3"), lane("later", "true"))
+    assert found == ({"good": 0, "bad": 3, "later": 0}, [])
+    shown = capsys.readouterr().out
+    assert "bad FAILED with status 3" in shown
+    assert "the reason" in shown
+
+
+def test_a_lanes_commands_end_with_the_first_that_fails(logs):
+    """So no later one can make up for it."""
+    assert statuses(lane("two", "exit 4", "echo reached"))[0] == {"two": 4}
+    assert "reached" not in (logs / "two.log").read_text()
+
+
+def test_a_lane_waits_for_those_before_it(logs):
+    """And is not begun when one of them fails."""
+    first = lane("first", f"echo first >> {logs}/order")
+    second = lane("second", f"echo second >> {logs}/order", after=("first",))
+    assert statuses(second, first) == ({"first": 0, "second": 0}, [])
+    assert (logs / "order").read_text().split() == ["first", "second"]
+    assert statuses(lane("bad", "false"), lane("after", "true", after=("bad",))) == ({"bad": 1}, ["after"])
+
+
+def test_what_a_lane_costs_is_counted_with_its_children():
+    """Processor time is what tells a slow check from a busy machine."""
+    burn = "import time\nwhile time.process_time() < 0.2: pass"
+    (one,), _ = run([Lane("burning", ((sys.executable, "-c", burn),))], SLOTS)
+    assert one.cpu_seconds > 0.2
+
+
+def test_progress_is_what_pytest_says(logs):
+    """The newest of it."""
+    (one,), _ = run([lane("tests", "echo '.... [ 12%]'; echo '.... [ 57%]'")], SLOTS)
+    assert one.progress() == "tests 57 %"
+
+
+# --- nothing left out ---
+
+
+def test_every_test_file_is_in_one_lane():
+    """As the tree is now."""
+    assert files_in_no_lane(all_lanes()) == []
+
+
+def test_a_test_file_in_no_lane_or_in_two_is_found(tmp_path):
+    """A new folder must be given to a lane."""
+    for folder in ("tests/new", "tests/known"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "test_it.py").touch()
+    known = lane("known", folders=("tests/known",))
+    assert files_in_no_lane([known], tmp_path) == ["tests/new/test_it.py"]
+    both = ["tests/known/test_it.py", "tests/new/test_it.py"]
+    assert files_in_no_lane([known, known], tmp_path) == both
+
+
+def test_a_test_that_was_collected_and_did_not_run_is_found(logs):
+    """Also a lane that wrote nothing down, and a file without a test in it."""
+    (logs / "tests/known").mkdir(parents=True)
+    (logs / "tests/known/test_empty.py").touch()
+    known = lane("known", folders=("tests/known",))
+    assert not_run(known, logs) == ["known: it did not write down what it ran"]
+    seen = {"collected": ["tests/known/test_a.py::a", "tests/known/test_a.py::b"], "left_out": []}
+    known.seen.write_text(json.dumps(seen | {"ran": ["tests/known/test_a.py::b"]}))
+    assert not_run(known, logs) == ["tests/known/test_a.py::a", "tests/known/test_empty.py: no test in it"]
+
+
+def test_the_plugin_tells_what_was_collected_left_out_and_run(pytester_run):
+    """In a run that ends early, too."""
+    source = "def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass\n"
+    seen = pytester_run(source, "-x", "-k", "not test_a")
+    assert [name.rpartition("::")[2] for name in seen["left_out"]] == ["test_a"]
+    assert [name.rpartition("::")[2] for name in seen["collected"]] == ["test_b", "test_c"]
+    assert [name.rpartition("::")[2] for name in seen["ran"]] == ["test_b"]
+
+
+@pytest.fixture
+def pytester_run(tmp_path):
+    """`pytester_run(source, *arguments)` runs pytest on a file, and returns what the plugin wrote."""
+
+    def run_tests(source: str, *arguments: str) -> dict[str, list[str]]:
+        (tmp_path / "test_few.py").write_text(source)
+        seen = tmp_path / "seen.json"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.seen", "--seen", str(seen)]
+        command += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path / "test_few.py"), *arguments]
+        subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+        return json.loads(seen.read_text())
+
+    return run_tests
+
+
+# --- long tests ---
+
+
+def test_each_topic_names_files_that_there_are():
+    """Or a change of what was renamed would run nothing."""
+    missing = [name for topic in TOPICS.values() for name in topic.files if not (ROOT / name).exists()]
+    assert missing == []
+
+
+@pytest.fixture
+def topic(tmp_path, monkeypatch) -> Path:
+    """A topic of one folder, and that folder."""
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "one.py").write_text("1")
+    (folder / "two.py").write_text("2")
+    only = Topic("two files", ("app",))
+    monkeypatch.setattr(check, "TOPICS", {"only": only})
+    monkeypatch.setattr(check, "digests", lambda found: digests(found, tmp_path))
+    return folder
+
+
+def passed(folder: Path) -> dict[str, dict[str, object]]:
+    return {"only": {"when": "yesterday", "files": digests(Topic("", ("app",)), folder.parent)}}
+
+
+def test_long_tests_do_not_run_again_with_the_same_files(topic):
+    """Whatever the commit is: what is in the files decides."""
+    assert changed("only", passed(topic)) is None
+
+
+def test_long_tests_run_when_a_file_changed_came_or_went(topic):
+    """And the first of them is named."""
+    before = passed(topic)
+    (topic / "one.py").unlink()
+    assert "app/one.py changed" in (changed("only", before) or "")
+    (topic / "one.py").write_text("3")
+    (topic / "three.py").write_text("3")
+    assert "app/one.py and 1 more changed since they passed on this machine on yesterday" in (
+        changed("only", before) or ""
+    )
+
+
+@pytest.mark.parametrize("found", [{}, {"only": {}}, {"only": {"files": None}}], ids=str)
+def test_long_tests_run_where_nothing_is_known(topic, found):
+    """As on a new machine."""
+    assert changed("only", found) is not None
+
+
+def test_what_passed_is_kept_beside_what_passed_before(tmp_path):
+    """A file that cannot be read is nothing known, not an error."""
+    path = tmp_path / "kept" / "passed.json"
+    assert check.read_passed(path) == {}
+    check.keep_passed(path, {"relief": {"a": "1"}})
+    check.keep_passed(path, {"proxy": {"b": "2"}})
+    assert {topic: found["files"] for topic, found in check.read_passed(path).items()} == {
+        "relief": {"a": "1"},
+        "proxy": {"b": "2"},
+    }
+    path.write_text("[")
+    assert check.read_passed(path) == {}
+
+
+def test_the_log_says_of_every_topic_whether_it_runs_and_why(capsys):
+    """By name, where topics were named."""
+    assert long_topics("proxy,policy", {}) == ["proxy", "policy"]
+    shown = capsys.readouterr().out.splitlines()
+    asked, not_asked = "it was asked for", "it was not asked for"
+    assert [line.split(") ")[1] for line in shown] == [
+        f"run: {asked}" if topic in ("proxy", "policy") else f"do not run: {not_asked}" for topic in TOPICS
+    ]
+    assert long_topics("none", {}) == []
+    assert long_topics("all", {}) == list(TOPICS)
+    with pytest.raises(SystemExit, match="no topic is called proxies; there are relief"):
+        long_topics("proxies", {})
+
+
+@pytest.mark.parametrize(("named", "expected"), [(None, set(TOPICS)), ("none", set()), ("proxy", {"proxy"})])
+def test_long_tests_are_asked_for_by_the_environment(monkeypatch, named, expected):
+    """All of them where nobody says anything."""
+    monkeypatch.delenv(topics.ASKED_FOR, raising=False)
+    if named is not None:
+        monkeypatch.setenv(topics.ASKED_FOR, named)
+    assert topics.asked_for() == expected
+
+
+def test_a_topic_that_there_is_not_is_an_error(monkeypatch):
+    """It names those that there are."""
+    monkeypatch.setenv(topics.ASKED_FOR, "prxy")
+    with pytest.raises(ValueError, match=r"no topic prxy; there are relief, proxy"):
+        topics.asked_for()
