@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
-import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -77,12 +77,11 @@ DOORS = {
         *("app.cli", "app.demo", "app.experiment", "app.healthcheck", "app.incidents_command", "app.sidecar_options"),
         "app.terminal",
     },
-    "markdown_it": {"app.findings.markdown"},
+    "markdown_it": {"app.findings.markdown", "app.routes.runbooks"},
     "uvicorn": {"app.server", "app.proxy.sidecar", "app.proxy.client"},
     "packaging": {"app.capabilities", "app.demo"},
     "tabulate": {"app.table", "app.findings.markdown"},
     "tenacity": {"app.engine", "app.relief", "app.remedies"},
-    "markdown_it": {"app.routes.runbooks"},
 }
 
 
