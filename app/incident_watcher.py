@@ -10,10 +10,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from app.attribution import account, rank_key
+from app.findings.case import sampled
 from app.flight import Flight
 from app.history import History
 from app.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, Point, RankEvidence, from_history, point
@@ -21,14 +22,12 @@ from app.life import EngineLife
 from app.oom_kills import OomKillWatch
 from app.readings import (
     STATES,
-    EncoderCache,
     EngineLoad,
     EngineState,
     Growth,
     PolicyStatus,
     RankReading,
     Report,
-    TorchMemory,
     WorkerMemory,
 )
 from app.sources.recorder import RankRecord, Sample
@@ -292,15 +291,7 @@ def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ..
             doing=_doing(record),
             step_seconds=moving.step_seconds if moving is not None else None,
             stack=moving.stack if moving is not None else (),
-            entries=tuple(
-                EncoderEntry(
-                    mm_hash=entry.mm_hash,
-                    bytes=entry.bytes,
-                    residency=entry.residency,
-                    age_seconds=entry.age_seconds,
-                )
-                for entry in record.entries
-            ),
+            entries=tuple(EncoderEntry(**asdict(entry)) for entry in record.entries),
         )
     return tuple(known[key] for key in sorted(known))
 
@@ -342,19 +333,5 @@ def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[Sample, ..
 
 
 def _point(sample: Sample, reading: RankReading) -> Point:
-    encoder = None
-    if sample.encoder_cache_bytes is not None:
-        encoder = EncoderCache(entries=sample.encoder_cache_entries or 0, device_bytes=sample.encoder_cache_bytes)
-    memory = WorkerMemory(
-        rank=reading.rank,
-        taken_at=sample.at,
-        device=reading.device,
-        total_bytes=sample.total_bytes,
-        free_bytes=sample.free_bytes,
-        used_bytes=sample.used_bytes,
-        torch=TorchMemory(allocated_bytes=sample.allocated_bytes, reserved_bytes=sample.reserved_bytes),
-        weights_bytes=sample.weights_bytes,
-        kv_cache_bytes=sample.kv_cache_bytes,
-        encoder_cache=encoder,
-    )
-    return point(account(memory, "recorder"))
+    who = {"rank": reading.rank, "dp_rank": reading.dp_rank, "pid": reading.pid}
+    return point(sampled(who, sample._asdict(), at=sample.at))

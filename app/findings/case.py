@@ -6,12 +6,21 @@ A case is made of an incident's evidence or of a measured load; what is not know
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
-from app.attribution import COMPONENTS
+from app.attribution import COMPONENTS, account
 from app.findings.finding import Finding
-from app.readings import EngineLoad, EngineStatus, RankReading
+from app.readings import (
+    Device,
+    EncoderCache,
+    EngineLoad,
+    EngineStatus,
+    HostMemory,
+    RankReading,
+    TorchMemory,
+    WorkerMemory,
+)
 from app.table import rank_title
 from app.units import MIB, mib
 
@@ -180,3 +189,35 @@ def part_of(reading: RankReading, name: str) -> int | None:
     """Return used bytes, or a component of them, by its name."""
     held: int | None = getattr(reading.components if name in COMPONENTS else reading, name)
     return held
+
+
+def sampled(rank: Mapping[str, Any], row: Mapping[str, Any], *, at: float, rss: int | None = None) -> RankReading:
+    """Return a rank as a row of the history or a recorder's sample shows it, which keep less than a full reading.
+
+    Args:
+        rank: Who it is: ``rank``, ``dp_rank`` and ``pid``.
+        row: Its bytes, by the names that the history or the recorder gives them.
+        at: When they were read.
+        rss: The worker's resident set on the host.
+    """
+    cached = row["encoder_cache_bytes"]
+    worker = WorkerMemory(
+        rank=rank["rank"],
+        dp_rank=rank["dp_rank"],
+        pid=rank["pid"],
+        taken_at=at,
+        device=Device(),
+        total_bytes=row.get("total_bytes"),
+        free_bytes=row["free_bytes"],
+        used_bytes=row["used_bytes"],
+        torch=TorchMemory(
+            allocated_bytes=row.get("allocated_bytes", row.get("torch_allocated_bytes")),
+            reserved_bytes=row.get("reserved_bytes", row.get("torch_reserved_bytes")),
+        ),
+        weights_bytes=row["weights_bytes"],
+        kv_cache_bytes=row["kv_cache_bytes"],
+        encoder_cache=None if cached is None else EncoderCache(entries=0, device_bytes=cached),
+        host_memory=HostMemory(rss_bytes=rss),
+    )
+    # Its bytes stand among the components, and that is all that is known of the cache.
+    return replace(account(worker, "recorder"), encoder_cache=None)
