@@ -16,22 +16,29 @@ from functools import partial
 from app.attribution import account, rank_key
 from app.flight import Flight
 from app.history import History
-from app.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, Point, RankEvidence, from_history, point
+from app.incidents import (
+    EncoderEntry,
+    Evidence,
+    IncidentKind,
+    Incidents,
+    RankEvidence,
+    from_history,
+    kept,
+)
 from app.life import EngineLife
 from app.oom_kills import OomKillWatch
+from app.points import MemoryPoint
 from app.readings import (
     STATES,
-    EncoderCache,
     EngineLoad,
     EngineState,
     Growth,
     PolicyStatus,
     RankReading,
     Report,
-    TorchMemory,
     WorkerMemory,
 )
-from app.sources.recorder import RankRecord, Sample
+from app.sources.recorder import RankRecord
 from app.table import rank_title
 
 SPAN_SECONDS = 600.0
@@ -323,30 +330,11 @@ def _with_last_minutes(evidence: Evidence, flight: Flight, instance: str) -> Evi
     return replace(evidence, ranks=tuple(_with_series(rank, last_minutes) for rank in evidence.ranks))
 
 
-def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[Sample, ...]]) -> RankEvidence:
+def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[MemoryPoint, ...]]) -> RankEvidence:
     samples = last_minutes.get(rank.pid or -1)
     if not samples or rank.reading is None:
         return rank
-    recorded = tuple(_point(sample, rank.reading) for sample in samples)
+    recorded = tuple(kept(sample) for sample in samples)
     # While nothing happens nothing is sampled: from then on the sidecar's own readings tell.
     later = (point for point in rank.series if point.at > recorded[-1].at)
     return replace(rank, series=(*recorded, *later))
-
-
-def _point(sample: Sample, reading: RankReading) -> Point:
-    encoder = None
-    if sample.encoder_cache_bytes is not None:
-        encoder = EncoderCache(entries=sample.encoder_cache_entries or 0, device_bytes=sample.encoder_cache_bytes)
-    memory = WorkerMemory(
-        rank=reading.rank,
-        taken_at=sample.at,
-        device=reading.device,
-        total_bytes=sample.total_bytes,
-        free_bytes=sample.free_bytes,
-        used_bytes=sample.used_bytes,
-        torch=TorchMemory(allocated_bytes=sample.allocated_bytes, reserved_bytes=sample.reserved_bytes),
-        weights_bytes=sample.weights_bytes,
-        kv_cache_bytes=sample.kv_cache_bytes,
-        encoder_cache=encoder,
-    )
-    return point(account(memory, "recorder"))

@@ -22,8 +22,9 @@ from app.capabilities import Capabilities
 from app.engine import Engine
 from app.errors import EngineError
 from app.movement import Demand, judge, requested_since
+from app.points import MemoryPoint
 from app.readings import EngineLoad, MissingRank, Movement, RankReading, WorkerMemory
-from app.sources.recorder import FILES_MOST, RankRecord, Recorder, Sample
+from app.sources.recorder import FILES_MOST, RankRecord, Recorder
 from app.sources.ring import Identity, RingUnusable
 
 RETRY_SECONDS = 30.0
@@ -210,17 +211,19 @@ class Flight:
                 "dp_rank": identity.dp_rank,
                 "rank": identity.rank,
                 "pid": identity.pid,
-                "samples": [sample._asdict() for sample in thinned([s for s in samples if s.at >= since], most)],
+                "samples": [
+                    {"at": point.at, **point.row()} for point in thinned([s for s in samples if s.at >= since], most)
+                ],
             }
             for identity, samples in rings
         ]
 
-    def _last_samples(self, instance: str) -> Iterator[tuple[Identity, tuple[Sample, ...]]]:
+    def _last_samples(self, instance: str) -> Iterator[tuple[Identity, tuple[MemoryPoint, ...]]]:
         for path in islice(self._folder.glob(f"highwater-{instance}-*.ring"), FILES_MOST):
             with suppress(RingUnusable):
                 yield self._recorder.last_samples(path)
 
-    def last_minutes(self, instance: str) -> dict[int, tuple[Sample, ...]]:
+    def last_minutes(self, instance: str) -> dict[int, tuple[MemoryPoint, ...]]:
         """The samples of one life's files by their writers' pids, thinned; slow, and safe in a thread.
 
         Args:
@@ -257,7 +260,7 @@ class Flight:
         return judge(records, demand, requested_seconds=requested, max_step_seconds=self._max_step_seconds)
 
 
-def thinned(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
+def thinned(samples: Sequence[MemoryPoint], most: int) -> Sequence[MemoryPoint]:
     """No more than so many of them, evenly, the last one always."""
     step = -(-len(samples) // most)
     return samples if step <= 1 else samples[(len(samples) - 1) % step :: step]

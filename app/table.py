@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from app.attribution import COMPONENTS
+from app.components import BY_NAME
 from app.readings import Device, MissingRank, RankReading, Report
 from app.units import UNKNOWN, mib
 
 
 def component_title(name: str) -> str:
-    """``kv_cache_bytes`` as ``kv cache``."""
-    return name.removesuffix("_bytes").replace("_", " ")
+    """``kv_cache_bytes`` as ``KV cache``, and other sizes likewise in words."""
+    return BY_NAME[name].title if name in BY_NAME else name.removesuffix("_bytes").replace("_", " ")
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from app.attribution import COMPONENTS, account, host_share
+from app.attribution import host_share
 from app.errors import SidecarUnreachable
 from app.experiment.experiment import (
     CachedOutput,
@@ -26,7 +25,8 @@ from app.experiment.experiment import (
     event_of,
 )
 from app.incidents.plain import plain
-from app.readings import Components, Device, EncoderCache, PolicyStatus, RankReading, Report, TorchMemory, WorkerMemory
+from app.points import MemoryPoint
+from app.readings import PolicyStatus, RankReading, Report
 
 LARGEST = 5
 _REPORT: Final = TypeAdapter(Report)
@@ -100,19 +100,7 @@ def history_points(readings: Iterable[Mapping[str, Any]]) -> Iterator[RankPoint]
     with understood("/memory/history"):
         for reading in readings:
             for row in reading["ranks"]:
-                yield RankPoint(
-                    rank=row["rank"],
-                    dp_rank=row["dp_rank"],
-                    pid=row["pid"],
-                    at=float(reading["at"]),
-                    used_bytes=row["used_bytes"],
-                    free_bytes=row["free_bytes"],
-                    components=Components(**{name: row[name] for name in COMPONENTS}),
-                    torch=TorchMemory(
-                        allocated_bytes=row["torch_allocated_bytes"], reserved_bytes=row["torch_reserved_bytes"]
-                    ),
-                    host_rss_bytes=row["host_rss_bytes"],
-                )
+                yield _of_row(row, float(reading["at"]), row)
 
 
 def recorded_points(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, float]) -> Iterator[RankPoint]:
@@ -122,7 +110,7 @@ def recorded_points(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, floa
             key = (rank["dp_rank"] or 0, rank["rank"] or 0)
             for sample in rank["samples"]:
                 if sample["at"] > after.get(key, 0.0):
-                    yield _recorded(rank, sample)
+                    yield _of_row(rank, float(sample["at"]), sample)
 
 
 def traffic_of(readings: Iterable[Mapping[str, Any]]) -> Iterator[Traffic]:
@@ -226,26 +214,17 @@ def _entry(row: Mapping[str, Any]) -> CachedOutput:
     )
 
 
-def _recorded(rank: Mapping[str, Any], sample: Mapping[str, Any]) -> RankPoint:
-    cached = sample["encoder_cache_bytes"]
-    reading = account(
-        WorkerMemory(
-            rank=rank["rank"],
-            dp_rank=rank["dp_rank"],
-            pid=rank["pid"],
-            taken_at=float(sample["at"]),
-            device=Device(),
-            total_bytes=sample["total_bytes"],
-            free_bytes=sample["free_bytes"],
-            used_bytes=sample["used_bytes"],
-            torch=TorchMemory(allocated_bytes=sample["allocated_bytes"], reserved_bytes=sample["reserved_bytes"]),
-            weights_bytes=sample["weights_bytes"],
-            kv_cache_bytes=sample["kv_cache_bytes"],
-            encoder_cache=None
-            if cached is None
-            else EncoderCache(entries=sample["encoder_cache_entries"] or 0, device_bytes=cached),
-        ),
-        "recorder",
+def _of_row(rank: Mapping[str, Any], at: float, row: Mapping[str, Any]) -> RankPoint:
+    point = MemoryPoint.of_row(at, row)
+    return RankPoint(
+        rank=rank["rank"],
+        dp_rank=rank["dp_rank"],
+        pid=rank["pid"],
+        at=at,
+        used_bytes=point.used_bytes,
+        free_bytes=point.free_bytes,
+        total_bytes=point.total_bytes,
+        components=point.components,
+        torch=point.torch,
+        host_rss_bytes=point.host_rss_bytes,
     )
-    # A sample tells less of the cache than a reading: its bytes stand among the components, and that is all of it.
-    return replace(point_of(reading), host_rss_bytes=sample["rss_bytes"], encoder_cache=None)

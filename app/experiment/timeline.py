@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from app.attribution import COMPONENTS
+from app.components import STACKED
 from app.experiment.document import Lines, Tick, Timeline
 from app.experiment.experiment import BEFORE, Experiment, RankKey, RankPoint
 from app.table import component_title
@@ -13,15 +14,7 @@ from app.units import MIB
 
 BINS_MOST = 240
 RANKS_MOST = 4
-# From the bottom: what stands still first, so that what moves is seen to.
-STACK: Final = (
-    "weights_bytes",
-    "kv_cache_bytes",
-    "non_torch_bytes",
-    "other_tensors_bytes",
-    "encoder_cache_bytes",
-    "torch_cached_bytes",
-)
+STACK: Final = tuple(row.name for row in STACKED)
 # A rank whose readings say less than this of a component is not worth a line.
 SEEN_MIB = 1.0
 # Closer moments than this share of the width would write over each other.

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from app.incidents.evidence import from_history, point
+from app.incidents.evidence import from_history, kept, point
 from app.incidents.incident import (
     EncoderEntry,
     Evidence,
@@ -40,5 +40,6 @@ __all__ = [
     "RankEvidence",
     "Unreadable",
     "from_history",
+    "kept",
     "point",
 ]

@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from app.attribution import account
 from app.movement import Moving, RankStatus
-from app.readings import Note, WorkerBudget, WorkerMemory
+from app.points import MemoryPoint
+from app.readings import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerBudget, WorkerMemory
 from app.sources.ring import (
     RING_NAME,
     EntryTable,
@@ -56,22 +58,6 @@ _FRAME = re.compile(r'  File "(?:.*/)?([^"]*)", line ([0-9]+) in (.*)')
 _COMPILES = frozenset({"_compile", "compile", "compile_fx", "do_bench", "capture_model", "_capture_cudagraphs"})
 
 _WORKER = TypeAdapter(WorkerMemory)
-
-
-class Sample(NamedTuple):
-    """One sample as the history needs it: what the components are made of; ``None`` is what is not known."""
-
-    at: float
-    total_bytes: int | None
-    used_bytes: int | None
-    free_bytes: int | None
-    weights_bytes: int | None
-    kv_cache_bytes: int | None
-    encoder_cache_bytes: int | None
-    encoder_cache_entries: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    rss_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +100,7 @@ class RankRecord:
     table: EntryTable | None
     mono: float
     age_seconds: float
-    records: tuple[Sample, ...]
+    records: tuple[MemoryPoint, ...]
     status: RankStatus
     reading_age_seconds: float | None = None
 
@@ -353,7 +339,7 @@ class Recorder:
         finally:
             ring.close()
 
-    def last_samples(self, path: Path) -> tuple[Identity, tuple[Sample, ...]]:
+    def last_samples(self, path: Path) -> tuple[Identity, tuple[MemoryPoint, ...]]:
         """Who wrote a file, and its samples, oldest first. Reads the whole file.
 
         Args:
@@ -368,7 +354,7 @@ class Recorder:
         finally:
             ring.close()
         timed = ((_number(body.get("at")), body) for body in bodies if body.get("kind") == "sample")
-        return ring.identity, tuple(_sample(at, body) for at, body in timed if at is not None)
+        return ring.identity, tuple(_point(at, body) for at, body in timed if at is not None)
 
     def remove_stale(self, keep_instances: Collection[str], older_than_seconds: float) -> Removal:
         """Remove the rings of other lives whose writers are silent, and what was left of making one.
@@ -565,7 +551,7 @@ class _Writer:
         words = [word for word in (self._written, self._beaten) if word is not None]
         return max(words, key=lambda word: word.mono, default=None)
 
-    def _take(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[Sample, ...] | None:
+    def _take(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[MemoryPoint, ...] | None:
         """The samples; ``None`` where nothing at all is new."""
         samples, newest, taken = [], None, 0
         for body in bodies:
@@ -576,7 +562,7 @@ class _Writer:
             self._written = word
             if body.get("kind") == "sample":
                 newest = word
-                samples.append(_sample(word.at, body))
+                samples.append(_point(word.at, body))
         self._odd_records += len(bodies) - taken
         if newest is not None:
             self._take_newest(newest)
@@ -703,22 +689,24 @@ def _head(identity: Identity) -> dict[str, Any]:
 # --- bodies: whatever is not as it should be is not known ---
 
 
-def _sample(at: float, body: Mapping[str, Any]) -> Sample:
+def _point(at: float, body: Mapping[str, Any]) -> MemoryPoint:
     memory = _part(body, "memory")
     torch, encoder = _part(memory, "torch"), _part(memory, "encoder_cache")
-    return Sample(
-        at,
-        _whole(memory.get("total_bytes")),
-        _whole(memory.get("used_bytes")),
-        _whole(memory.get("free_bytes")),
-        _whole(memory.get("weights_bytes")),
-        _whole(memory.get("kv_cache_bytes")),
-        _whole(encoder.get("device_bytes")),
-        _whole(encoder.get("entries")),
-        _whole(torch.get("allocated_bytes")),
-        _whole(torch.get("reserved_bytes")),
-        _whole(_part(memory, "host_memory").get("rss_bytes")),
+    cached, names = _whole(encoder.get("device_bytes")), ("total", "used", "free", "weights", "kv_cache")
+    worker = WorkerMemory(
+        rank=None,
+        taken_at=at,
+        device=Device(),
+        **{f"{name}_bytes": _whole(memory.get(f"{name}_bytes")) for name in names},
+        torch=TorchMemory(
+            allocated_bytes=_whole(torch.get("allocated_bytes")), reserved_bytes=_whole(torch.get("reserved_bytes"))
+        ),
+        encoder_cache=None
+        if cached is None
+        else EncoderCache(entries=_whole(encoder.get("entries")) or 0, device_bytes=cached),
+        host_memory=HostMemory(rss_bytes=_whole(_part(memory, "host_memory").get("rss_bytes"))),
     )
+    return MemoryPoint.of(account(worker, "recorder"))
 
 
 def _word(body: Mapping[str, Any]) -> _Word | None:

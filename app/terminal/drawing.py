@@ -225,7 +225,7 @@ class Drawing:
         size: int | None = getattr(rank.components, name)
         share = size / rank.used_bytes if size is not None and rank.used_bytes else None
         line = Text().append_text(self.pen.legend(index))
-        line.append(f" {component_title(name):<14}", "" if size else _DIM)
+        line.append(f" {component_title(name):<17}", "" if size else _DIM)
         line.append(f"{size_text(size):>10} {share_text(share):>7}", "" if size else _DIM)
         change = f" {'' if size is None else self._change(rank, name, span):>11}"
         width = self.width - len(line) - len(change) - 2

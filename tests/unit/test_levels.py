@@ -20,6 +20,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         "app",
         "app.allocator",
+        "app.components",
         "app.descriptors",
         "app.errors",
         "app.internal_errors",
@@ -30,7 +31,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
-    ("app.freed", "app.movement"),
+    ("app.freed", "app.movement", "app.points"),
     ("app.policy", "app.table", "app.traffic", "app.verdict"),
     ("app.policy_settings", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
     ("app.access_log",),

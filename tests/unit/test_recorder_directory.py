@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from app.attribution import account
 from app.history import _pack
+from app.points import MemoryPoint
 from app.readings import EngineStatus, Report
 from app.sources import recorder as module
-from app.sources.recorder import FILES_MOST, RankEntry, Recorder, Sample
+from app.sources.recorder import FILES_MOST, RankEntry, Recorder
 from app.sources.ring import RingUnusable
 from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving, slot
 
@@ -119,19 +120,8 @@ def test_every_new_sample_is_told_once(recorder, writers, machine):
         writer.sample(tenth / 10, memory=memory(used_bytes=tenth))
     samples = only(recorder).records
     assert [(sample.at, sample.used_bytes) for sample in samples] == [(WALL, 0), (WALL + 0.1, 1), (WALL + 0.2, 2)]
-    assert samples[0] == Sample(
-        at=WALL,
-        total_bytes=65_452_113_920,
-        used_bytes=0,
-        free_bytes=3_987_734_528,
-        weights_bytes=31_459_200_000,
-        kv_cache_bytes=21_540_531_712,
-        encoder_cache_bytes=3_965_714_432,
-        encoder_cache_entries=31,
-        allocated_bytes=53_255_731_712,
-        reserved_bytes=60_229_157_888,
-        rss_bytes=2_800_000_000,
-    )
+    newest = only(recorder).newest
+    assert samples[-1] == MemoryPoint.of(account(newest, "recorder"))
     machine.seconds = 0.3
     assert (only(recorder).records, only(recorder).newest.used_bytes) == ((), 2)
 

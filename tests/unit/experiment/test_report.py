@@ -53,7 +53,7 @@ def test_the_storys_table():
     heads, used = cells(text, "MiB"), cells(text, "used")
     told = dict(zip(heads, used, strict=True))
     assert (told["ready"], told["after load"]) == ("57,766.0", "61,548.0")
-    parts = ["weights", "kv cache", "encoder cache", "other tensors", "torch cached", "non torch"]
+    parts = ["weights", "KV cache", "encoder cache", "other tensors", "allocator reserve", "non-torch"]
     for column in range(len(heads)):
         summed = sum(float(cells(text, part)[column].replace(",", "")) for part in parts)
         assert summed == pytest.approx(float(used[column].replace(",", "")), abs=0.3)
@@ -180,7 +180,7 @@ def test_a_chart_keeps_its_peak():
     whole, moved = list(timelines(e))[:2]
     assert max(sum(values) for values in zip(*(line.values for line in whole.lines), strict=True)) == highest
     assert max(used_line(e, 12)[2]) == highest
-    assert [line.name for line in moved.lines] == ["used", "other tensors", "encoder cache", "torch cached"]
+    assert [line.name for line in moved.lines] == ["used", "other tensors", "encoder cache", "allocator reserve"]
 
 
 def test_nothing_read_is_no_chart():
