@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from app.attribution import account, rank_key
-from app.flight import Flight
+from app.flight import Recorders
 from app.history import History
 from app.incidents import (
     EncoderEntry,
@@ -68,7 +68,7 @@ class BlackBox:
     Args:
         incidents: Where they are kept.
         history: Readings and events.
-        flight: The flight recorders, if there are any.
+        recorders: The recorders, if there are any.
         life: The engine's present life, with its first readings.
         policy: The policy as it stands.
         oom_kills: Counts the kernel's kills for memory.
@@ -80,7 +80,7 @@ class BlackBox:
         incidents: Incidents,
         history: History,
         *,
-        flight: Flight | None,
+        recorders: Recorders | None,
         life: Callable[[], EngineLife],
         policy: Callable[[], PolicyStatus],
         oom_kills: OomKillWatch | None = None,
@@ -88,7 +88,7 @@ class BlackBox:
     ) -> None:
         self._incidents = incidents
         self._history = history
-        self._flight = flight
+        self._recorders = recorders
         self._engine_life = life
         self._policy = policy
         self._oom_kills = oom_kills or OomKillWatch()
@@ -156,7 +156,7 @@ class BlackBox:
 
     def _end_of(self, life: _Known, report: Report, reason: str | None = None) -> None:
         if life.records and all(record.status == "ended" for record in life.records):
-            self._history.record("state", "the engine ended in order: every worker closed its flight recorder")
+            self._history.record("state", "the engine ended in order: every worker closed its recorder")
         else:
             self._open("died", life, report, reason)
 
@@ -184,11 +184,11 @@ class BlackBox:
             self._has_begun = True
         if life is None:
             return None
-        flight = self._flight
-        if flight is not None and flight.recorder.instance is not None:
-            life.records, life.instance = flight.records, flight.recorder.instance
-        elif flight is not None and life.instance is not None and engine.state == "gone":
-            life.records = flight.records  # the last moments of who is followed no more
+        recorders = self._recorders
+        if recorders is not None and recorders.recorder.instance is not None:
+            life.records, life.instance = recorders.records, recorders.recorder.instance
+        elif recorders is not None and life.instance is not None and engine.state == "gone":
+            life.records = recorders.records  # the last moments of who is followed no more
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth
             life.baseline = self._engine_life().baseline or life.baseline
@@ -265,8 +265,8 @@ class BlackBox:
         await self._incidents.complete(at_once=at_once)
 
     async def _write(self, evidence: Evidence, instance: str | None) -> None:
-        if self._flight is not None and instance is not None:
-            evidence = await asyncio.to_thread(_with_last_minutes, evidence, self._flight, instance)
+        if self._recorders is not None and instance is not None:
+            evidence = await asyncio.to_thread(_with_last_minutes, evidence, self._recorders, instance)
         headline, is_new = await self._incidents.open_incident(evidence)
         if is_new:
             self._history.record("incident", f"incident {headline.id}: {headline.summary}")
@@ -276,10 +276,10 @@ class BlackBox:
 
 
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
-    """What the flight recorders say of each rank; also of those that no report has."""
+    """What the recorders say of each rank; also of those that no report has."""
     known = {(rank.dp_rank or 0, rank.rank or 0): rank for rank in ranks}
     for record in records:
-        identity, moving = record.identity, record.moving
+        identity, progress = record.identity, record.progress
         key = (identity.dp_rank or 0, identity.rank or 0)
         rank = known.get(key) or RankEvidence(
             rank=identity.rank, dp_rank=identity.dp_rank, host=identity.host, pid=identity.pid
@@ -289,8 +289,8 @@ def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ..
             status=record.status,
             reading=_newer(rank.reading, record.newest),
             doing=_doing(record),
-            step_seconds=moving.step_seconds if moving is not None else None,
-            stack=moving.stack if moving is not None else (),
+            step_seconds=progress.step_seconds if progress is not None else None,
+            stack=progress.stack if progress is not None else (),
             entries=tuple(
                 EncoderEntry(
                     mm_hash=entry.mm_hash,
@@ -311,22 +311,22 @@ def _newer(reading: RankReading | None, newest: WorkerMemory | None) -> RankRead
 
 
 def _doing(record: RankRecord) -> str:
-    moving = record.moving
-    if moving is None:
+    progress = record.progress
+    if progress is None:
         return ""
-    if moving.step_seconds is not None:
-        return f"in a step for {moving.step_seconds:.1f} s"
-    if moving.output_seconds is not None:
-        return f"waiting for a step's output for {moving.output_seconds:.1f} s"
-    if moving.rpc is not None:
-        return f"in our call {moving.rpc} for {moving.rpc_seconds or 0.0:.1f} s"
-    if moving.last_step_age_seconds is None:
+    if progress.step_seconds is not None:
+        return f"in a step for {progress.step_seconds:.1f} s"
+    if progress.output_seconds is not None:
+        return f"waiting for a step's output for {progress.output_seconds:.1f} s"
+    if progress.rpc is not None:
+        return f"in our call {progress.rpc} for {progress.rpc_seconds or 0.0:.1f} s"
+    if progress.last_step_age_seconds is None:
         return "no step had begun"
-    return f"in no step, the last one {moving.last_step_age_seconds:.1f} s before"
+    return f"in no step, the last one {progress.last_step_age_seconds:.1f} s before"
 
 
-def _with_last_minutes(evidence: Evidence, flight: Flight, instance: str) -> Evidence:
-    last_minutes = flight.last_minutes(instance)
+def _with_last_minutes(evidence: Evidence, recorders: Recorders, instance: str) -> Evidence:
+    last_minutes = recorders.last_minutes(instance)
     return replace(evidence, ranks=tuple(_with_series(rank, last_minutes) for rank in evidence.ranks))
 
 

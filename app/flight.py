@@ -23,7 +23,7 @@ from app.engine import Engine
 from app.errors import EngineError
 from app.movement import Demand, judge, requested_since
 from app.points import MemoryPoint
-from app.readings import EngineLoad, MissingRank, Movement, RankReading, WorkerMemory
+from app.readings import EngineLoad, MissingRank, Progress, RankReading, WorkerMemory
 from app.sources.recorder import FILES_MOST, RankRecord, Recorder
 from app.sources.ring import Identity, RingUnusable
 
@@ -42,7 +42,7 @@ SAMPLES_WHOLE = 200
 SAMPLES_MOST = 8000
 
 
-class Flight:
+class Recorders:
     """The recorders of one engine's workers.
 
     Attributes:
@@ -132,7 +132,7 @@ class Flight:
                 self._recorder.follow(theirs)
                 answers = await self._start(theirs)
         except EngineError as exc:
-            self._refusal = f"the flight recorders were not started: {exc}"
+            self._refusal = f"the recorders were not started: {exc}"
             return
         refusals = [answer for answer in answers if not answer.get("ok")]
         self._started = len(answers) - len(refusals)
@@ -235,7 +235,7 @@ class Flight:
             for identity, samples in self._last_samples(instance)
         }
 
-    def movement(self, records: Sequence[RankRecord], load: EngineLoad | None, *, held: bool) -> Movement | None:
+    def progress(self, records: Sequence[RankRecord], load: EngineLoad | None, *, held: bool) -> Progress | None:
         """Whether the ranks move; ``None`` where there are no records.
 
         Args:
@@ -275,7 +275,7 @@ def _other_instance(answers: Sequence[Mapping[str, Any]]) -> str | None:
 def _refusal(answer: Mapping[str, Any]) -> str:
     said = answer.get("error")
     reason = said.get("message") if isinstance(said, dict) else said
-    return f"rank {answer.get('rank')} did not start its flight recorder: {reason}"
+    return f"rank {answer.get('rank')} did not start its recorder: {reason}"
 
 
 def _is_within(record: RankRecord, seconds: float) -> bool:
@@ -286,7 +286,7 @@ def _is_within(record: RankRecord, seconds: float) -> bool:
     ):
         return True
     # In the middle of a step there is no reading to come.
-    return record.moving is not None and (record.moving.step_seconds or 0.0) > WAIT_SECONDS
+    return record.progress is not None and (record.progress.step_seconds or 0.0) > WAIT_SECONDS
 
 
 def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal["dead", "ended"] | None:
@@ -320,7 +320,7 @@ def missing_ranks(
     Args:
         capabilities: How many there should be.
         ranks: Those that are there.
-        records: What the flight recorders say.
+        records: What the recorders say.
         before: Those that were missing at the last poll.
         was: Those that were there then.
     """

@@ -120,7 +120,7 @@ class RemedyStep:
         freed_components: The same by component; what is not known is left out.
         held_seconds: For how long new requests waited.
         moment: How its moment was made: ``any`` or ``gate``.
-        frees: What it can free, in words; likewise ``spares``, what it cannot.
+        frees: What it can free, in words; likewise ``does_not_free``, what it cannot.
     """
 
     remedy: str
@@ -132,7 +132,7 @@ class RemedyStep:
     held_seconds: float | None = None
     moment: str | None = None
     frees: str = ""
-    spares: str = ""
+    does_not_free: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ class Experiment:
         settings: The engine's settings that matter for memory, by their flags.
         gaps: Times under the load without a reading.
         stale_seconds: From how long on a gap is one.
-        recorded: Whether the workers' flight recorders told, ten times a second.
+        recorded: Whether the workers' recorders told, ten times a second.
         notes: What could not be known, and why.
         version: Of Highwater.
     """

@@ -137,7 +137,7 @@ def stale_readings(e: Experiment) -> Finding | None:
             f"{_times(len(e.gaps), 'One such gap', 'such gaps')}, the longest from "
             f"{duration(max(longest.start - e.load.started_at, 0))} after the start. What the memory did meanwhile is "
             "not known, and the peak may be higher than shown. The engine answers only between its steps; the workers' "
-            "flight recorders (recorder_dir) write on in long ones."
+            "recorders (recorder_dir) write on in long ones."
         ),
     )
 
@@ -445,7 +445,7 @@ def unseen_peak(e: Experiment) -> Finding | None:
 
 _RECORDER: Final = Advice(
     setting="recorder_dir",
-    change="The workers' flight recorders write ten times a second, also within long steps.",
+    change="The workers' recorders write ten times a second, also within long steps.",
     cost="A folder that sidecar and workers share; some kilobytes a second into memory.",
 )
 
@@ -542,7 +542,9 @@ def ineffective_remedies(e: Experiment) -> Finding | None:
     if not ineffective:
         return None
     names = " and ".join(step.remedy for step in ineffective)
-    reasons = " ".join(_sentence(f"{step.remedy} frees {step.frees}, and not {step.spares}") for step in ineffective)
+    reasons = " ".join(
+        _sentence(f"{step.remedy} frees {step.frees}, and not {step.does_not_free}") for step in ineffective
+    )
     return Finding(
         name="ineffective_remedies",
         weight="look" if any(step.remedy == "reset_mm_cache" for step in ineffective) else "note",

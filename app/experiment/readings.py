@@ -104,7 +104,7 @@ def history_points(readings: Iterable[Mapping[str, Any]]) -> Iterator[RankPoint]
 
 
 def recorded_points(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, float]) -> Iterator[RankPoint]:
-    """The flight recorders' samples that are newer than the last one of each rank, by its key."""
+    """The recorders' samples that are newer than the last one of each rank, by its key."""
     with understood("/memory/history?recorded=true"):
         for rank in ranks:
             key = (rank["dp_rank"] or 0, rank["rank"] or 0)
@@ -160,7 +160,7 @@ def step_of(result: Mapping[str, Any]) -> RemedyStep:
             held_seconds=result["held_seconds"],
             moment=result["moment"],
             frees=str(result["frees"]),
-            spares=str(result["does_not_free"]),
+            does_not_free=str(result["does_not_free"]),
         )
 
 

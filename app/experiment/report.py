@@ -291,7 +291,7 @@ def _torch(point: RankPoint | None, name: str) -> int | None:
 
 def _sampling(e: Experiment) -> str:
     readings = sum(map(len, e.series.values()))
-    how = "the workers' flight recorders" if e.recorded else "the sidecar's polls"
+    how = "the workers' recorders" if e.recorded else "the sidecar's polls"
     longest = f"; the longest time without one was {e.gaps[0].seconds:.0f} s" if e.gaps else ""
     return f"{readings:,} readings by {how}{longest}. In each step the highest one is drawn."
 

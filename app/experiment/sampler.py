@@ -1,6 +1,6 @@
 """Reads the sidecar beside the load, in a thread: what its history has gathered since, every other second.
 
-The sidecar reads the workers anyway, and their flight recorders ten times a second; so nothing here asks the engine for
+The sidecar reads the workers anyway, and their recorders ten times a second; so nothing here asks the engine for
 anything. What cannot be read is told in the report, and ends no load.
 """
 
@@ -31,7 +31,7 @@ class Sampler:
         series: What was read of the ranks.
         traffic: The engine's counts of requests, thinned where they are many.
         events: What happened, oldest first.
-        recorded: Whether flight recorders told.
+        recorded: Whether recorders told.
         problem: Why the last reading failed; ``None`` if it did not.
 
     Args:

@@ -1,4 +1,4 @@
-"""Evidence from what the sidecar keeps anyway, for where no flight recorder runs. Pure."""
+"""Evidence from what the sidecar keeps anyway, for where no recorder runs. Pure."""
 
 from __future__ import annotations
 

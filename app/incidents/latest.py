@@ -1,6 +1,6 @@
 """Each rank as it stood last, and how it moved: the reading and the series made one. Pure.
 
-The series may reach further than the last full reading (a flight recorder writes more often than the poller asks), and
+The series may reach further than the last full reading (a recorder writes more often than the poller asks), and
 the reading knows what a series does not keep.
 """
 

@@ -403,4 +403,6 @@ def _joined(*reasons: str | None) -> str | None:
 
 
 def _result(remedy: Remedy, outcome: Outcome, *, reason: str | None) -> RemedyResult:
-    return RemedyResult(remedy=remedy.name, outcome=outcome, reason=reason, frees=remedy.frees, spares=remedy.spares)
+    return RemedyResult(
+        remedy=remedy.name, outcome=outcome, reason=reason, frees=remedy.frees, does_not_free=remedy.does_not_free
+    )

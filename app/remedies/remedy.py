@@ -60,7 +60,7 @@ class Remedy(Protocol):
         """What it can free, in words."""
 
     @property
-    def spares(self) -> str:
+    def does_not_free(self) -> str:
         """What it cannot free, in words."""
 
     @property

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from app.attribution import account
-from app.movement import Moving, RankStatus
+from app.movement import RankProgress, RankStatus
 from app.points import MemoryPoint
 from app.readings import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerBudget, WorkerMemory
 from app.sources.ring import (
@@ -85,7 +85,7 @@ class RankRecord:
         identity: Who it is.
         newest: Its memory as of the last good sample, as the worker would answer; ``None`` before the first. While the
             worker has done nothing since that sample and still writes, it is of the last heartbeat's time.
-        moving: Its steps and calls as of its last word.
+        progress: Its steps and calls as of its last word.
         table: The entries of its encoder cache; ``None`` before the first.
         mono: Its last word, on its own monotonic clock.
         age_seconds: Since its last word.
@@ -96,7 +96,7 @@ class RankRecord:
 
     identity: Identity
     newest: WorkerMemory | None
-    moving: Moving | None
+    progress: RankProgress | None
     table: EntryTable | None
     mono: float
     age_seconds: float
@@ -536,7 +536,7 @@ class _Writer:
         return RankRecord(
             identity=self.ring.identity,
             newest=newest,
-            moving=self._moving(self.ring.dump()),
+            progress=self._progress(self.ring.dump()),
             table=self._table,
             mono=mono,
             age_seconds=age,
@@ -628,13 +628,13 @@ class _Writer:
         is_confirmed = beaten is not None and newest is not None and reading.taken_at != newest.taken_at
         return beaten.mono if beaten is not None and is_confirmed else self._newest_mono
 
-    def _moving(self, dump: WatchdogDump | None) -> Moving | None:
+    def _progress(self, dump: WatchdogDump | None) -> RankProgress | None:
         words = [word for word in (self._sampled, self._beaten) if word is not None]
         last = max(words, key=lambda word: word.mono, default=None)
-        moving = None if last is None else _moving(last)
+        progress = None if last is None else _progress(last)
         if dump is None or (last is not None and last.mono >= dump.armed_mono + dump.seconds):
-            return moving
-        return replace(moving or Moving(), stack=_stack(dump.text, self.ring.identity.main_thread))
+            return progress
+        return replace(progress or RankProgress(), stack=_stack(dump.text, self.ring.identity.main_thread))
 
     # --- whether it writes ---
 
@@ -692,12 +692,16 @@ def _head(identity: Identity) -> dict[str, Any]:
 def _point(at: float, body: Mapping[str, Any]) -> MemoryPoint:
     memory = _part(body, "memory")
     torch, encoder = _part(memory, "torch"), _part(memory, "encoder_cache")
-    cached, names = _whole(encoder.get("device_bytes")), ("total", "used", "free", "weights", "kv_cache")
+    cached = _whole(encoder.get("device_bytes"))
     worker = WorkerMemory(
         rank=None,
         taken_at=at,
         device=Device(),
-        **{f"{name}_bytes": _whole(memory.get(f"{name}_bytes")) for name in names},
+        total_bytes=_whole(memory.get("total_bytes")),
+        used_bytes=_whole(memory.get("used_bytes")),
+        free_bytes=_whole(memory.get("free_bytes")),
+        weights_bytes=_whole(memory.get("weights_bytes")),
+        kv_cache_bytes=_whole(memory.get("kv_cache_bytes")),
         torch=TorchMemory(
             allocated_bytes=_whole(torch.get("allocated_bytes")), reserved_bytes=_whole(torch.get("reserved_bytes"))
         ),
@@ -724,12 +728,12 @@ def _is_at_rest(heartbeat: _Word, *, since: _Word) -> bool:
     return sees_steps and not has_begun and under_way == [None] * len(under_way)
 
 
-def _moving(word: _Word) -> Moving | None:
+def _progress(word: _Word) -> RankProgress | None:
     moving, dump = word.body.get("moving"), word.body.get("dump")
     if not isinstance(moving, dict):
         return None
     last_step = _number(moving.get("last_step_mono"))
-    return Moving(
+    return RankProgress(
         steps_begun=_whole(moving.get("steps_begun")) or 0,
         steps_ended=_whole(moving.get("steps_ended")) or 0,
         step_seconds=_number(moving.get("step_seconds")),

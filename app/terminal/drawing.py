@@ -280,9 +280,9 @@ class Drawing:
         line = _fact("requests", f"{engine.requests_running} running, {waiting} waiting")
         if engine.kv_cache_usage_ratio is not None:
             line.append(f", KV cache {share_text(engine.kv_cache_usage_ratio)} used")
-        movement = self.report.movement
-        if movement is not None:
-            line.append(f", {movement.verdict}", "bold red" if movement.verdict == "stuck" else "")
+        progress = self.report.progress
+        if progress is not None:
+            line.append(f", {progress.verdict}", "bold red" if progress.verdict == "stuck" else "")
         return line
 
     def _encoder_cache(self) -> Text | None:

@@ -52,7 +52,7 @@ def recorded(
     # Short names, as an operator would type them: the report shows the command.
     shutil.copy(BENCH, folder / BENCH.name)
     (folder / "model").symlink_to(engine.folder / "model")
-    settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_RECORDER_DIR": str(folder / "flight")}
+    settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_RECORDER_DIR": str(folder / "recorders")}
     with sidecar_beside(engine, folder, **settings) as sidecar:
         sidecar.call("POST", "/memory/reclaim", {"remedies": ["reset_encoder_cache"]})
         environ = os.environ | {
@@ -130,7 +130,7 @@ def test_the_report_tells_what_each_remedy_gave_back(recorded: Recorded) -> None
 
 def test_the_report_knows_the_engine(recorded: Recorded) -> None:
     """Version, model, device, the settings that bear on memory, and the recorders' readings; the same in both forms."""
-    for told in ("0.32.0", "tiny-qwen3-vl", "--max-num-batched-tokens", "the workers' flight recorders", "load ended"):
+    for told in ("0.32.0", "tiny-qwen3-vl", "--max-num-batched-tokens", "the workers' recorders", "load ended"):
         assert told in recorded.text
     assert recorded.page.count("<svg") == 2
     assert "<script" not in recorded.page

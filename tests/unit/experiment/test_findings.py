@@ -226,7 +226,9 @@ def test_what_the_policy_did_is_part_of_the_figures():
 
 def test_a_remedy_that_answers_well_and_frees_nothing_is_named():
     """200 says nothing of memory."""
-    step = RemedyStep(remedy="reset_mm_cache", outcome="done", freed_bytes=0, frees="images", spares="device memory")
+    step = RemedyStep(
+        remedy="reset_mm_cache", outcome="done", freed_bytes=0, frees="images", does_not_free="device memory"
+    )
     finding = rules.ineffective_remedies(replace(story(), steps=(step,)))
     assert finding.title == "reset_mm_cache was done and freed nothing on the device"
     assert "frees images, and not device memory" in finding.text

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.readings import Movement, RemedyResult
+from app.readings import Progress, RemedyResult
 from app.terminal.status import ATTENTION, CRITICAL, OK, is_relief, judged, since_text, status_json, status_lines
 from tests.fakes.engine import MIB
 from tests.unit.terminal.reports import DEVICE, HELD, NOW, as_json, event, policy, report, short_policy
@@ -71,11 +71,11 @@ def test_what_is_made_of_a_report(changed, code, reason):
 def test_one_screen_has_it_all():
     """A word first, then a line for each thing that is known."""
     last = replace(event("release done, freed 282.0 MiB in 0.34 s", at=NOW - 240), rule="device")
-    told = report(movement=Movement(verdict="moving", since_seconds=1.0, ranks=(), summary="steps begin and end"))
+    told = report(progress=Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end"))
     lines = status_lines(told, judged(told), last, now=NOW)
     assert lines[0] == "OK: the engine is ready, 2 ranks, policy calm"
     assert [line.split("  ")[0] for line in lines[1:]] == [
-        "engine", "ranks", "movement", "fullest", "components", "encoder cache 31 entries, 7.39 GiB on devices, 0 B on "
+        "engine", "ranks", "progress", "fullest", "components", "encoder cache 31 entries, 7.39 GiB on devices, 0 B on "
         "the host", "growth", "requests", "policy", "rule device", "last reset",
     ]  # fmt: skip
     screen = "\n".join(lines)
