@@ -277,10 +277,10 @@ class BlackBox:
 
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
     """What the recorders say of each rank; also of those that no report has."""
-    known = {(rank.dp_rank or 0, rank.rank or 0): rank for rank in ranks}
+    known = {rank_key(rank): rank for rank in ranks}
     for record in records:
         identity, progress = record.identity, record.progress
-        key = (identity.dp_rank or 0, identity.rank or 0)
+        key = rank_key(identity)
         rank = known.get(key) or RankEvidence(
             rank=identity.rank, dp_rank=identity.dp_rank, host=identity.host, pid=identity.pid
         )

@@ -18,6 +18,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from app.attribution import rank_key
 from app.capabilities import Capabilities
 from app.engine import Engine
 from app.errors import EngineError
@@ -204,7 +205,7 @@ class Recorders:
             return await asyncio.to_thread(self._samples, instance, since)
 
     def _samples(self, instance: str, since: float) -> list[dict[str, Any]]:
-        rings = sorted(self._last_samples(instance), key=lambda ring: (ring[0].dp_rank or 0, ring[0].rank or 0))
+        rings = sorted(self._last_samples(instance), key=lambda ring: rank_key(ring[0]))
         most = max(SAMPLES_MOST // max(len(rings), 1), 1)
         return [
             {

@@ -478,11 +478,7 @@ class Poller:
             return None
         if outcome.rested and self._workers_asked_at is not None:
             # Who was left alone has not gone: what these workers answered last still holds.
-            lost = {
-                (record.identity.dp_rank or 0, record.identity.rank or 0)
-                for record in outcome.records
-                if record.status != "alive"
-            }
+            lost = {rank_key(record.identity) for record in outcome.records if record.status != "alive"}
             kept = {rank_key(rank): rank for rank in self._last.ranks if rank.source == "rpc"}
             found = {key: rank for key, rank in kept.items() if key not in lost} | found
         for reading in (account(newest, "recorder") for newest in alive):
@@ -498,10 +494,7 @@ class Poller:
         return newer_by > (self._idle_poll_seconds if tells_less else 0.0)
 
     def _fresh(self, status: EngineStatus, ranks: tuple[RankReading, ...], outcome: _Round) -> Report:
-        ages = {
-            (record.identity.dp_rank or 0, record.identity.rank or 0): record.reading_age_seconds or 0.0
-            for record in outcome.records
-        }
+        ages = {rank_key(record.identity): record.reading_age_seconds or 0.0 for record in outcome.records}
         arrivals = ((rank_key(rank), self._arrival(rank, ages.get(rank_key(rank), 0.0))) for rank in ranks)
         self._arrivals = dict(arrivals)
         now = self._clock()

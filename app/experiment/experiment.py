@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
+from app.attribution import rank_key
 from app.readings import Budget, Components, Device, EncoderCache, EngineStatus, TorchMemory
 from app.table import rank_title
 
@@ -48,7 +49,7 @@ class RankPoint:
     @property
     def key(self) -> RankKey:
         """What identifies the rank; data-parallel engines number theirs from 0 each."""
-        return (self.dp_rank or 0, self.rank or 0)
+        return rank_key(self)
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from app.attribution import host_share
+from app.attribution import host_share, rank_key
 from app.errors import SidecarUnreachable
 from app.experiment.experiment import (
     CachedOutput,
@@ -175,7 +175,7 @@ def rules_of(answer: Mapping[str, Any]) -> tuple[str | None, tuple[PolicyRule, .
                 high_water=float(rule["high_water"]) if rule["high_water"] is not None else None,
                 remedies=tuple(map(str, rule.get("remedies") or ())),
                 high_free={
-                    (one.dp_rank or 0, one.rank or 0): one.high_free_bytes
+                    rank_key(one): one.high_free_bytes
                     for one in ranks.get(rule["name"], ())
                     if one.high_free_bytes is not None
                 },

@@ -121,6 +121,14 @@ def no_extension(capabilities: Capabilities) -> str | None:
     return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}"
 
 
+def operators_only(remedy: Remedy, capabilities: Capabilities) -> str | None:
+    """Why the policy must leave it to an operator on this vLLM, or ``None``."""
+    since = remedy.automatic_since
+    if since is None or capabilities.at_least(since):
+        return None
+    return f"before vLLM {since} only an operator may ask for it: a request that does not pass here would be harmed"
+
+
 def connector(capabilities: Capabilities) -> str | None:
     """The refusal where something else keeps references into the encoder cache, or ``None``."""
     if not capabilities.ec_connector:

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from app.attribution import account
+from app.attribution import account, rank_key
+from app.errors import flaw
 from app.movement import RankProgress, RankStatus
 from app.points import MemoryPoint
+from app.printable import printable
 from app.readings import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerBudget, WorkerMemory
 from app.sources.ring import (
     RING_NAME,
@@ -583,9 +585,7 @@ class _Writer:
         try:
             newest = _WORKER.validate_python({**_part(word.body, "memory"), **self._head, "taken_at": word.at})
         except ValidationError as exc:
-            first = exc.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            self._odd_sample = f"corrupt sample: {where}: {first['msg']}"
+            self._odd_sample = f"corrupt sample: {flaw(exc.errors(include_url=False, include_input=False))}"
             return
         if not is_within_bounds(newest):
             self._odd_sample = "corrupt sample: a number that nothing has"
@@ -677,7 +677,7 @@ def _newest_last(record: RankRecord) -> tuple[bool, float, int]:
 
 
 def _rank_order(record: RankRecord) -> tuple[int, int, int]:
-    return record.identity.dp_rank or 0, record.identity.rank or 0, record.identity.pid
+    return *rank_key(record.identity), record.identity.pid
 
 
 def _head(identity: Identity) -> dict[str, Any]:
@@ -788,8 +788,7 @@ def _text(value: object) -> str | None:
     """Text that a terminal and UTF-8 can take: a JSON text may hold control characters and halves of characters."""
     if not isinstance(value, str):
         return None
-    text = value[:_TEXT_MOST]
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
+    return printable(value[:_TEXT_MOST], instead="?")
 
 
 def _clean_object(body: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
