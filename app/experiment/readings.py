@@ -6,14 +6,13 @@ Raises ``SidecarUnreachable`` where a response is not what a sidecar of this ver
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
-from app.attribution import COMPONENTS
 from app.experiment.experiment import CacheSeen, Moment
 from app.findings.case import EncoderEntry, sampled
 from app.plain import plain
-from app.readings import Components, EncoderCache, EngineLoad, RankReading
+from app.points import MemoryPoint
+from app.readings import EncoderCache, EngineLoad, RankReading
 from app.sidecar_answers import understood
 
 LARGEST = 5
@@ -42,8 +41,7 @@ def history_ranks(readings: Iterable[Mapping[str, Any]]) -> Iterator[RankReading
     with understood("/memory/history"):
         for reading in readings:
             for row in reading["ranks"]:
-                known = sampled(row, row, at=float(reading["at"]), rss=row["host_rss_bytes"])
-                yield replace(known, components=Components(**{name: row[name] for name in COMPONENTS}))
+                yield sampled(row, MemoryPoint.of_row(float(reading["at"]), row))
 
 
 def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, float]) -> Iterator[RankReading]:
@@ -53,7 +51,7 @@ def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, float
             key = (rank["dp_rank"] or 0, rank["rank"] or 0)
             for sample in rank["samples"]:
                 if sample["at"] > after.get(key, 0.0):
-                    yield sampled(rank, sample, at=float(sample["at"]), rss=sample["rss_bytes"])
+                    yield sampled(rank, MemoryPoint.of_row(float(sample["at"]), sample))
 
 
 def traffic_of(readings: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, EngineLoad]]:

@@ -11,14 +11,13 @@ from typing import Any, TypeAlias
 
 from app.attribution import COMPONENTS, account
 from app.findings.finding import Finding
+from app.points import MemoryPoint
 from app.readings import (
     Device,
-    EncoderCache,
     EngineLoad,
     EngineStatus,
     HostMemory,
     RankReading,
-    TorchMemory,
     WorkerMemory,
 )
 from app.table import rank_title
@@ -191,33 +190,23 @@ def part_of(reading: RankReading, name: str) -> int | None:
     return held
 
 
-def sampled(rank: Mapping[str, Any], row: Mapping[str, Any], *, at: float, rss: int | None = None) -> RankReading:
-    """Return a rank as a row of the history or a recorder's sample shows it, which keep less than a full reading.
+def sampled(rank: Mapping[str, Any], point: MemoryPoint) -> RankReading:
+    """Return a rank's reading of what history and recorders keep of it, which is less than a full one.
 
     Args:
         rank: Who it is: ``rank``, ``dp_rank`` and ``pid``.
-        row: Its bytes, by the names that the history or the recorder gives them.
-        at: When they were read.
-        rss: The worker's resident set on the host.
+        point: What is known of that moment.
     """
-    cached = row["encoder_cache_bytes"]
     worker = WorkerMemory(
         rank=rank["rank"],
         dp_rank=rank["dp_rank"],
         pid=rank["pid"],
-        taken_at=at,
+        taken_at=point.at,
         device=Device(),
-        total_bytes=row.get("total_bytes"),
-        free_bytes=row["free_bytes"],
-        used_bytes=row["used_bytes"],
-        torch=TorchMemory(
-            allocated_bytes=row.get("allocated_bytes", row.get("torch_allocated_bytes")),
-            reserved_bytes=row.get("reserved_bytes", row.get("torch_reserved_bytes")),
-        ),
-        weights_bytes=row["weights_bytes"],
-        kv_cache_bytes=row["kv_cache_bytes"],
-        encoder_cache=None if cached is None else EncoderCache(entries=0, device_bytes=cached),
-        host_memory=HostMemory(rss_bytes=rss),
+        total_bytes=point.total_bytes,
+        free_bytes=point.free_bytes,
+        used_bytes=point.used_bytes,
+        torch=point.torch,
+        host_memory=HostMemory(rss_bytes=point.host_rss_bytes),
     )
-    # Its bytes stand among the components, and that is all that is known of the cache.
-    return replace(account(worker, "recorder"), encoder_cache=None)
+    return replace(account(worker, "recorder"), components=point.components)
