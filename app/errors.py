@@ -200,6 +200,13 @@ _PLAIN = {
 }
 
 
+def flaw(errors: Iterable[Mapping[str, Any]]) -> str:
+    """The first of a pydantic error list, of a value that somebody else wrote: where, and what is wrong, never what."""
+    first = next(iter(errors))
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}".removeprefix(": ")
+
+
 def sentences(errors: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """A pydantic error list as one sentence a problem: key, value, and what would be right. Never shows a token."""
     for error in errors:

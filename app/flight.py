@@ -18,12 +18,14 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from app.attribution import rank_key
 from app.capabilities import Capabilities
 from app.engine import Engine
 from app.errors import EngineError
 from app.movement import Demand, judge, requested_since
-from app.readings import EngineLoad, MissingRank, Movement, RankReading, WorkerMemory
-from app.sources.recorder import FILES_MOST, RankRecord, Recorder, Sample
+from app.points import MemoryPoint
+from app.readings import EngineLoad, MissingRank, Progress, RankReading, WorkerMemory
+from app.sources.recorder import FILES_MOST, RankRecord, Recorder
 from app.sources.ring import Identity, RingUnusable
 
 RETRY_SECONDS = 30.0
@@ -41,7 +43,7 @@ SAMPLES_WHOLE = 200
 SAMPLES_MOST = 8000
 
 
-class Flight:
+class Recorders:
     """The recorders of one engine's workers.
 
     Attributes:
@@ -131,7 +133,7 @@ class Flight:
                 self._recorder.follow(theirs)
                 answers = await self._start(theirs)
         except EngineError as exc:
-            self._refusal = f"the flight recorders were not started: {exc}"
+            self._refusal = f"the recorders were not started: {exc}"
             return
         refusals = [answer for answer in answers if not answer.get("ok")]
         self._started = len(answers) - len(refusals)
@@ -203,24 +205,26 @@ class Flight:
             return await asyncio.to_thread(self._samples, instance, since)
 
     def _samples(self, instance: str, since: float) -> list[dict[str, Any]]:
-        rings = sorted(self._last_samples(instance), key=lambda ring: (ring[0].dp_rank or 0, ring[0].rank or 0))
+        rings = sorted(self._last_samples(instance), key=lambda ring: rank_key(ring[0]))
         most = max(SAMPLES_MOST // max(len(rings), 1), 1)
         return [
             {
                 "dp_rank": identity.dp_rank,
                 "rank": identity.rank,
                 "pid": identity.pid,
-                "samples": [sample._asdict() for sample in thinned([s for s in samples if s.at >= since], most)],
+                "samples": [
+                    {"at": point.at, **point.row()} for point in thinned([s for s in samples if s.at >= since], most)
+                ],
             }
             for identity, samples in rings
         ]
 
-    def _last_samples(self, instance: str) -> Iterator[tuple[Identity, tuple[Sample, ...]]]:
+    def _last_samples(self, instance: str) -> Iterator[tuple[Identity, tuple[MemoryPoint, ...]]]:
         for path in islice(self._folder.glob(f"highwater-{instance}-*.ring"), FILES_MOST):
             with suppress(RingUnusable):
                 yield self._recorder.last_samples(path)
 
-    def last_minutes(self, instance: str) -> dict[int, tuple[Sample, ...]]:
+    def last_minutes(self, instance: str) -> dict[int, tuple[MemoryPoint, ...]]:
         """The samples of one life's files by their writers' pids, thinned; slow, and safe in a thread.
 
         Args:
@@ -232,7 +236,7 @@ class Flight:
             for identity, samples in self._last_samples(instance)
         }
 
-    def movement(self, records: Sequence[RankRecord], load: EngineLoad | None, *, held: bool) -> Movement | None:
+    def progress(self, records: Sequence[RankRecord], load: EngineLoad | None, *, held: bool) -> Progress | None:
         """Whether the ranks move; ``None`` where there are no records.
 
         Args:
@@ -257,7 +261,7 @@ class Flight:
         return judge(records, demand, requested_seconds=requested, max_step_seconds=self._max_step_seconds)
 
 
-def thinned(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
+def thinned(samples: Sequence[MemoryPoint], most: int) -> Sequence[MemoryPoint]:
     """No more than so many of them, evenly, the last one always."""
     step = -(-len(samples) // most)
     return samples if step <= 1 else samples[(len(samples) - 1) % step :: step]
@@ -272,7 +276,7 @@ def _other_instance(answers: Sequence[Mapping[str, Any]]) -> str | None:
 def _refusal(answer: Mapping[str, Any]) -> str:
     said = answer.get("error")
     reason = said.get("message") if isinstance(said, dict) else said
-    return f"rank {answer.get('rank')} did not start its flight recorder: {reason}"
+    return f"rank {answer.get('rank')} did not start its recorder: {reason}"
 
 
 def _is_within(record: RankRecord, seconds: float) -> bool:
@@ -283,7 +287,7 @@ def _is_within(record: RankRecord, seconds: float) -> bool:
     ):
         return True
     # In the middle of a step there is no reading to come.
-    return record.moving is not None and (record.moving.step_seconds or 0.0) > WAIT_SECONDS
+    return record.progress is not None and (record.progress.step_seconds or 0.0) > WAIT_SECONDS
 
 
 def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal["dead", "ended"] | None:
@@ -317,7 +321,7 @@ def missing_ranks(
     Args:
         capabilities: How many there should be.
         ranks: Those that are there.
-        records: What the flight recorders say.
+        records: What the recorders say.
         before: Those that were missing at the last poll.
         was: Those that were there then.
     """

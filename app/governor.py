@@ -26,6 +26,7 @@ from app.policy.shown import rule_status, summary
 from app.poller import Poller
 from app.readings import Caller, PolicyLevel, PolicyMode, PolicyStatus, RemedyResult, Report
 from app.relief import Measured, Relief
+from app.remedies.remedy import operators_only
 
 HOUR_SECONDS: Final = 3600.0
 QUICK_SECONDS: Final = 0.2
@@ -167,10 +168,8 @@ class Governor:
         can = self._poller.capabilities
         for name in dict.fromkeys(remedy for rule in self.rules for remedy in rule.remedies):
             remedy = self._relief.remedies[name]
-            since = remedy.automatic_since
-            if since is not None and not can.at_least(since):
-                yield name, f"before vLLM {since} only an operator may ask for it"
-            elif (refusal := remedy.refusal(can, report.engine, "safe")) is not None:
+            refusal = operators_only(remedy, can) or remedy.refusal(can, report.engine, "safe")
+            if refusal is not None:
                 yield name, refusal
 
     # --- acting ---

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from app.printable import one_line
 from app.sidecar_options import DEFAULT_URL, URL_VARIABLE, examples
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}
@@ -94,6 +95,5 @@ def _connection(scheme: str, host: str, port: int | None, seconds: float) -> HTT
 
 def _told(problem: str) -> int:
     """Print it as one line that a terminal does not obey, and return the exit status."""
-    line = " ".join(problem.split())
-    click.echo("highwater: " + "".join(letter for letter in line if letter.isprintable()), err=True)
+    click.echo(f"highwater: {one_line(problem)}", err=True)
     return _UNWELL

@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-from app.attribution import COMPONENTS, RankKey, first_of_each_card, used_total
+from app.attribution import RankKey, first_of_each_card, used_total
+from app.points import ROW, MemoryPoint
 from app.readings import Caller, Event, EventKind, RankReading, RemedyResult, Report, Trigger
 from app.units import mib
 
@@ -30,24 +31,6 @@ MAX_OPERATORS_WATCHING = 64
 WATCHER_BACKLOG = 256
 READINGS_MOST = 1000
 
-_Reader: TypeAlias = Callable[[RankReading], float | None]
-
-
-def _component(name: str) -> _Reader:
-    return lambda rank: getattr(rank.components, name)
-
-
-# What is kept of each rank, by the name under which the history shows it.
-RANK_FIELDS: Mapping[str, _Reader] = {
-    "used_bytes": lambda rank: rank.used_bytes,
-    "free_bytes": lambda rank: rank.free_bytes,
-    "used_ratio": lambda rank: rank.used_ratio,
-    **{name: _component(name) for name in COMPONENTS},
-    "torch_allocated_bytes": lambda rank: rank.torch.allocated_bytes,
-    "torch_reserved_bytes": lambda rank: rank.torch.reserved_bytes,
-    "encoder_cache_entries": lambda rank: rank.encoder_cache.entries if rank.encoder_cache else None,
-    "host_rss_bytes": lambda rank: rank.host_memory.rss_bytes,
-}
 ENGINE_FIELDS = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
 
 
@@ -77,7 +60,7 @@ class _Sample:
 
     def used(self, position: int) -> float:
         """Used bytes of the rank at this position, the first of its values."""
-        return self.values[position * len(RANK_FIELDS)]
+        return self.values[position * len(ROW)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +256,7 @@ class History:
 def _pack(report: Report, mono: float) -> _Sample:
     values = array("d")
     for rank in report.ranks:
-        values.extend(_number(read(rank)) for read in RANK_FIELDS.values())
+        values.extend(map(_number, MemoryPoint.of(rank).row().values()))
     return _Sample(
         at=report.taken_at or 0.0,
         mono=mono,
@@ -285,13 +268,13 @@ def _pack(report: Report, mono: float) -> _Sample:
 
 
 def _unpack(sample: _Sample) -> dict[str, Any]:
-    width = len(RANK_FIELDS)
+    width = len(ROW)
     return {
         "at": sample.at,
         **dict(zip(ENGINE_FIELDS, map(_known, sample.engine), strict=True)),
         "ranks": [
             {"dp_rank": dp_rank, "rank": rank, "pid": pid}
-            | dict(zip(RANK_FIELDS, map(_known, sample.values[index * width : (index + 1) * width]), strict=True))
+            | dict(zip(ROW, map(_known, sample.values[index * width : (index + 1) * width]), strict=True))
             for index, (dp_rank, rank, pid) in enumerate(sample.identities)
         ],
     }

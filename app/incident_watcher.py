@@ -10,28 +10,35 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from app.attribution import account, rank_key
-from app.flight import Flight
+from app.flight import Recorders
 from app.history import History
-from app.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, Point, RankEvidence, from_history, point
+from app.incidents import (
+    EncoderEntry,
+    Evidence,
+    IncidentKind,
+    Incidents,
+    RankEvidence,
+    from_history,
+    kept,
+)
 from app.life import EngineLife
 from app.oom_kills import OomKillWatch
+from app.points import MemoryPoint
 from app.readings import (
     STATES,
-    EncoderCache,
     EngineLoad,
     EngineState,
     Growth,
     PolicyStatus,
     RankReading,
     Report,
-    TorchMemory,
     WorkerMemory,
 )
-from app.sources.recorder import RankRecord, Sample
+from app.sources.recorder import RankRecord
 from app.table import rank_title
 
 SPAN_SECONDS = 600.0
@@ -66,7 +73,7 @@ class IncidentWatcher:
     Args:
         incidents: Where they are kept.
         history: Readings and events.
-        flight: The recorders, if there are any.
+        recorders: The recorders, if there are any.
         life: The engine's present life, with its first readings.
         policy: The policy as it stands.
         oom_kills: Counts the kernel's kills for memory.
@@ -78,7 +85,7 @@ class IncidentWatcher:
         incidents: Incidents,
         history: History,
         *,
-        flight: Flight | None,
+        recorders: Recorders | None,
         life: Callable[[], EngineLife],
         policy: Callable[[], PolicyStatus],
         oom_kills: OomKillWatch | None = None,
@@ -86,7 +93,7 @@ class IncidentWatcher:
     ) -> None:
         self._incidents = incidents
         self._history = history
-        self._flight = flight
+        self._recorders = recorders
         self._engine_life = life
         self._policy = policy
         self._oom_kills = oom_kills or OomKillWatch()
@@ -172,7 +179,7 @@ class IncidentWatcher:
         return more
 
     def _remember(self, report: Report) -> _Known | None:
-        """Return what is known of this life of the engine; ``None`` where there is none."""
+        """What is known of this life of the engine; ``None`` where there is none."""
         engine, life = report.engine, self._life
         if engine.traits.is_up and (life is None or life.engine_life != self._engine_life().id):
             if life is not None:
@@ -182,11 +189,11 @@ class IncidentWatcher:
             self._has_begun = True
         if life is None:
             return None
-        flight = self._flight
-        if flight is not None and flight.recorder.instance is not None:
-            life.records, life.instance = flight.records, flight.recorder.instance
-        elif flight is not None and life.instance is not None and engine.state == "gone":
-            life.records = flight.records  # the last moments of who is followed no more
+        recorders = self._recorders
+        if recorders is not None and recorders.recorder.instance is not None:
+            life.records, life.instance = recorders.records, recorders.recorder.instance
+        elif recorders is not None and life.instance is not None and engine.state == "gone":
+            life.records = recorders.records  # the last moments of who is followed no more
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth
             life.baseline = self._engine_life().baseline or life.baseline
@@ -266,8 +273,8 @@ class IncidentWatcher:
         await self._incidents.complete(at_once=at_once)
 
     async def _write(self, evidence: Evidence, instance: str | None) -> None:
-        if self._flight is not None and instance is not None:
-            evidence = await asyncio.to_thread(_with_last_minutes, evidence, self._flight, instance)
+        if self._recorders is not None and instance is not None:
+            evidence = await asyncio.to_thread(_with_last_minutes, evidence, self._recorders, instance)
         headline, is_new = await self._incidents.open_incident(evidence)
         if is_new:
             self._history.record("incident", f"incident {headline.id}: {headline.summary}")
@@ -277,11 +284,11 @@ class IncidentWatcher:
 
 
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
-    """Return what the recorders say of each rank; also of those that no report has."""
-    known = {(rank.dp_rank or 0, rank.rank or 0): rank for rank in ranks}
+    """What the recorders say of each rank; also of those that no report has."""
+    known = {rank_key(rank): rank for rank in ranks}
     for record in records:
-        identity, moving = record.identity, record.moving
-        key = (identity.dp_rank or 0, identity.rank or 0)
+        identity, progress = record.identity, record.progress
+        key = rank_key(identity)
         rank = known.get(key) or RankEvidence(
             rank=identity.rank, dp_rank=identity.dp_rank, host=identity.host, pid=identity.pid
         )
@@ -290,17 +297,9 @@ def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ..
             status=record.status,
             reading=_newer(rank.reading, record.newest),
             doing=_doing(record),
-            step_seconds=moving.step_seconds if moving is not None else None,
-            stack=moving.stack if moving is not None else (),
-            entries=tuple(
-                EncoderEntry(
-                    mm_hash=entry.mm_hash,
-                    bytes=entry.bytes,
-                    residency=entry.residency,
-                    age_seconds=entry.age_seconds,
-                )
-                for entry in record.entries
-            ),
+            step_seconds=progress.step_seconds if progress is not None else None,
+            stack=progress.stack if progress is not None else (),
+            entries=tuple(EncoderEntry(**asdict(entry)) for entry in record.entries),
         )
     return tuple(known[key] for key in sorted(known))
 
@@ -312,49 +311,30 @@ def _newer(reading: RankReading | None, newest: WorkerMemory | None) -> RankRead
 
 
 def _doing(record: RankRecord) -> str:
-    moving = record.moving
-    if moving is None:
+    progress = record.progress
+    if progress is None:
         return ""
-    if moving.step_seconds is not None:
-        return f"in a step for {moving.step_seconds:.1f} s"
-    if moving.output_seconds is not None:
-        return f"waiting for a step's output for {moving.output_seconds:.1f} s"
-    if moving.rpc is not None:
-        return f"in our call {moving.rpc} for {moving.rpc_seconds or 0.0:.1f} s"
-    if moving.last_step_age_seconds is None:
+    if progress.step_seconds is not None:
+        return f"in a step for {progress.step_seconds:.1f} s"
+    if progress.output_seconds is not None:
+        return f"waiting for a step's output for {progress.output_seconds:.1f} s"
+    if progress.rpc is not None:
+        return f"in our call {progress.rpc} for {progress.rpc_seconds or 0.0:.1f} s"
+    if progress.last_step_age_seconds is None:
         return "no step had begun"
-    return f"in no step, the last one {moving.last_step_age_seconds:.1f} s before"
+    return f"in no step, the last one {progress.last_step_age_seconds:.1f} s before"
 
 
-def _with_last_minutes(evidence: Evidence, flight: Flight, instance: str) -> Evidence:
-    last_minutes = flight.last_minutes(instance)
+def _with_last_minutes(evidence: Evidence, recorders: Recorders, instance: str) -> Evidence:
+    last_minutes = recorders.last_minutes(instance)
     return replace(evidence, ranks=tuple(_with_series(rank, last_minutes) for rank in evidence.ranks))
 
 
-def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[Sample, ...]]) -> RankEvidence:
+def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[MemoryPoint, ...]]) -> RankEvidence:
     samples = last_minutes.get(rank.pid or -1)
     if not samples or rank.reading is None:
         return rank
-    recorded = tuple(_point(sample, rank.reading) for sample in samples)
+    recorded = tuple(kept(sample) for sample in samples)
     # While nothing happens nothing is sampled: from then on the sidecar's own readings tell.
     later = (point for point in rank.series if point.at > recorded[-1].at)
     return replace(rank, series=(*recorded, *later))
-
-
-def _point(sample: Sample, reading: RankReading) -> Point:
-    encoder = None
-    if sample.encoder_cache_bytes is not None:
-        encoder = EncoderCache(entries=sample.encoder_cache_entries or 0, device_bytes=sample.encoder_cache_bytes)
-    memory = WorkerMemory(
-        rank=reading.rank,
-        taken_at=sample.at,
-        device=reading.device,
-        total_bytes=sample.total_bytes,
-        free_bytes=sample.free_bytes,
-        used_bytes=sample.used_bytes,
-        torch=TorchMemory(allocated_bytes=sample.allocated_bytes, reserved_bytes=sample.reserved_bytes),
-        weights_bytes=sample.weights_bytes,
-        kv_cache_bytes=sample.kv_cache_bytes,
-        encoder_cache=encoder,
-    )
-    return point(account(memory, "recorder"))

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import click
 
+from app.printable import printable
 from app.sidecar_options import NoSidecar, json_option, sidecar_at, url_option
 
 
@@ -28,7 +29,7 @@ def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: b
     else:
         shown = _from_sidecar(url, incident_id, as_json=as_json)
     # A terminal obeys control characters, whoever sent them.
-    click.echo("".join(letter for letter in shown if letter.isprintable() or letter == "\n").rstrip("\n"))
+    click.echo(printable(shown, keep="\n").rstrip("\n"))
 
 
 def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str:

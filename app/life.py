@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from app.attribution import rank_key
-from app.errors import NotKept
+from app.errors import NotKept, flaw
 from app.readings import RankReading
 from app.state_file import StateFile
 
@@ -190,8 +190,8 @@ class Lives:
         try:
             kept = _RANKS.validate_python(section.get("ranks", ()))
         except ValidationError as exc:
-            first = exc.errors(include_url=False, include_input=False)[0]
-            log.warning("state_file: the baseline in it is not understood, and not used: %s", first["msg"])
+            why = flaw(exc.errors(include_url=False, include_input=False))
+            log.warning("state_file: the baseline in it is not understood, and not used: %s", why)
             return ()
         now = {rank_key(rank): _process(rank) for rank in ranks}
         return tuple(

@@ -31,7 +31,7 @@ from app.allowlist import AllowList
 from app.descriptors import default_connections
 from app.engine import Engine
 from app.exporter import Exporter
-from app.flight import Flight
+from app.flight import Recorders
 from app.gate import Gate
 from app.governor import Governor
 from app.history import History
@@ -203,7 +203,7 @@ def create_app(
         dropped_lines=lambda: 0 if proxy.access_log is None else proxy.access_log.dropped,
         incidents=lambda: incidents.counts,
     )
-    flight = _flight(settings, engine, lambda: len(proxy.exchanges), clock, wall_clock)
+    recorders = _recorders(settings, engine, lambda: len(proxy.exchanges), clock, wall_clock)
     poller = Poller(
         engine,
         all_sources(engine),
@@ -213,7 +213,7 @@ def create_app(
         stale_seconds=settings.stale_seconds,
         engine_has_extension=settings.engine_has_extension,
         observer=exporter,
-        flight=flight,
+        recorders=recorders,
         lives=Lives(state, started_at=local_start()),
         max_step_seconds=settings.max_step_seconds,
         clock=clock,
@@ -246,7 +246,7 @@ def create_app(
     box = IncidentWatcher(
         incidents,
         history,
-        flight=flight,
+        recorders=recorders,
         life=lambda: poller.life,
         policy=governor.status,
         oom_kills=OomKillWatch(clock=clock),
@@ -282,8 +282,8 @@ def create_app(
             await box.finish()
             await loops.stop()
             incidents.close()
-            if flight is not None:
-                flight.close()
+            if recorders is not None:
+                recorders.close()
             await proxy.aclose()
             await engine.aclose()
             token.close()
@@ -297,7 +297,7 @@ def create_app(
         exporter=exporter,
         entries=EncoderCacheEntries(engine, clock=clock),
         incidents=incidents,
-        flight=flight,
+        recorders=recorders,
         snapshots=Snapshots(engine, poller, history, settings.recorder_dir, clock=wall_clock),
         report=lambda: replace(poller.current(), policy=governor.status()),
         alive=loops.alive,
@@ -357,16 +357,16 @@ def _incidents(
     return incidents
 
 
-def _flight(
+def _recorders(
     settings: Settings,
     engine: Engine,
     proxied: Callable[[], int],
     clock: Callable[[], float],
     wall_clock: Callable[[], float],
-) -> Flight | None:
+) -> Recorders | None:
     if settings.recorder_dir is None:
         return None
-    return Flight(
+    return Recorders(
         engine,
         settings.recorder_dir,
         rate=settings.recorder_rate,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from app.readings import Movement, Verdict
+from app.readings import Progress, ProgressVerdict
 
 # alive: it writes. silent: it should have written by now. dead: so, and its process is gone. stopped: so, and its
 # process is held by a signal or a debugger. ended: it wrote that it would write no more.
@@ -40,7 +40,7 @@ _WHY_LOST = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moving:
+class RankProgress:
     """What a worker said last of its steps and of our calls in it; seconds as of then.
 
     Attributes:
@@ -87,7 +87,7 @@ class Recorded(Protocol):
         """Since it wrote last."""
 
     @property
-    def moving(self) -> Moving | None:
+    def progress(self) -> RankProgress | None:
         """What it wrote last; ``None`` before the first sample."""
 
 
@@ -113,7 +113,7 @@ class Demand:
     is_held: bool = False
 
 
-_Finding: TypeAlias = tuple[Verdict, float | None, str]
+_Finding: TypeAlias = tuple[ProgressVerdict, float | None, str]
 
 
 def requested_since(before: float | None, demand: Demand, now: float) -> float | None:
@@ -138,7 +138,7 @@ def judge(
     *,
     requested_seconds: float = 0.0,
     max_step_seconds: float = MAX_STEP_SECONDS,
-) -> Movement:
+) -> Progress:
     """What the records say, all in all.
 
     Args:
@@ -152,7 +152,7 @@ def judge(
     )
     if verdict == "stuck" and demand.is_held and not any(rank.status == "dead" for rank in ranks):
         verdict = "busy"  # asleep, paused, or on its way there or back: nobody waits for a step
-    return Movement(
+    return Progress(
         verdict=verdict,
         since_seconds=since,
         ranks=tuple(f"{rank.name} {_doing(rank)}" for rank in ranks),
@@ -174,7 +174,7 @@ def _lost(ranks: Sequence[Recorded]) -> _Finding | None:
         return "stuck", max(rank.age_seconds for rank in lost), named + beside
     if not alive:
         named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in ranks)
-        return "unknown", None, f"no rank writes: {named}" if ranks else "no rank has a flight recorder"
+        return "unknown", None, f"no rank writes: {named}" if ranks else "no rank has a recorder"
     return None
 
 
@@ -184,30 +184,30 @@ def _patience(status: RankStatus) -> float:
 
 def _held_up(ranks: Sequence[Recorded], max_step_seconds: float) -> _Finding | None:
     """The longest step or call that a rank is in."""
-    holds = [(hold[1], hold[0], rank) for rank in ranks if rank.status == "alive" and (hold := _hold(rank.moving))]
+    holds = [(hold[1], hold[0], rank) for rank in ranks if rank.status == "alive" and (hold := _hold(rank.progress))]
     if not holds:
         return None
     seconds, what, rank = max(holds, key=lambda hold: hold[0])
-    place = f"{rank.name} has been {what} for {_seconds(seconds)}{_place(rank.moving)}"
-    limit = max_step_seconds * (FIRST_STEP_FACTOR if _may_compile(rank.moving) else 1.0)
+    place = f"{rank.name} has been {what} for {_seconds(seconds)}{_place(rank.progress)}"
+    limit = max_step_seconds * (FIRST_STEP_FACTOR if _may_compile(rank.progress) else 1.0)
     # What somebody else asked of the worker, and a compilation, end by themselves: a restart would only begin anew.
-    may_last = rank.moving is not None and (rank.moving.call is not None or rank.moving.is_compiling)
+    may_last = rank.progress is not None and (rank.progress.call is not None or rank.progress.is_compiling)
     if seconds > limit and not may_last:
         return "stuck", seconds, f"{place}: longer than the {_seconds(limit)} that may be in order"
     if seconds >= LONG_SECONDS:
         return "busy", seconds, place
-    return "moving", None, f"steps begin and end; {rank.name} is in one"
+    return "progressing", None, f"steps begin and end; {rank.name} is in one"
 
 
-def _may_compile(moving: Moving | None) -> bool:
-    if moving is None or (moving.step_seconds is None and moving.output_seconds is None):
+def _may_compile(progress: RankProgress | None) -> bool:
+    if progress is None or (progress.step_seconds is None and progress.output_seconds is None):
         return False
-    return moving.is_compiling or moving.steps_begun <= FIRST_STEPS
+    return progress.is_compiling or progress.steps_begun <= FIRST_STEPS
 
 
 def _untold(ranks: Sequence[Recorded]) -> _Finding | None:
     """Somebody of whom nothing is known may be in a step."""
-    untold = [rank for rank in ranks if rank.status != "alive" or rank.moving is None]
+    untold = [rank for rank in ranks if rank.status != "alive" or rank.progress is None]
     if not untold:
         return None
     named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in untold)
@@ -225,7 +225,7 @@ def _owed(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float) -
     if requests is None:
         return _unasked(demand, quiet, last)
     if quiet < NO_STEP_SECONDS:
-        return "moving", None, f"{last}, with {requests}"
+        return "progressing", None, f"{last}, with {requests}"
     asked = f"{requests} for {_seconds(requested_seconds)}"
     if requested_seconds < NO_STEP_SECONDS:
         return "unknown", None, f"{last}, with {asked}: too early to tell"
@@ -243,7 +243,7 @@ def _unasked(demand: Demand, quiet: float, last: str) -> _Finding:
     if demand.requests_running is not None and demand.requests_waiting is not None:
         return "idle", since, f"nothing is asked for; {last}"
     if quiet < NO_STEP_SECONDS:
-        return "moving", None, f"{last}; the engine does not tell what it is asked for"
+        return "progressing", None, f"{last}; the engine does not tell what it is asked for"
     if _loop_answers(demand):
         return "idle", since, f"{last}, and the engine's loop answers calls"
     return "unknown", None, f"{last}; the engine does not tell what it is asked for"
@@ -275,41 +275,41 @@ def _loop_answers(demand: Demand) -> bool:
 
 def _quiet_seconds(ranks: Sequence[Recorded]) -> float:
     """Since any rank began or ended a step; infinite before the first."""
-    ages = [rank.moving.last_step_age_seconds for rank in ranks if rank.moving is not None]
+    ages = [rank.progress.last_step_age_seconds for rank in ranks if rank.progress is not None]
     return min((age for age in ages if age is not None), default=math.inf)
 
 
-def _hold(moving: Moving | None) -> tuple[str, float] | None:
+def _hold(progress: RankProgress | None) -> tuple[str, float] | None:
     """What a rank is in, and for how long. A short call of ours is nothing: every poll makes one, idle or not."""
-    if moving is None:
+    if progress is None:
         return None
-    holds = [] if moving.step_seconds is None else [("in one step", moving.step_seconds)]
-    if moving.output_seconds is not None:
-        holds.append(("waiting for a step's output", moving.output_seconds))
-    if moving.rpc is not None and (moving.rpc_seconds or 0.0) >= LONG_SECONDS:
-        holds.append((f"in our call {moving.rpc}", moving.rpc_seconds or 0.0))
-    if moving.call is not None:
-        holds.append((f"in the engine's call {moving.call}", moving.call_seconds or 0.0))
+    holds = [] if progress.step_seconds is None else [("in one step", progress.step_seconds)]
+    if progress.output_seconds is not None:
+        holds.append(("waiting for a step's output", progress.output_seconds))
+    if progress.rpc is not None and (progress.rpc_seconds or 0.0) >= LONG_SECONDS:
+        holds.append((f"in our call {progress.rpc}", progress.rpc_seconds or 0.0))
+    if progress.call is not None:
+        holds.append((f"in the engine's call {progress.call}", progress.call_seconds or 0.0))
     return max(holds, key=lambda hold: hold[1], default=None)
 
 
 def _doing(rank: Recorded) -> str:
     """What a rank is doing, as the end of a sentence that begins with its name."""
     if rank.status in _WHY_LOST:
-        return f"{_WHY_LOST[rank.status]} for {_seconds(rank.age_seconds)}{_place(rank.moving)}"
+        return f"{_WHY_LOST[rank.status]} for {_seconds(rank.age_seconds)}{_place(rank.progress)}"
     if rank.status == "ended":
         return f"ended its recorder {_seconds(rank.age_seconds)} ago"
-    if rank.moving is None:
+    if rank.progress is None:
         return "has not told yet"
-    hold = _hold(rank.moving)
+    hold = _hold(rank.progress)
     if hold is not None:
-        return f"is {hold[0]} for {_seconds(hold[1])}{_place(rank.moving)}"
-    age = rank.moving.last_step_age_seconds
+        return f"is {hold[0]} for {_seconds(hold[1])}{_place(rank.progress)}"
+    age = rank.progress.last_step_age_seconds
     return "has begun no step yet" if age is None else f"is in no step, the last one {_seconds(age)} ago"
 
 
-def _place(moving: Moving | None) -> str:
-    return f", at {moving.stack[0]}" if moving is not None and moving.stack else ""
+def _place(progress: RankProgress | None) -> str:
+    return f", at {progress.stack[0]}" if progress is not None and progress.stack else ""
 
 
 def _seconds(seconds: float) -> str:

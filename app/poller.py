@@ -3,7 +3,7 @@
 Polls never overlap, keep to a grid without jitter, and never repeat a worker call that has not come back. While the
 engine is idle the workers are asked less often: vLLM's multiprocess workers spin on a core for a second after each call
 (vllm/distributed/device_communicators/shm_broadcast.py, ``SpinCondition``), so that a call a second would keep a core
-busy for each rank, and nothing moves in an idle engine. Where every rank has a flight recorder, its file is read, and a
+busy for each rank, and nothing moves in an idle engine. Where every rank has a recorder, its file is read, and a
 call is only the sign that the engine's loop still answers.
 """
 
@@ -28,7 +28,7 @@ from app.errors import (
     EngineUnresponsive,
     EngineUntrusted,
 )
-from app.flight import Flight, is_complete, missing_ranks, workers_left
+from app.flight import Recorders, is_complete, missing_ranks, workers_left
 from app.history import History
 from app.life import EngineLife, Lives
 from app.readings import (
@@ -37,7 +37,7 @@ from app.readings import (
     EngineStatus,
     Growth,
     MissingRank,
-    Movement,
+    Progress,
     RankReading,
     Report,
 )
@@ -45,7 +45,7 @@ from app.sources import Observation, Source
 from app.sources.recorder import RankRecord
 from app.sources.workers import Workers
 from app.table import missing_text
-from app.verdict import Contact, Seen, Verdict, decide
+from app.verdict import Contact, EngineVerdict, Seen, decide
 
 GROWTH_SECONDS = 60.0
 SERVER_ERROR = 500
@@ -74,7 +74,7 @@ class _Round:
 
     observation: Observation = field(default_factory=Observation)
     records: tuple[RankRecord, ...] = ()
-    movement: Movement | None = None
+    progress: Progress | None = None
     missing: tuple[MissingRank, ...] = ()
     failure: EngineError | None = None
     contact: Contact = "answered"
@@ -107,11 +107,11 @@ class Poller:
         history: Where reports and state changes are kept.
         poll_seconds: Time between polls.
         idle_poll_seconds: Time between two questions to workers that need not be asked: of an idle engine, or of one
-            whose flight recorders tell the same.
+            whose recorders tell the same.
         stale_seconds: The age from which a report is stale.
         engine_has_extension: The operator's word that our extension is loaded under another name.
         observer: Who counts polls.
-        flight: The workers' flight recorders, if they have any.
+        recorders: The workers' recorders, if they have any.
         lives: What is kept of the engine's lives.
         max_step_seconds: The longest step, or worker call, that may be in order.
         clock: Monotonic seconds.
@@ -138,7 +138,7 @@ class Poller:
         engine_has_extension: bool,
         observer: PollObserver,
         idle_poll_seconds: float = 5.0,
-        flight: Flight | None = None,
+        recorders: Recorders | None = None,
         lives: Lives | None = None,
         max_step_seconds: float = 120.0,
         clock: Callable[[], float] = time.monotonic,
@@ -158,14 +158,14 @@ class Poller:
         self._stale_seconds = stale_seconds
         self._engine_has_extension = engine_has_extension
         self._observer = observer
-        self._flight = flight
+        self._recorders = recorders
         self._lives = lives or Lives()
         self._max_step_seconds = max_step_seconds
         self._clock = clock
         self._wall_clock = wall_clock
         self._turn = asyncio.Lock()
         self._detected_at: float | None = None
-        self._verdict = Verdict()
+        self._verdict = EngineVerdict()
         self._state_since: float | None = None
         self._arrivals: dict[tuple[int, int], _Arrival] = {}
         self._work_done: float | None = None
@@ -240,7 +240,7 @@ class Poller:
 
     def _can_look(self) -> bool:
         """Whether the recorders alone tell how much memory every rank has."""
-        records = self._flight.records if self._flight is not None else ()
+        records = self._recorders.records if self._recorders is not None else ()
         return STATES[self._verdict.state].is_up and is_complete(records, self.capabilities.ranks_expected)
 
     async def look(self) -> Report:
@@ -284,7 +284,7 @@ class Poller:
         try:
             if self._must_detect():
                 await self._detect()
-            await self._begin_flight()
+            await self._begin_recorders()
         except EngineError as exc:
             self._observer.poll_failed("detection", exc.reason)
             outcome.failure, outcome.contact = exc, _contact(exc, wakes_engine=False)
@@ -307,9 +307,9 @@ class Poller:
         outcome.rested = bool(spared)
         asking = asyncio.create_task(self._ask_each([source for source in waking if source not in spared], outcome))
         try:
-            while self._flight is not None and not (await asyncio.wait({asking}, timeout=self._poll_seconds))[0]:
+            while self._recorders is not None and not (await asyncio.wait({asking}, timeout=self._poll_seconds))[0]:
                 await self._look(outcome)
-                if outcome.movement is not None and outcome.movement.verdict == "stuck":
+                if outcome.progress is not None and outcome.progress.verdict == "stuck":
                     return  # nobody will answer: the deadline need not pass before that is told
             await asking
         finally:
@@ -319,25 +319,25 @@ class Poller:
             await self._look(outcome)
 
     async def _look(self, outcome: _Round, *, began: float | None = None) -> None:
-        """Read the flight recorders, which needs nobody's answer.
+        """Read the recorders, which needs nobody's answer.
 
         Args:
             outcome: Gets what they say.
             began: Wait, for a little, for readings from after this moment, in monotonic seconds.
         """
-        if self._flight is None:
+        if self._recorders is None:
             return
         within = None if began is None else self._clock() - began
-        outcome.records = await self._flight.read(within_seconds=within)
+        outcome.records = await self._recorders.read(within_seconds=within)
         if outcome.contact == "refused":
             # Workers' files look alive for a little longer than they are.
-            outcome.movement = None
+            outcome.progress = None
             if self._verdict.state == "gone":
-                outcome.is_another_loading = await self._flight.is_another_writing(self.life.recorder_instance)
+                outcome.is_another_loading = await self._recorders.is_another_writing(self.life.recorder_instance)
             return
         load = outcome.observation.load
         held = self._last.engine.traits.is_held or bool(load is not None and load.sleeping)
-        outcome.movement = self._flight.movement(outcome.records, load, held=held)
+        outcome.progress = self._recorders.progress(outcome.records, load, held=held)
 
     async def _ask_each(self, sources: Sequence[Source], outcome: _Round) -> None:
         for source in sources:
@@ -357,7 +357,7 @@ class Poller:
 
     def _may_spare(self, source: Source, outcome: _Round) -> bool:
         """Whether what this source would say is known, or would come too late."""
-        if outcome.movement is not None and outcome.movement.verdict == "busy":
+        if outcome.progress is not None and outcome.progress.verdict == "busy":
             return True  # the loop answers nobody before its step is over
         if workers_left(outcome.records, self.capabilities.ranks_expected) is not None:
             return False  # the engine that these files are of has ended; who answers is another one, or half of it
@@ -369,8 +369,8 @@ class Poller:
             return False
         return self._is_at_rest(outcome.observation.load) or (
             source.name == Workers.name
-            and outcome.movement is not None
-            and outcome.movement.verdict in ("moving", "idle")
+            and outcome.progress is not None
+            and outcome.progress.verdict in ("progressing", "idle")
             and is_complete(outcome.records, self.capabilities.ranks_expected)
         )
 
@@ -389,12 +389,12 @@ class Poller:
         self._engine.rpc_allowed = self.capabilities.collective_rpc
         self._detected_at = self._clock()
 
-    async def _begin_flight(self) -> None:
-        movement = self._last.movement
-        if movement is not None and movement.verdict == "busy":
+    async def _begin_recorders(self) -> None:
+        progress = self._last.progress
+        if progress is not None and progress.verdict == "busy":
             return  # of those that run; the others would not hear of it before the step is over
-        if self._flight is not None and self.capabilities.collective_rpc and self._flight.must_begin():
-            await self._flight.begin()
+        if self._recorders is not None and self.capabilities.collective_rpc and self._recorders.must_begin():
+            await self._recorders.begin()
 
     # --- concluding ---
 
@@ -415,7 +415,7 @@ class Poller:
             # What was last known stays, with its age, and marked as stale where the engine did not confirm it.
             lost = was.stale or outcome.failure is not None
             expected = self.capabilities.ranks_expected
-            last = replace(was, engine=status, stale=lost, ranks_expected=expected, movement=outcome.movement)
+            last = replace(was, engine=status, stale=lost, ranks_expected=expected, progress=outcome.progress)
             self._last = _stale(last) if lost else last
         else:
             self._last = self._fresh(status, ranks, outcome)
@@ -428,12 +428,12 @@ class Poller:
             log.info("engine %s -> %s%s", before.state, verdict.state, _because(status.hint))
         return self.current()
 
-    def _decide(self, outcome: _Round) -> Verdict:
+    def _decide(self, outcome: _Round) -> EngineVerdict:
         load, paused, is_answered = outcome.observation.load, outcome.observation.paused, outcome.failure is None
         seen = Seen(
             contact=outcome.contact,
             failure=None if outcome.failure is None else self._failure_text(outcome.failure),
-            movement=outcome.movement,
+            progress=outcome.progress,
             # Whoever answered in this round is not whose files say that all is over.
             workers=workers_left(outcome.records, self.capabilities.ranks_expected)
             if outcome.observation.workers is None
@@ -444,7 +444,7 @@ class Poller:
         )
         return decide(self._verdict, seen, self._clock(), max_step_seconds=self._max_step_seconds)
 
-    def _keep_life(self, outcome: _Round, ranks: tuple[RankReading, ...] | None, before: Verdict) -> None:
+    def _keep_life(self, outcome: _Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
         """Tell whose life this is; what belonged to another is forgotten."""
         if isinstance(outcome.failure, EngineUnreachable):
             # It may come back as another version with other options: it is asked again before its workers are.
@@ -464,8 +464,8 @@ class Poller:
             self._lives.came_back()
         if ranks and self._verdict.state == "ready":
             self._lives.settle(ranks)
-        if self._flight is not None and self._flight.recorder.instance is not None:
-            self._lives.follow(self._flight.recorder.instance)
+        if self._recorders is not None and self._recorders.recorder.instance is not None:
+            self._lives.follow(self._recorders.recorder.instance)
 
     def _heard(self, outcome: _Round) -> tuple[RankReading, ...] | None:
         """Every rank's best reading, in the ranks' order; ``None`` where nobody was heard of."""
@@ -478,11 +478,7 @@ class Poller:
             return None
         if outcome.rested and self._workers_asked_at is not None:
             # Who was left alone has not gone: what these workers answered last still holds.
-            lost = {
-                (record.identity.dp_rank or 0, record.identity.rank or 0)
-                for record in outcome.records
-                if record.status != "alive"
-            }
+            lost = {rank_key(record.identity) for record in outcome.records if record.status != "alive"}
             kept = {rank_key(rank): rank for rank in self._last.ranks if rank.source == "rpc"}
             found = {key: rank for key, rank in kept.items() if key not in lost} | found
         for reading in (account(newest, "recorder") for newest in alive):
@@ -498,10 +494,7 @@ class Poller:
         return newer_by > (self._idle_poll_seconds if tells_less else 0.0)
 
     def _fresh(self, status: EngineStatus, ranks: tuple[RankReading, ...], outcome: _Round) -> Report:
-        ages = {
-            (record.identity.dp_rank or 0, record.identity.rank or 0): record.reading_age_seconds or 0.0
-            for record in outcome.records
-        }
+        ages = {rank_key(record.identity): record.reading_age_seconds or 0.0 for record in outcome.records}
         arrivals = ((rank_key(rank), self._arrival(rank, ages.get(rank_key(rank), 0.0))) for rank in ranks)
         self._arrivals = dict(arrivals)
         now = self._clock()
@@ -515,7 +508,7 @@ class Poller:
             ranks_reported=len(ranks),
             ranks=ranks,
             ranks_missing=outcome.missing,
-            movement=outcome.movement,
+            progress=outcome.progress,
             encoder_cache=encoder_totals(ranks),
             growth=self._growth(ranks),
         )
@@ -545,8 +538,8 @@ class Poller:
         self._engine.forget_call()
         self._detect_again()
         self._workers_asked_at = None
-        if self._flight is not None:
-            self._flight.forget()
+        if self._recorders is not None:
+            self._recorders.forget()
 
     def _status(self, load: EngineLoad, outcome: _Round) -> EngineStatus:
         return EngineStatus(
@@ -573,7 +566,7 @@ class Poller:
             return setup or outcome.first_failure
         if outcome.missing:
             return self._missing_hint(outcome.missing)
-        return self._flight.problem if self._flight is not None else None
+        return self._recorders.problem if self._recorders is not None else None
 
     def _failure_text(self, failure: EngineError) -> str:
         is_up = STATES[self._verdict.state].is_up and not isinstance(failure, EngineNotListening)
@@ -586,12 +579,12 @@ class Poller:
     def _missing_hint(self, missing: Sequence[MissingRank]) -> str:
         expected = self.capabilities.ranks_expected or 0
         there = f"{expected - len(missing)} of {expected} ranks"
-        if self._flight is None:
+        if self._recorders is None:
             return (
                 f"{there} answer: vLLM's collective_rpc returns only the first data-parallel engine's results; with "
                 "recorder_dir the others are heard of too"
             )
-        problem = f"; {self._flight.problem}" if self._flight.problem else ""
+        problem = f"; {self._recorders.problem}" if self._recorders.problem else ""
         return f"{there} are heard of; missing: {missing_text(missing)}{problem}"
 
 

@@ -33,9 +33,9 @@ Credential: TypeAlias = Literal["token", "loopback"]
 Mode: TypeAlias = Literal["safe", "now"]
 # The moment of a remedy: any will do; or new requests were held at the gate, and the rest had finished.
 Moment: TypeAlias = Literal["any", "gate"]
-# Where a rank's reading is from: its answer to our call, or its flight recorder.
+# Where a rank's reading is from: its answer to our call, or its recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
-Verdict: TypeAlias = Literal["moving", "idle", "busy", "stuck", "unknown"]
+ProgressVerdict: TypeAlias = Literal["progressing", "idle", "busy", "stuck", "unknown"]
 
 # --- what follows from the engine's state ---
 
@@ -299,7 +299,7 @@ class MissingRank:
     """A worker that should be there and was not heard of at the last poll.
 
     Attributes:
-        status: ``never seen``; ``unheard``: it was there before, or its flight recorder has written nothing yet; or
+        status: ``never seen``; ``unheard``: it was there before, or its recorder has written nothing yet; or
             what the recorder tells: ``silent``, ``stopped`` (by a signal or a debugger), ``dead`` (its process is
             gone), ``ended`` (in order).
         last_seen_at: Of its last reading.
@@ -318,18 +318,18 @@ class MissingRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Movement:
-    """Whether the ranks move, as their flight recorders tell.
+class Progress:
+    """Whether the ranks make progress, by what their recorders say.
 
     Attributes:
-        verdict: ``moving``: steps begin and end. ``idle``: nothing to do. ``busy``: one long step or call of ours.
+        verdict: ``progressing``: steps begin and end. ``idle``: nothing to do. ``busy``: one long step or call of ours.
             ``stuck``: it will not go on by itself. ``unknown``: the records do not tell.
         since_seconds: For how long at least that has been so; ``None`` where it is not known.
         ranks: What each rank is doing, in words.
         summary: One sentence for an operator.
     """
 
-    verdict: Verdict
+    verdict: ProgressVerdict
     since_seconds: float | None
     ranks: tuple[str, ...]
     summary: str
@@ -587,7 +587,7 @@ class Report:
         age_seconds: Since then.
         stale: Whether that is too long ago to act on.
         ranks_missing: Those that should be there and are not.
-        movement: Whether the ranks move; ``None`` without flight recorders.
+        progress: Whether the ranks make progress; ``None`` without recorders.
     """
 
     schema: int = SCHEMA
@@ -599,7 +599,7 @@ class Report:
     ranks_reported: int = 0
     ranks: tuple[RankReading, ...] = ()
     ranks_missing: tuple[MissingRank, ...] = ()
-    movement: Movement | None = None
+    progress: Progress | None = None
     encoder_cache: EncoderCacheTotals | None = None
     growth: Growth = Growth()
     policy: PolicyStatus | None = None
@@ -656,7 +656,7 @@ class RemedyResult:
             where that was not measured.
         credited_components: The same by component; ``None`` for those that it cannot free.
         frees: What this remedy can free, in words.
-        spares: What it cannot, in words.
+        does_not_free: What it cannot, in words.
         moment: Whether requests were held for it; ``None`` where it did not come to that.
         held_seconds: How long new requests waited for it at the gate.
         detail: What the workers said of it, rank by rank.
@@ -672,7 +672,7 @@ class RemedyResult:
     credited_bytes: int | None = None
     credited_components: Components = Components()
     frees: str = ""
-    spares: str = ""
+    does_not_free: str = ""
     moment: Moment | None = None
     held_seconds: float | None = None
     detail: tuple[Mapping[str, Any], ...] = ()

@@ -78,7 +78,6 @@ def remedy_of(data: Any) -> RemedyResult:  # noqa: ANN401 - JSON
             "freed_components": freed["components"],
             "credited_bytes": credited["total"],
             "credited_components": credited["components"],
-            "spares": data["does_not_free"],
         }
         return _REMEDY.validate_python(cleaned({**data, **flat}))
 

@@ -19,6 +19,7 @@ import httpx
 import httpx_sse
 
 from app.errors import SidecarRefused, SidecarUnreachable
+from app.printable import one_line
 from app.units import MIB
 
 CONNECT_SECONDS = 5.0
@@ -238,5 +239,5 @@ def _told(body: object) -> tuple[str, str] | None:
 
 def _line(text: str) -> str:
     """One line that a terminal does not obey, whoever wrote it."""
-    plain = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+    plain = one_line(text)
     return plain if len(plain) <= _SHOWN_LENGTH else f"{plain[:_SHOWN_LENGTH]}..."

@@ -23,8 +23,10 @@ from typing import Any, BinaryIO
 
 from pydantic import TypeAdapter, ValidationError
 
+from app.attribution import rank_key
 from app.engine import Engine
-from app.errors import EngineError, EngineUnresponsive, NoRoom, NotAvailable, NotOffered, Refused, RequestError
+from app.errors import EngineError, EngineUnresponsive, NoRoom, NotAvailable, NotOffered, Refused, RequestError, flaw
+from app.files import open_regular
 from app.history import History
 from app.poller import Poller
 from app.readings import Caller
@@ -214,9 +216,7 @@ class Snapshots:
         try:
             return _WIRE.validate_python(answers)
         except ValidationError as exc:
-            first = exc.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise NotAvailable(f"worker call snapshot: {where}: {first['msg']}") from exc
+            raise NotAvailable(f"worker call snapshot: {flaw(exc.errors(include_url=False))}") from exc
 
     # --- the folder ---
 
@@ -241,7 +241,7 @@ class Snapshots:
             return [], None
         except OSError as exc:
             return [], f"recorder_dir: {self.folder} cannot be listed: {exc.strerror or exc}"
-        files.sort(key=lambda file: (file.dp_rank or 0, file.rank or 0, file.pid))
+        files.sort(key=lambda file: (*rank_key(file), file.pid))
         files.sort(key=lambda file: file.snapshot, reverse=True)
         return files, None
 
@@ -340,8 +340,7 @@ def _check_room(ranks: tuple[RankSnapshot, ...]) -> None:
 
 def _opened(path: Path) -> tuple[BinaryIO, int] | None:
     try:
-        # Not waiting for the other end, should it be a pipe.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = open_regular(path)
     except PermissionError as exc:
         raise Refused(
             f"{path.name} may be read by the engine's user and by the folder's group, and the sidecar's user "
@@ -349,8 +348,4 @@ def _opened(path: Path) -> tuple[BinaryIO, int] | None:
         ) from exc
     except OSError:
         return None
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        return None
-    return os.fdopen(descriptor, "rb"), status.st_size
+    return os.fdopen(descriptor, "rb"), os.fstat(descriptor).st_size

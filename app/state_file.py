@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import NotKept
+from app.files import NotARegularFileError, open_regular
 from app.private_file import replace_private
 from app.units import MIB
 
@@ -136,18 +137,15 @@ class StateFile:
 
 
 def _read(path: Path) -> bytes:
-    with open(path, "rb", opener=_open_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise _Unusable("is not a file")
+    try:
+        descriptor = open_regular(path, follows_link=True)
+    except NotARegularFileError as exc:
+        raise _Unusable("is not a file") from exc
+    with os.fdopen(descriptor, "rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise _Unusable(f"has more than {MAX_FILE_BYTES} bytes")
     return content
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """A named pipe would wait for somebody to write into it."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _sections(content: bytes) -> dict[str, dict[str, Any]]:

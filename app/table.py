@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from app.attribution import COMPONENTS
+from app.components import BY_NAME
 from app.outlook import can_give, pressure_of, seconds_to_high_water, short_ranks
 from app.readings import Device, MissingRank, Report, RuleStatus
 from app.units import UNKNOWN, mib, share_text, size_text, span_text
 
 
 def component_title(name: str) -> str:
-    """``kv_cache_bytes`` as ``kv cache``."""
-    return name.removesuffix("_bytes").replace("_", " ")
+    """``kv_cache_bytes`` as ``KV cache``, and other sizes likewise in words."""
+    return BY_NAME[name].title if name in BY_NAME else name.removesuffix("_bytes").replace("_", " ")
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -103,8 +104,8 @@ def _footer(report: Report) -> str:
     if engine.requests_running is not None:
         usage = "" if engine.kv_cache_usage_ratio is None else f", KV cache {engine.kv_cache_usage_ratio:.0%} used"
         lines.append(f"requests: {engine.requests_running} running, {engine.requests_waiting or 0} waiting{usage}")
-    if report.movement is not None:
-        lines.append(f"movement: {report.movement.summary}")
+    if report.progress is not None:
+        lines.append(f"progress: {report.progress.summary}")
     if report.policy is not None:
         lines.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
         lines += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]

@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
-from app.readings import EngineState, EngineStatus, Movement
+from app.readings import EngineState, EngineStatus, Progress
 
 Contact: TypeAlias = Literal["answered", "worker_call_late", "late", "broken", "refused"]
 
@@ -54,7 +54,7 @@ class Seen:
             come back. ``late``: the API server did not answer in time. ``broken``: connections broke, or could not be
             made in time. ``refused``: nobody listens there.
         failure: What went wrong, in one sentence; ``None`` where nothing did.
-        movement: What the recorders say; ``None`` without any.
+        progress: What the recorders say; ``None`` without any.
         workers: Where the recorders tell that no worker is left: ``dead``: the processes are gone; ``ended``: they are,
             or said that they would end.
         is_another_loading: Whether recorders of another engine than the one that was known write.
@@ -64,7 +64,7 @@ class Seen:
 
     contact: Contact
     failure: str | None = None
-    movement: Movement | None = None
+    progress: Progress | None = None
     workers: Literal["dead", "ended"] | None = None
     is_another_loading: bool = False
     sleeping: bool | None = None
@@ -72,7 +72,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class EngineVerdict:
     """The state of the engine, and what the next round must know of those before it.
 
     Attributes:
@@ -95,7 +95,7 @@ class Verdict:
 _Finding: TypeAlias = tuple[EngineState, str | None]
 
 
-def decide(before: Verdict, seen: Seen, now: float, *, max_step_seconds: float) -> Verdict:
+def decide(before: EngineVerdict, seen: Seen, now: float, *, max_step_seconds: float) -> EngineVerdict:
     """Conclude from one round.
 
     Args:
@@ -121,7 +121,7 @@ def decide(before: Verdict, seen: Seen, now: float, *, max_step_seconds: float) 
 _REACHED: Final[frozenset[Contact]] = frozenset({"answered", "worker_call_late"})
 
 
-def _without_engine(counted: Verdict, seen: Seen, now: float) -> _Finding | None:
+def _without_engine(counted: EngineVerdict, seen: Seen, now: float) -> _Finding | None:
     """No engine is up: it has not come yet, or it has ended."""
     if seen.contact in _REACHED:
         return None
@@ -139,40 +139,40 @@ def _without_engine(counted: Verdict, seen: Seen, now: float) -> _Finding | None
     return counted.state, f"{seen.failure}; it is asked once more before it counts as gone"
 
 
-def _with_engine(counted: Verdict, seen: Seen, now: float, max_step_seconds: float) -> _Finding:
+def _with_engine(counted: EngineVerdict, seen: Seen, now: float, max_step_seconds: float) -> _Finding:
     """An engine is there, whether it answers or not."""
-    movement, held = seen.movement, _held(counted.state, seen)
+    progress, held = seen.progress, _held(counted.state, seen)
     late_seconds = 0.0 if counted.late_since is None else now - counted.late_since
     if seen.workers == "dead":
         return "stuck", _joined("the process of every worker is gone", seen.failure)
-    if movement is not None and movement.verdict == "stuck":
-        return "stuck", _joined(movement.summary, seen.failure)
-    if late_seconds >= max_step_seconds and not (_tells(movement) and seen.contact == "worker_call_late"):
+    if progress is not None and progress.verdict == "stuck":
+        return "stuck", _joined(progress.summary, seen.failure)
+    if late_seconds >= max_step_seconds and not (_tells(progress) and seen.contact == "worker_call_late"):
         lasts = _joined(f"it has answered no call for {late_seconds:.0f} s", seen.failure)
-        return "not_answering", _joined(lasts, movement.summary if movement is not None else None)
+        return "not_answering", _joined(lasts, progress.summary if progress is not None else None)
     if held is not None:
         return held, seen.failure
-    return _up(movement, seen)
+    return _up(progress, seen)
 
 
-def _up(movement: Movement | None, seen: Seen) -> _Finding:
+def _up(progress: Progress | None, seen: Seen) -> _Finding:
     """It goes on, as far as is known."""
-    is_answered, summary = seen.contact == "answered", movement.summary if movement is not None else None
+    is_answered, summary = seen.contact == "answered", progress.summary if progress is not None else None
     reason = None if is_answered else _joined(seen.failure or "", summary)
-    is_long = movement is not None and (movement.since_seconds or 0.0) >= BUSY_SECONDS
-    if movement is not None and movement.verdict == "busy" and (is_long or not is_answered):
+    is_long = progress is not None and (progress.since_seconds or 0.0) >= BUSY_SECONDS
+    if progress is not None and progress.verdict == "busy" and (is_long or not is_answered):
         return "busy", reason or summary
     if is_answered:
         return "ready", None
     if seen.contact != "worker_call_late":
         return "slow", reason
-    if movement is not None and movement.verdict == "moving":
+    if progress is not None and progress.verdict == "progressing":
         return "ready", reason  # the call waits for its turn
-    return ("slow" if _tells(movement) else "busy"), reason
+    return ("slow" if _tells(progress) else "busy"), reason
 
 
-def _tells(movement: Movement | None) -> bool:
-    return movement is not None and movement.verdict != "unknown"
+def _tells(progress: Progress | None) -> bool:
+    return progress is not None and progress.verdict != "unknown"
 
 
 def _held(before: EngineState, seen: Seen) -> EngineState | None:

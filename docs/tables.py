@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from tabulate import tabulate
 
 from app.attribution import account
+from app.components import COMPONENTS, STACKED
 from app.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
 from app.incidents.messages import KNOWN
 from app.policy import FALLING_SIGNALS, SIGNAL_REMEDIES
@@ -157,11 +158,17 @@ def message_table() -> str:
     return _table(["message", "says"], [[f"`{known.name}`", known.title] for known in KNOWN])
 
 
+def components_table() -> str:
+    """Every component of used memory."""
+    return _table(["component", "called", "what it is"], [[f"`{c.name}`", c.title, c.meaning] for c in COMPONENTS])
+
+
 TABLES = {
     "incidents.md": {"messages": message_table},
     "settings.md": {"settings": settings_table},
     "policy.md": {"waters": waters_table, "figures": figures_table, "signals": signal_table, "rule": rule_table},
     "metrics.md": {"metrics": metrics_table},
+    "http.md": {"components": components_table},
 }
 
 
@@ -177,30 +184,77 @@ def rendered(name: str) -> str:
     return text
 
 
-FACTS = DOCS.parent / "app" / "dashboard" / "facts.js"
-
-
 def facts_module() -> str:
-    """What the dashboard knows of the engine's states, as a module of its own."""
-    states = {name: {key: value for key, value in asdict(traits).items() if value} for name, traits in STATES.items()}
-    return f"""/**
- * What the page and the sidecar both know: written by `make docs` from app/readings.py.
- */
-
-/** What follows from each state of the engine. @type {{Record<string, any>}} */
-export const STATES = {_js(states)};
-"""
-
-
-def _js(rows: Mapping[str, Mapping[str, object]]) -> str:
-    lines = (
-        f"  {name}: {{ {', '.join(f'{key}: {json.dumps(value)}' for key, value in row.items())} }},\n"
-        for name, row in rows.items()
+    """What the dashboard knows of the engine's states and of the components, as a module of its own."""
+    states = [
+        f"  {name}: {_js({key: value for key, value in asdict(traits).items() if value})},"
+        for name, traits in STATES.items()
+    ]
+    components = [
+        f"  {_js({'field': c.name, 'name': c.title, 'variable': c.variable, 'meaning': c.meaning})}," for c in STACKED
+    ]
+    return "\n".join(
+        [
+            "/**",
+            " * What the page and the sidecar both know: written by `make docs` from app/readings.py and",
+            " * app/components.py.",
+            " */",
+            "",
+            "/** What follows from each state of the engine. @type {Record<string, any>} */",
+            "export const STATES = {",
+            *states,
+            "};",
+            "",
+            "/**",
+            " * The components of device memory, in the order in which they are stacked, from the bottom.",
+            " * @type {readonly {field: string, name: string, variable: string, meaning: string}[]}",
+            " */",
+            "export const COMPONENTS = [",
+            *components,
+            "];",
+            "",
+        ]
     )
-    return f"{{\n{''.join(lines)}}}"
+
+
+def components_style() -> str:
+    """The components' colours, light and dark."""
+
+    def block(selector: str, colours: Iterable[tuple[str, str]], indent: str = "") -> list[str]:
+        return [
+            f"{indent}{selector} {{",
+            *(f"{indent}  {variable}: {colour};" for variable, colour in colours),
+            f"{indent}}}",
+        ]
+
+    light, dark = [(c.variable, c.light) for c in COMPONENTS], [(c.variable, c.dark) for c in COMPONENTS]
+    system = ':root:not([data-theme="light"], [data-theme="dark"])'
+    return "\n".join(
+        [
+            "/* The components' colours: written by `make docs` from app/components.py. */",
+            "",
+            *block(":root", light),
+            "",
+            *block(':root[data-theme="dark"]', dark),
+            "",
+            "@media (prefers-color-scheme: dark) {",
+            *block(system, dark, "  "),
+            "}",
+            "",
+        ]
+    )
+
+
+DASHBOARD = DOCS.parent / "app" / "dashboard"
+WRITTEN = {DASHBOARD / "facts.js": facts_module, DASHBOARD / "components.css": components_style}
+
+
+def _js(row: Mapping[str, object]) -> str:
+    return f"{{ {', '.join(f'{key}: {json.dumps(value)}' for key, value in row.items())} }}"
 
 
 if __name__ == "__main__":
-    FACTS.write_text(facts_module(), encoding="utf-8")
+    for path, make in WRITTEN.items():
+        path.write_text(make(), encoding="utf-8")
     for document in TABLES:
         (DOCS / document).write_text(rendered(document), encoding="utf-8")

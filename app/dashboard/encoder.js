@@ -11,7 +11,7 @@ import { total } from "./plots.js";
 const SHOWN = 8;
 const ASK_EVERY_MS = 15_000;
 const HASH_SHOWN = 6; // at either end
-const QUIET_VERDICTS = new Set(["moving", "idle", "unknown"]);
+const QUIET_VERDICTS = new Set(["progressing", "idle", "unknown"]);
 
 /** The panel. */
 export class EncoderPanel {
@@ -96,13 +96,13 @@ export class EncoderPanel {
 
   /** Why the workers are left alone; null where they are not. */
   #reason() {
-    const { engine, movement } = this.report ?? {};
+    const { engine, progress } = this.report ?? {};
     if (!engine) return "nothing is known of the engine yet";
     if (!engine.capabilities.collective_rpc) return "the workers cannot be asked: the worker extension is not loaded";
     const traits = STATES[engine.state];
     // The entries are asked of the workers themselves: never where that could be one call too many.
     if (!traits?.answers || !traits.takes_remedies) return `not asked while the engine is ${engine.state}`;
-    if (movement && !QUIET_VERDICTS.has(movement.verdict)) return `not asked while the ranks are ${movement.verdict}`;
+    if (progress && !QUIET_VERDICTS.has(progress.verdict)) return `not asked while the ranks are ${progress.verdict}`;
     return null;
   }
 

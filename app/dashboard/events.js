@@ -4,7 +4,7 @@
 
 import { el, fill, scroll, table } from "./dom.js";
 import { clock, count, duration, exact, gib, gibNumber, known, words } from "./format.js";
-import { COMPONENTS } from "./palette.js";
+import { COMPONENTS } from "./facts.js";
 
 const RESETS_SHOWN = 12;
 const EVENTS_SHOWN = 40;

@@ -162,7 +162,7 @@ function show() {
   }
   showFreshness();
   if (report === null) return;
-  writeEngine(report, byId("model"), byId("engine-detail"), byId("engine-state"), byId("movement"));
+  writeEngine(report, byId("model"), byId("engine-detail"), byId("engine-state"), byId("progress"));
   tiles.update(report, events);
   rankTable.update(report);
   writeLegend(legend, report.policy?.rules ?? []);

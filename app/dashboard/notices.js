@@ -39,23 +39,23 @@ const STATE_ADVICE = {
   not_answering: "Its /health may say 200 all the same. See the incidents below, and restart it if it does not go on.",
   gone: "Is vLLM running, and is engine_url right? The figures below are the last that were read.",
 };
-const VERDICT_LEVEL = { moving: "good", idle: "quiet", busy: "warn", stuck: "bad", unknown: "quiet" };
+const VERDICT_LEVEL = { progressing: "good", idle: "quiet", busy: "warn", stuck: "bad", unknown: "quiet" };
 
 const RANKS_TOLD = 4;
 
 /** @typedef {{state: "connecting" | "live" | "lost", reason: string, retryAt: number, since: number}} Connection */
 
-/** The pills of the header. @param {HTMLElement} model @param {HTMLElement} detail @param {HTMLElement} state @param {HTMLElement} movement */
-export function writeEngine({ engine, movement: moves }, model, detail, state, movement) {
+/** The pills of the header. @param {HTMLElement} model @param {HTMLElement} detail @param {HTMLElement} state @param {HTMLElement} progress */
+export function writeEngine({ engine, progress: moves }, model, detail, state, progress) {
   setText(model, engine.model ?? "model not known");
   setText(detail, `vLLM ${engine.version ?? UNKNOWN} at ${engine.url}`);
   setText(state, `engine ${STATE_WORDS[engine.state] ?? engine.state}`);
   setAttribute(state, "data-level", STATES[engine.state]?.level ?? "quiet");
-  movement.hidden = !moves;
+  progress.hidden = !moves;
   if (!moves) return;
-  setText(movement, `ranks ${moves.verdict === "unknown" ? "not known to move" : moves.verdict}`);
-  setAttribute(movement, "data-level", VERDICT_LEVEL[moves.verdict] ?? "quiet");
-  setAttribute(movement, "title", moves.summary);
+  setText(progress, `ranks ${moves.verdict === "unknown" ? "not known to move" : moves.verdict}`);
+  setAttribute(progress, "data-level", VERDICT_LEVEL[moves.verdict] ?? "quiet");
+  setAttribute(progress, "title", moves.summary);
 }
 
 /**

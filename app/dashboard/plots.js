@@ -17,7 +17,8 @@ import {
   signedGib,
   words,
 } from "./format.js";
-import { COMPONENTS, lineVariable } from "./palette.js";
+import { COMPONENTS } from "./facts.js";
+import { lineVariable } from "./palette.js";
 import { chosen, rankKey } from "./readings.js";
 
 const POINTS_MOST = 700;
@@ -295,7 +296,7 @@ const LINES = [
   {
     kind: "encoder-cache",
     title: "Encoder cache on the device",
-    series: byRank("--c-encoder", (table) => (index) => table.encoder_cache_bytes[index]),
+    series: byRank("--c-encoder-cache", (table) => (index) => table.encoder_cache_bytes[index]),
     range: zeroTo,
     unit: gibTick,
     waters: ({ policy }) => encoderWaters(policy?.rules ?? []),
@@ -306,7 +307,7 @@ const LINES = [
     kind: "reserved",
     title: "Reserved minus allocated",
     series: byRank(
-      "--c-cached",
+      "--c-torch-cached",
       (table) => (index) => table.torch_reserved_bytes[index] - table.torch_allocated_bytes[index],
     ),
     range: zeroTo,
@@ -320,7 +321,7 @@ const LINES = [
     kind: "used",
     title: "Used, rank beside rank",
     series: (report) =>
-      report.ranks.length > 1 ? byRank("--c-kv", (table) => (index) => table.used_bytes[index])(report) : [],
+      report.ranks.length > 1 ? byRank("--c-kv-cache", (table) => (index) => table.used_bytes[index])(report) : [],
     range: (least, most) => [Math.max(least - (most - least) * 0.3 - 0.05, 0), most + (most - least) * 0.3 + 0.05],
     unit: gibTick,
     sub: (report) => `skew ${gib(skew(report.ranks.map((rank) => rank.used_bytes)))}`,
@@ -336,7 +337,7 @@ const LINES = [
   {
     kind: "kv-usage",
     title: "KV cache in use by requests",
-    series: () => [{ ...ofEngine("kv_cache_usage_ratio", "KV cache in use", "--c-kv", percent), stepped: false }],
+    series: () => [{ ...ofEngine("kv_cache_usage_ratio", "KV cache in use", "--c-kv-cache", percent), stepped: false }],
     range: () => [0, 1.05],
     unit: (value) => `${Math.round(value * 100)} %`,
     sub: ({ engine }) => percent(engine.kv_cache_usage_ratio),

@@ -4,7 +4,7 @@
 
 import { el, setText, swatch } from "./dom.js";
 import { exact, gib, gibNumber, known, percent } from "./format.js";
-import { COMPONENTS } from "./palette.js";
+import { COMPONENTS } from "./facts.js";
 import { deviceName, rankName, reservedNotAllocated, skew } from "./plots.js";
 import { rankKey } from "./readings.js";
 

@@ -2,18 +2,15 @@
  * The readings that the charts are drawn from: packed, oldest first, bounded. NaN is what is not known.
  */
 
+import { COMPONENTS } from "./facts.js";
+
 export const SPAN_SECONDS = 3600;
 const NUMBERS_MOST = 1_000_000; // 8 MB, whatever the number of ranks
 const SAMPLES_MOST = 4400; // an hour at one a second, and room so that the oldest need not go at every reading
 
 const RANK_FIELDS = [
   "used_bytes",
-  "weights_bytes",
-  "kv_cache_bytes",
-  "encoder_cache_bytes",
-  "other_tensors_bytes",
-  "torch_cached_bytes",
-  "non_torch_bytes",
+  ...COMPONENTS.map(({ field }) => field),
   "torch_allocated_bytes",
   "torch_reserved_bytes",
   "host_rss_bytes",

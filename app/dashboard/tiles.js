@@ -19,7 +19,7 @@ import {
   UNKNOWN,
   words,
 } from "./format.js";
-import { COMPONENTS } from "./palette.js";
+import { COMPONENTS } from "./facts.js";
 import { rankName, reservedNotAllocated, total } from "./plots.js";
 import { LEVELS, pressureOf } from "./pressure.js";
 

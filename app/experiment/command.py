@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from app.printable import printable
 from app.sidecar_options import FAILED, examples, sidecar_at, url_option
 
 if TYPE_CHECKING:
@@ -170,6 +171,5 @@ def _status(experiment: Experiment, *, interrupted: bool, complete: bool) -> int
 def _say(line: str) -> None:
     """One line to stderr; at a terminal on a fresh one, where the load has left its own unfinished."""
     fresh = "\r\x1b[K" if sys.stderr.isatty() else ""
-    plain = "".join(letter for letter in line if letter.isprintable())
     with suppress(OSError):  # nobody reads it any more, and the report is still to be written
-        click.echo(f"{fresh}highwater: {plain}", err=True)
+        click.echo(f"{fresh}highwater: {printable(line)}", err=True)

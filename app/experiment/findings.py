@@ -373,7 +373,9 @@ def ineffective_remedies(e: Experiment) -> Finding | None:
     if not ineffective:
         return None
     names = " and ".join(step.remedy for step in ineffective)
-    reasons = " ".join(_sentence(f"{step.remedy} frees {step.frees}, and not {step.spares}") for step in ineffective)
+    reasons = " ".join(
+        _sentence(f"{step.remedy} frees {step.frees}, and not {step.does_not_free}") for step in ineffective
+    )
     return Finding(
         name="ineffective_remedies",
         weight="clue" if any(step.remedy == "reset_mm_cache" for step in ineffective) else "note",

@@ -6,23 +6,13 @@ Raises ``SidecarUnreachable`` where a response is not what a sidecar of this ver
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
-from app.attribution import COMPONENTS, account
 from app.experiment.experiment import CacheSeen, Moment
-from app.findings.case import EncoderEntry
+from app.findings.case import EncoderEntry, sampled
 from app.plain import plain
-from app.readings import (
-    Components,
-    Device,
-    EncoderCache,
-    EngineLoad,
-    HostMemory,
-    RankReading,
-    TorchMemory,
-    WorkerMemory,
-)
+from app.points import MemoryPoint
+from app.readings import EncoderCache, EngineLoad, RankReading
 from app.sidecar_answers import understood
 
 LARGEST = 5
@@ -51,8 +41,7 @@ def history_ranks(readings: Iterable[Mapping[str, Any]]) -> Iterator[RankReading
     with understood("/memory/history"):
         for reading in readings:
             for row in reading["ranks"]:
-                known = _reading(row, row, at=float(reading["at"]), rss=row["host_rss_bytes"])
-                yield replace(known, components=Components(**{name: row[name] for name in COMPONENTS}))
+                yield sampled(row, MemoryPoint.of_row(float(reading["at"]), row))
 
 
 def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, float]) -> Iterator[RankReading]:
@@ -62,7 +51,7 @@ def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, float
             key = (rank["dp_rank"] or 0, rank["rank"] or 0)
             for sample in rank["samples"]:
                 if sample["at"] > after.get(key, 0.0):
-                    yield _reading(rank, sample, at=float(sample["at"]), rss=sample["rss_bytes"])
+                    yield sampled(rank, MemoryPoint.of_row(float(sample["at"]), sample))
 
 
 def traffic_of(readings: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, EngineLoad]]:
@@ -118,28 +107,3 @@ def _entry(row: Mapping[str, Any]) -> EncoderEntry:
         residency=row.get("residency"),
         age_seconds=row.get("age_seconds"),
     )
-
-
-def _reading(rank: Mapping[str, Any], row: Mapping[str, Any], *, at: float, rss: int | None) -> RankReading:
-    """Return a rank as a row of the history or a recorder's sample shows it, which keep less than a full reading."""
-    cached = row["encoder_cache_bytes"]
-    worker = WorkerMemory(
-        rank=rank["rank"],
-        dp_rank=rank["dp_rank"],
-        pid=rank["pid"],
-        taken_at=at,
-        device=Device(),
-        total_bytes=row.get("total_bytes"),
-        free_bytes=row["free_bytes"],
-        used_bytes=row["used_bytes"],
-        torch=TorchMemory(
-            allocated_bytes=row.get("allocated_bytes", row.get("torch_allocated_bytes")),
-            reserved_bytes=row.get("reserved_bytes", row.get("torch_reserved_bytes")),
-        ),
-        weights_bytes=row["weights_bytes"],
-        kv_cache_bytes=row["kv_cache_bytes"],
-        encoder_cache=None if cached is None else EncoderCache(entries=0, device_bytes=cached),
-        host_memory=HostMemory(rss_bytes=rss),
-    )
-    # Its bytes stand among the components, and that is all that is known of the cache.
-    return replace(account(worker, "recorder"), encoder_cache=None)

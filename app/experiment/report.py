@@ -44,7 +44,7 @@ _MEANINGS: Final[Sequence[tuple[str, str]]] = (
         "Each rank at its highest reading from the load's start to the reading after it, and what that was made of.",
     ),
     ("freed", "In use before the remedy less after it; negative where traffic took more meanwhile."),
-    ("torch reserved", "What PyTorch's allocator holds of the device: allocated, and torch cached."),
+    ("torch reserved", "What PyTorch's allocator holds of the device: allocated, and the allocator reserve."),
     ("torch peak allocated", "PyTorch's own record since the engine started; it also knows what no reading saw."),
     ("host rss", "The worker's resident set on the host."),
     ("host used", "In use where the worker runs: of its control group, or of the machine. Other processes count."),
@@ -372,7 +372,7 @@ def _meanings(e: Experiment) -> Iterator[str]:
         (component_title(name), meaning) for name, meaning in known.COMPONENT_MEANING.items() if name in shown
     ]
     for name, meaning in (used, *of_components, *others):
-        if has_torch or not name.startswith("torch ") or name == "torch cached":
+        if has_torch or not name.startswith("torch "):
             yield f"- {text(name)}: {text(meaning)}"
 
 

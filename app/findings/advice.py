@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from app.components import COMPONENTS
 from app.findings.finding import Advice, Finding
 from app.readings import EngineStatus
 
@@ -219,27 +220,7 @@ def against_fragmentation(device_type: str | None) -> tuple[Advice, ...]:
     return settings.get(device_type or "", ())
 
 
-COMPONENT_MEANING: Final[Mapping[str, str]] = {
-    "weights_bytes": "Weights are loaded at start; a change since then is unusual.",
-    "kv_cache_bytes": "The KV pool is allocated at start; a change since then is unusual.",
-    "encoder_cache_bytes": (
-        "vLLM evicts encoder outputs only when it needs the room, so the cache climbs to its budget and stays there. "
-        "That looks like a leak and is none; but it must fit."
-    ),
-    "other_tensors_bytes": (
-        "Live tensors of PyTorch that are neither weights, KV pool nor encoder outputs: at rest buffers, workspaces "
-        "and graphs' inputs; in a step also activations, of which large images and large batches need the most."
-    ),
-    "torch_cached_bytes": (
-        "PyTorch's allocator keeps what tensors leave behind. Others on the device (workspaces, collectives, graphs) "
-        "cannot use it until it is given back."
-    ),
-    "non_torch_bytes": (
-        "Not PyTorch's: contexts, collectives' buffers, graphs, operators' workspaces, other processes. On the NPU the "
-        "workspace allocator has one block for each stream that grows and is given back only by a release, or when "
-        "memory has run out."
-    ),
-}
+COMPONENT_MEANING: Final[Mapping[str, str]] = {row.name: row.explained for row in COMPONENTS}
 
 
 def for_component(name: str, device_type: str | None) -> tuple[Advice, ...]:

@@ -6,12 +6,20 @@ A case is made of an incident's evidence or of a measured load; what is not know
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
-from app.attribution import COMPONENTS
+from app.attribution import COMPONENTS, account
 from app.findings.finding import Finding
-from app.readings import EngineLoad, EngineStatus, RankReading
+from app.points import MemoryPoint
+from app.readings import (
+    Device,
+    EngineLoad,
+    EngineStatus,
+    HostMemory,
+    RankReading,
+    WorkerMemory,
+)
 from app.table import rank_title
 from app.units import MIB, mib
 
@@ -180,3 +188,25 @@ def part_of(reading: RankReading, name: str) -> int | None:
     """Return used bytes, or a component of them, by its name."""
     held: int | None = getattr(reading.components if name in COMPONENTS else reading, name)
     return held
+
+
+def sampled(rank: Mapping[str, Any], point: MemoryPoint) -> RankReading:
+    """Return a rank's reading of what history and recorders keep of it, which is less than a full one.
+
+    Args:
+        rank: Who it is: ``rank``, ``dp_rank`` and ``pid``.
+        point: What is known of that moment.
+    """
+    worker = WorkerMemory(
+        rank=rank["rank"],
+        dp_rank=rank["dp_rank"],
+        pid=rank["pid"],
+        taken_at=point.at,
+        device=Device(),
+        total_bytes=point.total_bytes,
+        free_bytes=point.free_bytes,
+        used_bytes=point.used_bytes,
+        torch=point.torch,
+        host_memory=HostMemory(rss_bytes=point.host_rss_bytes),
+    )
+    return replace(account(worker, "recorder"), components=point.components)

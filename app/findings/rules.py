@@ -94,7 +94,7 @@ def unused_reserve(case: Case) -> Finding | None:
     would_help = releasable is None or _is_much(releasable, rank)
     is_full = is_device_full(rank)
     title = f"PyTorch's allocator held {size(unused)} on {rank.name} that no tensor used"
-    text = f"{title}: {size(torch.reserved_bytes)} reserved, {size(torch.allocated_bytes)} allocated."
+    text = f"{size(torch.reserved_bytes)} were reserved, {size(torch.allocated_bytes)} allocated."
     if torch.inactive_split_bytes:
         text += (
             f" {size(torch.inactive_split_bytes)} of it lie in pieces beside live tensors: those cannot be given back."
@@ -103,7 +103,7 @@ def unused_reserve(case: Case) -> Finding | None:
         text += f" A release would have given {size(releasable)} back to the device."
     if is_full:
         text += " The device had next to none left for others meanwhile."
-    elif case.is_load:
+    if case.is_load:
         text += f" {known.COMPONENT_MEANING['torch_cached_bytes']}"
     explains = is_full and would_help and case.kind not in {"hung", "load"}
     return Finding(

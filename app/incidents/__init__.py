@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from app.findings.case import EncoderEntry
-from app.incidents.evidence import from_history, point
+from app.incidents.evidence import from_history, kept, point
 from app.incidents.incident import (
     Evidence,
     FailedStart,
@@ -41,5 +41,6 @@ __all__ = [
     "RankEvidence",
     "Unreadable",
     "from_history",
+    "kept",
     "point",
 ]

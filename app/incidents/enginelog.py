@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from app.files import NotARegularFileError, open_regular
 from app.incidents.incident import LogMessage
 from app.incidents.messages import KNOWN, KnownMessage
 from app.plain import plain
@@ -208,12 +208,10 @@ def open_log(path: Path) -> BinaryIO:
         NotALogError: It is no file.
         OSError: It cannot be opened.
     """
-    # A named pipe would wait for somebody to write into it.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise NotALogError(f"engine_log: {path} is not a file")
-    return os.fdopen(descriptor, "rb")
+    try:
+        return os.fdopen(open_regular(path, follows_link=True), "rb")
+    except NotARegularFileError as exc:
+        raise NotALogError(f"engine_log: {path} is not a file") from exc
 
 
 def match(lines: Iterable[str]) -> tuple[LogMessage, ...]:

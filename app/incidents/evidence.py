@@ -1,23 +1,24 @@
-"""Evidence from what the sidecar keeps anyway, for where no flight recorder runs. Pure."""
+"""Evidence from what the sidecar keeps anyway, for where no recorder runs. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from app.attribution import COMPONENTS
 from app.incidents.incident import Point, RankEvidence
-from app.readings import Components, RankReading, TorchMemory
+from app.points import MemoryPoint
+from app.readings import RankReading
 
 
 def point(reading: RankReading) -> Point:
-    """Return what the series keeps of a reading."""
-    return Point(
-        at=reading.taken_at,
-        used_bytes=reading.used_bytes,
-        components=reading.components,
-        torch=reading.torch,
-    )
+    """What the series keeps of a reading."""
+    return replace(kept(MemoryPoint.of(reading)), torch=reading.torch)
+
+
+def kept(memory: MemoryPoint) -> Point:
+    """What the series keeps of a moment."""
+    return Point(at=memory.at, used_bytes=memory.used_bytes, components=memory.components, torch=memory.torch)
 
 
 def from_history(
@@ -47,12 +48,7 @@ def from_history(
 def _series(rank: RankReading, readings: Sequence[Mapping[str, Any]]) -> list[Point]:
     mine = (rank.dp_rank, rank.rank, rank.pid)
     return [
-        Point(
-            at=reading["at"],
-            used_bytes=row["used_bytes"],
-            components=Components(**{name: row[name] for name in COMPONENTS}),
-            torch=TorchMemory(allocated_bytes=row["torch_allocated_bytes"], reserved_bytes=row["torch_reserved_bytes"]),
-        )
+        kept(MemoryPoint.of_row(reading["at"], row))
         for reading in readings
         for row in reading["ranks"]
         if (row["dp_rank"], row["rank"], row["pid"]) == mine

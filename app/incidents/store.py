@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import stat
 import threading
 import zlib
 from collections.abc import Iterator
@@ -21,6 +20,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from app.errors import flaw
+from app.files import open_regular
 from app.incidents.fitting import INCIDENT, fitted
 from app.incidents.incident import SCHEMA, Headline, Incident
 from app.plain import plain
@@ -220,10 +221,10 @@ def _why(content: bytes, exc: ValidationError) -> str:
     schema = _schema(content[:HEAD_BYTES])
     if schema != SCHEMA:
         return _other_schema(schema)
-    first = exc.errors(include_url=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
+    errors = exc.errors(include_url=False, include_input=False)
+    if errors[0]["type"] == "json_invalid":
         return "is not valid JSON"
-    return f"has another form: {plain('.'.join(map(str, first['loc'])), 120)}: {first['msg']}"
+    return f"has another form: {plain(flaw(errors), 240)}"
 
 
 # --- files ---
@@ -249,13 +250,10 @@ def _folder(folder: Path) -> Iterator[int]:
 
 def _read(folder: Path, incident_id: str, most: int) -> bytes:
     """The file's first bytes; a link or anything else that is no file is an error."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     with _folder(folder) as within:
-        descriptor = os.open(f"{incident_id}.json", flags, dir_fd=within)
+        descriptor = open_regular(f"{incident_id}.json", dir_fd=within)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is not a file")
         if status.st_size > MAX_FILE_BYTES:
             raise OSError(f"it has more than {MAX_FILE_BYTES:,} bytes")
         return file.read(most)

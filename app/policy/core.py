@@ -633,7 +633,7 @@ def learn(
 
 def _judge(action: Action, run: LastRun, after: Sequence[RankReading], now: float) -> LastRun:
     """Whether it gave what it had to on any rank for which it was run, and what it waits for where it did not."""
-    gave = {(one.dp_rank or 0, one.rank or 0): one.freed_bytes or 0 for one in run.ranks}
+    gave = {rank_key(one): one.freed_bytes or 0 for one in run.ranks}
     left = {rank_key(one): word(action.remedy, action.rule.signal, one).size for one in after}
     waits, effective = dict(run.waits), False
     for key, (said, gain) in action.ranks.items():

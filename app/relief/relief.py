@@ -24,7 +24,7 @@ from app.readings import UNNEEDED, Caller, Mode, Outcome, RankReading, RemedyRes
 from app.relief.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
 from app.relief.states import State, States
 from app.remedies import PLAIN, Ask, Remedy, Run
-from app.remedies.remedy import no_extension
+from app.remedies.remedy import no_extension, operators_only
 from app.remedies.rounds import MAX_SECONDS, tell_workers_in_rounds
 from app.units import MIB, mib
 from app.verdict import in_words
@@ -392,10 +392,8 @@ class Relief:
 def _refusal(order: _Order, capabilities: Capabilities, before: Report) -> str | None:
     if order.force:
         return None
-    since = order.remedy.automatic_since
-    if order.trigger == "policy" and since is not None and not capabilities.at_least(since):
-        return f"before vLLM {since} only an operator may ask for it: a request that does not pass here would be harmed"
-    return order.remedy.refusal(capabilities, before.engine, order.mode)
+    theirs = operators_only(order.remedy, capabilities) if order.trigger == "policy" else None
+    return theirs or order.remedy.refusal(capabilities, before.engine, order.mode)
 
 
 def _joined(*reasons: str | None) -> str | None:
@@ -403,4 +401,6 @@ def _joined(*reasons: str | None) -> str | None:
 
 
 def _result(remedy: Remedy, outcome: Outcome, *, reason: str | None) -> RemedyResult:
-    return RemedyResult(remedy=remedy.name, outcome=outcome, reason=reason, frees=remedy.frees, spares=remedy.spares)
+    return RemedyResult(
+        remedy=remedy.name, outcome=outcome, reason=reason, frees=remedy.frees, does_not_free=remedy.does_not_free
+    )

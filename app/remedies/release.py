@@ -13,7 +13,7 @@ class Release:
 
     name = "release"
     frees = "blocks that PyTorch's allocator keeps and nobody uses (on CPU: free heap)"
-    spares = "anything still referenced: weights, KV pool, encoder cache entries"
+    does_not_free = "anything still referenced: weights, KV pool, encoder cache entries"
     needs_release = False
     path = None
     automatic_since = None

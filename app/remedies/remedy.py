@@ -60,7 +60,7 @@ class Remedy(Protocol):
         """What it can free, in words."""
 
     @property
-    def spares(self) -> str:
+    def does_not_free(self) -> str:
         """What it cannot free, in words."""
 
     @property
@@ -119,6 +119,14 @@ def no_extension(capabilities: Capabilities) -> str | None:
             f"environment and --worker-extension-cls {EXTENSION}"
         )
     return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}"
+
+
+def operators_only(remedy: Remedy, capabilities: Capabilities) -> str | None:
+    """Why the policy must leave it to an operator on this vLLM, or ``None``."""
+    since = remedy.automatic_since
+    if since is None or capabilities.at_least(since):
+        return None
+    return f"before vLLM {since} only an operator may ask for it: a request that does not pass here would be harmed"
 
 
 def connector(capabilities: Capabilities) -> str | None:

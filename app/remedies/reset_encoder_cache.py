@@ -16,7 +16,7 @@ class ResetEncoderCache:
 
     name = "reset_encoder_cache"
     frees = "encoder outputs on the device; they go back to PyTorch's allocator, and with release to the device"
-    spares = "weights, KV pool, processor caches on the host"
+    does_not_free = "weights, KV pool, processor caches on the host"
     needs_release = True
     path = "/reset_encoder_cache"
     automatic_since = None

@@ -19,7 +19,7 @@ class ResetMmCache:
 
     name = "reset_mm_cache"
     frees = "processed images in the API server's and EngineCore's host memory"
-    spares = "device memory: encoder outputs, weights and KV pool stay, and so does the allocator's reserve"
+    does_not_free = "device memory: encoder outputs, weights and KV pool stay, and so does the allocator's reserve"
     needs_release = False
     path = "/reset_mm_cache"
     # Before, a request that came past the gate unseen would fail with 500 as long as one side knows its image.

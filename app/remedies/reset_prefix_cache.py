@@ -19,7 +19,7 @@ class ResetPrefixCache:
 
     name = "reset_prefix_cache"
     frees = "KV blocks that hold cached prefixes, for new requests"
-    spares = "device memory: the KV pool is preallocated and keeps its size"
+    does_not_free = "device memory: the KV pool is preallocated and keeps its size"
     needs_release = False
     path = "/reset_prefix_cache"
     automatic_since = None

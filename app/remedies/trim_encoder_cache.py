@@ -25,7 +25,9 @@ class TrimEncoderCache:
         "encoder outputs on the device, moved to host memory; they go back to PyTorch's allocator, and with release to "
         "the device"
     )
-    spares = "weights, KV pool, outputs that a running request needs; on CPU everything: the device is the host there"
+    does_not_free = (
+        "weights, KV pool, outputs that a running request needs; on CPU everything: the device is the host there"
+    )
     needs_release = True
     path = None
     automatic_since = None

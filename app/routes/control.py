@@ -155,6 +155,6 @@ def _shown(measured: Measured) -> dict[str, Any]:
         "before": _RANKS.dump_python(measured.before, mode="json"),
         "after": _RANKS.dump_python(measured.after, mode="json"),
         "frees": result.frees,
-        "does_not_free": result.spares,
+        "does_not_free": result.does_not_free,
         "detail": list(result.detail),
     }

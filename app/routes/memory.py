@@ -67,7 +67,7 @@ class HistoryQuery(BaseModel):
 
     since: str | None = Field(None, max_length=128, description="Unix seconds, or a mark; default: all that is kept")
     step: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False, description="one reading in so many seconds; 0: all")
-    recorded: bool = Field(False, description="adds what the workers' flight recorders hold, at their own rate")
+    recorded: bool = Field(False, description="adds what the workers' recorders hold, at their own rate")
 
 
 class EventsQuery(BaseModel):
@@ -144,9 +144,9 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
             "marks": [{"name": mark.name, "at": mark.at} for mark in history.marks.values()],
         }
         if query.recorded:
-            if services.flight is None:
-                raise NotAvailable("the workers have no flight recorders: recorder_dir is not set")
-            body["recorded"] = await services.flight.samples(since)
+            if services.recorders is None:
+                raise NotAvailable("the workers have no recorders: recorder_dir is not set")
+            body["recorded"] = await services.recorders.samples(since)
         # Anybody may ask, and an hour of many ranks is megabytes: not on the loop that proxies, and one at a time.
         async with history_turn:
             content = await asyncio.to_thread(lambda: _history_json(body, *history.readings(since, step)))

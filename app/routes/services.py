@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from app.engine import EngineAnswer
 from app.exporter import Exporter
-from app.flight import Flight
+from app.flight import Recorders
 from app.governor import Governor
 from app.history import History
 from app.incidents import Incidents
@@ -33,7 +33,7 @@ class Services:
         exporter: Prometheus families.
         entries: The encoder caches' contents.
         incidents: What is kept of engines that died or hung.
-        flight: The workers' flight recorders, if they have any.
+        recorders: The workers' recorders, if they have any.
         snapshots: PyTorch's own memory snapshots.
         report: The last report with its age and the policy's state.
         alive: Whether the loops run.
@@ -49,7 +49,7 @@ class Services:
     exporter: Exporter
     entries: EncoderCacheEntries
     incidents: Incidents
-    flight: Flight | None
+    recorders: Recorders | None
     snapshots: Snapshots
     report: Callable[[], Report]
     alive: Callable[[], bool]

@@ -20,8 +20,12 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from app.movement import Moving, RankStatus
-from app.readings import Note, WorkerBudget, WorkerMemory
+from app.attribution import account, rank_key
+from app.errors import flaw
+from app.movement import RankProgress, RankStatus
+from app.points import MemoryPoint
+from app.printable import printable
+from app.readings import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerBudget, WorkerMemory
 from app.sources.ring import (
     RING_NAME,
     EntryTable,
@@ -58,22 +62,6 @@ _COMPILES = frozenset({"_compile", "compile", "compile_fx", "do_bench", "capture
 _WORKER = TypeAdapter(WorkerMemory)
 
 
-class Sample(NamedTuple):
-    """One sample as the history needs it: what the components are made of; ``None`` is what is not known."""
-
-    at: float
-    total_bytes: int | None
-    used_bytes: int | None
-    free_bytes: int | None
-    weights_bytes: int | None
-    kv_cache_bytes: int | None
-    encoder_cache_bytes: int | None
-    encoder_cache_entries: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    rss_bytes: int | None
-
-
 @dataclass(frozen=True, slots=True)
 class RankEntry:
     """One entry of a rank's encoder cache.
@@ -99,7 +87,7 @@ class RankRecord:
         identity: Who it is.
         newest: Its memory as of the last good sample, as the worker would answer; ``None`` before the first. While the
             worker has done nothing since that sample and still writes, it is of the last heartbeat's time.
-        moving: Its steps and calls as of its last word.
+        progress: Its steps and calls as of its last word.
         table: The entries of its encoder cache; ``None`` before the first.
         mono: Its last word, on its own monotonic clock.
         age_seconds: Since its last word.
@@ -110,11 +98,11 @@ class RankRecord:
 
     identity: Identity
     newest: WorkerMemory | None
-    moving: Moving | None
+    progress: RankProgress | None
     table: EntryTable | None
     mono: float
     age_seconds: float
-    records: tuple[Sample, ...]
+    records: tuple[MemoryPoint, ...]
     status: RankStatus
     reading_age_seconds: float | None = None
 
@@ -355,7 +343,7 @@ class Recorder:
         finally:
             ring.close()
 
-    def last_samples(self, path: Path) -> tuple[Identity, tuple[Sample, ...]]:
+    def last_samples(self, path: Path) -> tuple[Identity, tuple[MemoryPoint, ...]]:
         """Who wrote a file, and its samples, oldest first. Reads the whole file.
 
         Args:
@@ -370,7 +358,7 @@ class Recorder:
         finally:
             ring.close()
         timed = ((_number(body.get("at")), body) for body in bodies if body.get("kind") == "sample")
-        return ring.identity, tuple(_sample(at, body) for at, body in timed if at is not None)
+        return ring.identity, tuple(_point(at, body) for at, body in timed if at is not None)
 
     def remove_stale(self, keep_instances: Collection[str], older_than_seconds: float) -> Removal:
         """Remove the rings of other lives whose writers are silent, and what was left of making one.
@@ -553,7 +541,7 @@ class _Writer:
         return RankRecord(
             identity=self.ring.identity,
             newest=newest,
-            moving=self._moving(self.ring.dump()),
+            progress=self._progress(self.ring.dump()),
             table=self._table,
             mono=mono,
             age_seconds=age,
@@ -568,7 +556,7 @@ class _Writer:
         words = [word for word in (self._written, self._beaten) if word is not None]
         return max(words, key=lambda word: word.mono, default=None)
 
-    def _take(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[Sample, ...] | None:
+    def _take(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[MemoryPoint, ...] | None:
         """The samples; ``None`` where nothing at all is new."""
         samples, newest, taken = [], None, 0
         for body in bodies:
@@ -579,7 +567,7 @@ class _Writer:
             self._written = word
             if body.get("kind") == "sample":
                 newest = word
-                samples.append(_sample(word.at, body))
+                samples.append(_point(word.at, body))
         self._odd_records += len(bodies) - taken
         if newest is not None:
             self._take_newest(newest)
@@ -600,9 +588,7 @@ class _Writer:
         try:
             newest = _WORKER.validate_python({**_part(word.body, "memory"), **self._head, "taken_at": word.at})
         except ValidationError as exc:
-            first = exc.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            self._odd_sample = f"corrupt sample: {where}: {first['msg']}"
+            self._odd_sample = f"corrupt sample: {flaw(exc.errors(include_url=False, include_input=False))}"
             return
         if not is_within_bounds(newest):
             self._odd_sample = "corrupt sample: a number that nothing has"
@@ -645,13 +631,13 @@ class _Writer:
         is_confirmed = beaten is not None and newest is not None and reading.taken_at != newest.taken_at
         return beaten.mono if beaten is not None and is_confirmed else self._newest_mono
 
-    def _moving(self, dump: WatchdogDump | None) -> Moving | None:
+    def _progress(self, dump: WatchdogDump | None) -> RankProgress | None:
         words = [word for word in (self._sampled, self._beaten) if word is not None]
         last = max(words, key=lambda word: word.mono, default=None)
-        moving = None if last is None else _moving(last)
+        progress = None if last is None else _progress(last)
         if dump is None or (last is not None and last.mono >= dump.armed_mono + dump.seconds):
-            return moving
-        return replace(moving or Moving(), stack=_stack(dump.text, self.ring.identity.main_thread))
+            return progress
+        return replace(progress or RankProgress(), stack=_stack(dump.text, self.ring.identity.main_thread))
 
     # --- whether it writes ---
 
@@ -694,7 +680,7 @@ def _newest_last(record: RankRecord) -> tuple[bool, float, int]:
 
 
 def _rank_order(record: RankRecord) -> tuple[int, int, int]:
-    return record.identity.dp_rank or 0, record.identity.rank or 0, record.identity.pid
+    return *rank_key(record.identity), record.identity.pid
 
 
 def _head(identity: Identity) -> dict[str, Any]:
@@ -706,22 +692,28 @@ def _head(identity: Identity) -> dict[str, Any]:
 # --- bodies: whatever is not as it should be is not known ---
 
 
-def _sample(at: float, body: Mapping[str, Any]) -> Sample:
+def _point(at: float, body: Mapping[str, Any]) -> MemoryPoint:
     memory = _part(body, "memory")
     torch, encoder = _part(memory, "torch"), _part(memory, "encoder_cache")
-    return Sample(
-        at,
-        _whole(memory.get("total_bytes")),
-        _whole(memory.get("used_bytes")),
-        _whole(memory.get("free_bytes")),
-        _whole(memory.get("weights_bytes")),
-        _whole(memory.get("kv_cache_bytes")),
-        _whole(encoder.get("device_bytes")),
-        _whole(encoder.get("entries")),
-        _whole(torch.get("allocated_bytes")),
-        _whole(torch.get("reserved_bytes")),
-        _whole(_part(memory, "host_memory").get("rss_bytes")),
+    cached = _whole(encoder.get("device_bytes"))
+    worker = WorkerMemory(
+        rank=None,
+        taken_at=at,
+        device=Device(),
+        total_bytes=_whole(memory.get("total_bytes")),
+        used_bytes=_whole(memory.get("used_bytes")),
+        free_bytes=_whole(memory.get("free_bytes")),
+        weights_bytes=_whole(memory.get("weights_bytes")),
+        kv_cache_bytes=_whole(memory.get("kv_cache_bytes")),
+        torch=TorchMemory(
+            allocated_bytes=_whole(torch.get("allocated_bytes")), reserved_bytes=_whole(torch.get("reserved_bytes"))
+        ),
+        encoder_cache=None
+        if cached is None
+        else EncoderCache(entries=_whole(encoder.get("entries")) or 0, device_bytes=cached),
+        host_memory=HostMemory(rss_bytes=_whole(_part(memory, "host_memory").get("rss_bytes"))),
     )
+    return MemoryPoint.of(account(worker, "recorder"))
 
 
 def _word(body: Mapping[str, Any]) -> _Word | None:
@@ -739,12 +731,12 @@ def _is_at_rest(heartbeat: _Word, *, since: _Word) -> bool:
     return sees_steps and not has_begun and under_way == [None] * len(under_way)
 
 
-def _moving(word: _Word) -> Moving | None:
+def _progress(word: _Word) -> RankProgress | None:
     moving, dump = word.body.get("moving"), word.body.get("dump")
     if not isinstance(moving, dict):
         return None
     last_step = _number(moving.get("last_step_mono"))
-    return Moving(
+    return RankProgress(
         steps_begun=_whole(moving.get("steps_begun")) or 0,
         steps_ended=_whole(moving.get("steps_ended")) or 0,
         step_seconds=_number(moving.get("step_seconds")),
@@ -799,8 +791,7 @@ def _text(value: object) -> str | None:
     """Text that a terminal and UTF-8 can take: a JSON text may hold control characters and halves of characters."""
     if not isinstance(value, str):
         return None
-    text = value[:_TEXT_MOST]
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
+    return printable(value[:_TEXT_MOST], instead="?")
 
 
 def _clean_object(body: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:

@@ -6,11 +6,9 @@ process. Nothing in a file makes a reader raise anything but ``RingUnusable``, o
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
-import stat
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -19,6 +17,8 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from app.errors import flaw
+from app.files import NotARegularFileError, open_regular
 from app.readings import Device, WorkerBudget
 from app.table import rank_title
 
@@ -470,18 +470,12 @@ def has_magic(path: Path) -> bool:
 
 
 def _open(path: Path) -> int:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     try:
-        # Looked at before it is opened: opening a device can do something.
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise RingUnusable("not a regular file")
-        descriptor = os.open(path, flags)
+        return open_regular(path)
+    except NotARegularFileError as exc:
+        raise RingUnusable("not a regular file") from exc
     except OSError as exc:
-        raise RingUnusable("not a regular file" if exc.errno == errno.ELOOP else _unreadable(exc)) from exc
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise RingUnusable("not a regular file")
-    return descriptor
+        raise RingUnusable(_unreadable(exc)) from exc
 
 
 def _header(descriptor: int, status: os.stat_result) -> tuple[_Layout, bytes]:
@@ -532,9 +526,7 @@ def _identity(content: bytes, name: str) -> Identity:
     try:
         identity = _IDENTITY.validate_python(given)
     except ValidationError as exc:
-        first = exc.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RingUnusable(f"corrupt identity: {where}: {first['msg']}") from exc
+        raise RingUnusable(f"corrupt identity: {flaw(exc.errors(include_url=False, include_input=False))}") from exc
     device = identity.device
     if not is_within_bounds(device):
         raise RingUnusable("corrupt identity: a number that nothing has")

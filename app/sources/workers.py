@@ -6,7 +6,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from app.capabilities import Capabilities
 from app.engine import Engine
-from app.errors import EngineGarbled
+from app.errors import EngineGarbled, flaw
 from app.readings import SCHEMA, WorkerMemory
 from app.sources.source import Observation
 
@@ -41,6 +41,4 @@ class Workers:
         try:
             return Observation(workers=_WIRE.validate_python(answers))
         except ValidationError as exc:
-            first = exc.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise EngineGarbled(f"worker call memory: {where}: {first['msg']}") from exc
+            raise EngineGarbled(f"worker call memory: {flaw(exc.errors(include_url=False))}") from exc

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from app.components import COMPONENTS
+
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
@@ -34,14 +36,7 @@ UNICODE = Glyphs(levels=" ▁▂▃▄▅▆▇█", free="·", mark="┃", line
 ASCII = Glyphs(levels=" .:-=+*#@", free=".", mark="|", line="-", dot="*", reset="^")
 
 # Component, letter and colour. The letter draws the bar where there is no colour, and stands in every legend.
-PARTS: tuple[tuple[str, str, str], ...] = (
-    ("weights_bytes", "W", "blue"),
-    ("kv_cache_bytes", "K", "cyan"),
-    ("encoder_cache_bytes", "E", "magenta"),
-    ("other_tensors_bytes", "O", "green"),
-    ("torch_cached_bytes", "C", "yellow"),
-    ("non_torch_bytes", "N", "bright_black"),
-)
+PARTS: tuple[tuple[str, str, str], ...] = tuple((row.name, row.letter, row.terminal) for row in COMPONENTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ def ranks(facts: Facts) -> SetupCheck:
     if report.ranks_reported >= report.ranks_expected:
         return SetupCheck("ranks", "ok", text)
     missing = missing_text(report.ranks_missing)
-    if report.movement is None and (facts.can.get("data_parallel") or 1) > 1:
+    if report.progress is None and (facts.can.get("data_parallel") or 1) > 1:
         change = "set HIGHWATER_RECORDER_DIR: vLLM answers for the first data-parallel engine only"
         return SetupCheck("ranks", "fail", text, change)
     return SetupCheck("ranks", "fail", text, f"look after the missing: {missing}" if missing else report.engine.hint)
@@ -208,10 +208,10 @@ def statistics(facts: Facts) -> SetupCheck:
 
 def recorder(facts: Facts) -> SetupCheck:
     """The workers record themselves, so that a hang can be told from a long step."""
-    movement = facts.report.movement
-    if movement is not None:
-        level: Level = "fail" if movement.verdict == "stuck" else "ok"
-        return SetupCheck("recorder", level, f"{movement.verdict}: {movement.summary}")
+    progress = facts.report.progress
+    if progress is not None:
+        level: Level = "fail" if progress.verdict == "stuck" else "ok"
+        return SetupCheck("recorder", level, f"{progress.verdict}: {progress.summary}")
     if not facts.can.get("collective_rpc"):
         return _unknown("recorder")
     text = "off, or nothing was read: a hang cannot be told from a long step, nor a rank that does not answer be seen"

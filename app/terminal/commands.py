@@ -142,8 +142,7 @@ def reclaim(
     A REMEDY is release, trim_encoder_cache, reset_encoder_cache, reset_mm_cache or reset_prefix_cache; they run in the
     order given. Exits with 1 if any of them was refused or failed, 3 if no sidecar answers.
     """
-    from app.sidecar_answers import cleaned
-    from app.terminal.reclaim import reclaim_text, succeeded, wanted
+    from app.terminal.reclaim import reclaim_text, reclaimed_of, succeeded, wanted
 
     try:
         body = {"mode": mode, "dry_run": dry_run, "remedies": wanted(remedies, free_bytes) or None}
@@ -157,7 +156,7 @@ def reclaim(
             if not isinstance(exc.body, dict) or "results" not in exc.body:
                 raise
             answer = exc.body
-    results = cleaned(answer["results"])
+        results = reclaimed_of(answer)
     click.echo(json.dumps(answer, indent=1) if as_json else reclaim_text(results, dry_run=dry_run))
     if not succeeded(results):
         sys.exit(FAILED)

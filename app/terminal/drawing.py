@@ -224,7 +224,7 @@ class Drawing:
         size: int | None = getattr(rank.components, name)
         share = size / rank.used_bytes if size is not None and rank.used_bytes else None
         line = Text().append_text(self.pen.legend(index))
-        line.append(f" {component_title(name):<14}", "" if size else _DIM)
+        line.append(f" {component_title(name):<17}", "" if size else _DIM)
         line.append(f"{size_text(size):>10} {share_text(share):>7}", "" if size else _DIM)
         change = f" {'' if size is None else self._change(rank, name, span):>11}"
         width = self.width - len(line) - len(change) - 2
@@ -279,9 +279,9 @@ class Drawing:
         line = _fact("requests", f"{engine.requests_running} running, {waiting} waiting")
         if engine.kv_cache_usage_ratio is not None:
             line.append(f", KV cache {share_text(engine.kv_cache_usage_ratio)} used")
-        movement = self.report.movement
-        if movement is not None:
-            line.append(f", {movement.verdict}", "bold red" if movement.verdict == "stuck" else "")
+        progress = self.report.progress
+        if progress is not None:
+            line.append(f", {progress.verdict}", "bold red" if progress.verdict == "stuck" else "")
         return line
 
     def _encoder_cache(self) -> Text | None:

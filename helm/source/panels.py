@@ -16,20 +16,14 @@ from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from app.components import COMPONENTS
 from helm.source.metrics import help_of, names_in
 
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 # The same meaning has the same colour in every panel.
 GREEN, YELLOW, ORANGE, RED, GREY, BLUE = "green", "yellow", "orange", "red", "#8e8e8e", "blue"
-COMPONENT_COLORS = {
-    "weights": "#5794f2",
-    "kv_cache": "#8ab8ff",
-    "encoder_cache": "#ff9830",
-    "other_tensors": "#b877d9",
-    "torch_cached": "#fade2a",
-    "non_torch": "#8e8e8e",
-}
+COMPONENT_COLORS = {row.label: row.grafana for row in COMPONENTS}
 STATE_COLORS = {
     "ready": GREEN,
     "starting": BLUE,

@@ -32,7 +32,7 @@ async def test_an_engine_that_hangs_of_a_forced_reset_is_unresponsive(
     """What `test_naive_calls` does straight, forced through the sidecar: the log's message is in the incident."""
     if version not in HANGING_VERSIONS:
         pytest.skip(f"vLLM {version} does not hang of it")
-    settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_RECORDER_DIR": str(tmp_path / "flight")}
+    settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_RECORDER_DIR": str(tmp_path / "recorders")}
     with engine_factory() as engine:
         settings["HIGHWATER_ENGINE_LOG"] = str(engine.log_path)
         with sidecar_beside(engine, tmp_path, **settings) as sidecar:

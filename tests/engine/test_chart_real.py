@@ -197,12 +197,12 @@ def test_vllm_knows_every_argument_that_the_chart_renders(
 
 
 def test_every_rank_reports_by_both_ways(running: Running) -> None:
-    """The workers answer the sidecar's call, and the flight recorders lie in the folder that both mount."""
-    wait_until(lambda: running.get("/memory").json().get("movement") is not None, 60)
+    """The workers answer the sidecar's call, and the recorders lie in the folder that both mount."""
+    wait_until(lambda: running.get("/memory").json().get("progress") is not None, 60)
     report = running.get("/memory").json()
     assert report["engine"]["state"] == "ready"
     assert (report["ranks_expected"], report["ranks_reported"], report["ranks_missing"]) == (1, 1, [])
-    assert report["movement"]["verdict"] in {"idle", "moving", "busy"}
+    assert report["progress"]["verdict"] in {"idle", "progressing", "busy"}
     assert list(running.node.volume("highwater-recorder").glob("*.ring"))
 
 

@@ -52,7 +52,7 @@ def recorded(
     # Short names, as an operator would type them: the report shows the command.
     shutil.copy(BENCH, folder / BENCH.name)
     (folder / "model").symlink_to(engine.folder / "model")
-    settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_RECORDER_DIR": str(folder / "flight")}
+    settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_RECORDER_DIR": str(folder / "recorders")}
     with sidecar_beside(engine, folder, **settings) as sidecar:
         sidecar.call("POST", "/memory/reclaim", {"remedies": ["reset_encoder_cache"]})
         environ = os.environ | {

@@ -81,7 +81,7 @@ async def test_the_end_of_a_burst_is_recorded_and_an_idle_worker_is_fresh(engine
     while time.monotonic() < until:
         report = await asyncio.to_thread(sidecar.call, "GET", "/memory")
         ages.append(report["age_seconds"])
-        assert (report["stale"], report["movement"]["verdict"]) == (False, "idle")
+        assert (report["stale"], report["progress"]["verdict"]) == (False, "idle")
         await asyncio.sleep(0.5)
     assert statistics.median(ages) < 3.0
     assert records(ring(engine))[-1]["mono"] == last["mono"], "nothing was sampled: nothing has happened"
@@ -93,14 +93,14 @@ async def test_a_step_that_holds_pythons_lock_shows_where_it_is(engine: Engine, 
     sending = asyncio.create_task(send_texts(engine.url, engine.served_model, texts=["a text"], max_tokens=4))
 
     def shows_the_place(report: dict[str, Any]) -> bool:
-        return "hold_the_lock" in " ".join((report["movement"] or {"ranks": []})["ranks"])
+        return "hold_the_lock" in " ".join((report["progress"] or {"ranks": []})["ranks"])
 
     report = await asyncio.to_thread(wait_for, sidecar, shows_the_place, HANG_SECONDS)
-    assert "hanging_worker.py:" in report["movement"]["ranks"][0]
-    assert "has written nothing" in report["movement"]["ranks"][0]
+    assert "hanging_worker.py:" in report["progress"]["ranks"][0]
+    assert "has written nothing" in report["progress"]["ranks"][0]
     assert not sending.done()
     assert (await sending).failed == 0
-    await asyncio.to_thread(wait_for, sidecar, lambda report: report["movement"]["verdict"] == "idle")
+    await asyncio.to_thread(wait_for, sidecar, lambda report: report["progress"]["verdict"] == "idle")
     last = heartbeat(ring(engine))
     assert last is not None
     assert last["moving"]["step_seconds"] is None

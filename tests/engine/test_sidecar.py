@@ -277,7 +277,7 @@ def test_a_sidecar_outlives_its_engines_and_knows_the_next(
     """
     options = EngineOptions(multimodal=False, port=free_port())
     engine = Engine(engine_environment, options, folder=tmp_path / "engine")
-    recorders = tmp_path / "flight"
+    recorders = tmp_path / "recorders"
     with ExitStack() as stack:
         stack.callback(engine.stop)
         settings = {"HIGHWATER_RECORDER_DIR": str(recorders)}

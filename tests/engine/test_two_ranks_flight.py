@@ -175,7 +175,7 @@ def test_every_rank_of_a_product_is_heard_of(
     options = {"data_parallel": engines, "pipeline_parallel": stages, "tensor_parallel": shards}
     with (
         engine_factory(multimodal=False, **options) as engine,
-        sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(tmp_path / "flight")) as sidecar,
+        sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(tmp_path / "recorders")) as sidecar,
     ):
         report = wait_for(sidecar, lambda report: report["ranks_reported"] == len(places))
         assert (report["ranks_expected"], report["ranks_missing"]) == (len(places), [])
@@ -200,7 +200,7 @@ def test_an_idle_engine_does_not_hang_and_is_left_alone(engine: Engine, tmp_path
             seen.append(sidecar.call("GET", "/memory"))
             time.sleep(0.25)
         assert {(report["engine"]["state"], report["ranks_reported"]) for report in seen} == {("ready", 2)}
-        assert {report["movement"]["verdict"] for report in seen} == {"idle"}
+        assert {report["progress"]["verdict"] for report in seen} == {"idle"}
         assert statistics.median(report["age_seconds"] for report in seen) < 3.0
         calls = worker_calls(engine) - calls
         shares = [(cpu_seconds(pid) - before) / IDLE_SECONDS for pid, before in used.items()]
@@ -293,7 +293,7 @@ async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: Engine, tmp_pat
         async with a_request_under_way(engine, sidecar):
             with stopped(core_of(worker_pids(engine)[0])):
                 report = await asyncio.to_thread(wait_for, sidecar, is_unresponsive, PATIENCE_SECONDS)
-                assert (report["ranks_reported"], report["movement"]["verdict"]) == (2, "stuck")
+                assert (report["ranks_reported"], report["progress"]["verdict"]) == (2, "stuck")
                 assert "hands out no work" in report["engine"]["hint"]
                 assert (probes(sidecar), status(f"{engine.url}/health")) == (NOT_WELL, 200)
             await asyncio.to_thread(wait_for, sidecar, is_ready, PATIENCE_SECONDS)
@@ -314,8 +314,8 @@ async def test_a_long_step_is_no_hang(engine: Engine, tmp_path: Path) -> None:
                 await asyncio.sleep(0.1)
         assert (await asked).status_code == httpx.codes.OK
         assert {report["engine"]["state"] for report in seen} <= {"ready", "busy"}
-        busy = [report["movement"] for report in seen if report["movement"]["verdict"] == "busy"]
-        assert max(movement["since_seconds"] for movement in busy) > 2.0
+        busy = [report["progress"] for report in seen if report["progress"]["verdict"] == "busy"]
+        assert max(progress["since_seconds"] for progress in busy) > 2.0
         assert "in one step" in busy[-1]["summary"]
         assert incidents(sidecar) == []
 

@@ -3,7 +3,7 @@
 Used in process (`FakeEngine().transport()`) and on a real port. `tests/engine/test_contract.py` holds it to the real
 engine. The default is the story's machine: two NPUs of 65,452,113,920 bytes, 54,650 MiB in use once up (57,766 as
 npu-smi counts), and `serve_images()` makes it 58,432 (61,548). `core_on` wires the sidecar's core to it on a clock that
-only tests move; with `flight` its workers' recorders write a sample before each poll.
+only tests move; with `recorders` its workers' recorders write a sample before each poll.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from app.attribution import account
 from app.engine import Engine
-from app.flight import Flight
+from app.flight import Recorders
 from app.gate import Gate
 from app.governor import Governor
 from app.history import History
@@ -734,7 +734,7 @@ class Core:
     quiescer: Quiescer
     counted: Counted
     wall: FakeWallClock
-    flight: Flight | None = None
+    recorders: Recorders | None = None
 
     async def tick(self, seconds: float = 1.0, *, spare_idle: bool = False) -> Report:
         """Let time pass, have the recorders write, poll once, and let the policy look at it."""
@@ -757,16 +757,16 @@ def core_on(
     sources: Callable[[Engine], Sequence[Source]] = all_sources,
     engine_has_extension: bool = False,
     rpc_deadline_seconds: float = 0.02,
-    flight: Path | None = None,
+    recorder_dir: Path | None = None,
     state_file: Path | None = None,
     **knobs: Any,
 ) -> Core:
     """Wire the core as `app.main` does, but for the clock and the network; `knobs` are FakeEngine's.
 
-    With a folder in `flight` the workers have flight recorders, beneath it.
+    With a folder in `recorder_dir` the workers have recorders, beneath it.
     """
     clock, counted = FakeClock(), Counted()
-    proc = FakeProc(flight / "proc") if flight is not None else None
+    proc = FakeProc(recorder_dir / "proc") if recorder_dir is not None else None
     wall = FakeWallClock(clock)
     fake = FakeEngine(version, clock=clock, proc=proc, **knobs)
     engine = Engine(
@@ -775,8 +775,8 @@ def core_on(
     history = History(100, clock=wall, monotonic=clock)
     state = StateFile(state_file)
     recorders = None
-    if flight is not None and proc is not None:
-        recorders = flight_on(fake, engine, clock, flight / "recorder", proc)
+    if recorder_dir is not None and proc is not None:
+        recorders = recorders_on(fake, engine, clock, recorder_dir / "recorder", proc)
     poller = Poller(
         engine,
         sources(engine),
@@ -785,7 +785,7 @@ def core_on(
         stale_seconds=10.0,
         engine_has_extension=engine_has_extension,
         observer=counted,
-        flight=recorders,
+        recorders=recorders,
         lives=Lives(state),
         clock=clock,
         wall_clock=wall,
@@ -799,14 +799,14 @@ def core_on(
     return Core(fake, clock, engine, history, poller, governor, relief, gate, quiescer, counted, wall, recorders)
 
 
-def flight_on(fake: FakeEngine, engine: Engine, clock: FakeClock, folder: Path, proc: FakeProc) -> Flight:
+def recorders_on(fake: FakeEngine, engine: Engine, clock: FakeClock, folder: Path, proc: FakeProc) -> Recorders:
     """The sidecar's side of the recorders, on the same clock; while it waits, they write."""
 
     async def sleep(seconds: float) -> None:
         clock.advance(seconds)
         fake.record()
 
-    return Flight(
+    return Recorders(
         engine,
         folder,
         rate=RECORDER_RATE,

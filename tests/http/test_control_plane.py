@@ -194,7 +194,7 @@ async def test_the_report_in_json(running):
     assert answer.headers["content-type"] == "application/json"
     assert set(report) == {
         *("schema", "taken_at", "age_seconds", "stale", "engine", "ranks_expected", "ranks_reported", "ranks"),
-        *("ranks_missing", "movement", "encoder_cache", "growth", "policy"),
+        *("ranks_missing", "progress", "encoder_cache", "growth", "policy"),
     }
     assert (report["schema"], report["stale"], report["ranks_expected"]) == (1, False, 2)
     rank = report["ranks"][0]
@@ -207,7 +207,7 @@ async def test_the_report_in_json(running):
     assert report["engine"]["capabilities"]["is_paused"] is True
     assert report["growth"]["since_ready_bytes"] == ENCODER_BYTES
     assert (report["policy"]["level"], report["encoder_cache"]["entries"]) == ("calm", IMAGES)
-    assert (rank["source"], report["ranks_missing"], report["movement"]) == ("rpc", [], None)
+    assert (rank["source"], report["ranks_missing"], report["progress"]) == ("rpc", [], None)
 
 
 async def test_the_report_of_recorded_workers(tmp_path):
@@ -221,7 +221,7 @@ async def test_the_report_of_recorded_workers(tmp_path):
         report = (await running.client.get("/memory")).json()
         history = (await running.client.get("/memory/history?recorded=true")).json()
     assert [(rank["dp_rank"], rank["source"]) for rank in report["ranks"]] == [(0, "rpc"), (1, "recorder")]
-    assert (report["ranks_missing"], report["movement"]["verdict"]) == ([], "idle")
+    assert (report["ranks_missing"], report["progress"]["verdict"]) == ([], "idle")
     assert [(rank["dp_rank"], rank["pid"]) for rank in history["recorded"]] == [(0, 4242), (1, 4243)]
     assert history["recorded"][0]["samples"][-1]["used_bytes"] == USED_READY
 

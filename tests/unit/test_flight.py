@@ -1,4 +1,4 @@
-"""The flight recorders, from our side: started with each life of the engine, read at each poll, and what is told."""
+"""The recorders, from our side: started with each life of the engine, read at each poll, and what is told."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.flight import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Flight, missing_ranks
+from app.flight import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Recorders, missing_ranks
 from app.poller import GROWTH_SECONDS, LOOK_SECONDS
 from app.readings import Report
 from tests.fakes.engine import IMAGE_BYTES, RECORDER_RATE, RECORDER_SECONDS, USED_READY, Core, FakeWorker, core_on
@@ -20,16 +20,16 @@ IDLE_POLL_SECONDS = 5.0  # the poller's default
 
 @pytest.fixture
 def fly(tmp_path):
-    """A maker of cores with flight recorders; what they hold open is closed in the end."""
+    """A maker of cores with recorders; what they hold open is closed in the end."""
     cores: list[Core] = []
 
     def make(version: str = "0.32.0", **knobs) -> Core:
-        cores.append(core_on(version, flight=tmp_path, **knobs))
+        cores.append(core_on(version, recorder_dir=tmp_path, **knobs))
         return cores[-1]
 
     yield make
     for core in cores:
-        core.flight.close()
+        core.recorders.close()
         for worker in core.fake.workers:
             worker.recorder.close()
 
@@ -132,7 +132,7 @@ async def test_recorders_are_started_again_for_other_processes(core):
     await spared(core)
     assert [rank.pid for rank in (await spared(core)).ranks] == [4244, 4245]
     assert len(starts(core)) == 1
-    assert {record.identity.pid for record in core.flight.records} == {4244, 4245}
+    assert {record.identity.pid for record in core.recorders.records} == {4244, 4245}
 
 
 async def test_a_restart_is_seen_through_files_too(core):
@@ -149,18 +149,18 @@ async def test_a_restart_is_seen_through_files_too(core):
 async def test_a_second_sidecar_reads_the_first_ones_recorders(core, tmp_path):
     """They go on under their name, on engines too whose workers do not answer; it starts none beside them."""
     await aloft(core)
-    second = Flight(
+    second = Recorders(
         core.engine, tmp_path / "recorder", rate=5.0, seconds=60.0, max_step_seconds=120.0, proc=core.fake.proc.path,
-        clock=core.clock, monotonic=core.flight._monotonic, sleep=core.flight._sleep,
+        clock=core.clock, monotonic=core.recorders._monotonic, sleep=core.recorders._sleep,
     )  # fmt: skip
     await second.begin()
-    assert second.recorder.instance == core.flight.recorder.instance
+    assert second.recorder.instance == core.recorders.recorder.instance
     assert len(await second.read()) == 2
     assert (second.problem, second.must_begin()) == (None, False)
     assert {worker.recorder.options["rate"] for worker in core.fake.workers} == {RECORDER_RATE}
     assert len(rings(tmp_path)) == 2
     second.close()
-    assert {record.status for record in await core.flight.read()} == {"alive"}
+    assert {record.status for record in await core.recorders.read()} == {"alive"}
 
 
 async def test_where_two_sidecars_started_some_recorders_each_all_get_one_name(core, tmp_path):
@@ -168,19 +168,19 @@ async def test_where_two_sidecars_started_some_recorders_each_all_get_one_name(c
     core.fake.workers[1].recorder.refuses = "OSError: no space left on device"
     await aloft(core)
     core.fake.workers[1].recorder.refuses = None
-    second = Flight(
+    second = Recorders(
         core.engine, tmp_path / "recorder", rate=10.0, seconds=60.0, max_step_seconds=120.0, proc=core.fake.proc.path,
-        clock=core.clock, monotonic=core.flight._monotonic, sleep=core.flight._sleep,
+        clock=core.clock, monotonic=core.recorders._monotonic, sleep=core.recorders._sleep,
     )  # fmt: skip
     await second.begin()
-    assert {worker.recorder.options["instance"] for worker in core.fake.workers} == {core.flight.recorder.instance}
+    assert {worker.recorder.options["instance"] for worker in core.fake.workers} == {core.recorders.recorder.instance}
     second.close()
 
 
 async def test_recorders_that_write_elsewhere_are_told(core, tmp_path):
     """Another sidecar's folder is not ours to choose: where it is is said."""
     await aloft(core)
-    second = Flight(core.engine, tmp_path / "elsewhere", rate=10.0, seconds=60.0, max_step_seconds=120.0)
+    second = Recorders(core.engine, tmp_path / "elsewhere", rate=10.0, seconds=60.0, max_step_seconds=120.0)
     await second.begin()
     assert second.problem is not None
     assert f"write to {tmp_path / 'recorder'}, not {tmp_path / 'elsewhere'}" in second.problem
@@ -192,8 +192,8 @@ async def test_what_does_not_start_is_told_and_tried_again(core):
     for worker in core.fake.workers:
         worker.recorder.refuses = "OSError: no space left on device"
     report = await core.tick()
-    assert report.engine.hint == "rank 0 did not start its flight recorder: OSError: no space left on device"
-    assert (report.engine.state, heard(report), report.movement) == ("ready", [(0, 0, "rpc"), (0, 1, "rpc")], None)
+    assert report.engine.hint == "rank 0 did not start its recorder: OSError: no space left on device"
+    assert (report.engine.state, heard(report), report.progress) == ("ready", [(0, 0, "rpc"), (0, 1, "rpc")], None)
     await core.tick(RETRY_SECONDS - 1.5)
     assert len(starts(core)) == 1
     for worker in core.fake.workers:
@@ -209,7 +209,7 @@ async def test_who_started_goes_on_while_the_others_are_tried_again(core, tmp_pa
     await spared(core)
     report = await spared(core)
     assert heard(report) == [(0, 0, "recorder"), (0, 1, "rpc")], "who has none is known by its answer"
-    assert (report.engine.hint or "").startswith("rank 1 did not start its flight recorder")
+    assert (report.engine.hint or "").startswith("rank 1 did not start its recorder")
     core.fake.workers[1].recorder.refuses = None
     await spared(core, RETRY_SECONDS)
     assert heard(await spared(core)) == [(0, 0, "recorder"), (0, 1, "recorder")]
@@ -237,7 +237,7 @@ async def test_a_refused_call_is_told(core):
     """An extension of before recorders, say."""
     core.fake.failing["/collective_rpc"] = 500
     await core.tick()
-    assert core.flight.problem == "the flight recorders were not started: worker call recorder_start answered 500"
+    assert core.recorders.problem == "the recorders were not started: worker call recorder_start answered 500"
 
 
 async def test_a_start_that_comes_late_counts(core):
@@ -249,7 +249,7 @@ async def test_a_start_that_comes_late_counts(core):
     await asyncio.wait({core.engine._outstanding})
     core.fake.hang = None
     report = await spared(core)
-    assert (report.engine.state, report.movement.verdict, len(starts(core))) == ("ready", "idle", 1)
+    assert (report.engine.state, report.progress.verdict, len(starts(core))) == ("ready", "idle", 1)
     await spared(core, RETRY_SECONDS)
     assert len(starts(core)) == 2
     assert (await spared(core)).engine.hint is None
@@ -270,7 +270,7 @@ async def test_files_that_are_elsewhere_are_told(core, tmp_path):
         path.unlink()
     report = await spared(core)
     assert "has the files of 0 of 2 workers: do all have it under the same path?" in (report.engine.hint or "")
-    assert (report.movement, heard(report)) == (None, [(0, 0, "rpc"), (0, 1, "rpc")])
+    assert (report.progress, heard(report)) == (None, [(0, 0, "rpc"), (0, 1, "rpc")])
 
 
 async def test_a_file_that_was_taken_away_comes_back(core, tmp_path):
@@ -446,7 +446,7 @@ async def test_recorded_workers_are_asked_seldom_also_while_they_work(core):
     reports = await at_work(core, 10)
     assert core.fake.ops() == ["memory", "memory"]
     assert len(core.fake.asked("/is_paused")) == 10
-    assert {report.movement.verdict for report in reports} == {"moving"}
+    assert {report.progress.verdict for report in reports} == {"progressing"}
     assert {(report.engine.state, report.stale, report.age_seconds) for report in reports} == {("ready", False, 0.0)}
     assert {len(report.ranks) for report in reports} == {2}
 
@@ -457,8 +457,8 @@ async def test_recorded_workers_of_an_idle_engine_are_read_all_the_same(core):
     reports = [await spared(core) for _ in range(10)]
     assert core.fake.ops() == ["memory", "memory"]
     assert len(core.fake.asked("/is_paused")) == 2
-    assert {(report.movement.verdict, report.age_seconds) for report in reports} == {("idle", 0.0)}
-    assert len(core.flight.last_minutes(core.flight.recorder.instance)[4242]) == 1
+    assert {(report.progress.verdict, report.age_seconds) for report in reports} == {("idle", 0.0)}
+    assert len(core.recorders.last_minutes(core.recorders.recorder.instance)[4242]) == 1
 
 
 async def test_a_rank_without_a_recorder_is_asked_each_time(core):
@@ -525,7 +525,7 @@ async def test_a_long_step_is_busy_and_nobody_is_asked(core):
     core.fake.begin_step()
     reports = [await spared(core, 2.0) for _ in range(30)]
     assert core.fake.ops() == []
-    assert {report.movement.verdict for report in reports} == {"busy"}
+    assert {report.progress.verdict for report in reports} == {"busy"}
     assert [report.engine.state for report in reports] == ["ready"] * 4 + ["busy"] * 26
     assert reports[-1].engine.hint == "rank 0 (pid 4242 on node-a) has been in one step for 60 s"
     assert [report.age_seconds for report in reports[:3]] == pytest.approx([1.9, 3.9, 5.9], abs=0.2)
@@ -541,8 +541,8 @@ async def test_a_step_that_lasts_too_long_is_stuck_until_it_ends(core):
     core.fake.begin_step()
     core.fake.workers[1].recorder.stack = ["hccl.py:12 allreduce", "model.py:5 forward"]
     report = await spared(core, 121.0)
-    assert (report.engine.state, report.movement.verdict, report.stale) == ("stuck", "stuck", False)
-    assert report.engine.hint == report.movement.summary
+    assert (report.engine.state, report.progress.verdict, report.stale) == ("stuck", "stuck", False)
+    assert report.engine.hint == report.progress.summary
     assert "longer than the 120 s" in (report.engine.hint or "")
     core.fake.end_step()
     report = await spared(core)
@@ -564,7 +564,7 @@ async def test_a_dead_rank_makes_the_engine_stuck(core):
     assert [rank.status for rank in reports[-1].ranks_missing] == ["dead"]
 
 
-@pytest.mark.parametrize(("what", "verdict"), [("steps", "moving"), ("a step", "busy")])
+@pytest.mark.parametrize(("what", "verdict"), [("steps", "progressing"), ("a step", "busy")])
 async def test_a_deadline_that_passes_while_ranks_move_is_no_hang(core, what, verdict):
     """The call waits for its turn; the hint tells both."""
     await aloft(core)
@@ -576,8 +576,8 @@ async def test_a_deadline_that_passes_while_ranks_move_is_no_hang(core, what, ve
     else:
         (report,) = await at_work(core, 1, IDLE_POLL_SECONDS)
     state = "ready" if what == "steps" else "busy"
-    assert (report.engine.state, report.movement.verdict, report.stale) == (state, verdict, False)
-    assert report.movement.summary in (report.engine.hint or "")
+    assert (report.engine.state, report.progress.verdict, report.stale) == (state, verdict, False)
+    assert report.progress.summary in (report.engine.hint or "")
     assert "worker call memory" in (report.engine.hint or "")
     assert core.counted.failures == [("workers", "unresponsive")]
 
@@ -595,7 +595,7 @@ async def test_a_step_that_begins_just_then_is_no_hang(core):
     await aloft(core)
     core.fake.hang = Step()
     report = await core.tick()
-    assert (report.engine.state, report.movement.verdict, report.stale) == ("busy", "busy", False)
+    assert (report.engine.state, report.progress.verdict, report.stale) == ("busy", "busy", False)
 
 
 async def test_a_hang_is_told_while_a_call_still_waits(fly):
@@ -612,7 +612,7 @@ async def test_a_hang_is_told_while_a_call_still_waits(fly):
 
     core.fake.hang = Stopped()
     report = await asyncio.wait_for(core.tick(), 10.0)
-    assert (report.engine.state, report.movement.verdict) == ("stuck", "stuck")
+    assert (report.engine.state, report.progress.verdict) == ("stuck", "stuck")
     assert "rank 1 (pid 4243 on node-a) is stopped" in (report.engine.hint or "")
     assert core.engine.rpc_outstanding_seconds is not None
 
@@ -622,7 +622,7 @@ async def test_a_call_that_is_late_though_nobody_works_is_slow_and_then_stuck(co
     await aloft(core)
     core.fake.hang = asyncio.Event()
     report = await core.tick()
-    assert (report.engine.state, report.movement.verdict) == ("slow", "idle")
+    assert (report.engine.state, report.progress.verdict) == ("slow", "idle")
     assert report.stale is False, "the files are fresh"
     assert (await core.tick(10.0)).engine.state == "stuck"
 
@@ -655,7 +655,7 @@ async def test_requests_that_no_step_follows_are_stuck(core):
     core.engine._answered_at -= 60
     states += [(await spared(core, 4.0)).engine.state for _ in range(3)]
     report = core.poller.current()
-    assert (states[0], states[-1], report.movement.verdict) == ("ready", "stuck", "stuck")
+    assert (states[0], states[-1], report.progress.verdict) == ("ready", "stuck", "stuck")
     assert "hands out no work" in (report.engine.hint or "")
 
 
@@ -693,7 +693,7 @@ async def test_a_paused_engine_stays_paused_while_a_call_is_late(core):
     core.fake.hang = asyncio.Event()
     core.fake.begin_step()
     report = await core.tick(2.0)
-    assert (report.engine.state, report.movement.verdict) == ("paused", "busy")
+    assert (report.engine.state, report.progress.verdict) == ("paused", "busy")
 
 
 # --- the engine's end ---
@@ -707,7 +707,7 @@ async def test_a_gone_engines_files_are_not_believed(core):
     for seconds, state in ((1.0, "ready"), (2.0, "gone"), (3.0, "gone")):
         report = await spared(core)
         assert (report.engine.state, report.age_seconds) == (state, pytest.approx(seconds))
-        assert (report.stale, report.ranks, report.movement) == (True, seen, None)
+        assert (report.stale, report.ranks, report.progress) == (True, seen, None)
     assert "nothing answers any more at http://engine:8000" in (report.engine.hint or "")
 
 
@@ -742,7 +742,7 @@ async def test_an_answer_that_breaks_off_is_not_the_end(core):
     await aloft(core)
     core.fake.breaks = True
     report = await core.tick()
-    assert (report.engine.state, report.stale, report.movement.verdict) == ("slow", False, "idle")
+    assert (report.engine.state, report.stale, report.progress.verdict) == ("slow", False, "idle")
     core.fake.breaks = False
     assert (await core.tick()).engine.state == "ready"
 
@@ -755,13 +755,13 @@ async def test_what_was_recorded_last_outlives_the_engine(core):
     core.fake.serve_images(1)
     await spared(core, 0.0)
     await spared(core)
-    assert [record.identity.pid for record in core.flight.records] == [4242, 4243]
+    assert [record.identity.pid for record in core.recorders.records] == [4242, 4243]
     core.fake.down = False
     core.fake.start_again()
     for worker in core.fake.workers:
         worker.recorder.refuses = "OSError: no space left on device"
     await spared(core)
-    assert core.flight.records == ()
+    assert core.recorders.records == ()
 
 
 # --- the last minutes ---
@@ -772,30 +772,30 @@ async def test_the_last_minutes_are_read_by_process(core, tmp_path):
     await aloft(core)
     core.fake.end_step()
     await spared(core)
-    instance = core.flight.recorder.instance
+    instance = core.recorders.recorder.instance
     core.fake.down = True
     await spared(core, 0.0)
     await spared(core)
-    found = core.flight.last_minutes(instance)
+    found = core.recorders.last_minutes(instance)
     assert {pid: [sample.used_bytes for sample in samples] for pid, samples in found.items()} == {
         4242: [USED_READY] * 2,
         4243: [USED_READY] * 2,
     }
     (tmp_path / "recorder" / f"highwater-{instance}-4243.ring").write_bytes(b"nonsense")
-    assert list(core.flight.last_minutes(instance)) == [4242]
-    assert core.flight.last_minutes("0" * 16) == {}
+    assert list(core.recorders.last_minutes(instance)) == [4242]
+    assert core.recorders.last_minutes("0" * 16) == {}
 
 
 async def test_long_minutes_are_thinned(core):
     """The last ones whole, what was before them coarser, oldest first."""
-    core.flight._rate = 100.0
+    core.recorders._rate = 100.0
     await spared(core)
     first = core.clock.now
     for _ in range(800):
         core.clock.advance(0.01)
         core.fake.end_step()
         core.fake.record()
-    samples = core.flight.last_minutes(core.flight.recorder.instance)[4242]
+    samples = core.recorders.last_minutes(core.recorders.recorder.instance)[4242]
     assert samples[-1].at == pytest.approx(core.clock.now)
     times = [sample.at for sample in samples]
     assert times == sorted(times)

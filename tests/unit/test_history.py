@@ -13,11 +13,11 @@ from app.history import (
     MAX_OPERATORS_WATCHING,
     MAX_WATCHERS,
     MAX_WATCHERS_PER_PEER,
-    RANK_FIELDS,
     READINGS_MOST,
     WATCHER_BACKLOG,
     History,
 )
+from app.points import ROW, MemoryPoint
 from app.readings import EngineStatus, RemedyResult, Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, MIB, USED_READY, FakeClock, FakeEngine
 
@@ -70,7 +70,8 @@ def test_a_reading_comes_back_as_it_was(history, fake):
     rank = reading["ranks"][1]
     assert (rank["rank"], rank["dp_rank"], rank["pid"]) == (1, 0, 4243)
     was = report(fake).ranks[1]
-    assert {name: rank[name] for name in RANK_FIELDS} == {name: read(was) for name, read in RANK_FIELDS.items()}
+    assert {name: rank[name] for name in ROW} == MemoryPoint.of(was).row()
+    assert MemoryPoint.of_row(was.taken_at, rank) == MemoryPoint.of(was)
     assert type(rank["used_bytes"]) is int
 
 

@@ -31,7 +31,7 @@ class Boxed:
         self.box = IncidentWatcher(
             self.incidents,
             core.history,
-            flight=core.flight,
+            recorders=core.recorders,
             life=lambda: core.poller.life,
             policy=lambda: POLICY,
             oom_kills=OomKillWatch(lambda: self.kills, core.clock),
@@ -78,21 +78,21 @@ class Boxed:
 
 @pytest.fixture
 def boxed(tmp_path):
-    """A maker of boxed cores, with flight recorders or without; what they hold open is closed in the end."""
+    """A maker of boxed cores, with recorders or without; what they hold open is closed in the end."""
     made: list[Boxed] = []
 
     def make(version: str = "0.32.0", *, recorders: bool = True, log: Path | None = None, **knobs) -> Boxed:
         kept = tmp_path / "incidents"
         kept.mkdir()
-        core = core_on(version, flight=tmp_path / "flight" if recorders else None, **knobs)
+        core = core_on(version, recorder_dir=tmp_path / "recorders" if recorders else None, **knobs)
         made.append(Boxed(core, kept, log))
         return made[-1]
 
     yield make
     for one in made:
         one.incidents.close()
-        if one.core.flight is not None:
-            one.core.flight.close()
+        if one.core.recorders is not None:
+            one.core.recorders.close()
         for worker in one.fake.workers:
             worker.recorder.close()
 
@@ -170,7 +170,7 @@ async def test_a_hanging_engine_is_one_incident(either):
     """Over when its workers answer again."""
     await either.come_up()
     either.fake.running, either.fake.hang = 1, asyncio.Event()
-    if either.core.flight is not None:
+    if either.core.recorders is not None:
         either.fake.begin_step()
         await either.tick(60.0)
         assert await either.kinds() == [], "a long step is no hang"
@@ -444,7 +444,7 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
     one.fake.down = True
     await one.tick(0.0)
     await one.tick(1.0)
-    assert one.core.flight.recorder.instance is None
+    assert one.core.recorders.recorder.instance is None
     incident = await one.only()
     first, second = incident.ranks
     assert [(rank.rank, rank.pid, rank.status) for rank in incident.ranks] == [(0, 4242, "alive"), (1, 4243, "dead")]

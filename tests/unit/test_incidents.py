@@ -303,7 +303,7 @@ async def test_what_cannot_be_diagnosed_is_kept_all_the_same(told, monkeypatch, 
 
 
 def test_evidence_comes_from_the_history():
-    """Where no flight recorder runs: each rank's own readings, and not those of a process before it."""
+    """Where no recorder runs: each rank's own readings, and not those of a process before it."""
     clock = FakeClock(AT)
     fake = FakeEngine(clock=clock)
     history = History(100, clock=clock)

@@ -448,7 +448,7 @@ def test_the_series_reaches_further_than_the_reading():
 
 
 def test_what_a_series_does_not_keep_is_taken_from_the_reading():
-    """A flight recorder's points tell less than a full reading, and later."""
+    """A recorder's points tell less than a full reading, and later."""
     known = replace(reading(torch=torch(inactive_split_bytes=7)), taken_at=AT - 60)
     later = Point(at=AT, used_bytes=FULL, torch=TorchMemory(allocated_bytes=1, reserved_bytes=2))
     stood = latest(rank(known, series=(later,)))

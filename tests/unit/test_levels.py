@@ -20,18 +20,21 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         "app",
         "app.allocator",
+        "app.components",
         "app.descriptors",
         "app.errors",
+        "app.files",
         "app.internal_errors",
         "app.limited_log",
         "app.plain",
+        "app.printable",
         "app.private_file",
         "app.readings",
         "app.units",
     ),
     ("app.admin_token", "app.tls"),  # L1: pure cores; the words said to vLLM
     ("app.allowlist", "app.attribution", "app.capabilities", "app.engine", "app.sidecar_client"),
-    ("app.freed", "app.movement", "app.outlook"),
+    ("app.freed", "app.movement", "app.outlook", "app.points"),
     ("app.policy", "app.sidecar_answers", "app.table", "app.traffic", "app.verdict"),
     ("app.policy_settings", "app.sources", "app.state_file"),  # L2: many of one kind, and settings
     ("app.access_log", "app.findings"),

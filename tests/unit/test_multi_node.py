@@ -14,9 +14,9 @@ from tests.fakes.engine import USED_READY, Core, core_on
 @pytest.fixture
 def core(tmp_path) -> Iterator[Core]:
     """Two ranks of one engine, the second one elsewhere: its file is not in our folder."""
-    made = core_on(flight=tmp_path)
+    made = core_on(recorder_dir=tmp_path)
     yield made
-    made.flight.close()
+    made.recorders.close()
     for worker in made.fake.workers:
         worker.recorder.close()
 
@@ -54,8 +54,8 @@ async def test_whether_it_moves_is_told_by_the_ranks_here(core, tmp_path):
     """One verdict, of those whose recorders are read."""
     for _ in range(3):
         report = await working(core, tmp_path)
-    assert report.movement is not None
-    assert (report.movement.verdict, len(report.movement.ranks)) == ("moving", 1)
+    assert report.progress is not None
+    assert (report.progress.verdict, len(report.progress.ranks)) == ("progressing", 1)
 
 
 async def test_their_recorders_are_told_to_start_now_and_then(core, tmp_path):

@@ -50,7 +50,7 @@ async def test_without_recorders_only_the_workers_own_answers_count(core):
     """In the order in which they came; whether ranks move is not known, and no recorder is started."""
     report = await core.tick()
     assert [(rank.rank, rank.source) for rank in report.ranks] == [(0, "rpc"), (1, "rpc")]
-    assert (report.movement, report.ranks_missing, core.fake.ops()) == (None, (), ["memory"])
+    assert (report.progress, report.ranks_missing, core.fake.ops()) == (None, (), ["memory"])
 
 
 async def test_growth_is_told_from_the_baseline_on(core):

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from app.attribution import account
 from app.history import _pack
+from app.points import MemoryPoint
 from app.readings import EngineStatus, Report
 from app.sources import recorder as module
-from app.sources.recorder import FILES_MOST, RankEntry, Recorder, Sample
+from app.sources.recorder import FILES_MOST, RankEntry, Recorder
 from app.sources.ring import RingUnusable
 from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving, slot
 
@@ -119,19 +120,8 @@ def test_every_new_sample_is_told_once(recorder, writers, machine):
         writer.sample(tenth / 10, memory=memory(used_bytes=tenth))
     samples = only(recorder).records
     assert [(sample.at, sample.used_bytes) for sample in samples] == [(WALL, 0), (WALL + 0.1, 1), (WALL + 0.2, 2)]
-    assert samples[0] == Sample(
-        at=WALL,
-        total_bytes=65_452_113_920,
-        used_bytes=0,
-        free_bytes=3_987_734_528,
-        weights_bytes=31_459_200_000,
-        kv_cache_bytes=21_540_531_712,
-        encoder_cache_bytes=3_965_714_432,
-        encoder_cache_entries=31,
-        allocated_bytes=53_255_731_712,
-        reserved_bytes=60_229_157_888,
-        rss_bytes=2_800_000_000,
-    )
+    newest = only(recorder).newest
+    assert samples[-1] == MemoryPoint.of(account(newest, "recorder"))
     machine.seconds = 0.3
     assert (only(recorder).records, only(recorder).newest.used_bytes) == ((), 2)
 
@@ -144,7 +134,7 @@ def test_steps_calls_and_stacks_are_told_as_of_the_last_word(recorder, writers):
     writer = writers()
     writer.sample(-2.0)
     writer.heartbeat(moving=long, dump=dump("a.py:1 run", "b.py:22 <lambda>") + "\n" + dump("c.py:3 wait", thread=5))
-    told = only(recorder).moving
+    told = only(recorder).progress
     assert (told.steps_begun, told.steps_ended, told.step_seconds, told.last_step_age_seconds) == (13, 12, 1.5, 1.5)
     assert (told.output_seconds, told.rpc, told.rpc_seconds) == (0.9, "trim", 0.5)
     assert told.stack == ("a.py:1 run", "b.py:22 <lambda>")
@@ -153,7 +143,7 @@ def test_steps_calls_and_stacks_are_told_as_of_the_last_word(recorder, writers):
 def test_a_step_that_began_while_the_sample_was_taken_is_of_now(recorder, writers):
     """No age is negative."""
     writers().sample(moving=moving(last_step_mono=MONO + 0.001))
-    assert only(recorder).moving.last_step_age_seconds == 0.0
+    assert only(recorder).progress.last_step_age_seconds == 0.0
 
 
 def test_a_sample_that_is_newer_than_the_heartbeat_tells(recorder, writers):
@@ -161,7 +151,7 @@ def test_a_sample_that_is_newer_than_the_heartbeat_tells(recorder, writers):
     writer = writers()
     writer.heartbeat(0.0, moving=moving(step_seconds=0.1))
     writer.sample(0.05)
-    assert only(recorder).moving.step_seconds is None
+    assert only(recorder).progress.step_seconds is None
 
 
 def test_all_entries_are_told_until_the_next_table(recorder, writers):
@@ -263,8 +253,8 @@ def test_a_hang_that_holds_pythons_lock_shows_where_it_is(recorder, writers, mac
     writer.watchdog(1.0, dump("wait.py:1 wait", thread=5) + "\n" + dump("hang.py:7 hold", "model.py:3 run"))
     machine.seconds = 6
     record = only(recorder)
-    assert (record.status, record.moving.stack) == ("silent", ("hang.py:7 hold", "model.py:3 run"))
-    assert record.moving.steps_begun == 12
+    assert (record.status, record.progress.stack) == ("silent", ("hang.py:7 hold", "model.py:3 run"))
+    assert record.progress.steps_begun == 12
 
 
 def test_stacks_of_a_hang_that_is_over_are_not_told(recorder, writers, machine):
@@ -274,7 +264,7 @@ def test_stacks_of_a_hang_that_is_over_are_not_told(recorder, writers, machine):
     writer.watchdog(1.0, dump("hang.py:7 hold"))
     writer.heartbeat(5.0)
     machine.seconds = 5
-    assert only(recorder).moving.stack == ()
+    assert only(recorder).progress.stack == ()
 
 
 def test_a_dead_workers_stacks_can_still_be_read(recorder, writers, machine):
@@ -282,7 +272,7 @@ def test_a_dead_workers_stacks_can_still_be_read(recorder, writers, machine):
     writer = writers()
     writer.watchdog(0.0, dump("hang.py:7 hold", thread=MAIN_THREAD))
     machine.seconds = 60
-    assert only(recorder).moving.stack == ("hang.py:7 hold",)
+    assert only(recorder).progress.stack == ("hang.py:7 hold",)
 
 
 def test_ranks_come_in_their_order(recorder, writers):
@@ -303,7 +293,7 @@ def test_before_its_first_record_a_rank_is_there_and_says_nothing(recorder, writ
     """Its age is that of its file, as far as we have seen it."""
     writers(started_at=WALL)
     record = only(recorder)
-    assert (record.newest, record.moving, record.status, record.age_seconds) == (None, None, "alive", 0.0)
+    assert (record.newest, record.progress, record.status, record.age_seconds) == (None, None, "alive", 0.0)
     machine.seconds = 4
     assert only(recorder).status == "silent"
 
@@ -334,7 +324,7 @@ def test_infinite_numbers_are_none(recorder, writers):
     text = '{"kind": "sample", "at": 1.0, "mono": 1.0, "memory": {"encoder_cache": {"entries": 1, "device_bytes": 1, '
     writer.append((text + '"oldest_age_seconds": 1e999}}, "moving": {"step_seconds": 1e999}}').encode())
     record = only(recorder)
-    assert (record.newest, record.moving.step_seconds) == (None, None)
+    assert (record.newest, record.progress.step_seconds) == (None, None)
     writer.append(b'{"kind": "sample", "at": 1e999, "mono": 1.0}')
     writer.append(b'{"kind": "sample", "at": 1.0, "mono": true}')
     assert (only(recorder).records, recorder.skipped) == ((), 2)
@@ -346,9 +336,9 @@ def test_text_is_made_fit_for_terminals(recorder, writers):
     lines = ['  File "\x1b.py", line 5 in \ud800' + "x" * 500, "odd", *['  File "a.py", line 1 in more'] * 20]
     writer.heartbeat(moving=moving(step_seconds=2.0, rpc="\x1b[2J"), dump="\n".join(lines))
     record = only(recorder)
-    assert record.moving.rpc == "?[2J"
-    assert record.moving.stack[:2] == ("?.py:5 ?" + "x" * 192, "a.py:1 more")
-    assert len(record.moving.stack) == 8
+    assert record.progress.rpc == "?[2J"
+    assert record.progress.stack[:2] == ("?.py:5 ?" + "x" * 192, "a.py:1 more")
+    assert len(record.progress.stack) == 8
 
 
 # --- whether it writes ---
@@ -870,7 +860,7 @@ def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, bea
     if record.newest is not None:
         reading = account(record.newest)
         _pack(Report(taken_at=1.0, engine=EngineStatus(url="", state="ready"), ranks=(reading,)), 1.0)
-    json.dumps([record.moving and record.moving.stack, recorder.last_records(writer.path)], allow_nan=False)
+    json.dumps([record.progress and record.progress.stack, recorder.last_records(writer.path)], allow_nan=False)
     recorder.close()
 
 

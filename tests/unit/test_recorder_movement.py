@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.movement import Demand, Moving, judge, requested_since
+from app.movement import Demand, RankProgress, judge, requested_since
 
 
 def idle(**beside) -> Demand:
@@ -29,16 +29,16 @@ class Rank:
     name: str
     status: str = "alive"
     age_seconds: float = 0.1
-    moving: Moving | None = None
+    progress: RankProgress | None = None
 
 
-def rank(number: int = 0, status: str = "alive", age: float = 0.1, **moving) -> Rank:
+def rank(number: int = 0, status: str = "alive", age: float = 0.1, **progress) -> Rank:
     steps = {"steps_begun": 50, "steps_ended": 50, "last_step_age_seconds": 600.0}
-    return Rank(f"rank {number}", status, age, Moving(**steps | moving))
+    return Rank(f"rank {number}", status, age, RankProgress(**steps | progress))
 
 
-def stepping(number: int = 0, seconds: float = 0.02, **moving) -> Rank:
-    return rank(number, step_seconds=seconds, last_step_age_seconds=seconds, **moving)
+def stepping(number: int = 0, seconds: float = 0.02, **progress) -> Rank:
+    return rank(number, step_seconds=seconds, last_step_age_seconds=seconds, **progress)
 
 
 def lost(status: str, age: float = 6.0, number: int = 1) -> Rank:
@@ -75,14 +75,14 @@ ROWS = [
     ("a dead rank of an idle engine", [QUIET, lost("dead")], IDLE, 0, "stuck", 6, "rank 1 is dead"),
     ("two lost", [QUIET, lost("dead", 8), lost("stopped", 7, 2)], IDLE, 0, "stuck", 8, "rank 1 is dead.*; rank 2"),
     ("lost at the limit", [stepping(), lost("stopped", 5.0)], RUNNING, 60, "stuck", 5, "rank 1 is stopped"),
-    ("lost, nearly", [stepping(), lost("dead", 4.9)], RUNNING, 60, "moving", None, "steps begin and end"),
+    ("lost, nearly", [stepping(), lost("dead", 4.9)], RUNNING, 60, "progressing", None, "steps begin and end"),
     ("lost, nearly, at rest", [QUIET, lost("silent", 4.9)], RUNNING, 60, "unknown", None, "not every rank.*rank 1"),
     ("held by a signal, all of them", [lost("stopped")], IDLE, 0, "stuck", 6, "rank 1 is stopped by a signal"),
     ("held, nearly", [lost("stopped", 4.9)], IDLE, 0, "unknown", None, "no rank writes"),
     ("dead, all of them", [lost("dead"), lost("dead", 7, 2)], RUNNING, 60, "unknown", None, "no rank writes: rank 1"),
     ("silent, all of them", [lost("silent")], RUNNING, 60, "unknown", None, "no rank writes"),
     ("ended, all of them", [lost("ended")], IDLE, 0, "unknown", None, "rank 1 ended its recorder 6.0 s"),
-    ("ended, one of them", [stepping(), lost("ended", 99)], RUNNING, 60, "moving", None, "steps begin"),
+    ("ended, one of them", [stepping(), lost("ended", 99)], RUNNING, 60, "progressing", None, "steps begin"),
     ("ended, one of them, at rest", [QUIET, lost("ended", 99)], RUNNING, 60, "unknown", None, "not every rank tells"),
     (
         "lost in a step, nearly",
@@ -93,11 +93,11 @@ ROWS = [
         None,
         "rank 1 has",
     ),
-    ("nobody", [], RUNNING, 60, "unknown", None, "no rank has a flight recorder"),
+    ("nobody", [], RUNNING, 60, "unknown", None, "no rank has a recorder"),
     # a rank is in a step, or in a call of ours
-    ("a step", [stepping(), stepping(1)], RUNNING, 60, "moving", None, "steps begin and end"),
-    ("a step nobody asked for", [stepping()], IDLE, 0, "moving", None, "steps begin and end"),
-    ("a short step", [stepping(seconds=0.9)], RUNNING, 60, "moving", None, "steps begin and end"),
+    ("a step", [stepping(), stepping(1)], RUNNING, 60, "progressing", None, "steps begin and end"),
+    ("a step nobody asked for", [stepping()], IDLE, 0, "progressing", None, "steps begin and end"),
+    ("a short step", [stepping(seconds=0.9)], RUNNING, 60, "progressing", None, "steps begin and end"),
     ("a long step", [stepping(seconds=1.0)], RUNNING, 60, "busy", 1, "rank 0 has been in one step for 1.0 s"),
     ("a very long step", [stepping(seconds=120.0)], RUNNING, 200, "busy", 120, "rank 0 has been in one step for 120 s"),
     ("a step too long", [stepping(seconds=120.1)], RUNNING, 200, "stuck", 120.1, "longer than the 120 s"),
@@ -242,8 +242,8 @@ ROWS = [
     ("requests for nearly long enough", [QUIET], RUNNING, 9.9, "unknown", None, "with 2 running.*: too early to tell"),
     ("requests after an idle hour", [rank(last_step_age_seconds=3600.0)], WAITING, 0.5, "unknown", None, "too early"),
     ("the first request", [NEVER], WAITING, 0.5, "unknown", None, "no step has begun yet, with"),
-    ("a step lately", [LATELY], RUNNING, 60, "moving", None, "the last step was 9.9 s ago, with 2 running"),
-    ("a step lately, on one", [QUIET, rank(1, last_step_age_seconds=3.0)], RUNNING, 60, "moving", None, "3.0 s"),
+    ("a step lately", [LATELY], RUNNING, 60, "progressing", None, "the last step was 9.9 s ago, with 2 running"),
+    ("a step lately, on one", [QUIET, rank(1, last_step_age_seconds=3.0)], RUNNING, 60, "progressing", None, "3.0 s"),
     (
         "a step lately, a call waiting",
         [LATELY],
@@ -297,7 +297,7 @@ ROWS = [
     ("idle from the start", [NEVER], IDLE, 0, "idle", None, "nothing is asked for; no step has begun yet"),
     ("idle, the loop answers", [QUIET], Demand(rpc_answer_age_seconds=2), 0, "idle", 600, "loop answers calls"),
     ("idle, or not: the engine does not tell", [QUIET], UNTOLD, 0, "unknown", None, "does not tell what it is"),
-    ("a step lately: the engine does not tell", [LATELY], UNTOLD, 0, "moving", None, "does not tell what it is"),
+    ("a step lately: the engine does not tell", [LATELY], UNTOLD, 0, "progressing", None, "does not tell what it is"),
 ]
 
 
@@ -305,10 +305,10 @@ ROWS = [
 def test_the_verdict_is_that_of_the_table(row):
     """And its sentence says why."""
     _, ranks, demand, requested_seconds, *expected, words = row
-    movement = judge(ranks, demand, requested_seconds=requested_seconds)
-    assert [movement.verdict, movement.since_seconds] == expected
-    assert re.search(words, movement.summary), movement.summary
-    assert len(movement.ranks) == len(ranks)
+    progress = judge(ranks, demand, requested_seconds=requested_seconds)
+    assert [progress.verdict, progress.since_seconds] == expected
+    assert re.search(words, progress.summary), progress.summary
+    assert len(progress.ranks) == len(ranks)
 
 
 def test_the_longest_step_is_the_operators_word():
@@ -347,7 +347,7 @@ def test_since_when_there_are_requests_is_kept_by_the_caller():
 
 seconds = st.none() | st.floats(0, 1000)
 movings = st.builds(
-    Moving,
+    RankProgress,
     steps_begun=st.integers(0, 5),
     step_seconds=seconds,
     last_step_age_seconds=seconds,
@@ -356,7 +356,9 @@ movings = st.builds(
 )
 statuses = st.sampled_from(["alive", "silent", "dead", "stopped", "ended"])
 ranks_of_any_kind = st.lists(
-    st.builds(Rank, name=st.just("rank 0"), status=statuses, age_seconds=st.floats(0, 100), moving=st.none() | movings),
+    st.builds(
+        Rank, name=st.just("rank 0"), status=statuses, age_seconds=st.floats(0, 100), progress=st.none() | movings
+    ),
     max_size=4,
 )
 demands = st.builds(
@@ -373,10 +375,10 @@ demands = st.builds(
 @given(ranks=ranks_of_any_kind, demand=demands, requested=st.floats(0, 1000))
 def test_there_is_a_verdict_on_anything(ranks, demand, requested):
     """With a sentence, and a word on each rank."""
-    movement = judge(ranks, demand, requested_seconds=requested)
-    assert movement.verdict in {"moving", "idle", "busy", "stuck", "unknown"}
-    assert movement.summary
-    assert len(movement.ranks) == len(ranks)
+    progress = judge(ranks, demand, requested_seconds=requested)
+    assert progress.verdict in {"progressing", "idle", "busy", "stuck", "unknown"}
+    assert progress.summary
+    assert len(progress.ranks) == len(ranks)
 
 
 @given(
@@ -395,4 +397,7 @@ def test_an_engine_that_is_asked_for_nothing_is_never_stuck(ages, proxied, reque
 @given(step=st.floats(0, 120), demand=demands, requested=st.floats(0, 1e6))
 def test_one_long_step_is_never_stuck(step, demand, requested):
     """Whatever waits behind it."""
-    assert judge([stepping(seconds=step), rank(1)], demand, requested_seconds=requested).verdict in {"moving", "busy"}
+    assert judge([stepping(seconds=step), rank(1)], demand, requested_seconds=requested).verdict in {
+        "progressing",
+        "busy",
+    }

@@ -480,7 +480,7 @@ def test_what_takes_a_files_place_at_the_last_moment_is_not_read(tmp_path, write
 def test_what_may_not_be_read_is_named(tmp_path, writer, monkeypatch):
     """By the system's own word."""
 
-    def denied(*args):
+    def denied(*args, **options):
         raise PermissionError(13, os.strerror(13))
 
     assert reason(tmp_path / "none") == "unreadable: no such file or directory"

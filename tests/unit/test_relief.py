@@ -78,7 +78,7 @@ async def test_reset_mm_cache_frees_nothing_on_the_device():
     core = await grown()
     result = (await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=False)).result
     assert (result.outcome, result.freed_bytes) == ("done", 0)
-    assert "device memory" in result.spares
+    assert "device memory" in result.does_not_free
 
 
 async def test_a_drop_in_that_hangs_the_engine_is_refused():

@@ -289,9 +289,10 @@ async def test_no_other_name_is_opened(scene, name):
 async def test_a_file_that_our_user_may_not_read_is_no_missing_one(scene, monkeypatch):
     """Another user wrote it, and shares no group with us: the reason names both ways to help that."""
 
-    def fail(*_: object) -> int:
+    def fail(*_: object, **__: object) -> int:
         raise PermissionError(13, "Permission denied")
 
+    (scene.folder / OTHERS).write_bytes(b"snapshot")
     monkeypatch.setattr(os, "open", fail)
     with pytest.raises(Refused, match="run both as one user, or share a group"):
         await scene.snapshots.open(OTHERS)

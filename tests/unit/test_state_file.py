@@ -181,7 +181,7 @@ def test_what_is_no_file_is_left_where_it_is(path):
     assert (file.problem or "").startswith(f"state_file: {path} is not a file, and was not set aside: it is no file of")
     path.unlink()
     path.mkdir()
-    assert "cannot be read: is a directory, and was not set aside" in (StateFile(path).problem or "")
+    assert "is not a file, and was not set aside" in (StateFile(path).problem or "")
     assert path.is_dir()
 
 
@@ -189,7 +189,7 @@ def test_what_may_not_be_read_is_set_aside(path, monkeypatch):
     """Renaming needs the folder's permission only."""
     path.write_text('{"schema": 1}')
 
-    def denied(*args):
+    def denied(*args, **options):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(os, "open", denied)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from app.attribution import encoder_totals
-from app.readings import Components, Device, EngineStatus, Growth, MissingRank, Movement, Note, PolicyStatus, Report
+from app.readings import Components, Device, EngineStatus, Growth, MissingRank, Note, PolicyStatus, Progress, Report
 from app.table import device_title, report_text, table
 from app.units import mib
 from tests.fakes.engine import FakeEngine
@@ -46,20 +46,20 @@ def test_the_story_at_a_terminal(story):
     """Every number of one rank in one column, in MiB; then the cache, the growth, the load and the policy."""
     assert report_text(story) == (
         "vLLM 0.32.0 Qwen/Qwen3-VL-32B-Instruct at http://engine:8000: ready, 2 of 2 ranks, read 0.4 s ago\n"
-        "MiB                rank 0    rank 1\n"
-        "---------------  --------  --------\n"
-        "device              npu:0     npu:1\n"
-        "total            62,420.0  62,420.0\n"
-        "used             58,432.0  58,432.0\n"
-        "- weights        30,001.8  30,001.8\n"
-        "- kv cache       20,542.7  20,542.7\n"
-        "- encoder cache   3,782.0   3,782.0\n"
-        "- other tensors     256.0     256.0\n"
-        "- torch cached    2,671.5   2,671.5\n"
-        "- non torch       1,178.0   1,178.0\n"
-        "releasable        2,671.5   2,671.5\n"
-        "free              3,988.0   3,988.0\n"
-        "used ratio          0.936     0.936\n"
+        "MiB                    rank 0    rank 1\n"
+        "-------------------  --------  --------\n"
+        "device                  npu:0     npu:1\n"
+        "total                62,420.0  62,420.0\n"
+        "used                 58,432.0  58,432.0\n"
+        "- weights            30,001.8  30,001.8\n"
+        "- KV cache           20,542.7  20,542.7\n"
+        "- encoder cache       3,782.0   3,782.0\n"
+        "- other tensors         256.0     256.0\n"
+        "- allocator reserve   2,671.5   2,671.5\n"
+        "- non-torch           1,178.0   1,178.0\n"
+        "releasable            2,671.5   2,671.5\n"
+        "free                  3,988.0   3,988.0\n"
+        "used ratio              0.936     0.936\n"
         "encoder cache: 31 entries, 7,564.0 MiB on devices, 0.0 MiB on the host, capacity 16,384 embeddings\n"
         "growth: +7,564.0 MiB since ready, -1.0 MiB/s over the last minute\n"
         "requests: 3 running, 0 waiting, KV cache 41% used\n"
@@ -71,7 +71,7 @@ def test_the_rules_say_where_they_act_and_what_could_be_given_back():
     """With each rank's own high water, how long until then, who is missing, and whether the ranks go on."""
     told = report(
         policy=short_policy(can_release=100 * 1024**2),
-        movement=Movement(verdict="moving", since_seconds=1.0, ranks=(), summary="steps begin and end"),
+        progress=Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end"),
         growth=Growth(since_ready_bytes=0, bytes_per_second=2e6, seconds_to_full=8_100.0),
         ranks_missing=(MissingRank(dp_rank=1, pp_rank=0, tp_rank=0, status="dead"),),
     )
@@ -79,7 +79,7 @@ def test_the_rules_say_where_they_act_and_what_could_be_given_back():
     assert "missing: dp 1 pp 0 tp 0 (dead)\n" in text
     assert "\nhigh water" in text
     assert ", full in 2 h 15 m\n" in text
-    assert "movement: steps begin and end\n" in text
+    assert "progress: steps begin and end\n" in text
     assert "rule device: short, device_free_bytes 1.43 GiB (acts below 1.52 GiB, stops at 3.05 GiB)" in text
     assert text.endswith("could give there: release 100 MiB\n")
 

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.readings import STATES, EngineState, EngineStatus, Movement
-from app.verdict import GONE_SECONDS, Contact, Seen, Verdict, decide, in_words
+from app.readings import STATES, EngineState, EngineStatus, Progress
+from app.verdict import GONE_SECONDS, Contact, EngineVerdict, Seen, decide, in_words
 
 ROOT = Path(__file__).parents[2]
 LOST = {name for name, traits in STATES.items() if traits.is_lost}
-UP = Verdict(state="ready", since=0.0, reason=None, has_answered=True)
+UP = EngineVerdict(state="ready", since=0.0, reason=None, has_answered=True)
 
 
-def moves(verdict: str, seconds: float | None = None) -> Movement:
-    return Movement(verdict=verdict, since_seconds=seconds, ranks=(), summary=f"the ranks are {verdict}")
+def moves(verdict: str, seconds: float | None = None) -> Progress:
+    return Progress(verdict=verdict, since_seconds=seconds, ranks=(), summary=f"the ranks are {verdict}")
 
 
-def after(*rounds: Seen, before: Verdict = UP, every: float = 1.0) -> Verdict:
+def after(*rounds: Seen, before: EngineVerdict = UP, every: float = 1.0) -> EngineVerdict:
     """The verdict after these rounds."""
     for number, seen in enumerate(rounds):
         before = decide(before, seen, 100.0 + number * every, max_step_seconds=120.0)
@@ -45,19 +45,23 @@ ROWS = [
     ("one refusal, its workers ended in order", [Seen(contact="refused", workers="ended")], "gone"),
     ("connections that break", [BROKEN] * 20, "slow"),
     ("an API server that is late", [LATE], "slow"),
-    ("an API server that is late, the core idle", [Seen(contact="late", movement=moves("idle"))], "slow"),
-    ("an API server that is late, the core in steps", [Seen(contact="late", movement=moves("moving"))], "slow"),
-    ("an API server that is late in a long step", [Seen(contact="late", movement=moves("busy", 5.0))], "busy"),
+    ("an API server that is late, the core idle", [Seen(contact="late", progress=moves("idle"))], "slow"),
+    ("an API server that is late, the core in steps", [Seen(contact="late", progress=moves("progressing"))], "slow"),
+    ("an API server that is late in a long step", [Seen(contact="late", progress=moves("busy", 5.0))], "busy"),
     ("a worker call that is late, no recorder", [CALL_LATE], "busy"),
-    ("a worker call that is late among steps", [Seen(contact="worker_call_late", movement=moves("moving"))], "ready"),
+    (
+        "a worker call that is late among steps",
+        [Seen(contact="worker_call_late", progress=moves("progressing"))],
+        "ready",
+    ),
     (
         "a worker call that is late, nobody in a step",
-        [Seen(contact="worker_call_late", movement=moves("idle"))],
+        [Seen(contact="worker_call_late", progress=moves("idle"))],
         "slow",
     ),
-    ("a step of nine seconds", [Seen(contact="answered", movement=moves("busy", 9.0))], "ready"),
-    ("a step of ten seconds", [Seen(contact="answered", movement=moves("busy", 10.0))], "busy"),
-    ("recorders that say stuck", [Seen(contact="answered", movement=moves("stuck", 130.0))], "stuck"),
+    ("a step of nine seconds", [Seen(contact="answered", progress=moves("busy", 9.0))], "ready"),
+    ("a step of ten seconds", [Seen(contact="answered", progress=moves("busy", 10.0))], "busy"),
+    ("recorders that say stuck", [Seen(contact="answered", progress=moves("stuck", 130.0))], "stuck"),
     ("an API server without workers", [Seen(contact="answered", workers="dead")], "stuck"),
     ("asleep", [Seen(contact="answered", sleeping=True)], "sleeping"),
     ("paused", [Seen(contact="answered", paused=True)], "paused"),
@@ -74,7 +78,7 @@ def test_the_state_is_that_of_the_table(rounds, state):
 def test_what_never_answered_is_starting_however_long_it_does_not():
     """Also where a port is open already."""
     for seen in (REFUSED, LATE, BROKEN):
-        assert after(*[seen] * 50, before=Verdict(), every=60.0).state == "starting"
+        assert after(*[seen] * 50, before=EngineVerdict(), every=60.0).state == "starting"
 
 
 @pytest.mark.parametrize("seen", [LATE, CALL_LATE, BROKEN], ids=["late", "call", "broken"])
@@ -137,7 +141,7 @@ seens = st.builds(
     Seen,
     contact=st.sampled_from(get_args(Contact)),
     failure=st.none() | st.just("f"),
-    movement=st.none() | st.builds(moves, st.sampled_from(["moving", "idle", "busy", "unknown"]), st.floats(0, 500)),
+    progress=st.none() | st.builds(moves, st.sampled_from(["progressing", "idle", "busy"]), st.floats(0, 500)),
     sleeping=st.none() | st.booleans(),
     paused=st.none() | st.booleans(),
 )

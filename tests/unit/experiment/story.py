@@ -93,7 +93,7 @@ def story() -> Experiment:
             outcome="refused",
             reason="reset_mm_cache can hang vLLM 0.12.0 for ever; 0.25 and newer bear it",
             frees="processed images in the API server's and EngineCore's host memory",
-            spares="device memory: encoder outputs, weights and KV pool stay",
+            does_not_free="device memory: encoder outputs, weights and KV pool stay",
         ),
         _done("release", 2 * (CACHED - 200 * MIB), "torch_cached_bytes", 0.41),
         _done("trim_encoder_cache", 2 * GROWN, "encoder_cache_bytes", 0.63),
@@ -183,7 +183,7 @@ def _done(remedy: str, freed: int, component: str, seconds: float) -> RemedyResu
         freed_components=Components(**{component: freed}),
         moment="any",
         frees="what it frees",
-        spares="what it does not",
+        does_not_free="what it does not",
     )
 
 

@@ -52,7 +52,7 @@ def test_the_storys_table():
     heads, used = cells(text, "MiB"), cells(text, "used")
     told = dict(zip(heads, used, strict=True))
     assert (told["ready"], told["after load"]) == ("57,766.0", "61,548.0")
-    parts = ["weights", "kv cache", "encoder cache", "other tensors", "torch cached", "non torch"]
+    parts = ["weights", "KV cache", "encoder cache", "other tensors", "allocator reserve", "non-torch"]
     for column in range(len(heads)):
         summed = sum(float(cells(text, part)[column].replace(",", "")) for part in parts)
         assert summed == pytest.approx(float(used[column].replace(",", "")), abs=0.3)

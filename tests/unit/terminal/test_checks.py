@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from app.readings import MissingRank, Movement, Note, RemedyState
+from app.readings import MissingRank, Note, Progress, RemedyState
 from app.settings import keys, variable
 from app.terminal import checks
 from app.terminal.check import check_json, check_text
 from app.terminal.checks import CHECKS, Facts, checked, exit_code
 from tests.unit.terminal.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
 
-MOVING = Movement(verdict="moving", since_seconds=1.0, ranks=(), summary="steps begin and end")
+MOVING = Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end")
 INCIDENT = {"id": "20261121T143233Z-died", "at": NOW - 100, "last_at": None, "summary": "the engine died"}
 
 
@@ -36,7 +36,7 @@ def facts(url="http://127.0.0.1:8001", **changed) -> Facts:
     can = changed.pop("can", None)
     if can is not None:
         changed["capabilities"] = CAPABILITIES | can
-    told = report(**{"movement": MOVING} | changed | rules)
+    told = report(**{"progress": MOVING} | changed | rules)
     return Facts(url=url, now=NOW, report=told, **own | given)
 
 
@@ -47,7 +47,7 @@ ONE_LESS = replace(
     remedies=(RemedyState(name="release"), RemedyState(name="reset_encoder_cache", unavailable="before vLLM 0.16")),
 )
 GONE = {"state": "starting", "version": None, "capabilities": {}, "hint": "is vLLM running there?", "ranks": (),
-        "taken_at": None, "age_seconds": None, "stale": True, "movement": None, "ranks_expected": None,
+        "taken_at": None, "age_seconds": None, "stale": True, "progress": None, "ranks_expected": None,
         "ranks_reported": 0}  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def test_all_is_as_it_should_be():
         ("extension", {"can": {"collective_rpc": False, "extension": "x.Y"}}, "fail", "x.Y", "ENGINE_HAS_EXTENSION"),
         ("extension", {"can": {"extension": "x.Y"}}, "ok", "x.Y is loaded", None),
         ("ranks", {"ranks_expected": None}, "warn", "is unknown", None),
-        ("ranks", {"ranks_expected": 4, "can": {"data_parallel": 2}, "movement": None}, "fail", "2 of", "RECORDER"),
+        ("ranks", {"ranks_expected": 4, "can": {"data_parallel": 2}, "progress": None}, "fail", "2 of", "RECORDER"),
         (
             "ranks",
             {"ranks_expected": 3, "ranks_missing": (MissingRank(dp_rank=1, pp_rank=0, tp_rank=0, status="dead"),)},
@@ -96,8 +96,8 @@ def test_all_is_as_it_should_be():
             "weights_bytes: not known",
             None,
         ),
-        ("recorder", {"movement": None}, "warn", "a hang cannot be told", "HIGHWATER_RECORDER_DIR"),
-        ("recorder", {"movement": replace(MOVING, verdict="stuck", summary="1 step")}, "fail", "1 step", None),
+        ("recorder", {"progress": None}, "warn", "a hang cannot be told", "HIGHWATER_RECORDER_DIR"),
+        ("recorder", {"progress": replace(MOVING, verdict="stuck", summary="1 step")}, "fail", "1 step", None),
         ("thresholds", {"rules": replace(policy(), rules=())}, "warn", "no rules", "policy.md"),
         ("thresholds", {"rules": policy(HELD)}, "fail", "cannot be reached", "PUT /policy"),
         ("thresholds", {"rules": policy(), "stale": True}, "skip", "unknown until", None),

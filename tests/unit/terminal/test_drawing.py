@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.readings import Growth, MissingRank, Movement
+from app.readings import Growth, MissingRank, Progress
 from app.sidecar_answers import report_of
 from app.terminal.bars import ASCII, Pen
 from app.terminal.drawing import Drawing
@@ -47,7 +47,7 @@ def test_the_storys_numbers_are_read_at_a_glance():
         "ranks 2 of 2",
         "high water 1.52 GiB free",
         "93.6 %  57.06 GiB of  60.96 GiB",
-        "encoder cache   3.69 GiB",
+        "encoder cache      3.69 GiB",
         "+3.69 GiB",
         "3 running, 1 waiting, KV cache 41.0 % used",
         "31 entries, 7.39 GiB on devices",
@@ -197,9 +197,9 @@ def test_ranks_that_act_at_different_fills_tell_the_span():
 
 
 def test_an_engine_that_is_stuck_is_said():
-    """As the flight recorders tell."""
-    stuck = Movement(verdict="stuck", since_seconds=130.0, ranks=(), summary="rank 0 is in one step for 130 s")
-    assert ", stuck" in drawn(view(minutes=0, movement=stuck))
+    """As the recorders tell."""
+    stuck = Progress(verdict="stuck", since_seconds=130.0, ranks=(), summary="rank 0 is in one step for 130 s")
+    assert ", stuck" in drawn(view(minutes=0, progress=stuck))
 
 
 def test_nothing_that_a_terminal_obeys_is_drawn():

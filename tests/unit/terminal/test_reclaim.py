@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from app.readings import Components, RankReading, RemedyResult
 from app.remedies import REMEDIES
-from app.terminal.reclaim import known_remedies, reclaim_text, succeeded, wanted
+from app.terminal.reclaim import Reclaimed, known_remedies, reclaim_text, succeeded, wanted
+from tests.fakes.incident import reading
 
 GIB = 2**30
 
 
-def rank(used: int, cache: int, **key) -> dict:
-    parts = {"encoder_cache_bytes": cache, "other_tensors_bytes": None}
-    return {"rank": 0, "dp_rank": 0, "used_bytes": used, "components": parts} | key
+def rank(used: int, cache: int, **key) -> RankReading:
+    return reading(0, used=used, components=Components(encoder_cache_bytes=cache), **key)
 
 
-DONE = {
-    "remedy": "reset_encoder_cache",
-    "outcome": "done",
-    "reason": None,
-    "seconds": 0.34,
-    "moment": "pause",
-    "held_seconds": 0.2,
-    "freed_bytes": {"total": 3 * GIB},
-    "before": [rank(9 * GIB, 3 * GIB)],
-    "after": [rank(6 * GIB, 0)],
-}
-REFUSED = {"remedy": "release", "outcome": "refused", "reason": "it sleeps", "seconds": 0.0, "freed_bytes": {}}
+DONE = Reclaimed(
+    RemedyResult(
+        remedy="reset_encoder_cache",
+        outcome="done",
+        seconds=0.34,
+        moment="gate",
+        held_seconds=0.2,
+        freed_bytes=3 * GIB,
+    ),
+    (rank(9 * GIB, 3 * GIB),),
+    (rank(6 * GIB, 0),),
+)
+REFUSED = Reclaimed(RemedyResult(remedy="release", outcome="refused", reason="it sleeps"))
+
+
+def ended(outcome: str, reason: str | None = None) -> Reclaimed:
+    return DONE._replace(result=replace(DONE.result, outcome=outcome, reason=reason))
 
 
 def test_the_remedies_are_those_that_there_are():
@@ -56,7 +64,7 @@ def test_a_size_without_a_trim_is_a_mistake():
 def test_what_was_freed_is_told_by_rank_and_component():
     """With what is in use now; components of which nothing came are left out."""
     shown = reclaim_text([DONE], dry_run=False)
-    assert "reset_encoder_cache       done     pause  3.00 GiB       0.34  0.20 s" in shown
+    assert "reset_encoder_cache       done      gate  3.00 GiB       0.34  0.20 s" in shown
     assert shown.splitlines()[-3].split() == ["encoder", "cache", "3.00", "GiB"]
     assert shown.splitlines()[-1].split() == ["used", "now", "6.00", "GiB"]
     assert "other tensors" not in shown
@@ -64,7 +72,7 @@ def test_what_was_freed_is_told_by_rank_and_component():
 
 def test_ranks_of_several_engines_are_told_apart():
     """By the engine's number."""
-    several = DONE | {"before": [rank(9, 3), rank(9, 3, dp_rank=1)], "after": [rank(6, 0), rank(6, 0, dp_rank=1)]}
+    several = Reclaimed(DONE.result, (rank(9, 3), rank(9, 3, dp_rank=1)), (rank(6, 0), rank(6, 0, dp_rank=1)))
     assert "rank 1.0" in reclaim_text([several], dry_run=False)
 
 
@@ -77,14 +85,14 @@ def test_a_refusal_says_why():
 
 def test_a_dry_run_tells_no_sizes():
     """There are none."""
-    shown = reclaim_text([DONE | {"outcome": "observed", "reason": "dry run"}], dry_run=True)
+    shown = reclaim_text([ended("observed", "dry run")], dry_run=True)
     assert "would be" in shown
     assert "freed" not in shown
 
 
 @pytest.mark.parametrize(
     ("results", "well"),
-    [([DONE], True), ([DONE, REFUSED], False), ([DONE | {"outcome": "failed"}], False), ([], False)],
+    [([DONE], True), ([DONE, REFUSED], False), ([ended("failed")], False), ([], False)],
 )
 def test_all_must_have_gone_well(results, well):
     """Also nothing at all is no success."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.readings import Movement, RemedyResult
+from app.readings import Progress, RemedyResult
 from app.table import report_text
 from app.terminal.status import ATTENTION, CRITICAL, OK, is_relief, judged, since_text, status_json, status_text
 from tests.fakes.engine import MIB
@@ -72,7 +72,7 @@ def test_what_is_made_of_a_report(changed, code, reason):
 def test_the_verdict_stands_above_the_sidecars_own_text():
     """A word first, then the report, then the last reset."""
     last = replace(event("release done, freed 282.0 MiB in 0.34 s", at=NOW - 240), rule="device")
-    told = report(movement=Movement(verdict="moving", since_seconds=1.0, ranks=(), summary="steps begin and end"))
+    told = report(progress=Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end"))
     screen = status_text(told, judged(told), last, now=NOW)
     assert screen.startswith("OK: the engine is ready, 2 ranks, policy calm\nvLLM 0.32.0 ")
     assert report_text(told) in screen

@@ -1,0 +1,151 @@
+"""The components of device memory, a row each: what every table, chart, page and document shows of them.
+
+A new one needs a field in ``readings.Components``, its place in ``attribution`` and a row here. What is written from
+these rows (``make docs``): the dashboard's ``facts.js`` and ``components.css``, and the table in docs/http.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One component.
+
+    Attributes:
+        name: Its field in ``readings.Components``, in ``/memory`` and in the history.
+        title: As people read it.
+        meaning: What it is, in a few words.
+        explained: What its growth means, in sentences.
+        letter: Draws it where there is no colour, and stands in every legend of a terminal.
+        terminal: Its colour there.
+        light: On the dashboard's light ground: Okabe and Ito's hues, apart in lightness too.
+        dark: And on its dark one.
+        grafana: In Grafana.
+        layer: Its place in a stacked chart, from the bottom: what stands still first, what moves on top.
+    """
+
+    name: str
+    title: str
+    meaning: str
+    explained: str
+    letter: str
+    terminal: str
+    light: str
+    dark: str
+    grafana: str
+    layer: int
+
+    @property
+    def label(self) -> str:
+        """Its name as the label of a metric."""
+        return self.name.removesuffix("_bytes")
+
+    @property
+    def variable(self) -> str:
+        """Its colour's name in the dashboard's style sheet."""
+        return f"--c-{self.label.replace('_', '-')}"
+
+
+COMPONENTS: tuple[Component, ...] = (
+    Component(
+        name="weights_bytes",
+        title="weights",
+        meaning="the model's parameters and buffers",
+        explained="Weights are loaded at start; a change since then is unusual.",
+        letter="W",
+        terminal="blue",
+        light="#35507f",
+        dark="#4d6cab",
+        grafana="#5794f2",
+        layer=0,
+    ),
+    Component(
+        name="kv_cache_bytes",
+        title="KV cache",
+        meaning="the preallocated KV pool",
+        explained="The KV pool is allocated at start; a change since then is unusual.",
+        letter="K",
+        terminal="cyan",
+        light="#79b2e2",
+        dark="#84bdec",
+        grafana="#8ab8ff",
+        layer=1,
+    ),
+    Component(
+        name="encoder_cache_bytes",
+        title="encoder cache",
+        meaning="encoder outputs kept on the device",
+        explained=(
+            "vLLM evicts encoder outputs only when it needs the room, so the cache climbs to its budget and stays "
+            "there. That looks like a leak and is none; but it must fit."
+        ),
+        letter="E",
+        terminal="magenta",
+        light="#e06c1f",
+        dark="#ee7d33",
+        grafana="#ff9830",
+        layer=4,
+    ),
+    Component(
+        name="other_tensors_bytes",
+        title="other tensors",
+        meaning=(
+            "allocated by PyTorch and none of the others: buffers, workspaces and graphs' inputs at rest, and "
+            "activations while a step runs"
+        ),
+        explained=(
+            "Live tensors of PyTorch that are neither weights, KV pool nor encoder outputs: at rest buffers, "
+            "workspaces and graphs' inputs; in a step also activations, of which large images and large batches need "
+            "the most."
+        ),
+        letter="O",
+        terminal="green",
+        light="#a6528f",
+        dark="#c07fb2",
+        grafana="#b877d9",
+        layer=3,
+    ),
+    Component(
+        name="torch_cached_bytes",
+        title="allocator reserve",
+        meaning=(
+            "reserved by PyTorch's allocator and not allocated: fragments, captured graphs' memory, and what release "
+            "can give back"
+        ),
+        explained=(
+            "PyTorch's allocator keeps what tensors leave behind. Others on the device (workspaces, collectives, "
+            "graphs) cannot use it until it is given back."
+        ),
+        letter="C",
+        terminal="yellow",
+        light="#f0cb55",
+        dark="#efcd62",
+        grafana="#fade2a",
+        layer=5,
+    ),
+    Component(
+        name="non_torch_bytes",
+        title="non-torch",
+        meaning=(
+            "contexts, collectives, graphs, workspaces, other processes on the device; on CPU the interpreter, its "
+            "libraries and the heap"
+        ),
+        explained=(
+            "Not PyTorch's: contexts, collectives' buffers, graphs, operators' workspaces, other processes. On the NPU "
+            "the workspace allocator has one block for each stream that grows and is given back only by a release, or "
+            "when memory has run out."
+        ),
+        letter="N",
+        terminal="bright_black",
+        light="#aeb6c0",
+        dark="#737e8b",
+        grafana="#8e8e8e",
+        layer=2,
+    ),
+)
+BY_NAME: Mapping[str, Component] = MappingProxyType({component.name: component for component in COMPONENTS})
+STACKED: tuple[Component, ...] = tuple(sorted(COMPONENTS, key=lambda component: component.layer))
