@@ -223,7 +223,7 @@ def create_app(
     shared = SharedDevices(
         poller.current,
         history,
-        recorders=None if flight is None else flight.recorder,
+        recorders=None if recorders is None else recorders.files,
         nvml=find_nvml(),
         internal_error=exporter.internal_errors.counter("shared_devices"),
     )
