@@ -162,37 +162,32 @@ def _facts(values: Mapping[str, Values]) -> list[str]:
 
     chunks, dense = 1e6 / median(works.SSE_256), 1e6 / median(works.SSE_64)
     return [
-        f"What one core of this machine does in the sidecar, out of the CPU times above: {chunks:,.0f} chunks a second "
-        f"to 256 streams, which is {chunks * 0.025:,.0f} streams of 40 tokens a second each ({dense * 0.01:,.0f} of "
-        f"100 tokens a second); {1e6 / median(works.JSON):,.0f} JSON requests a second on kept connections, "
-        f"{1e6 / median(works.FRESH):,.0f} on new ones; {1e6 / median(works.UPLOADS):,.0f} MB of images a second.",
-        f"The upstream and the load generator with nothing between them: {median(works.FULL_SPEED, DIRECT):,.0f} "
-        f"chunks a second in one stream, first byte after {number(median(works.FIRST_BYTE, DIRECT))} us, p99 delay "
-        f"beside uploads {number(median(works.DELAY, DIRECT))} us.",
+        f"One core of this machine passes {chunks:,.0f} chunks per second to 256 streams, which is "
+        f"{chunks * 0.025:,.0f} streams of 40 tokens per second ({dense * 0.01:,.0f} of 100); "
+        f"{1e6 / median(works.JSON):,.0f} JSON requests per second on kept connections, "
+        f"{1e6 / median(works.FRESH):,.0f} on new ones; {1e6 / median(works.UPLOADS):,.0f} MB of images per second.",
+        f"Without a proxy: {median(works.FULL_SPEED, DIRECT):,.0f} chunks per second in one stream, first byte after "
+        f"{number(median(works.FIRST_BYTE, DIRECT))} us, p99 delay beside uploads "
+        f"{number(median(works.DELAY, DIRECT))} us.",
     ]
 
 
 def _methods(ready: Bed, length: Length) -> list[str]:
     return [
-        "Upstream and load generator are C programs (`bench/dataplane/*.c`); the upstream answers as a vLLM server "
-        "does, and its streams step together as an engine's do. Every answer is checked: status, framing, number of "
-        "events, bytes that arrived. One wrong answer ends the run.",
-        f"{SIDECAR} is `highwater serve` with default settings: metrics, gate, limits and request ids are on, and it "
-        "polls. Its data plane is [compiled](architecture.md#the-compiled-build); the column beside it is the same "
-        "without a compiler. "
+        "Upstream and load generator are C programs (`bench/dataplane/*.c`); streams step together as an engine's do. "
+        "Every response is checked, and one wrong response ends the run.",
+        f"{SIDECAR} is `highwater serve` with default settings, its data plane "
+        "[compiled](architecture.md#the-compiled-build), or not in the column beside it. "
         f"{NGINX} is Debian's, with one worker, no access log, no buffering, connections kept on both sides.",
         f"{ready.cores.in_words().capitalize()}. All are on loopback.",
-        f"{length.rounds} rounds of slices of about {length.slice_seconds:g} s, the proxies one after the other in "
-        "changing order; a round of warm-up is thrown away. Ratios are within a round; their median counts, lowest and "
-        "highest in brackets. A ratio nearer to its goal than twice the standard error of that median is not decided.",
-        "CPU is user and system time of all processes of the proxy, by the kernel's clock of each process "
-        "(`clock_getcpuclockid`), from when all connections are at work to when the first one ends.",
-        "The delay of a chunk is from the stamp that the upstream writes into it before it sends it to its arrival; "
-        "beside it go uploads of 10 MB, 10 a second over 4 connections. It moves by a factor of two between runs.",
-        "Time to first byte: a stream of one event on a kept connection, one after the other; p50, less that of the "
-        "same requests straight to the upstream.",
-        f"Memory is of fresh processes, {length.memory_rounds} times: RSS of all of them "
-        f"{length.settle_seconds:g} s after the start; with {OPEN_STREAMS} streams open against before; the peak "
-        "(`VmHWM`) during uploads against before. A proxy that keeps the bodies in its memory shows there. MB and KB "
+        f"{length.rounds} rounds of slices of about {length.slice_seconds:g} s in changing order, after a round of "
+        "warm-up. Ratios are within a round; shown are the median, and lowest and highest in brackets. A ratio nearer "
+        "to its goal than twice the standard error of that median is not decided.",
+        "CPU is user and system time of all processes of the proxy, while all connections are at work.",
+        "The delay of a chunk runs from the stamp that the upstream writes into it to its arrival, beside ten uploads "
+        "of 10 MB per second. It varies by a factor of two between runs.",
+        "Time to first byte: a stream of one event on a kept connection, p50, less that without a proxy.",
+        f"Memory is of fresh processes, {length.memory_rounds} times: RSS {length.settle_seconds:g} s after the start; "
+        f"with {OPEN_STREAMS} streams open against before; the peak (`VmHWM`) during uploads against before. MB and KB "
         "are powers of ten.",
     ]

@@ -11,10 +11,12 @@ from tabulate import tabulate
 
 from bench.figure import Figure, Goal, number, percentile
 from bench.page import figures_table, replaced
+from bench.soak.clients import Reset
 from bench.soak.soak import Measured, Options
 
 MB = 1_000_000
 MS = 1000
+_RESET_COLUMNS = ("status", "resets", "seconds", "the first one's answer")
 _ATTACK_COLUMNS = ("attack", "connections", "sent", "ended by the sidecar", "answers by status")
 
 
@@ -122,7 +124,6 @@ def with_run(text: str, options: Options, measured: Measured, *, command: str, m
     """docs/soak.md with the run between its marks, Markdown."""
     found = list(figures(measured).values())
     rows = [_attack_row(name, counts) for name, counts in measured.attacks.items()]
-    resets = [f"{reset.seconds:.1f} s, status {reset.status}: {reset.says}" for reset in measured.service.resets]
     run = f"""
 Written by `{command}` on {day}: {options.clients} clients for {options.seconds / 60:g} minutes. Machine: {machine};
 engine, sidecar, clients and attackers share it.
@@ -135,12 +136,21 @@ By attack:
 
 {tabulate(rows, _ATTACK_COLUMNS, tablefmt="github", disable_numparse=True)}
 
-By safe reset, its time and answer:
+Safe resets:
 
-{_listed(resets)}
+{tabulate(_reset_rows(measured.service.resets), _RESET_COLUMNS, tablefmt="github", disable_numparse=True)}
 
 """
     return replaced(text, "run", "end of run", run)
+
+
+def _reset_rows(resets: Sequence[Reset]) -> list[tuple[str, ...]]:
+    rows = []
+    for status in sorted({reset.status for reset in resets}):
+        those = [reset for reset in resets if reset.status == status]
+        seconds = sorted(reset.seconds for reset in those)
+        rows.append((str(status), str(len(those)), f"{seconds[0]:.1f} to {seconds[-1]:.1f}", those[0].says))
+    return rows
 
 
 def _listed(lines: Sequence[str]) -> str:
