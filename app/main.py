@@ -223,7 +223,7 @@ def create_app(
     shared = SharedDevices(
         poller.current,
         history,
-        recorders=None if recorders is None else recorders.files,
+        recorders=None if recorders is None else recorders.recorder,
         nvml=find_nvml(),
         internal_error=exporter.internal_errors.counter("shared_devices"),
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 
+from app.demo.errors import DemoError
 from app.demo.sidecar import DemoSidecar
 from bench.figure import Figure, number, percentile
 from bench.image_clients import CLIENTS, POOL, image_clients
@@ -141,8 +142,11 @@ class _Relief:
 
     async def _reclaim(self, remedy: str) -> dict[str, Any]:
         async with self._session.post(f"{self._url}/memory/reclaim", json={"remedies": [remedy]}) as response:
-            results: Sequence[dict[str, Any]] = (await response.json())["results"]
-        return results[0]
+            answer: dict[str, Any] = await response.json()
+        if "results" not in answer:
+            raise DemoError(f"{remedy} was not run: {answer}")
+        result: dict[str, Any] = answer["results"][0]
+        return result
 
 
 def relief_figures(found: ReliefFindings) -> list[Figure]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from tests.unit.worker_ext.fakes import FakeDeviceModule, FakeStorage, FakeTensor, FakeTorch
 
-KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.demo.environment import cache_dir
-from bench import compiled
+from tests import build_support
 from tests.docker.image import DOCKER, ROOT, Image, build, instructions
 from tests.docker.stage import obstacle
 
@@ -22,7 +22,7 @@ KEPT = 2
 @pytest.fixture(scope="session")
 def image() -> Image:
     """The image; skipped where its steps cannot be run."""
-    if reason := compiled.obstacle() or obstacle():
+    if reason := build_support.obstacle() or obstacle():
         pytest.skip(reason)
     cache = cache_dir()
     cache.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import pytest
 
 from app.demo.errors import DemoError
 from app.demo.sidecar import DemoSidecar
-from bench import compiled
+from tests import build_support
 from tests.build_support import compiled_app, environ_for
 from tests.fakes.upstream import Upstream
 
@@ -90,7 +90,7 @@ def built() -> Path:
     return compiled_app()
 
 
-needs_compiler = pytest.mark.skipif(bool(compiled.obstacle()), reason=str(compiled.obstacle()))
+needs_compiler = pytest.mark.skipif(bool(build_support.obstacle()), reason=str(build_support.obstacle()))
 
 
 @pytest.mark.compiled
@@ -135,7 +135,7 @@ def test_the_sidecar_from_its_sources_says_so(tmp_path: Path) -> None:
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree of one module, and a build that only copies it."""
     root = tmp_path / "sources"
-    for name in compiled.SOURCES:
+    for name in build_support.SOURCES:
         if "." in name or name.isupper():
             (root / name).write_text("", encoding="utf-8")
         else:
@@ -150,9 +150,9 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             archive.writestr("worker_ext/two.py", "")
 
     monkeypatch.setenv("HIGHWATER_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiled, "ROOT", root)
-    monkeypatch.setattr(compiled, "obstacle", lambda: None)
-    monkeypatch.setattr(compiled, "_pip_wheel", pip_wheel)
+    monkeypatch.setattr(build_support, "ROOT", root)
+    monkeypatch.setattr(build_support, "obstacle", lambda: None)
+    monkeypatch.setattr(build_support, "_pip_wheel", pip_wheel)
     return root
 
 
