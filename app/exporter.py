@@ -32,7 +32,7 @@ from app.readings import (
     Trigger,
 )
 from app.table import device_title, rank_title
-from app.traffic import Connections, Traffic
+from app.traffic import Connections, ProxyTraffic
 from app.verdict import RUNNING
 
 _RANK_LABELS = ("rank", "device", "host")
@@ -170,7 +170,7 @@ class Exporter:
             "remedy",
             "moment",
         )
-        self.traffic = Traffic(connections)
+        self.traffic = ProxyTraffic(connections)
         registry.register(self.traffic)
         text = "Proxied requests that wait for a reset to end."
         Gauge("highwater_proxy_requests_held", text, registry=registry).set_function(held)
