@@ -81,7 +81,7 @@ CONTROL_PATHS = frozenset(
 )
 CONTROL_PREFIX = "/fault_tolerance/"
 # Where the refusal needs a reason: this one has a place among the inference API too (/inference/v1/abort_requests), but
-# ends whatever request it names, whoever sent that; without names, and outside that prefix, every request.
+# ends whatever request it names, whichever client sent it; without names, and outside that prefix, every request.
 _REASONS = {"/abort_requests": "it ends other clients' requests"}
 
 # Runs any method of the workers, and one that raises breaks the engine's RPC queues for good: no setting opens it.
@@ -147,7 +147,7 @@ class AllowList:
             passes except by an entry in ``extra_paths``.
 
     Raises:
-        ValueError: An entry could never match, or asks for what no entry may open.
+        ValueError: An entry could never match, or names a path that no entry may open.
     """
 
     extra_paths: tuple[str, ...] = ()
@@ -260,7 +260,7 @@ def _flaw(raw: bytes, unquoted: bytes, path: str) -> str | None:
 
 def _is_never(decoded: str) -> bool:
     # Wherever it stands: an engine started with --root-path also answers below that prefix. In any case of letters:
-    # the engine tells them apart, and what stands before it may not.
+    # the engine distinguishes them, and a proxy before it may not.
     lowered = decoded.lower()
     return NEVER in lowered and NEVER in lowered.split("/")
 

@@ -32,7 +32,7 @@ from app.readings import (
     Trigger,
 )
 from app.table import device_title, rank_title
-from app.traffic import Connections, Traffic
+from app.traffic import Connections, ProxyTraffic
 
 _RANK_LABELS = ("rank", "device", "host")
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -169,7 +169,7 @@ class Exporter:
             "remedy",
             "moment",
         )
-        self.traffic = Traffic(connections)
+        self.traffic = ProxyTraffic(connections)
         registry.register(self.traffic)
         text = "Proxied requests that wait for a reset to end."
         Gauge("highwater_proxy_requests_held", text, registry=registry).set_function(held)

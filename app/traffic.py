@@ -85,7 +85,7 @@ class _PathClass:
         self.response_bytes = 0
 
 
-class Traffic(Collector):
+class ProxyTraffic(Collector):
     """The metric families of the proxied requests, and the ``ProxyObserver`` that moves them.
 
     Args:

@@ -117,6 +117,14 @@ def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
     return entry
 
 
+def encoder_cache_block(
+    worker: object, device_type: str, sightings: Sightings, ledger: Ledger
+) -> dict[str, Any] | None:
+    """Return the figures of the cache as it is now, None where the worker has none; no reference to it is left."""
+    # In a function of its own, with whose end its references to tensors go: an exception may hold the caller's frame.
+    return encoder_cache_figures(worker, read_encoder_outputs(worker, device_type), sightings, ledger)
+
+
 def encoder_cache_figures(
     worker: object, outputs: EncoderOutputs | None, sightings: Sightings, ledger: Ledger
 ) -> dict[str, Any] | None:

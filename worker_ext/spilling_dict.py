@@ -74,7 +74,7 @@ class EntryRestorer(Protocol):
             RuntimeError: There is no room.
         """
 
-    def settle(self, cache: SpillingDict, notes: Notes) -> None:
+    def settle(self, cache: SpillingDict, notes: Notes, freed: int = 0) -> None:
         """Make the reserve as large as entries in host memory need; where that is impossible, it is noted."""
 
     def drop_reserve(self) -> None:

@@ -89,13 +89,24 @@ class WayBack:
             left = had + freed - (0 if tensor is None else view_bytes(tensor))
             self._keep(min(left, required_bytes(cache)))
         if tensor is None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame: a cycle that would keep the callers' tensors
         return tensor
 
-    def settle(self, cache: SpillingDict, notes: Notes) -> None:
-        """Make the reserve as large as the largest group in host memory; where that is impossible, it is noted."""
-        wanted = required_bytes(cache)
+    def settle(self, cache: SpillingDict, notes: Notes, freed: int = 0) -> None:
+        """Make the reserve as large as the largest group in host memory; where that is impossible, it is noted.
+
+        Args:
+            cache: The encoder cache.
+            notes: Gets the reason where the reserve is smaller.
+            freed: Bytes of the device that were just freed. On a full device they are kept instead: entries that come
+                back one by one take the reserve with them, and the bytes that they leave are the next one's way back.
+        """
+        wanted, had = required_bytes(cache), self.reserve.nbytes
         if not self.reserve.keep(wanted):
+            self._keep(min(wanted, had + freed))
             notes.add(
                 "encoder_cache.restore_reserve_bytes",
                 f"{self.reserve.nbytes} instead of {wanted}: the device has no room for more",

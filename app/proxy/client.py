@@ -302,8 +302,8 @@ class ClientConnection(Client):
             if self._is_surplus and (where.to == "engine" or where.path_class == LIVE_STREAM):
                 where = Destination("nowhere", refusal=self._proxy.too_many_connections)
         if where.refusal is not None:
-            # A body, if one comes, is dropped; where the client waits for a 100 first, it could not be told from the
-            # next request.
+            # A body, if one comes, is dropped; where the client waits for a 100 first, it could not be distinguished
+            # from the next request.
             close = self._is_last or self._is_surplus or head.websocket or not head.keep_alive or head.expects_continue
             self._write_error(where.refusal, head, close=close)
             self._quiet = 0

@@ -291,7 +291,7 @@ class Exchange(Conversation, Requester):
             self._admission = self._proxy.gate.admit()
         self._response = head
         self._code = head.status
-        # Without a 100 the client may leave the body out: then its next request could not be told from the body.
+        # Without a 100 the client may leave the body out: then its next request would look like the body.
         lacks_100 = self._head.expects_continue and not self._has_request
         self._closes = self._closes or head.until_close or lacks_100
         unchunked = self.wants_bare_body and head.chunked

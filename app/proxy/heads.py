@@ -83,7 +83,7 @@ _PATH_CLASS_PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a request goes: to the engine, to the sidecar's application, or nowhere for the reason in `refusal`."""
+    """The destination of a request: the engine, the sidecar's application, or nowhere for the reason in `refusal`."""
 
     to: Literal["engine", "sidecar", "nowhere"]
     path_class: str = "other"

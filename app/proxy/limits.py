@@ -1,4 +1,4 @@
-"""What one request may take, and what is counted of it."""
+"""The limits of one request, and the interface that counts requests."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class SidecarConversation(Conversation):
         """Hand the head to uvicorn."""
         self._server.data_received(self._head.for_sidecar())
         if self._head.expects_continue:
-            # Without a 100 the client may leave the body out: then its next request could not be told from the body.
+            # Without a 100 the client may leave the body out: then its next request would look like the body.
             self._server.cycle.keep_alive = False
 
     def body(self, piece: bytes) -> None:
@@ -107,7 +107,7 @@ class SidecarConversation(Conversation):
         self._server.connection_lost(ConnectionResetError())
 
     def fail(self, failure: Failure) -> None:
-        """End a request that broke off, without an error: the client could not tell it from other bytes."""
+        """End a request that broke off, without an error: the client would not recognise it as one."""
         client = self._client
         if client is not None:
             self._proxy.report(failure, self._head, self._peer, "refused")

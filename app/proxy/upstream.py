@@ -234,7 +234,7 @@ class EngineConnection:
     # --- called by llhttp ---
 
     def on_message_begin(self) -> None:
-        """Notice whether a second response begins, which was never asked for."""
+        """Notice whether a second response begins, which was never requested."""
         self._has_surplus = self._has_ended
 
     def on_headers_complete(self) -> None:

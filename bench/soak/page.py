@@ -136,13 +136,7 @@ By attack:
 
 {tabulate(rows, _ATTACK_COLUMNS, tablefmt="github", disable_numparse=True)}
 
-Whoever is at the end of an attack begins another one. The sidecar should end most of these connections. Many attackers
-read no answer; the last column has what the others read.
-
-## Safe resets
-
-An operator asks for `POST /reset_mm_cache?mode=safe` now and then. It may hold ordinary requests and must not fail
-them; it may be refused while attackers keep requests open.
+Safe resets:
 
 {tabulate(_reset_rows(measured.service.resets), _RESET_COLUMNS, tablefmt="github", disable_numparse=True)}
 

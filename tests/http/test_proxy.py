@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from app.proxy.proxy import Proxy
-from app.traffic import Traffic
+from app.traffic import ProxyTraffic
 
 
 async def until_true(condition):
@@ -385,7 +385,7 @@ async def test_a_unix_socket_is_an_engine_too(start_proxy, upstream, tmp_path):
 def test_an_upstream_of_another_kind_is_refused():
     """At once, with the forms that would do."""
     with pytest.raises(ValueError, match="unix:/path"):
-        Proxy("localhost:8000", observer=Traffic())
+        Proxy("localhost:8000", observer=ProxyTraffic())
 
 
 async def test_the_observer_hears_of_every_request(front, upstream):

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import device_of
-from worker_ext.encoder_outputs import encoder_cache_figures, read_encoder_outputs, spilling_cache
+from worker_ext.encoder_outputs import encoder_cache_block, spilling_cache
 from worker_ext.mover import Mover
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
@@ -31,7 +31,6 @@ def restore(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         way_back.settle(cache, notes)
     else:
         notes.add("restored_entries", "nothing lies in host memory")
-    outputs = read_encoder_outputs(worker, device.type)
     return {
         "restored_entries": mover.entries,
         "restored_bytes": mover.device_bytes,
@@ -39,7 +38,7 @@ def restore(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "complete": mover.remaining_entries == 0,
         "remaining_entries": mover.remaining_entries,
         "remaining_bytes": mover.remaining_bytes,
-        "encoder_cache": encoder_cache_figures(worker, outputs, state.sightings, state.ledger),
+        "encoder_cache": encoder_cache_block(worker, device.type, state.sightings, state.ledger),
         "copy_seconds": round(mover.seconds, 6),
         "notes": notes.as_list(),
         "elapsed_ms": round((time.perf_counter() - started) * 1000, 3),

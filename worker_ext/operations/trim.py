@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import device_of
-from worker_ext.encoder_outputs import encoder_cache_figures, find_encoder_cache, needed_hashes, read_encoder_outputs
+from worker_ext.encoder_outputs import encoder_cache_block, find_encoder_cache, needed_hashes
 from worker_ext.errors import BadPayloadError, RefusedError
 from worker_ext.host_budget import read_host_budget
 from worker_ext.mover import Mover
@@ -43,7 +43,6 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         _spill(worker, cache, plan, arguments, mover)
     if device.type == "cpu" and mover.entries:
         notes.add("spilled_bytes", "device and host memory are the same on a CPU worker: this gave nothing back")
-    outputs = read_encoder_outputs(worker, device.type)
     return {
         "kind": _kind(worker),
         "asked_bytes": plan.asked_bytes,
@@ -58,7 +57,7 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
             "over_budget_entries": mover.over_budget,
             "unspillable_entries": plan.unspillable + mover.failed,
         },
-        "encoder_cache": encoder_cache_figures(worker, outputs, state.sightings, state.ledger),
+        "encoder_cache": encoder_cache_block(worker, device.type, state.sightings, state.ledger),
         "copy_seconds": round(mover.seconds, 6),
         "notes": notes.as_list(),
         "elapsed_ms": round((time.perf_counter() - started) * 1000, 3),
@@ -94,7 +93,7 @@ def _spill(worker: object, cache: SpillingDict, plan: SpillPlan, arguments: Mapp
     # What is to be kept of the cache is a matter of the cache alone.
     costs = None if arguments["keep_bytes"] is not None else reserve
     mover.spill(cache, plan.groups, plan.asked_bytes, budget.left, costs)
-    way_back.settle(cache, mover.notes)
+    way_back.settle(cache, mover.notes, mover.device_bytes)
     if mover.over_budget and not mover.entries and not mover.failed:
         raise RefusedError(f"{budget}: no entry fits, and {mover.over_budget} stay on the device")
 

@@ -341,6 +341,18 @@ def carry_out(bench: Bench, name: str, *arguments: Any) -> None:
         take_the_rest(bench)
 
 
+@pytest.mark.parametrize("again", ["a0", "a1", "b0", "b1"])
+def test_a_trim_on_a_full_device_keeps_what_it_freed_for_the_way_back(bench, again):
+    """Two entries of a batch that came back took its reserve with them; what they free is no longer somebody else's."""
+    bench.encode("a0", "a1", elements=3)
+    bench.encode("b0", "b1", elements=4)
+    ask(bench.worker, "trim")
+    take_the_rest(bench)
+    for step in (("use", "a0"), ("use", "a1"), ("free_bytes", 1), ("free_bytes", 1), ("use", again)):
+        carry_out(bench, *step)
+    assert changed(bench) == []
+
+
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(batches=st.lists(BATCH, min_size=2, max_size=5), steps=st.lists(STEPS, min_size=8, max_size=24))
 def test_no_access_fails_whatever_was_before_it(batches, steps):
