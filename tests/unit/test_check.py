@@ -66,10 +66,18 @@ def test_what_a_lane_costs_is_counted_with_its_children():
     assert one.cpu_seconds > 0.2
 
 
-def test_progress_is_what_pytest_says(logs):
-    """The newest of it."""
-    (one,), _ = run([lane("tests", "echo '.... [ 12%]'; echo '.... [ 57%]'")], SLOTS)
-    assert one.progress() == "tests 57 %"
+@pytest.mark.parametrize(
+    ("wrote", "told"),
+    [
+        (".... [ 12%]\\n.... [ 57%]\\n..", "tests 57 %"),
+        ("Installing vLLM: some minutes\\n....F.", "tests (Installing vLLM: some minutes)"),
+        ("......", "tests"),
+    ],
+)
+def test_progress_is_what_a_lane_said_last(wrote, told):
+    """Pytest's count, or what takes so long before it."""
+    (one,), _ = run([lane("tests", f"printf %b '{wrote}'")], SLOTS)
+    assert one.progress() == told
 
 
 # --- nothing left out ---
