@@ -146,9 +146,12 @@ class Running:
             self.process.wait()
 
     def progress(self) -> str:
-        """How far it is, where it says so."""
-        found = re.findall(rb"\[ *(\d+)%\]", self.lane.log.read_bytes()[-4000:])
-        return f"{self.lane.name} {found[-1].decode()} %" if found else self.lane.name
+        """How far it is by pytest's count; before that, or without, the last thing that it said."""
+        text = self.lane.log.read_bytes()[-4000:].decode(errors="replace")
+        if found := re.findall(r"\[ *(\d+)%\]", text):
+            return f"{self.lane.name} {found[-1]} %"
+        said = [line for line in text.splitlines() if re.search(r"\w{3}", line)]
+        return f"{self.lane.name} ({said[-1].strip()[:80]})" if said else self.lane.name
 
     def told(self) -> str:
         """Its whole log where it failed, else only the end."""

@@ -66,10 +66,18 @@ def test_what_a_lane_costs_is_counted_with_its_children():
     assert one.cpu_seconds > 0.2
 
 
-def test_progress_is_what_pytest_says(logs):
-    """The newest of it."""
-    (one,), _ = run([lane("tests", "echo '.... [ 12%]'; echo '.... [ 57%]'")], SLOTS)
-    assert one.progress() == "tests 57 %"
+@pytest.mark.parametrize(
+    ("wrote", "told"),
+    [
+        (".... [ 12%]\\n.... [ 57%]\\n..", "tests 57 %"),
+        ("Installing vLLM: some minutes\\n....F.", "tests (Installing vLLM: some minutes)"),
+        ("......", "tests"),
+    ],
+)
+def test_progress_is_what_a_lane_said_last(wrote, told):
+    """Pytest's count, or what takes so long before it."""
+    (one,), _ = run([lane("tests", f"printf %b '{wrote}'")], SLOTS)
+    assert one.progress() == told
 
 
 # --- nothing left out ---
@@ -124,6 +132,58 @@ def pytester_run(tmp_path):
         return json.loads(seen.read_text())
 
     return run_tests
+
+
+# --- the command ---
+
+
+@pytest.fixture
+def checked(logs, monkeypatch, capsys):
+    """`checked(*lanes)` runs the command with these lanes, and returns its status and what it printed."""
+
+    def run_check(*lanes: Lane) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["check", "--long", "proxy"])
+        monkeypatch.setenv("HIGHWATER_CACHE_DIR", str(logs / "cache"))
+        monkeypatch.setenv(topics.ASKED_FOR, "none")  # put back afterwards; the command sets it
+        monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        monkeypatch.setattr(check, "all_lanes", lambda **_: [*lanes])
+        monkeypatch.setattr(check, "files_in_no_lane", lambda _: [])
+        status = check.main()
+        return status, capsys.readouterr().out
+
+    return run_check
+
+
+def seeing(name: str, *, collected: list[str], ran: list[str]) -> Lane:
+    """A lane that writes down what it has seen."""
+    seen = json.dumps({"collected": collected, "left_out": ["tests/x/test_x.py::long"], "ran": ran})
+    return lane(name, f"echo '{seen}' > {check.LOGS}/{name}.json", folders=(f"tests/{name}",))
+
+
+def test_what_passed_is_kept_when_every_lane_has(checked, logs):
+    """With what each lane cost and how many tests it ran."""
+    status, shown = checked(
+        seeing("one", collected=["a"], ran=["a"]), lane("two", f'test "${topics.ASKED_FOR}" = proxy')
+    )
+    assert status == 0, shown
+    assert "every test ran that was collected" in shown
+    assert [line.split()[-2:] for line in shown.splitlines() if line.startswith("together")] == [["1", "1"]]
+    assert list(check.read_passed(logs / "cache" / check.PASSED)) == ["proxy"]
+
+
+@pytest.mark.parametrize("wrong", ["fails", "leaves one out", "waits for one that fails"])
+def test_whatever_is_wrong_fails_the_check_and_nothing_is_kept(checked, logs, wrong):
+    """A lane, a test, or a lane that could not begin."""
+    good = seeing("one", collected=["a"], ran=["a"])
+    lanes = {
+        "fails": (good, lane("two", "exit 2")),
+        "leaves one out": (seeing("one", collected=["a", "b"], ran=["a"]),),
+        "waits for one that fails": (good, lane("two", "exit 2"), lane("three", "true", after=("two",))),
+    }
+    said = {"fails": "two failed with status 2", "leaves one out": "not run: b"}.get(wrong, "three was not begun")
+    status, shown = checked(*lanes[wrong])
+    assert (status, said in shown) == (1, True)
+    assert check.read_passed(logs / "cache" / check.PASSED) == {}
 
 
 # --- long tests ---
