@@ -81,7 +81,7 @@ PATH_BYTES_REMEMBERED = 256
 # Paths with a part that varies; what is there is the control plane's to say.
 _LIVE_PATHS = frozenset({"/memory/events"})
 _OWN_BENEATH = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/")
-HISTORY_SAMPLES_MOST = 86_400  # a day at one a second: 120 MB with eight ranks
+MAX_HISTORY_SAMPLES = 86_400  # a day at one a second: 120 MB with eight ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ def create_app(
         clock=clock,
     )
     history = History(
-        min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST),
+        min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES),
         clock=wall_clock,
         monotonic=clock,
     )

@@ -39,7 +39,16 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app.access_log",),
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
     # L3: loops, data plane
-    ("app.exporter", "app.flight", "app.gate", "app.history", "app.life", "app.settings_sources"),
+    (
+        "app.exporter",
+        "app.flight",
+        "app.hints",
+        "app.gate",
+        "app.history",
+        "app.life",
+        "app.ranks",
+        "app.settings_sources",
+    ),
     ("app.oom_kills",),
     ("app.black_box", "app.poller", "app.proxy"),
     ("app.relief", "app.snapshots"),

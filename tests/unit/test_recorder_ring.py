@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.sources.ring import FILE_BYTES_MOST, Ring, RingUnusable, has_magic, is_within_bounds
+from app.sources.ring import MAX_FILE_BYTES, Ring, RingUnusable, has_magic, is_within_bounds
 from tests.fakes.ring import (
     BUDGET,
     HEARTBEAT_BYTES,
@@ -412,7 +412,7 @@ def test_a_file_that_is_no_ring_is_named(tmp_path):
         (whole[:32] + b"\xff\xff" + whole[34:], "corrupt identity: 65535 bytes in a header of 4096"),
     ):
         assert reason(file_with(tmp_path, content)) == word
-    assert reason(file_with(tmp_path, whole, size=FILE_BYTES_MOST + 1)) == f"too large: {FILE_BYTES_MOST + 1} bytes"
+    assert reason(file_with(tmp_path, whole, size=MAX_FILE_BYTES + 1)) == f"too large: {MAX_FILE_BYTES + 1} bytes"
 
 
 @pytest.mark.parametrize(
