@@ -14,18 +14,17 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from app.attribution import rank_key
-from app.capabilities import Capabilities
 from app.engine import Engine
 from app.errors import EngineError
 from app.movement import Demand, judge, requested_since
 from app.points import MemoryPoint
-from app.readings import EngineLoad, MissingRank, Progress, RankReading, WorkerMemory
-from app.sources.recorder import FILES_MOST, RankRecord, Recorder
+from app.readings import EngineLoad, Progress
+from app.sources.recorder import MAX_FILES, RankRecord, Recorder
 from app.sources.ring import Identity, RingUnusable
 
 RETRY_SECONDS = 30.0
@@ -40,7 +39,7 @@ WAIT_STEP_SECONDS = 0.1
 _INSTANT = 0.001
 SAMPLES_WHOLE = 200
 # Of all ranks in one answer: writing many megabytes of JSON would hold up every stream of the proxy.
-SAMPLES_MOST = 8000
+MAX_SAMPLES = 8000
 
 
 class Recorders:
@@ -206,7 +205,7 @@ class Recorders:
 
     def _samples(self, instance: str, since: float) -> list[dict[str, Any]]:
         rings = sorted(self._last_samples(instance), key=lambda ring: rank_key(ring[0]))
-        most = max(SAMPLES_MOST // max(len(rings), 1), 1)
+        most = max(MAX_SAMPLES // max(len(rings), 1), 1)
         return [
             {
                 "dp_rank": identity.dp_rank,
@@ -220,7 +219,7 @@ class Recorders:
         ]
 
     def _last_samples(self, instance: str) -> Iterator[tuple[Identity, tuple[MemoryPoint, ...]]]:
-        for path in islice(self._folder.glob(f"highwater-{instance}-*.ring"), FILES_MOST):
+        for path in islice(self._folder.glob(f"highwater-{instance}-*.ring"), MAX_FILES):
             with suppress(RingUnusable):
                 yield self._recorder.last_samples(path)
 
@@ -288,91 +287,3 @@ def _is_within(record: RankRecord, seconds: float) -> bool:
         return True
     # In the middle of a step there is no reading to come.
     return record.progress is not None and (record.progress.step_seconds or 0.0) > WAIT_SECONDS
-
-
-def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal["dead", "ended"] | None:
-    """Whether no worker is left: ``dead``: every process is gone; ``ended``: or has said that it would end."""
-    statuses = {record.status for record in records}
-    if not records or len(records) < (expected or 1) or not statuses <= {"dead", "ended"}:
-        return None
-    return "dead" if statuses == {"dead"} else "ended"
-
-
-def is_complete(records: Sequence[RankRecord], expected: int | None) -> bool:
-    """Whether every rank that there should be is alive, and has told as much as it would answer."""
-    telling = [record for record in records if record.status == "alive" and _tells_all(record.newest)]
-    return expected is not None and len(telling) >= expected
-
-
-def _tells_all(newest: WorkerMemory | None) -> bool:
-    # A worker whose steps run where they cannot be seen has a recorder that tells little (worker_ext/README.md).
-    return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)
-
-
-def missing_ranks(
-    capabilities: Capabilities,
-    ranks: Sequence[RankReading],
-    records: Sequence[RankRecord],
-    before: Sequence[MissingRank] = (),
-    was: Sequence[RankReading] = (),
-) -> tuple[MissingRank, ...]:
-    """Name the ranks that should be there and are not, each with what was last known of it.
-
-    Args:
-        capabilities: How many there should be.
-        ranks: Those that are there.
-        records: What the recorders say.
-        before: Those that were missing at the last poll.
-        was: Those that were there then.
-    """
-    expected, tensor_parallel = capabilities.ranks_expected, capabilities.tensor_parallel or 1
-    if expected is None or len(ranks) >= expected:
-        return ()
-    there = {_place(rank, tensor_parallel) for rank in ranks}
-    silent = {_place(record.identity, tensor_parallel): record for record in records}
-    last = {_place(rank, tensor_parallel): rank for rank in was}
-    known = {_place(rank, tensor_parallel): rank for rank in before}
-    return tuple(
-        _missing(place, silent.get(place), last.get(place), known.get(place))
-        for place in _places(capabilities)
-        if place not in there
-    )
-
-
-_Place: TypeAlias = tuple[int, int, int]
-
-
-def _place(rank: RankReading | MissingRank | Identity, tensor_parallel: int) -> _Place:
-    """Which data-parallel engine, which stage, which part; from its number where a worker does not tell."""
-    pp_rank, tp_rank = rank.pp_rank, rank.tp_rank
-    if pp_rank is None or tp_rank is None:
-        pp_rank, tp_rank = divmod(rank.rank or 0, tensor_parallel)
-    return rank.dp_rank or 0, pp_rank, tp_rank
-
-
-def _places(capabilities: Capabilities) -> Iterator[_Place]:
-    sizes = (capabilities.data_parallel, capabilities.pipeline_parallel, capabilities.tensor_parallel)
-    dp_ranks, pp_ranks, tp_ranks = (range(size or 0) for size in sizes)
-    return product(dp_ranks, pp_ranks, tp_ranks)
-
-
-def _missing(
-    place: _Place, record: RankRecord | None, last: RankReading | None, known: MissingRank | None
-) -> MissingRank:
-    dp_rank, pp_rank, tp_rank = place
-    who = record.identity if record is not None else last
-    if who is None:
-        return known or MissingRank(dp_rank=dp_rank, pp_rank=pp_rank, tp_rank=tp_rank, status="never seen")
-    readings = [reading for reading in (record.newest if record is not None else None, last) if reading is not None]
-    newest = max(readings, key=lambda reading: reading.taken_at, default=None)
-    return MissingRank(
-        dp_rank=dp_rank,
-        pp_rank=pp_rank,
-        tp_rank=tp_rank,
-        rank=who.rank,
-        host=who.host,
-        pid=who.pid,
-        status=record.status if record is not None and record.status != "alive" else "unheard",
-        last_seen_at=newest.taken_at if newest is not None else None,
-        used_bytes=newest.used_bytes if newest is not None else None,
-    )

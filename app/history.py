@@ -29,7 +29,7 @@ MAX_WATCHERS = 64
 MAX_WATCHERS_PER_PEER = 16
 MAX_OPERATORS_WATCHING = 64
 WATCHER_BACKLOG = 256
-READINGS_MOST = 1000
+MAX_READINGS = 1000
 
 ENGINE_FIELDS = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
 
@@ -115,13 +115,13 @@ class History:
 
         Returns:
             The step that was used, and the readings. It is larger than the one asked for where that would give more
-            than ``READINGS_MOST``: writing many megabytes of JSON would hold up every stream of the proxy.
+            than ``MAX_READINGS``: writing many megabytes of JSON would hold up every stream of the proxy.
         """
         kept = list(self._samples)  # in one step of the interpreter: the loop may add to them meanwhile
         wanted = [sample for sample in kept if sample.at >= since]
         if wanted:
-            finest = (wanted[-1].at - wanted[0].at) / (READINGS_MOST - 1)
-            step = max(step, finest) if step or len(wanted) > READINGS_MOST else step
+            finest = (wanted[-1].at - wanted[0].at) / (MAX_READINGS - 1)
+            step = max(step, finest) if step or len(wanted) > MAX_READINGS else step
         chosen: dict[float, _Sample] = {}
         for index, sample in enumerate(wanted):
             chosen[math.floor(sample.at / step) if step else index] = sample

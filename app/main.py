@@ -76,7 +76,7 @@ log = logging.getLogger("highwater")
 CONTROL_BODY_BYTES = MIB
 _LIVE_PATHS = frozenset({"/memory/events"})
 _SIDECAR_PREFIXES = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/", RUNBOOKS_PREFIX)
-HISTORY_SAMPLES_MOST = 86_400  # a day at one a second: 120 MB with eight ranks
+MAX_HISTORY_SAMPLES = 86_400  # a day at one a second: 120 MB with eight ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def create_app(
         clock=clock,
     )
     history = History(
-        min(int(settings.history_seconds / settings.poll_seconds) + 1, HISTORY_SAMPLES_MOST),
+        min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES),
         clock=wall_clock,
         monotonic=clock,
     )

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from app.attribution import account, encoder_totals, growth, rank_key, without_forecast
-from app.capabilities import EXTENSION, Capabilities, detect
+from app.capabilities import Capabilities, detect
 from app.engine import Engine
 from app.errors import (
     EngineError,
@@ -26,11 +26,12 @@ from app.errors import (
     EngineRefused,
     EngineUnreachable,
     EngineUnresponsive,
-    EngineUntrusted,
 )
-from app.flight import Recorders, is_complete, missing_ranks, workers_left
+from app.flight import Recorders
+from app.hints import failure_text, missing_hint, setup_hint
 from app.history import History
 from app.life import EngineLife, Lives
+from app.ranks import best_readings, is_complete, missing_ranks, workers_left
 from app.readings import (
     STATES,
     EngineLoad,
@@ -44,7 +45,6 @@ from app.readings import (
 from app.sources import Observation, Source
 from app.sources.recorder import RankRecord
 from app.sources.workers import Workers
-from app.table import missing_text
 from app.verdict import Contact, EngineVerdict, Seen, decide
 
 GROWTH_SECONDS = 60.0
@@ -432,7 +432,7 @@ class Poller:
         load, paused, is_answered = outcome.observation.load, outcome.observation.paused, outcome.failure is None
         seen = Seen(
             contact=outcome.contact,
-            failure=None if outcome.failure is None else self._failure_text(outcome.failure),
+            failure=None if outcome.failure is None else self._failure(outcome.failure),
             progress=outcome.progress,
             # Whoever answered in this round is not whose files say that all is over.
             workers=workers_left(outcome.records, self.capabilities.ranks_expected)
@@ -469,29 +469,14 @@ class Poller:
 
     def _heard(self, outcome: _Round) -> tuple[RankReading, ...] | None:
         """Every rank's best reading, in the ranks' order; ``None`` where nobody was heard of."""
-        answered = tuple(map(account, outcome.observation.workers or ()))
-        if not outcome.records:
-            return answered or None
-        found = {rank_key(reading): reading for reading in answered}
-        alive = [record.newest for record in outcome.records if record.status == "alive" and record.newest is not None]
-        if not found and not alive:
-            return None
-        if outcome.rested and self._workers_asked_at is not None:
-            # Who was left alone has not gone: what these workers answered last still holds.
-            lost = {rank_key(record.identity) for record in outcome.records if record.status != "alive"}
-            kept = {rank_key(rank): rank for rank in self._last.ranks if rank.source == "rpc"}
-            found = {key: rank for key, rank in kept.items() if key not in lost} | found
-        for reading in (account(newest, "recorder") for newest in alive):
-            key = rank_key(reading)
-            if key not in found or self._is_better(reading, found[key]):
-                found[key] = reading
-        return tuple(found[key] for key in sorted(found))
-
-    def _is_better(self, recorded: RankReading, answered: RankReading) -> bool:
-        """Whether a recorder's reading is worth more than the worker's answer: newer, and not for long with less."""
-        newer_by = recorded.taken_at - answered.taken_at
-        tells_less = recorded.torch.allocated_bytes is None and answered.torch.allocated_bytes is not None
-        return newer_by > (self._idle_poll_seconds if tells_less else 0.0)
+        # Who was left alone has not gone: what these workers answered last still holds.
+        holds = outcome.rested and self._workers_asked_at is not None
+        return best_readings(
+            tuple(map(account, outcome.observation.workers or ())),
+            outcome.records,
+            kept=tuple(rank for rank in self._last.ranks if rank.source == "rpc") if holds else (),
+            fuller_for_seconds=self._idle_poll_seconds,
+        )
 
     def _fresh(self, status: EngineStatus, ranks: tuple[RankReading, ...], outcome: _Round) -> Report:
         ages = {rank_key(record.identity): record.reading_age_seconds or 0.0 for record in outcome.records}
@@ -558,34 +543,20 @@ class Poller:
             hint=self._hint(outcome),
         )
 
+    def _failure(self, failure: EngineError) -> str:
+        known = self._verdict.has_answered or bool(self.life.processes)
+        return failure_text(failure, self._engine.url, is_up=STATES[self._verdict.state].is_up, was_there=known)
+
     def _hint(self, outcome: _Round) -> str | None:
         if self._verdict.reason is not None:
             return self._verdict.reason
-        setup = _setup_hint(self.capabilities)
+        setup = setup_hint(self.capabilities)
         if setup is not None or outcome.first_failure is not None:
             return setup or outcome.first_failure
         if outcome.missing:
-            return self._missing_hint(outcome.missing)
+            problem = None if self._recorders is None else self._recorders.problem or ""
+            return missing_hint(outcome.missing, self.capabilities.ranks_expected or 0, problem)
         return self._recorders.problem if self._recorders is not None else None
-
-    def _failure_text(self, failure: EngineError) -> str:
-        is_up = STATES[self._verdict.state].is_up and not isinstance(failure, EngineNotListening)
-        if is_up or not isinstance(failure, EngineUnreachable) or isinstance(failure, EngineUntrusted):
-            return str(failure)
-        word = "any more" if self._verdict.has_answered or self.life.processes else "yet"
-        url = self._engine.url
-        return f"nothing answers {word} at {url} ({failure}); is vLLM running there, and is engine_url right?"
-
-    def _missing_hint(self, missing: Sequence[MissingRank]) -> str:
-        expected = self.capabilities.ranks_expected or 0
-        there = f"{expected - len(missing)} of {expected} ranks"
-        if self._recorders is None:
-            return (
-                f"{there} answer: vLLM's collective_rpc returns only the first data-parallel engine's results; with "
-                "recorder_dir the others are heard of too"
-            )
-        problem = f"; {self._recorders.problem}" if self._recorders.problem else ""
-        return f"{there} are heard of; missing: {missing_text(missing)}{problem}"
 
 
 def _stale(report: Report) -> Report:
@@ -613,26 +584,6 @@ def _contact(failure: EngineError, *, wakes_engine: bool) -> Contact:
     if isinstance(failure, EngineUnresponsive | EngineRefused):
         return "worker_call_late" if wakes_engine else "late"
     return "broken"
-
-
-def _setup_hint(capabilities: Capabilities) -> str | None:
-    """Exactly what to add to the engine's command line for the workers' memory to be seen."""
-    if capabilities.collective_rpc:
-        return None
-    flag = f"--worker-extension-cls {EXTENSION} (with the folder that holds worker_ext on its PYTHONPATH)"
-    if not capabilities.dev_mode:
-        return f"start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment and {flag}"
-    if capabilities.extension is None and capabilities.server_info:
-        return f"start vLLM with {flag}"
-    if capabilities.extension is None:
-        return (
-            f"vLLM does not tell its worker extension (GET /server_info); if it was started with {flag}, "
-            "set engine_has_extension=true"
-        )
-    return (
-        f"vLLM was started with --worker-extension-cls {capabilities.extension}; if that class inherits from "
-        f"{EXTENSION}, set engine_has_extension=true"
-    )
 
 
 def _because(hint: str | None) -> str:

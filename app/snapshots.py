@@ -39,7 +39,7 @@ KEPT = 4
 ROOM = 2
 # What a worker that died left half written goes after so long.
 UNFINISHED_SECONDS = 3600.0
-ENTRIES_MOST = 10_000
+MAX_ENTRIES = 10_000
 FILE_NAME = re.compile(
     r"highwater-snapshot-(?P<snapshot>[0-9]{8}T[0-9]{9}Z)"
     r"-(?P<dp_rank>[0-9]{1,6}|x)-(?P<rank>[0-9]{1,6}|x)-(?P<pid>[0-9]{1,10})\.pickle"
@@ -249,7 +249,7 @@ class Snapshots:
         if self.folder is None:
             return []
         with os.scandir(self.folder) as entries:
-            return [entry.name for entry in islice(entries, ENTRIES_MOST)]
+            return [entry.name for entry in islice(entries, MAX_ENTRIES)]
 
     def _looked_at(self, name: str) -> SnapshotFile | None:
         match = FILE_NAME.fullmatch(name)

@@ -11,7 +11,7 @@ const uPlot = /** @type {any} */ (globalThis).uPlot;
 const SYNC = "time";
 const LETTER_PIXELS = 6.6;
 const FLAG_PIXELS = 18;
-const NOTES_MOST = 60;
+const MAX_NOTES = 60;
 
 /**
  * @typedef {object} Series
@@ -220,7 +220,7 @@ export class Chart {
 
   #placeNotes() {
     const [from, to] = this.view.time;
-    const shown = this.view.annotations.filter(({ at }) => at >= from && at <= to).slice(-NOTES_MOST);
+    const shown = this.view.annotations.filter(({ at }) => at >= from && at <= to).slice(-MAX_NOTES);
     while (this.notes.length < shown.length) {
       const note = el("div", { class: "note" }, el("span", { class: "note-flag" }));
       this.plot.over.append(note);

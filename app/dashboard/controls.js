@@ -15,7 +15,7 @@ const RESETS = [
   { path: "reset_mm_cache", frees: "processed images in host memory; no device memory at all" },
   { path: "reset_prefix_cache", frees: "KV blocks of cached prefixes, for new requests; no device memory at all" },
 ];
-const KEPT_LEAST = 32 * 1024 * 1024;
+const MIN_KEPT = 32 * 1024 * 1024;
 const UNAUTHORIZED = 401;
 const FORBIDDEN = 403;
 
@@ -268,7 +268,7 @@ function outcome(result, dry) {
       ? el("p", {}, `of which ${freedParts(freed.components)}`)
       : null,
     freed && became === "done" && freedRanks(freed.ranks) ? el("p", {}, freedRanks(freed.ranks)) : null,
-    became === "done" && freed?.components.torch_cached_bytes < -KEPT_LEAST
+    became === "done" && freed?.components.torch_cached_bytes < -MIN_KEPT
       ? el(
           "p",
           {},

@@ -17,7 +17,7 @@ import { readingOf, Readings, SPAN_SECONDS } from "./readings.js";
 import { Tiles } from "./tiles.js";
 
 const EVENTS_KEPT = 300;
-const RANK_READINGS_MOST = 3000; // asked for at once: writing more would hold up the sidecar's streams
+const MAX_RANK_READINGS = 3000; // asked for at once: writing more would hold up the sidecar's streams
 const FINE_SECONDS = 300;
 const ANEW_MS = 60_000;
 
@@ -93,7 +93,7 @@ async function askHistory() {
   const now = state.report?.taken_at ?? Date.now() / 1000;
   const ranks = Math.max(state.report?.ranks.length ?? 1, 1);
   const since = Math.max(now - SPAN_SECONDS, missedSince);
-  const coarse = await history(since, (now - since) / Math.min(900, RANK_READINGS_MOST / ranks));
+  const coarse = await history(since, (now - since) / Math.min(900, MAX_RANK_READINGS / ranks));
   if (coarse === null) return;
   readings.gapSeconds = Math.max(20, readings.gapSeconds, coarse.step * 4);
   if (coarse.readings.length) readings.replaceFrom(coarse.readings[0].at, coarse.readings);

@@ -21,11 +21,11 @@ import { COMPONENTS } from "./facts.js";
 import { lineVariable } from "./palette.js";
 import { chosen, rankKey } from "./readings.js";
 
-const POINTS_MOST = 700;
+const MAX_POINTS = 700;
 const TABLE_ROWS = 12;
 const AHEAD_SECONDS = 60;
 const TABLE_EVERY_MS = 5000;
-const LABEL_MOST = 14;
+const MAX_LABEL = 14;
 // Used this much of a device, its whole is the scale that tells; less, and the areas would lie flat on the floor.
 const WHOLE_FROM = 0.4;
 const STACK = [...COMPONENTS].reverse(); // painted from the top layer down, each over the one before
@@ -185,7 +185,7 @@ export class Plots {
     const { readings } = this;
     const table = readings.ranks.get(key);
     const used = table?.used_bytes ?? new Float64Array(readings.capacity).fill(NaN);
-    const indexes = chosen(readings, ...readings.span(...time), POINTS_MOST, (index) => used[index]);
+    const indexes = chosen(readings, ...readings.span(...time), MAX_POINTS, (index) => used[index]);
     const data = [times(readings, indexes), ...STACK.map(() => new Array(indexes.length).fill(null))];
     const told = STACK.map(() => new Array(indexes.length).fill(null));
     let most = 0;
@@ -217,7 +217,7 @@ export class Plots {
     const { readings } = this;
     const columns = series.map((one) => one.value(readings));
     const weight = (index) => Math.max(...columns.map((column) => (Number.isNaN(column(index)) ? -1 : column(index))));
-    const indexes = chosen(readings, ...readings.span(...time), POINTS_MOST, weight);
+    const indexes = chosen(readings, ...readings.span(...time), MAX_POINTS, weight);
     let most = 0;
     let least = Infinity;
     const rows = columns.map((column) =>
@@ -421,7 +421,7 @@ function label(event, rank) {
 
 /** @param {string} text */
 function cut(text) {
-  return text.length > LABEL_MOST ? `${text.slice(0, LABEL_MOST - 1)}…` : text;
+  return text.length > MAX_LABEL ? `${text.slice(0, MAX_LABEL - 1)}…` : text;
 }
 
 /** @param {import("./charts.js").Annotation[]} notes @param {[number, number]} time */

@@ -5,8 +5,8 @@
 import { COMPONENTS } from "./facts.js";
 
 export const SPAN_SECONDS = 3600;
-const NUMBERS_MOST = 1_000_000; // 8 MB, whatever the number of ranks
-const SAMPLES_MOST = 4400; // an hour at one a second, and room so that the oldest need not go at every reading
+const MAX_NUMBERS = 1_000_000; // 8 MB, whatever the number of ranks
+const MAX_SAMPLES = 4400; // an hour at one a second, and room so that the oldest need not go at every reading
 
 const RANK_FIELDS = [
   "used_bytes",
@@ -43,7 +43,7 @@ export function readingOf(report) {
 export class Readings {
   constructor() {
     this.length = 0;
-    this.capacity = SAMPLES_MOST;
+    this.capacity = MAX_SAMPLES;
     /** Nothing for longer than this is a gap in a line. */
     this.gapSeconds = 20;
     this.at = new Float64Array(this.capacity);
@@ -101,7 +101,7 @@ export class Readings {
     const fresh = ranks.map(rankKey).filter((key) => !this.ranks.has(key));
     if (!fresh.length) return;
     for (const key of fresh) this.ranks.set(key, columns(RANK_FIELDS, this.capacity));
-    const fits = Math.floor(NUMBERS_MOST / (this.ranks.size * RANK_FIELDS.length));
+    const fits = Math.floor(MAX_NUMBERS / (this.ranks.size * RANK_FIELDS.length));
     if (fits < this.capacity) this.#shrink(Math.max(fits, 300));
   }
 

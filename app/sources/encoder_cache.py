@@ -12,7 +12,7 @@ from app.errors import EngineGarbled
 
 # The whole cache is asked for, so that however many ask in whatever order, the workers are asked once a second at
 # most: every worker call holds the engine's step up.
-ENTRIES_MOST = 10_000
+MAX_ENTRIES = 10_000
 KEPT_SECONDS = 1.0
 
 
@@ -40,7 +40,7 @@ class EncoderCacheEntries:
         async with self._turn:
             now = self._clock()
             if self._asked_at is None or now - self._asked_at >= KEPT_SECONDS:
-                answers = await self._engine.rpc("encoder_cache", {"limit": ENTRIES_MOST, "sort": "bytes"})
+                answers = await self._engine.rpc("encoder_cache", {"limit": MAX_ENTRIES, "sort": "bytes"})
                 for answer in answers:
                     if not answer.get("ok") or not isinstance(answer.get("entries"), list):
                         raise EngineGarbled(f"rank {answer.get('rank')} could not list: {answer.get('error')}")

@@ -38,17 +38,17 @@ from app.sources.ring import (
 )
 
 SCAN_SECONDS = 1.0
-FILES_MOST = 256
-ENTRIES_MOST = 4096
+MAX_FILES = 256
+MAX_ENTRIES = 4096
 """Of the folder, whatever their names: it may hold what is not ours."""
-RECORDS_MOST = 4096
+MAX_RECORDS = 4096
 
 # Three heartbeats of an idle worker.
 _SILENT_SECONDS = 3.0
-_STACK_MOST = 8
-_TEXT_MOST = 200
-_NUMBER_MOST = 2**63 - 1
-_DEPTH_MOST = 8
+_MAX_STACK = 8
+_MAX_TEXT = 200
+_MAX_NUMBER = 2**63 - 1
+_MAX_DEPTH = 8
 _TMP_NAME = re.compile(rf"\.({RING_NAME.pattern})\.tmp", re.ASCII)
 _STATE, _STARTED = 0, 19  # fields of /proc/<pid>/stat, counted from behind the command's name; proc(5)
 
@@ -324,12 +324,12 @@ class Recorder:
             if instance != self._instance
         )
 
-    def last_records(self, path: Path, records_most: int = RECORDS_MOST) -> tuple[dict[str, Any], ...]:
+    def last_records(self, path: Path, max_records: int = MAX_RECORDS) -> tuple[dict[str, Any], ...]:
         """The last records of a file, whole, oldest first: for a report on how a life ended. Reads the whole file.
 
         Args:
             path: One of this folder, of whatever life.
-            records_most: So many at most.
+            max_records: So many at most.
 
         Returns:
             The records as they were written, without what JSON or a terminal could stumble over.
@@ -339,7 +339,7 @@ class Recorder:
         """
         ring = Ring(path)
         try:
-            return tuple(_clean_object(body) for body in ring.newest(records_most))
+            return tuple(_clean_object(body) for body in ring.newest(max_records))
         finally:
             ring.close()
 
@@ -354,7 +354,7 @@ class Recorder:
         """
         ring = Ring(path)
         try:
-            bodies = ring.newest(RECORDS_MOST)
+            bodies = ring.newest(MAX_RECORDS)
         finally:
             ring.close()
         timed = ((_number(body.get("at")), body) for body in bodies if body.get("kind") == "sample")
@@ -397,7 +397,7 @@ class Recorder:
         """Names of rings and their instances; of too many, those of this life first."""
         try:
             with os.scandir(self.folder) as entries:
-                listed = [entry.name for entry in islice(entries, ENTRIES_MOST)]
+                listed = [entry.name for entry in islice(entries, MAX_ENTRIES)]
         except OSError as exc:
             self._folder_problem = f"recorder_dir: {self.folder} cannot be listed: {_reason(exc)}"
             return []
@@ -406,10 +406,10 @@ class Recorder:
             found += [(match.group(), match.group(2)) for match in map(_TMP_NAME.fullmatch, listed) if match]
         found.sort(key=lambda entry: (entry[1] != self._instance, entry))
         self._folder_problem = None
-        if len(found) > FILES_MOST or len(listed) == ENTRIES_MOST:
-            looked_at = f"{FILES_MOST} rings among {ENTRIES_MOST} files"
+        if len(found) > MAX_FILES or len(listed) == MAX_ENTRIES:
+            looked_at = f"{MAX_FILES} rings among {MAX_ENTRIES} files"
             self._folder_problem = f"recorder_dir: {self.folder} holds more than the {looked_at} that are looked at"
-        return found[:FILES_MOST]
+        return found[:MAX_FILES]
 
     def _open(self, name: str, now: float) -> None:
         path = self.folder / name
@@ -761,7 +761,7 @@ def _stack(dump: str, thread: int | None) -> tuple[str, ...]:
     parts = dump.split("\n\n")
     mark = "" if thread is None else f"0x{thread:016x}"
     part = next((part for part in parts if mark in part), parts[0])
-    found = islice((match for line in part.splitlines() if (match := _FRAME.fullmatch(line))), _STACK_MOST)
+    found = islice((match for line in part.splitlines() if (match := _FRAME.fullmatch(line))), _MAX_STACK)
     return tuple(line for match in found if (line := _text(f"{match[1]}:{match[2]} {match[3]}")))
 
 
@@ -777,21 +777,21 @@ def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _whole(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value <= _NUMBER_MOST else None
+    return value if type(value) is int and 0 <= value <= _MAX_NUMBER else None
 
 
 def _number(value: object) -> float | None:
     """A finite number that is not negative: NaN is in no range. JSON's true is a Python integer, and no number."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    return value if 0 <= value <= _NUMBER_MOST else None
+    return value if 0 <= value <= _MAX_NUMBER else None
 
 
 def _text(value: object) -> str | None:
     """Text that a terminal and UTF-8 can take: a JSON text may hold control characters and halves of characters."""
     if not isinstance(value, str):
         return None
-    return printable(value[:_TEXT_MOST], instead="?")
+    return printable(value[:_MAX_TEXT], instead="?")
 
 
 def _clean_object(body: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
@@ -800,7 +800,7 @@ def _clean_object(body: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
 
 def _clean(value: object, depth: int) -> object:
     """The same value, less what would stop whoever writes it as JSON."""
-    if depth > _DEPTH_MOST:
+    if depth > _MAX_DEPTH:
         return None
     if isinstance(value, dict):
         return _clean_object(value, depth)
@@ -808,7 +808,7 @@ def _clean(value: object, depth: int) -> object:
         return [_clean(inner, depth + 1) for inner in value]
     if isinstance(value, str):
         return _text(value)
-    if isinstance(value, int | float) and not -_NUMBER_MOST <= value <= _NUMBER_MOST:
+    if isinstance(value, int | float) and not -_MAX_NUMBER <= value <= _MAX_NUMBER:
         return None
     return value
 

@@ -26,14 +26,14 @@ VERSION = 2
 MAGIC = b"HIGHWATR"
 RING_NAME = re.compile(r"highwater-([0-9a-f]{16})-([0-9]{1,10})\.ring", re.ASCII)
 
-FILE_BYTES_MOST = 64 * 1024 * 1024
+MAX_FILE_BYTES = 64 * 1024 * 1024
 # What a header may claim, so that no file makes much work: the size of a header has two bytes anyway.
-_HEADER_BYTES_MOST = 64 * 1024
-_SLOT_BYTES_LEAST, _SLOT_BYTES_MOST = 256, 64 * 1024
-_AREA_BYTES_LEAST = 256
-_HEARTBEAT_BYTES_MOST, _TABLE_BYTES_MOST, _STACK_BYTES_MOST = 64 * 1024, 2 * 1024 * 1024, 1024 * 1024
+_MAX_HEADER_BYTES = 64 * 1024
+_MIN_SLOT_BYTES, _MAX_SLOT_BYTES = 256, 64 * 1024
+_MIN_AREA_BYTES = 256
+_MAX_HEARTBEAT_BYTES, _MAX_TABLE_BYTES, _MAX_STACK_BYTES = 64 * 1024, 2 * 1024 * 1024, 1024 * 1024
 # Of a stack that runs over the end of the file: what is read of it.
-_DUMP_BYTES_MOST = 256 * 1024
+_MAX_DUMP_BYTES = 256 * 1024
 # What a heartbeat has unless a dump of stacks is in it.
 _SHORT_HEARTBEAT_BYTES = 2048
 # What one pread asks for: three seconds of a worker that samples ten times a second.
@@ -41,7 +41,7 @@ _WINDOW_BYTES = 64 * 1024
 # How many damaged slots in a row may lie between two good ones and not be taken for the end.
 _GAP_SLOTS = 4
 # Of what is told as a number: beyond it, sums in floats and in C would go wrong elsewhere.
-_NUMBER_MOST = 2**63 - 1
+_MAX_NUMBER = 2**63 - 1
 
 _HEADER = struct.Struct("<8sHHIIIIIII")
 _CHECKED_HEADER_BYTES = 36
@@ -51,7 +51,7 @@ _HEAD_LENGTH = struct.Struct("<I")
 _ROW = struct.Struct("<64sQdB7x")
 _STACK_HEAD = struct.Struct("<dd")
 
-_Count: TypeAlias = Annotated[int, Field(ge=0, le=_NUMBER_MOST)]
+_Count: TypeAlias = Annotated[int, Field(ge=0, le=_MAX_NUMBER)]
 # Names come into logs and sentences for operators: no control characters.
 _Word: TypeAlias = Annotated[str, Field(max_length=255, pattern=r"^[ -~]*$")]
 _Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -161,7 +161,7 @@ class EntryTable:
         return tuple(
             CachedEntry(_hash_text(name), nbytes, "host" if is_on_host else "device", seen_mono)
             for name, nbytes, seen_mono, is_on_host in _ROW.iter_unpack(self.rows)
-            if nbytes <= _NUMBER_MOST and 0 <= seen_mono <= _NUMBER_MOST
+            if nbytes <= _MAX_NUMBER and 0 <= seen_mono <= _MAX_NUMBER
         )
 
 
@@ -211,10 +211,10 @@ class _Layout:
     def is_possible(self) -> bool:
         return (
             self.slots > 0
-            and _SLOT_BYTES_LEAST <= self.slot_bytes <= _SLOT_BYTES_MOST
-            and _AREA_BYTES_LEAST <= self.heartbeat_bytes <= _HEARTBEAT_BYTES_MOST
-            and _AREA_BYTES_LEAST <= self.table_bytes <= _TABLE_BYTES_MOST
-            and _AREA_BYTES_LEAST <= self.stack_bytes <= _STACK_BYTES_MOST
+            and _MIN_SLOT_BYTES <= self.slot_bytes <= _MAX_SLOT_BYTES
+            and _MIN_AREA_BYTES <= self.heartbeat_bytes <= _MAX_HEARTBEAT_BYTES
+            and _MIN_AREA_BYTES <= self.table_bytes <= _MAX_TABLE_BYTES
+            and _MIN_AREA_BYTES <= self.stack_bytes <= _MAX_STACK_BYTES
         )
 
 
@@ -284,7 +284,7 @@ class Ring:
         self._last = newest
         return self._decoded(found)
 
-    def newest(self, records_most: int) -> list[dict[str, Any]]:
+    def newest(self, max_records: int) -> list[dict[str, Any]]:
         """The last records, oldest first, whatever was read before. The whole file is read for it.
 
         Raises:
@@ -297,7 +297,7 @@ class Ring:
         except OSError as exc:
             raise RingUnusable(_unreadable(exc)) from exc
         found.sort(key=_sequence)
-        return self._decoded(found[-records_most:])
+        return self._decoded(found[-max_records:])
 
     # --- beside the records ---
 
@@ -342,10 +342,10 @@ class Ring:
         at, least = self._layout.stack_at, _STACK_HEAD.size + 1
         if len(head := self._pread(at, least)) < least or not head[-1]:
             return None
-        content = self._pread(at, _DUMP_BYTES_MOST)
+        content = self._pread(at, _MAX_DUMP_BYTES)
         armed_mono, seconds = _STACK_HEAD.unpack_from(content)
         text = content[_STACK_HEAD.size :].partition(b"\0")[0].decode("ascii", "replace")
-        if not (0 <= armed_mono <= _NUMBER_MOST and 0 <= seconds <= _NUMBER_MOST):
+        if not (0 <= armed_mono <= _MAX_NUMBER and 0 <= seconds <= _MAX_NUMBER):
             return None
         return WatchdogDump(armed_mono, seconds, text)
 
@@ -450,7 +450,7 @@ class Ring:
 def is_within_bounds(value: object) -> bool:
     """Whether every number in a value of ``readings`` can be counted with: finite, not negative, of 63 bits."""
     if isinstance(value, int | float):
-        return 0 <= value <= _NUMBER_MOST
+        return 0 <= value <= _MAX_NUMBER
     return all(is_within_bounds(getattr(value, name)) for name in getattr(type(value), "__slots__", ()))
 
 
@@ -480,9 +480,9 @@ def _open(path: Path) -> int:
 
 def _header(descriptor: int, status: os.stat_result) -> tuple[_Layout, bytes]:
     """Where the parts are, and the identity as it stands there."""
-    if status.st_size > FILE_BYTES_MOST:
+    if status.st_size > MAX_FILE_BYTES:
         raise RingUnusable(f"too large: {status.st_size} bytes")
-    start = os.pread(descriptor, _HEADER_BYTES_MOST, 0)
+    start = os.pread(descriptor, _MAX_HEADER_BYTES, 0)
     if start[: len(MAGIC)] != MAGIC[: len(start)]:
         raise RingUnusable("foreign: it does not begin as a ring does")
     version_at = len(MAGIC)

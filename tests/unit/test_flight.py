@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.flight import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Recorders, missing_ranks
+from app.flight import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Recorders
 from app.poller import GROWTH_SECONDS, LOOK_SECONDS
+from app.ranks import missing_ranks
 from app.readings import Report
 from tests.fakes.engine import IMAGE_BYTES, RECORDER_RATE, RECORDER_SECONDS, USED_READY, Core, FakeWorker, core_on
 from tests.fakes.recorders import FakeRecorder

@@ -11,9 +11,9 @@ from app.history import (
     EVENTS_KEPT,
     MARKS_KEPT,
     MAX_OPERATORS_WATCHING,
+    MAX_READINGS,
     MAX_WATCHERS,
     MAX_WATCHERS_PER_PEER,
-    READINGS_MOST,
     WATCHER_BACKLOG,
     History,
 )
@@ -102,11 +102,11 @@ def test_of_each_step_the_last_reading_is_shown(history, fake, clock):
 
 def test_more_readings_than_one_answer_holds_are_thinned(fake, clock):
     """Megabytes of JSON would hold up every stream of the proxy; the step that was used is told."""
-    history = History(2 * READINGS_MOST, clock=clock)
-    add(history, fake, clock, 2 * READINGS_MOST)
+    history = History(2 * MAX_READINGS, clock=clock)
+    add(history, fake, clock, 2 * MAX_READINGS)
     step, readings = history.readings(0.0, 0.0)
     assert step > 2.0
-    assert READINGS_MOST - 1 <= len(readings) <= READINGS_MOST + 1
+    assert MAX_READINGS - 1 <= len(readings) <= MAX_READINGS + 1
     assert readings[-1]["at"] == clock.now - 1.0
     assert history.readings(0.0, 100.0)[0] == 100.0
 

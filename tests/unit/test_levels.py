@@ -40,7 +40,16 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app.access_log", "app.findings"),
     ("app.incidents", "app.policy_store", "app.remedies", "app.settings"),
     # L3: loops, data plane
-    ("app.exporter", "app.flight", "app.gate", "app.history", "app.life", "app.settings_sources"),
+    (
+        "app.exporter",
+        "app.flight",
+        "app.hints",
+        "app.gate",
+        "app.history",
+        "app.life",
+        "app.ranks",
+        "app.settings_sources",
+    ),
     ("app.oom_kills", "app.shared_devices"),
     ("app.incident_watcher", "app.poller", "app.proxy"),
     ("app.relief", "app.snapshots"),

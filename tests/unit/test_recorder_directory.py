@@ -19,7 +19,7 @@ from app.history import _pack
 from app.points import MemoryPoint
 from app.readings import EngineStatus, Report
 from app.sources import recorder as module
-from app.sources.recorder import FILES_MOST, RankEntry, Recorder
+from app.sources.recorder import MAX_FILES, RankEntry, Recorder
 from app.sources.ring import RingUnusable
 from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving, slot
 
@@ -551,12 +551,12 @@ def test_a_folder_that_is_not_there_is_named(recorder, folder, machine, writers)
 
 def test_of_too_many_files_those_of_this_life_count(recorder, writers, folder):
     """No more are looked at, and that is said."""
-    for number in range(FILES_MOST + 5):
+    for number in range(MAX_FILES + 5):
         (folder / f"highwater-{'0' * 16}-{number}.ring").touch()
     writers().sample()
     assert len(recorder.read()) == 1
     assert "holds more than the 256 rings among 4096 files that are looked at" in recorder.problems[0]
-    assert len(recorder.others()) == FILES_MOST - 1
+    assert len(recorder.others()) == MAX_FILES - 1
 
 
 def test_of_two_that_claim_one_rank_the_younger_living_one_counts(recorder, writers, machine):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.sources.ring import FILE_BYTES_MOST, Ring, RingUnusable, has_magic, is_within_bounds
+from app.sources.ring import MAX_FILE_BYTES, Ring, RingUnusable, has_magic, is_within_bounds
 from tests.fakes.ring import (
     BUDGET,
     HEARTBEAT_BYTES,
@@ -412,7 +412,7 @@ def test_a_file_that_is_no_ring_is_named(tmp_path):
         (whole[:32] + b"\xff\xff" + whole[34:], "corrupt identity: 65535 bytes in a header of 4096"),
     ):
         assert reason(file_with(tmp_path, content)) == word
-    assert reason(file_with(tmp_path, whole, size=FILE_BYTES_MOST + 1)) == f"too large: {FILE_BYTES_MOST + 1} bytes"
+    assert reason(file_with(tmp_path, whole, size=MAX_FILE_BYTES + 1)) == f"too large: {MAX_FILE_BYTES + 1} bytes"
 
 
 @pytest.mark.parametrize(
@@ -524,8 +524,15 @@ def whole(tmp_path_factory) -> Path:
         writer.table(11, [("a" * 64, 100, 5.0, False), ("b", 50, 6.0, True)])
         writer.heartbeat(11)
         writer.watchdog(11, "Thread 0x00007f0000001000 (most recent call first):\n")
+        earlier(writer.path).parent.mkdir()
+        earlier(writer.path).write_bytes(writer.path.read_bytes())
         writer.stopped(12)
         return writer.path
+
+
+def earlier(whole: Path) -> Path:
+    """The same ring before the last word was written over an older one."""
+    return whole.parent / "earlier" / whole.name
 
 
 @pytest.fixture(scope="module")
@@ -554,7 +561,7 @@ def test_changed_bytes_harm_nobody(whole, folder, changes):
     size = len(content)
     for place, new in changes:
         content[place % size : place % size + len(new)] = new
-    written = read_all(whole)
+    written = [*read_all(whole), *read_all(earlier(whole))]
     assert all(body in written for body in read_all(file_with(folder, bytes(content[:size]))))
 
 

@@ -13,7 +13,7 @@ from app.errors import SettingsError
 from app.policy_settings import PolicyChange, RuleSettings
 from app.settings import PREFIX, Settings, is_list, keys, variable
 from app.settings_sources import load
-from app.sources.ring import FILE_BYTES_MOST
+from app.sources.ring import MAX_FILE_BYTES
 
 KEYS = dict(keys())
 TOKEN = "hunter2hunter2"
@@ -423,7 +423,7 @@ def test_recorders_and_incidents_have_their_folders(tmp_path):
 def test_a_recorders_file_fits_its_readers(rate, seconds):
     """A file of more than 64 MiB is read by nobody."""
     settings = load({"recorder_rate": rate, "recorder_seconds": seconds}, environ={})
-    assert (settings.recorder_rate + 1) * settings.recorder_seconds * 2048 + 4096 <= FILE_BYTES_MOST
+    assert (settings.recorder_rate + 1) * settings.recorder_seconds * 2048 + 4096 <= MAX_FILE_BYTES
 
 
 @pytest.mark.parametrize(
