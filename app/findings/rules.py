@@ -145,7 +145,8 @@ def encoder_cache(case: Case) -> Finding | None:
     if not caches:
         return None
     cache, rank = max(caches, key=lambda each: each[0].device_bytes)
-    if cache.device_bytes <= rank.notable_bytes:
+    # After a load how far the cache can still grow is worth a word, however little it holds.
+    if cache.device_bytes <= (0 if case.is_load else rank.notable_bytes):
         return None
     capacity = _capacity_bytes(rank)
     fill = cache.device_bytes / capacity if capacity else None
