@@ -48,9 +48,8 @@ def _high_water() -> str:
 
 
 def _seconds_left() -> str:
-    """By the free bytes, which is what runs out; nothing where they do not get fewer."""
-    free = f"highwater_device_memory_free_bytes{{{RANKS}}}"
-    return f"{free} / (-deriv({free}[15m]) > 0)"
+    """As the sidecar reckons it; nothing where no device fills."""
+    return f"highwater_device_memory_seconds_to_full{{{RANKS}}}"
 
 
 def glance() -> list[Builder]:
