@@ -13,6 +13,7 @@ from worker_ext.spilling_dict import Ledger
 
 if TYPE_CHECKING:
     from worker_ext.recorder.recorder import Recorder
+    from worker_ext.start_phases import StartPhases
 
 ATTRIBUTE = "_highwater_state"
 
@@ -31,6 +32,8 @@ class WorkerState:
     """The models' identities, and the bytes that they were found to take."""
     allocator_reserve: AllocatorReserve = field(default_factory=AllocatorReserve)
     """What is known of how much the allocator can give back."""
+    start: StartPhases | None = None
+    """How the worker's start went; None where the plugin did not see it."""
     recorder: Recorder | None = None
     """The recorder that was started last, whether it still runs or not."""
 

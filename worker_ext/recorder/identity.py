@@ -34,7 +34,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
         **who,
         "host": _short(who["host"]),
         "pid_started": notes.attempt("pid_started", lambda: pid_started(root)),
-        "boot_id": notes.attempt("boot_id", lambda: _boot_id(root)),
+        "boot_id": notes.attempt("boot_id", lambda: boot_id(root)),
         "device": {
             **device,
             "type": _short(device["type"]),
@@ -49,5 +49,10 @@ def _short(name: str | None) -> str | None:
     return None if name is None else printable(name, _MOST_NAME_CHARACTERS)
 
 
-def _boot_id(root: Path) -> str:
+def boot_id(root: Path = _ROOT) -> str:
+    """Return what names this boot of the machine.
+
+    Raises:
+        OSError: The kernel does not tell.
+    """
     return printable((root / "proc/sys/kernel/random/boot_id").read_text("ascii", "replace"), 64)

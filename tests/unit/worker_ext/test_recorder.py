@@ -49,7 +49,7 @@ def start(worker, tmp_path, monkeypatch):
     """`start(**arguments)` asks for a recorder, and returns the whole answer."""
 
     # Then the test's own thread writes, and what it has done can be read at once.
-    monkeypatch.setattr("worker_ext.operations.recorder_start.is_in_memory", lambda _: True)
+    monkeypatch.setattr("worker_ext.recorder.begin.is_in_memory", lambda _: True)
 
     def start(**arguments: object) -> dict[str, object]:
         given = {"directory": str(tmp_path), "instance": INSTANCE} | arguments
@@ -138,7 +138,7 @@ def test_a_stop_is_for_the_recorder_that_it_names(worker, start, tmp_path):
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "autofs", "lustre"])
 def test_a_folder_on_another_machine_is_refused(worker, tmp_path, monkeypatch, kind):
     """The engine would wait for a server that is gone; nothing there is touched."""
-    monkeypatch.setattr("worker_ext.operations.recorder_start.file_system_of", lambda _: kind)
+    monkeypatch.setattr("worker_ext.recorder.begin.file_system_of", lambda _: kind)
     folder = tmp_path / "not" / "made"
     message = refusal(worker, "recorder_start", json.dumps({"directory": str(folder), "instance": INSTANCE}))
     assert f"lies on {kind}" in message
