@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import describe_device
 from worker_ext.errors import printable
-from worker_ext.identity import identity, pid_started
+from worker_ext.identity import identity, pid_started, ranks_expected
 
 if TYPE_CHECKING:
     from worker_ext.notes import Notes
@@ -42,6 +42,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
             "uuid": _short(device["uuid"]),
         },
         "main_thread": main_thread().ident,
+        "ranks_expected": notes.attempt("ranks_expected", lambda: ranks_expected(worker)),
     }
 
 
