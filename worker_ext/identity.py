@@ -5,6 +5,7 @@ A rank that the engine does not show is null, never guessed: two workers that cl
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from pathlib import Path
@@ -80,6 +81,19 @@ def pp_rank(worker: object) -> int | None:
     else:  # engines before it came lay their ranks as PP x TP
         context = 1
     return None if context is None else rank // (tensor * context) % pipeline
+
+
+def ranks_expected(worker: object) -> int | None:
+    """Return how many workers the whole engine has, all data-parallel replicas counted; None where it does not tell."""
+    sizes = [
+        _size(worker, "tensor_parallel_size"),
+        _size(worker, "pipeline_parallel_size"),
+        _size(worker, "data_parallel_size"),
+    ]
+    if hasattr(_parallel_config(worker), "prefill_context_parallel_size"):
+        sizes.append(_size(worker, "prefill_context_parallel_size"))
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
 
 
 def _size(worker: object, name: str) -> int | None:

@@ -69,7 +69,7 @@ def choice(*choices: str) -> Field:
 
 
 def _end(maximum: float | None) -> str:
-    return "on" if maximum is None else f"to {maximum}"
+    return "on" if maximum is None else f"to {maximum:g}"
 
 
 def _is_within(value: float, minimum: float, maximum: float | None) -> bool:

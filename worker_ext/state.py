@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from worker_ext.start_phases import StartPhases
+
 ATTRIBUTE = "_highwater_state"
 
 
@@ -47,6 +49,9 @@ class RecorderHandle(Protocol):
     def operation(self, op: str) -> AbstractContextManager[None]:
         """Record an operation while it runs."""
 
+    def start_changed(self) -> None:
+        """Record another phase of the worker's start."""
+
     def stop(self) -> bool:
         """Stop recording, and return whether its thread has ended."""
 
@@ -65,6 +70,8 @@ class WorkerState:
     """The bytes of the models' weights, counted once."""
     allocator_reserve: AllocatorReserve = field(default_factory=AllocatorReserve)
     """The knowledge of how much the allocator can give back."""
+    start: StartPhases | None = None
+    """How the worker's start went; None where the plugin did not see it."""
     recorder: RecorderHandle | None = None
     """The recorder that was started last, running or not."""
 

@@ -265,7 +265,7 @@ async def test_an_engine_that_is_not_believed_is_told_by_the_report_and_the_answ
 
         async def told() -> bool:
             hint = (await client.get("/memory")).json()["engine"]["hint"]
-            return "engine_tls.ca_file names the authorities to believe" in hint
+            return "engine_tls.ca_file names the authorities to trust" in hint
 
         await until(told)
         report = (await client.get("/memory")).json()

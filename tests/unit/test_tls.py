@@ -333,7 +333,7 @@ def test_an_engine_that_nobody_vouches_for_is_told_as_such(folder, tmp_path):
     stranger.issue()
     said = trouble(failing(believing(folder), listening_context(stranger.files)))
     assert said.startswith("the engine's certificate is not accepted: ")
-    assert said.endswith("; engine_tls.ca_file names the authorities to believe")
+    assert said.endswith("; engine_tls.ca_file names the authorities to trust")
 
 
 def test_an_engine_of_another_name_is_told_as_such(folder):

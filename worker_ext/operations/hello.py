@@ -12,11 +12,10 @@ from worker_ext.memory_parts import look_at_segments_once
 from worker_ext.notes import Notes
 from worker_ext.operations.operation import Operation
 from worker_ext.state import state_of
+from worker_ext.version import EXTENSION_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-EXTENSION_VERSION = "0.1.0"
 
 # Modules that a runner's class, or one that it inherits from, is defined in.
 _RUNNER_MODULES = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker_ext.devices import describe_device
 from worker_ext.errors import printable
-from worker_ext.identity import identity, pid_started
+from worker_ext.identity import identity, pid_started, ranks_expected
 
 if TYPE_CHECKING:
     from worker_ext.notes import Notes
@@ -34,7 +34,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
         **who,
         "host": _short(who["host"]),
         "pid_started": notes.attempt("pid_started", lambda: pid_started(root)),
-        "boot_id": notes.attempt("boot_id", lambda: _boot_id(root)),
+        "boot_id": notes.attempt("boot_id", lambda: boot_id(root)),
         "device": {
             **device,
             "type": _short(device["type"]),
@@ -42,6 +42,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
             "uuid": _short(device["uuid"]),
         },
         "main_thread": main_thread().ident,
+        "ranks_expected": notes.attempt("ranks_expected", lambda: ranks_expected(worker)),
     }
 
 
@@ -49,5 +50,10 @@ def _short(name: str | None) -> str | None:
     return None if name is None else printable(name, _MAX_NAME_CHARACTERS)
 
 
-def _boot_id(root: Path) -> str:
+def boot_id(root: Path = _ROOT) -> str:
+    """Return what names this boot of the machine.
+
+    Raises:
+        OSError: The kernel does not tell.
+    """
     return printable((root / "proc/sys/kernel/random/boot_id").read_text("ascii", "replace"), 64)

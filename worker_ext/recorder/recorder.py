@@ -28,6 +28,7 @@ from worker_ext.recorder.sampler import NO_HOST, Sampler
 from worker_ext.recorder.stacks import Stacks
 from worker_ext.recorder.steps import Steps
 from worker_ext.recorder.watchdog import GIVES_WAY, Watchdog, is_timer_taken
+from worker_ext.state import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,6 +260,11 @@ class Recorder:
         self._sample(whole=True)
         self._wake()
 
+    def start_changed(self) -> None:
+        """Write down another phase of the worker's start; on the engine's thread."""
+        self._has_table = False
+        self._sample(whole=True)
+
     def _wake(self) -> None:
         self._woken.set()
 
@@ -297,7 +303,9 @@ class Recorder:
         index = self._sampler.index
         if not self._has_table or (index is not None and index.is_new):
             total, rows = (0, b"") if index is None else index.table()
-            head = now.record("entries", total=total, budget=read_budget(worker, notes))
+            start = state_of(worker).start
+            phases = [] if start is None else start.phases
+            head = now.record("entries", total=total, budget=read_budget(worker, notes), start=phases)
             self._put_table(encoded(head), rows if self.ring.layout.rows else b"")
             self._has_table = True
 

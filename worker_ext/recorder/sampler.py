@@ -56,7 +56,9 @@ class Sampler:
         weights, reserve = None, state.allocator_reserve
         if device is not None:
             weights = notes.attempt("weights_bytes", lambda: weights_bytes(worker, device.type, state.weights))
-            notes.attempt("releasable_bytes", lambda: look_at_segments_once(worker, device, reserve))
+            # Not before the graphs are captured: their pools are what the look is for.
+            if state.start is None or state.start.is_over:
+                notes.attempt("releasable_bytes", lambda: look_at_segments_once(worker, device, reserve))
         torch = read_allocator(device, notes)
         encoder_cache = self._encoder_cache(worker, state.ledger, now, change, notes, whole=whole)
         return {

@@ -216,6 +216,7 @@ def fake_worker(kind: str = "npu", index: int | None = 1, **attributes: Any) -> 
     parallel = SimpleNamespace(
         data_parallel_rank=0,
         data_parallel_index=2,
+        data_parallel_size=3,
         tensor_parallel_size=2,
         pipeline_parallel_size=2,
         prefill_context_parallel_size=1,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.worker_ext.fakes import fake_worker
-from worker_ext.identity import identity
+from worker_ext.identity import identity, ranks_expected
 
 
 def parallel(**sizes: object) -> SimpleNamespace:
@@ -65,3 +65,13 @@ def test_what_cannot_be_read_is_null():
 
     head = identity(Worker())
     assert [head[name] for name in ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank")] == [None] * 5
+
+
+def test_how_many_workers_an_engine_has():
+    """All of its replicas counted; unknown where one of the sizes is."""
+    worker = fake_worker()
+    assert ranks_expected(worker) == 2 * 2 * 3
+    worker.parallel_config.prefill_context_parallel_size = 2
+    assert ranks_expected(worker) == 24
+    del worker.parallel_config.data_parallel_size
+    assert ranks_expected(worker) is None

@@ -49,7 +49,7 @@ def start(worker, tmp_path, monkeypatch):
     """`start(**arguments)` asks for a recorder, and returns the whole answer."""
 
     # Then the test's own thread writes, and what it has done can be read at once.
-    monkeypatch.setattr("worker_ext.operations.recorder_start.is_in_memory", lambda _: True)
+    monkeypatch.setattr("worker_ext.recorder.begin.is_in_memory", lambda _: True)
 
     def start(**arguments: object) -> dict[str, object]:
         given = {"directory": str(tmp_path), "instance": INSTANCE} | arguments
@@ -100,6 +100,7 @@ def test_the_files_head_says_who_writes_it(worker, start, tmp_path):
         "pid": os.getpid(),
         "device": {"type": "npu", "index": 1, "physical_index": 1, "name": "Fake 9000", "uuid": "npu-0001"},
         "main_thread": threading.main_thread().ident,
+        "ranks_expected": 12,
         "rate": 2.5,
         "seconds": 120.0,
         "extension": ask(worker, "hello")["extension_version"],
@@ -138,7 +139,7 @@ def test_a_stop_is_for_the_recorder_that_it_names(worker, start, tmp_path):
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "autofs", "lustre"])
 def test_a_folder_on_another_machine_is_refused(worker, tmp_path, monkeypatch, kind):
     """The engine would wait for a server that is gone; nothing there is touched."""
-    monkeypatch.setattr("worker_ext.operations.recorder_start.file_system_of", lambda _: kind)
+    monkeypatch.setattr("worker_ext.recorder.begin.file_system_of", lambda _: kind)
     folder = tmp_path / "not" / "made"
     message = refusal(worker, "recorder_start", json.dumps({"directory": str(folder), "instance": INSTANCE}))
     assert f"lies on {kind}" in message

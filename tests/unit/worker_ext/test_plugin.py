@@ -1,0 +1,252 @@
+"""What vLLM loads in every process: workers get our method, an account of their start, and a recorder."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import weakref
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.unit.worker_ext.fakes import fake_runner, fake_worker, imported_as
+from tests.unit.worker_ext.ring_bytes import parse, table
+from worker_ext import plugin
+from worker_ext.recorder.begin import instance_of, options_from
+from worker_ext.start_phases import MAX_PHASES, PHASES
+from worker_ext.state import end_recorder, running_recorder, state_of
+
+NAMES = ["init", "weights", "profile", "kv_cache", "warm_up"]
+
+
+class EngineWorker:
+    """Knows the five phases of a start, and fails in one where it is told to."""
+
+    made: ClassVar[list[Any]] = []
+    failing: str | None = None
+
+    def init_device(self) -> str:
+        self._fail("init_device")
+        vars(self)["model_runner"] = fake_runner("cpu")
+        return "device"
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> bool:
+        self._fail("load_model")
+        return load_dummy_weights
+
+    def determine_available_memory(self) -> int:
+        return 7
+
+    def initialize_from_config(self, config: object) -> object:
+        return config
+
+    def compile_or_warm_up_model(self) -> None:
+        pass
+
+    def execute_model(self, plan: object) -> object:
+        return plan
+
+    def _fail(self, name: str) -> None:
+        if self.failing == name:
+            raise RuntimeError("out of memory")
+
+
+@pytest.fixture
+def vllm():
+    """The worker class of a vLLM, new for each test; its workers' recorders are stopped afterwards."""
+
+    class WorkerBase(EngineWorker):
+        made: ClassVar[list[Any]] = []
+
+        def __init__(self, rank: int = 0) -> None:
+            parts = vars(fake_worker("cpu", None, rank=rank))
+            config = SimpleNamespace(**vars(parts.pop("vllm_config")), instance_id="a1b2c")
+            vars(self).update(parts, vllm_config=config, model_runner=None)
+            self.made.append(self)
+
+    module = ModuleType("vllm.v1.worker.worker_base")
+    module.WorkerBase = WorkerBase  # type: ignore[attr-defined]
+    with imported_as("vllm.v1.worker.worker_base", module):
+        yield WorkerBase
+        for worker in WorkerBase.made:
+            assert end_recorder(worker)
+
+
+@pytest.fixture(autouse=True)
+def _written_at_once(monkeypatch):
+    monkeypatch.setattr("worker_ext.recorder.begin.is_in_memory", lambda _: True)
+    monkeypatch.delenv(plugin.DIRECTORY, raising=False)
+
+
+def start(worker) -> list[object]:
+    """All phases in the engine's order, and what they return."""
+    return [
+        worker.init_device(),
+        worker.load_model(load_dummy_weights=True),
+        worker.determine_available_memory(),
+        worker.initialize_from_config({"blocks": 3}),
+        worker.compile_or_warm_up_model(),
+    ]
+
+
+def written(folder) -> dict[str, Any]:
+    """The head of the table in the only file."""
+    (path,) = folder.iterdir()
+    head, _ = table(path)
+    return head
+
+
+def test_a_worker_gets_our_method_without_an_extension_class(vllm):
+    """It answers as the mixed-in one does, and the class is as it was."""
+    plugin.register()
+    worker = vllm()
+    assert json.loads(worker.highwater_rpc("memory"))["ok"]
+    assert not hasattr(vllm, "highwater_rpc")
+
+
+def test_an_extension_class_of_anybodys_stays(vllm):
+    """Ours under the same name would be another one's answers."""
+    vllm.highwater_rpc = lambda _: "theirs"
+    plugin.register()
+    assert vllm().highwater_rpc() == "theirs"
+
+
+def test_the_start_is_followed_and_changed_in_nothing(vllm):
+    """Arguments and results pass; each phase is kept with its figures."""
+    plugin.register()
+    worker = vllm()
+    assert start(worker) == ["device", True, 7, {"blocks": 3}, None]
+    phases = state_of(worker).start.phases
+    assert [phase["name"] for phase in phases] == NAMES
+    assert all(phase["rss_bytes"] > 0 and phase["seconds"] >= 0 and phase["error"] is None for phase in phases)
+    assert state_of(worker).start.is_over
+
+
+def test_without_a_folder_nothing_is_recorded(vllm):
+    """The package may be installed for its method alone."""
+    plugin.register()
+    worker = vllm()
+    start(worker)
+    assert running_recorder(worker) is None
+
+
+def test_with_a_folder_the_recorder_runs_from_before_the_model_is_loaded(vllm, tmp_path, monkeypatch):
+    """Its file holds every phase of the start, and is named by the engine's life."""
+    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    plugin.register()
+    worker = vllm(rank=1)
+    worker.init_device()
+    assert [phase["name"] for phase in written(tmp_path)["start"]] == ["init"]
+    worker.load_model()
+    assert [phase["name"] for phase in written(tmp_path)["start"]] == ["init", "weights"]
+    (path,) = tmp_path.iterdir()
+    identity, _ = parse(path)
+    assert (identity["rank"], identity["instance"]) == (1, instance_of(worker))
+    assert path.name == f"highwater-{identity['instance']}-{os.getpid()}.ring"
+
+
+@pytest.mark.parametrize(("method", "kept"), [("init_device", ["init"]), ("load_model", ["init", "weights"])])
+def test_a_start_that_fails_leaves_its_reason_in_the_file(vllm, tmp_path, monkeypatch, method, kept):
+    """And fails as it would have without us."""
+    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    plugin.register()
+    worker = vllm()
+    worker.failing = method
+    with pytest.raises(RuntimeError, match="out of memory"):
+        start(worker)
+    phases = written(tmp_path)["start"]
+    assert [phase["name"] for phase in phases] == kept
+    assert phases[-1]["error"] == "RuntimeError: out of memory"
+
+
+def test_all_workers_of_an_engine_share_a_name_and_another_engine_has_another(vllm):
+    """Also those of its data-parallel copies under Ray."""
+    one, copy, other = vllm(), vllm(), vllm()
+    copy.vllm_config.instance_id += "_dp3"
+    other.vllm_config.instance_id = "fffff"
+    assert instance_of(one) == instance_of(copy) != instance_of(other)
+    assert len(instance_of(one)) == 16
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"HIGHWATER_RECORDER_DIR": "relative"}, "HIGHWATER_RECORDER_DIR is 'relative'"),
+        ({"HIGHWATER_RECORDER_DIR": "/x", "HIGHWATER_RECORDER_RATE": "1e9"}, "HIGHWATER_RECORDER_RATE is '1e9'"),
+        ({"HIGHWATER_RECORDER_DIR": "/x", "HIGHWATER_RECORDER_SECONDS": "long"}, "a number from 10 to 3600"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_named_once_and_costs_the_recorder_alone(vllm, monkeypatch, caplog, environ, named):
+    """The engine comes up without it."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    plugin.register()
+    worker = vllm()
+    with caplog.at_level(logging.WARNING, "vllm"):
+        start(worker)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert named in message
+    assert running_recorder(worker) is None
+
+
+def test_settings_of_the_environment_are_taken(tmp_path):
+    """Empty ones count as unset."""
+    environ = {
+        "HIGHWATER_RECORDER_DIR": str(tmp_path),
+        "HIGHWATER_RECORDER_RATE": "5",
+        "HIGHWATER_RECORDER_SECONDS": "",
+    }
+    options = options_from(environ, "0" * 16)
+    assert (options.directory, options.rate, options.seconds) == (tmp_path, 5.0, 120.0)
+
+
+def test_it_is_registered_once(vllm):
+    """vLLM calls it again in a process that was forked from another."""
+    plugin.register()
+    wrapped = vllm.__init__
+    plugin.register()
+    assert vllm.__init__ is wrapped
+
+
+def test_a_vllm_without_the_class_starts_as_ever(caplog):
+    """One warning says that nothing was changed."""
+    with imported_as("vllm.v1.worker.worker_base", ModuleType("worker_base")):
+        plugin.register()
+    assert "changes nothing" in caplog.text
+
+
+def test_a_worker_that_cannot_be_attached_to_comes_up(vllm, monkeypatch, caplog):
+    """Whatever is wrong with us is not its affair."""
+    monkeypatch.setattr(plugin, "watch_sleep", lambda *_: 1 / 0)
+    plugin.register()
+    assert vllm().init_device() == "device"
+    assert "leaves it alone" in caplog.text
+
+
+def test_an_engine_that_loads_its_weights_again_and_again_fills_nothing(vllm):
+    """The account has an end."""
+    plugin.register()
+    worker = vllm()
+    for _ in range(MAX_PHASES + 5):
+        worker.load_model()
+    assert len(state_of(worker).start.phases) == MAX_PHASES
+
+
+def test_nothing_keeps_a_worker_alive(vllm):
+    """Neither the method, nor the account, nor the watch on its sleep."""
+    plugin.register()
+    worker = vllm()
+    start(worker)
+    vllm.made.clear()
+    reference = weakref.ref(worker)
+    del worker
+    gc.collect()
+    assert reference() is None
+
+
+def test_the_phases_are_methods_of_every_version():
+    """The names that the engine calls, in its order."""
+    assert list(PHASES.values()) == NAMES
