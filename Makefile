@@ -12,11 +12,11 @@ PIN    := --universal --python-version 3.11 --generate-hashes --no-header --quie
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml worker_ext/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Highwater needs Python 3.11 or newer; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --editable . --group dev
+	$(BIN)/pip install --quiet --editable worker_ext --editable . --group dev
 	@touch $@
 
 demo: $(READY) ## A real vLLM engine, the sidecar beside it, and the story told on them
@@ -38,10 +38,11 @@ test-compat: $(READY) ## Relief, kills, and the naive calls beside it, on vLLM 0
 	HIGHWATER_COMPAT_RESULTS=docs/compat.json $(BIN)/pytest -m compat tests/compat
 	$(BIN)/python -m tests.compat.page docs/compat.json
 
-lint: $(READY) ## Lint, format check and types
+lint: $(READY) ## Lint, format check, types, and which folder imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(READY) ## Format, and mend what lint can mend
 	$(BIN)/ruff check --fix .
@@ -66,7 +67,7 @@ soak-proxy: $(READY) ## Half an hour of hostile clients beside ordinary ones: do
 	$(BIN)/python -m bench.soak --minutes 30
 
 requirements: $(READY) ## Pin what the sidecar's image is made of anew, with hashes
-	$(BIN)/uv pip compile pyproject.toml $(PIN) -o docker/requirements.txt
+	$(BIN)/uv pip compile pyproject.toml $(PIN) --no-emit-package vllm-highwater-worker -o docker/requirements.txt
 	$(BIN)/uv pip compile docker/build-requirements.in $(PIN) -c docker/requirements.txt -o docker/build-requirements.txt
 
 sbom: $(READY) ## What the sidecar is made of, from an environment installed by hash: dist/sbom.cdx.json (CycloneDX)
@@ -98,4 +99,4 @@ peers: ## nginx and a C compiler, likewise: what the data plane is measured besi
 	  $$SUDO apt-get -qq install -y --no-install-recommends nginx-light gcc libc6-dev >/dev/null || true; }
 
 clean: ## Remove what the targets above made in this tree (the engine's environment stays in the cache)
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis

@@ -10,8 +10,6 @@ from typing import TypeAlias
 
 import click
 
-from app.demo.environment import DEFAULT_VERSION
-from app.demo.errors import DemoError
 from bench import idle, recorder_cost, relief, scrape, throughput, worker_cost
 from bench.dataplane import measure as data_plane
 from bench.dataplane.report import Report
@@ -19,6 +17,8 @@ from bench.figure import Figure
 from bench.machine import busy_seconds, description
 from bench.page import figures_page, figures_table, report_table, with_block, with_section
 from bench.stage import Stage
+from highwater.demo.environment import DEFAULT_VERSION
+from highwater.demo.errors import DemoError
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 # Of other processes, in cores: from here on a reader must know.

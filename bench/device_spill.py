@@ -19,7 +19,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from worker_ext import MemoryExtension
+from highwater_worker import MemoryExtension
 
 GIB = 1024**3
 COPY_WIDTH = 8192

@@ -17,8 +17,8 @@ from typing import Any
 
 import aiohttp
 
-from app.demo.errors import DemoError
-from app.demo.traffic import image_url
+from highwater.demo.errors import DemoError
+from highwater.demo.traffic import image_url
 
 CLIENTS = 16
 POOL = 24

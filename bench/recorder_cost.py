@@ -14,14 +14,14 @@ from typing import Any
 
 import httpx
 
-from app.demo.errors import DemoError
-from app.engine import RPC_METHOD
-from app.sources.recorder import Recorder
 from bench.figure import Figure, Goal, number, percentile
 from bench.stage import Stage
 from bench.throughput import rates_of, ratio_figure
-from worker_ext.notes import Notes
-from worker_ext.recorder.steps import Steps
+from highwater.demo.errors import DemoError
+from highwater.engine.client import RPC_METHOD
+from highwater.recorder.folder import Recorder
+from highwater_worker.notes import Notes
+from highwater_worker.recorder.steps import Steps
 
 CALL_SECONDS = 60.0
 SECONDS = 120

@@ -13,7 +13,7 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.demo.process import KeptProcess, environ_with, free_port
+from highwater.demo.process import KeptProcess, environ_with, free_port
 from tests.fakes.engine import FakeEngine
 
 RANKS = 8

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from app.demo.engine import Engine, EngineOptions
-from app.demo.environment import EngineEnvironment, ensure_environment
 from bench.machine import cpu_seconds
+from highwater.demo.engine import Engine, EngineOptions
+from highwater.demo.environment import EngineEnvironment, ensure_environment
 
 
 class Stage:

@@ -11,13 +11,13 @@ from typing import Any
 
 import httpx
 
-from app.capabilities import EXTENSION
-from app.demo.errors import DemoError
-from app.demo.model import CACHE_TOKENS
-from app.demo.traffic import send_images
-from app.engine import RPC_METHOD
 from bench.figure import Figure, number
 from bench.stage import Stage
+from highwater.demo.errors import DemoError
+from highwater.demo.model import CACHE_TOKENS
+from highwater.demo.traffic import send_images
+from highwater.engine.capabilities import EXTENSION
+from highwater.engine.client import RPC_METHOD
 from tests.engines import image_tokens
 
 WIDTH, HEIGHT = 128, 192

@@ -5,7 +5,7 @@
 #   Ascend  --build-arg VLLM_IMAGE=quay.io/ascend/vllm-ascend:v0.12.0rc1
 #   CPU     --build-arg VLLM_IMAGE=public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.12.0
 #
-# or your own; add @sha256:... to pin it. Nothing is installed into it: worker_ext has no dependencies.
+# or your own; add @sha256:... to pin it. Nothing is installed into it: highwater_worker has no dependencies.
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.12.0
 
 FROM ${VLLM_IMAGE}
@@ -16,9 +16,9 @@ LABEL org.opencontainers.image.title="highwater-vllm" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.base.name="${VLLM_IMAGE}"
-COPY worker_ext /opt/highwater/worker_ext
+COPY worker_ext/highwater_worker /opt/highwater/highwater_worker
 # Behind what the base has there: Ascend's libraries are found by it. An empty entry would mean the current folder.
 ENV PYTHONPATH=/opt/highwater${PYTHONPATH:+:${PYTHONPATH}} \
     VLLM_SERVER_DEV_MODE=1
 # Development mode opens control paths that no API key guards: on loopback only the sidecar reaches them.
-ENTRYPOINT ["vllm", "serve", "--host", "127.0.0.1", "--worker-extension-cls", "worker_ext.MemoryExtension"]
+ENTRYPOINT ["vllm", "serve", "--host", "127.0.0.1", "--worker-extension-cls", "highwater_worker.MemoryExtension"]

@@ -13,21 +13,21 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from app.attribution import account
-from app.components import COMPONENTS, STACKED
-from app.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
-from app.incidents.messages import KNOWN
-from app.policy import FALLING_SIGNALS, SIGNAL_REMEDIES
-from app.policy.core import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_REST_SECONDS
-from app.policy.rules import MIN_GAIN_BYTES
-from app.policy.waters import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
-from app.policy_settings import RuleSettings
-from app.readings import STATES, Device, WorkerBudget, WorkerMemory
-from app.settings import keys, variable
-from app.units import GIB, MIB
+from highwater.accounting.attribution import account
+from highwater.accounting.components import COMPONENTS, STACKED
+from highwater.incidents.messages import KNOWN
+from highwater.policy import FALLING_SIGNALS, SIGNAL_REMEDIES
+from highwater.policy.core import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_REST_SECONDS
+from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
+from highwater.policy.rules import MIN_GAIN_BYTES
+from highwater.policy.settings import RuleSettings
+from highwater.policy.waters import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
+from highwater.readings import STATES, Device, WorkerBudget, WorkerMemory
+from highwater.settings import keys, variable
+from highwater.units import GIB, MIB
 
 DOCS = Path(__file__).resolve().parent
-GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "golden" / "metrics.txt"
+GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "api" / "golden" / "metrics.txt"
 
 # Of a family that each rank has.
 RANK_LABELS = {"device", "host", "rank"}
@@ -196,8 +196,8 @@ def facts_module() -> str:
     return "\n".join(
         [
             "/**",
-            " * What the page and the sidecar both know: written by `make docs` from app/readings.py and",
-            " * app/components.py.",
+            " * What the page and the sidecar both know: written by `make docs` from app/highwater/readings.py and",
+            " * app/highwater/accounting/components.py.",
             " */",
             "",
             "/** What follows from each state of the engine. @type {Record<string, any>} */",
@@ -231,7 +231,7 @@ def components_style() -> str:
     system = ':root:not([data-theme="light"], [data-theme="dark"])'
     return "\n".join(
         [
-            "/* The components' colours: written by `make docs` from app/components.py. */",
+            "/* The components' colours: written by `make docs` from app/highwater/accounting/components.py. */",
             "",
             *block(":root", light),
             "",
@@ -245,7 +245,7 @@ def components_style() -> str:
     )
 
 
-DASHBOARD = DOCS.parent / "app" / "dashboard"
+DASHBOARD = DOCS.parent / "app" / "highwater" / "dashboard"
 WRITTEN = {DASHBOARD / "facts.js": facts_module, DASHBOARD / "components.css": components_style}
 
 

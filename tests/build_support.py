@@ -19,11 +19,11 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from app.demo.environment import cache_dir
-from app.demo.errors import DemoError
+from highwater.demo.environment import cache_dir
+from highwater.demo.errors import DemoError
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("app", "worker_ext", "docs/runbooks", "pyproject.toml", "README.md", "LICENSE")  # what a wheel is made of
+SOURCES = ("app", "docs/runbooks", "pyproject.toml", "README.md", "LICENSE")  # what a wheel is made of
 COMPILERS = ("cc", "gcc", "clang")
 KEPT = 3
 
@@ -42,7 +42,7 @@ def obstacle() -> str | None:
 
 
 def compiled_app(announce: Callable[[str], None] = lambda _: None) -> Path:
-    """Return a folder with `app` in it, its data plane compiled; built where there is none of today's sources.
+    """Return a folder with `highwater` in it, its data plane compiled; built where there is none of today's sources.
 
     Args:
         announce: Told in one sentence what takes long, before it begins.
@@ -66,7 +66,7 @@ def compiled_app(announce: Callable[[str], None] = lambda _: None) -> Path:
 
 
 def environ_for(built: Path) -> Mapping[str, str]:
-    """What lets a process import `app` from there, wherever it is started and whatever is installed."""
+    """What lets a process import `highwater` from there, wherever it is started and whatever is installed."""
     return {"PYTHONPATH": str(built), "PYTHONSAFEPATH": "1"}  # or `python -m` would look where it is started, first
 
 
@@ -99,8 +99,8 @@ def _build(cache: Path) -> Path:
         _pip_wheel(tree, wheels, cache / "compiled.log")
         (wheel,) = wheels.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            # Nothing but the sidecar: the worker extension is whichever the engine has.
-            wanted = [name for name in archive.namelist() if name.startswith("app/") or "__mypyc." in name]
+            # Without its metadata: the tree's own is installed.
+            wanted = [name for name in archive.namelist() if name.startswith("highwater/") or "__mypyc." in name]
             archive.extractall(draft, wanted)
         draft.rename(built)  # in one piece: a folder of this name is complete
     shutil.rmtree(work)

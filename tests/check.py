@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app.demo.environment import cache_dir
+from highwater.demo.environment import cache_dir
 from tests.topics import ASKED_FOR, ROOT, TOPICS, digests
 
 LOGS = ROOT / "build" / "check"
@@ -94,7 +94,12 @@ def all_lanes(*, traced: bool = False) -> list[Lane]:
 
 def other_lanes() -> list[Lane]:
     """Return the lanes of the whole check that run no tests."""
-    lint = (program("ruff", "check", "."), program("ruff", "format", "--check", "."), program("mypy"))
+    lint = (
+        program("ruff", "check", "."),
+        program("ruff", "format", "--check", "."),
+        program("mypy"),
+        program("lint-imports", "--no-logo"),
+    )
     return [Lane("lint", lint), Lane("sbom", ((*_GIVES_WAY, "make", "--no-print-directory", "sbom"),))]
 
 

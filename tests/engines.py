@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from app.demo.engine import Dialect, Engine
-from app.demo.environment import DEFAULT_VERSION, RECIPES, REQUIREMENTS, Recipe, with_torch_for_cpu
-from app.demo.errors import last_lines
-from app.demo.model import BYTES_PER_NUMBER, ENCODER_WIDTH, MERGE_SIZE, PATCH_PIXELS
-from app.demo.traffic import TrafficResult, send
+from highwater.demo.engine import Dialect, Engine
+from highwater.demo.environment import DEFAULT_VERSION, RECIPES, REQUIREMENTS, Recipe, with_torch_for_cpu
+from highwater.demo.errors import last_lines
+from highwater.demo.model import BYTES_PER_NUMBER, ENCODER_WIDTH, MERGE_SIZE, PATCH_PIXELS
+from highwater.demo.traffic import TrafficResult, send
 
 # The samplers compile themselves at their first use: ten seconds or more, and a C++ compiler that must be there.
 _NOTHING_COMPILED = ("TORCHDYNAMO_DISABLE", "1")

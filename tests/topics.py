@@ -32,28 +32,35 @@ TOPICS: Mapping[str, Topic] = {
     "relief": Topic(
         "storms of 12 s beside each remedy, engines killed in each operation, two engines' recorders",
         (
-            "worker_ext",
-            "app/relief",
-            "app/remedies",
-            "app/sources",
-            "app/policy",
-            "app/proxy",
-            "app/flight.py",
-            "app/movement.py",
-            "app/gate.py",
-            "app/engine.py",
-            "app/demo",
+            "worker_ext/highwater_worker",
+            "app/highwater/relief",
+            "app/highwater/memory/sources",
+            "app/highwater/policy",
+            "app/highwater/proxy",
+            "app/highwater/recorder/recorders.py",
+            "app/highwater/recorder/progress.py",
+            "app/highwater/engine/client.py",
+            "app/highwater/demo",
             "tests/engine",
         ),
     ),
     "proxy": Topic(
         "a minute of hostile clients beside ordinary ones",
-        ("app/proxy", "app/gate.py", "app/traffic.py", "bench/soak", "tests/security/test_soak.py"),
+        (
+            "app/highwater/proxy",
+            "bench/soak",
+            "tests/security/test_soak.py",
+        ),
     ),
     "controls": Topic("what the data plane is held to, tried on nginx and vllm-router", ("tests/faithful",)),
     "policy": Topic(
         "every situation of docs/policy-situations.md",
-        ("app/policy", "app/governor.py", "app/relief", "app/remedies", "bench/situations", "tests/situations"),
+        (
+            "app/highwater/policy",
+            "app/highwater/relief",
+            "bench/situations",
+            "tests/situations",
+        ),
     ),
     "chart": Topic(
         "a pod of the chart, as processes beside a real engine",
@@ -65,7 +72,14 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "image": Topic(
         "the steps of the sidecar's image, carried out and started",
-        ("docker", "pyproject.toml", "tests/docker", "app/server.py", "app/healthcheck.py", ".dockerignore"),
+        (
+            "docker",
+            "pyproject.toml",
+            "tests/docker",
+            "app/highwater/commands/server.py",
+            "app/highwater/commands/healthcheck.py",
+            ".dockerignore",
+        ),
     ),
 }
 

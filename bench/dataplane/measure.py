@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from app.demo.errors import DemoError
 from bench.dataplane import works
 from bench.dataplane.bed import Bed, bed
 from bench.dataplane.comparison import Comparison
@@ -26,6 +25,7 @@ from bench.dataplane.slices import order
 from bench.dataplane.works import WORKS, Work
 from bench.figure import Goal, number
 from bench.stage import Stage
+from highwater.demo.errors import DemoError
 
 WARM_UP_SECONDS = 0.4
 # On a machine that others keep busy too, a slice can be over before anything was done in it.

@@ -9,8 +9,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from app.demo.environment import cache_dir
-from app.demo.errors import DemoError
+from highwater.demo.environment import cache_dir
+from highwater.demo.errors import DemoError
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")

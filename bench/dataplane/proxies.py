@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from app.demo.errors import DemoError
-from app.demo.process import KeptProcess, environ_with, free_port
-from app.demo.sidecar import DemoSidecar
+from highwater.demo.errors import DemoError
+from highwater.demo.process import KeptProcess, environ_with, free_port
+from highwater.demo.sidecar import DemoSidecar
 from tests.build_support import compiled_app, environ_for, obstacle
 
 SIDECAR, NGINX, DIRECT = "sidecar", "nginx", "direct"
@@ -88,7 +88,7 @@ def compiled(upstream: int, folder: Path) -> Iterator[Proxy]:
 
 @contextmanager
 def uncompiled(upstream: int, folder: Path) -> Iterator[Proxy]:
-    """The same, as `pip install .` has it."""
+    """The same, as `pip install ./worker_ext .` has it."""
     with DemoSidecar(f"http://127.0.0.1:{upstream}", folder=folder) as running:
         yield Proxy(UNCOMPILED, running.port, running.pids)
 

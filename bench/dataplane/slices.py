@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from app.demo.errors import DemoError
 from bench.dataplane.cores import on_core
 from bench.dataplane.proxies import Proxy
 from bench.dataplane.works import Sample
+from highwater.demo.errors import DemoError
 
 Name = TypeVar("Name")
 DEADLINE_SECONDS = 120.0

@@ -16,7 +16,7 @@ from bench.situations.device import Card, DeviceFullError, ModelTorch, Plan
 from bench.situations.wire import Answer, Asked, Face, json_answer
 from bench.situations.worker import EngineOptions, ModelWorker
 
-EXTENSION = "worker_ext.MemoryExtension"
+EXTENSION = "highwater_worker.MemoryExtension"
 TICK_SECONDS = 0.25
 MODEL = "modelled"
 

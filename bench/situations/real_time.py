@@ -13,8 +13,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from app.demo.process import KeptProcess, environ_with, free_port
-from app.demo.sidecar import DemoSidecar
 from bench.situations.device import MIB
 from bench.situations.events import end_engine, neighbours, traffic
 from bench.situations.judge import Judge, missed_goals
@@ -22,6 +20,8 @@ from bench.situations.rows import SITUATIONS
 from bench.situations.run import model_of, play
 from bench.situations.situation import Situation, Stage
 from bench.situations.worker import modelled_workers
+from highwater.demo.process import KeptProcess, environ_with, free_port
+from highwater.demo.sidecar import DemoSidecar
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BEGIN_SECONDS = 4.0

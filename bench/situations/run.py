@@ -13,8 +13,6 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from app.main import Sidecar, create_app
-from app.settings import Settings
 from bench.situations.clock import VirtualLoop, run_virtually
 from bench.situations.device import Card
 from bench.situations.engine import EngineModel
@@ -22,6 +20,8 @@ from bench.situations.judge import Judge, Outcome, missed_goals
 from bench.situations.situation import Situation, Stage
 from bench.situations.wire import InProcess
 from bench.situations.worker import modelled_workers
+from highwater.main import Sidecar, create_app
+from highwater.settings import Settings
 
 TOKEN = "situations-situations-situations"  # noqa: S105 - of a sidecar that lives for a second
 

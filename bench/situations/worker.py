@@ -11,11 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import worker_ext.identity
+import highwater_worker.identity
 from bench.situations.device import GIB, Card, ModelTorch, Plan, Rank
+from highwater_worker import MemoryExtension
+from highwater_worker.devices.host import HostMemory
 from tests.unit.worker_ext.fakes import FakeTensor, imported_as
-from worker_ext import MemoryExtension
-from worker_ext.host import HostMemory
 
 HOST_NAME = "node-a"
 _NODE = 512 * GIB
@@ -203,8 +203,10 @@ def modelled_workers(torch: ModelTorch) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(imported_as("torch", torch))
         for name, module in list(sys.modules.items()):
-            if name.startswith("worker_ext.") and hasattr(module, "read_host"):
+            if name.startswith("highwater_worker.") and hasattr(module, "read_host"):
                 stack.enter_context(patch.object(module, "read_host", lambda *_, **__: HOST))
-        stack.enter_context(patch.object(worker_ext.identity, "os", SimpleNamespace(getpid=lambda: _PROCESS.pid)))
-        stack.enter_context(patch.object(worker_ext.identity, "socket", SimpleNamespace(gethostname=lambda: HOST_NAME)))
+        stack.enter_context(patch.object(highwater_worker.identity, "os", SimpleNamespace(getpid=lambda: _PROCESS.pid)))
+        stack.enter_context(
+            patch.object(highwater_worker.identity, "socket", SimpleNamespace(gethostname=lambda: HOST_NAME))
+        )
         yield

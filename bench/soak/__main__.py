@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from app.demo.errors import DemoError
 from bench.machine import description
 from bench.page import figures_table
 from bench.soak.attackers import ATTACKS
 from bench.soak.page import document, facts, figures, with_run
 from bench.soak.sidecar import ROOT
 from bench.soak.soak import Options, run
+from highwater.demo.errors import DemoError
 
 PAGE = ROOT / "docs" / "soak.md"
 ALL_CLIENTS = 200

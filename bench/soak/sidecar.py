@@ -21,10 +21,10 @@ from pathlib import Path
 
 import click
 
-from app.cli import main
-from app.demo.errors import DemoError
-from app.demo.process import KeptProcess, environ_with, free_port
 from bench.dataplane.memory import rss_bytes
+from highwater.cli import main
+from highwater.demo.errors import DemoError
+from highwater.demo.process import KeptProcess, environ_with, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
@@ -113,7 +113,9 @@ def _tell(path: Path) -> None:
     tasks = Counter(getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks())
     gc.collect()
     kinds = (((kind := type(found)).__module__, kind.__qualname__) for found in gc.get_objects())
-    objects = Counter(name for module, name in kinds if str(module).startswith("app.proxy") and _CONNECTED.search(name))
+    objects = Counter(
+        name for module, name in kinds if str(module).startswith("highwater.proxy") and _CONNECTED.search(name)
+    )
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps({"tasks": tasks, "objects": objects}), encoding="utf-8")
     draft.rename(path)

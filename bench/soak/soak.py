@@ -20,11 +20,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.demo.errors import DemoError
 from bench.machine import busy_seconds, cpu_seconds
 from bench.simulated_engine import SimulatedEngine
 from bench.soak.clients import Answer, Clients, Service
 from bench.soak.sidecar import ROOT, Held, SoakSidecar
+from highwater.demo.errors import DemoError
 
 ATTACK_PARTS = 2
 CONTROL_SHARE = 0.2

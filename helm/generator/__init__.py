@@ -2,8 +2,8 @@
 
 ::
 
-    __main__ ──► schema (what a value may be; `config` from app.settings) ──► settings
+    __main__ ──► schema (what a value may be; `config` from highwater.settings) ──► settings
              └─► readme (values.yaml and its comments)
 
-Nothing in `app` imports this, and it is in no wheel and not in the packaged chart.
+Nothing in `highwater` imports this, and it is in no wheel and not in the packaged chart.
 """

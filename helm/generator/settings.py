@@ -1,10 +1,10 @@
-"""The schema of `config`: what `app.settings` says, so that Helm already refuses a setting that does not exist."""
+"""The schema of `config`: what `highwater.settings` says, so that Helm already refuses a setting that is not there."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from app.settings import Settings
+from highwater.settings import Settings
 
 CHARTS_OWN = frozenset({"engine_url", "admin_token", "tls", "engine_tls"})
 """What follows from other values: where the engine listens, and Secrets."""

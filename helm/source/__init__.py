@@ -6,5 +6,5 @@
                    └─────► panels ──► metrics (names, labels, HELP texts as exported)
 
 They are written to `dashboards/`, beside this package; the chart and people without one load the same files. The alerts
-and recording rules in `alerts/` are written by hand. Nothing in `app` imports this, and it is in no wheel.
+and recording rules in `alerts/` are written by hand. Nothing in `highwater` imports this, and it is in no wheel.
 """

@@ -1,6 +1,7 @@
 """The metrics that exist: names, labels and HELP texts as the exporter writes them.
 
-They come from the golden exposition, which a unit test holds to `app/exporter.py`: a metric that is renamed there is
+They come from the golden exposition, which a unit test holds to `app/highwater/api/metrics.py`: a metric that is
+renamed there is
 unknown here, and no dashboard is generated. Tests hold the queries of dashboards, alerts and recording rules to these.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "unit" / "golden" / "metrics.txt"
+GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "unit" / "api" / "golden" / "metrics.txt"
 
 # vLLM's own families, there only where Prometheus scrapes `/metrics?engine=1` (or the engine itself). What they mean is
 # vLLM's to say (vllm/v1/metrics/loggers.py); `tests/engine/test_observability_real.py` asks the real engine for each.

@@ -16,8 +16,8 @@ from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from app.components import COMPONENTS
 from helm.source.metrics import help_of, names_in
+from highwater.accounting.components import COMPONENTS
 
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 

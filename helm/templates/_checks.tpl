@@ -38,7 +38,7 @@ What the schema cannot say, because it is about two values at once. All problems
 - engine.device.count: {{ $v.engine.device.kind }} needs at least 1
 {{- end -}}
 {{- if and (eq $v.extension.from "image") (not $v.extension.image.repository) }}
-- extension.image.repository: extension.from is image; say where the image with worker_ext/ is
+- extension.image.repository: extension.from is image; say where the image with highwater_worker/ is
 {{- end -}}
 {{- if and $v.autoscaling.hpa.enabled $v.autoscaling.keda.enabled }}
 - autoscaling: hpa and keda would both scale; enable one

@@ -104,8 +104,8 @@ command:
   - python3
   - -c
   - |
-    import pathlib, shutil, worker_ext
-    shutil.copytree(pathlib.Path(worker_ext.__file__).parent, "/opt/highwater/worker_ext", dirs_exist_ok=True)
+    import pathlib, shutil, highwater_worker
+    shutil.copytree(pathlib.Path(highwater_worker.__file__).parent, "/opt/highwater/highwater_worker", dirs_exist_ok=True)
 resources:
   {{- toYaml .Values.extension.resources | nindent 2 }}
 securityContext:

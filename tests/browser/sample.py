@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from app.attribution import freed, total
-from app.freed import credit
-from app.history import History
-from app.readings import EngineStatus, RemedyResult, Report
+from highwater.accounting.attribution import freed, total
+from highwater.accounting.freed import credit
+from highwater.memory.history import History
+from highwater.readings import EngineStatus, RemedyResult, Report
 from tests.fakes.engine import CACHED, IMAGE_BYTES, MIB, FakeEngine
 
 HOUR = 3600

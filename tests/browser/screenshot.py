@@ -14,7 +14,7 @@ from typing import Any
 
 from playwright.async_api import Browser
 
-from app.policy_settings import PolicySettings
+from highwater.policy.settings import PolicySettings
 from tests.browser.conftest import Beside, beside, chromium
 from tests.browser.sample import Story, an_hour, many_ranks
 from tests.http.test_control_plane import sidecar_before

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from axe_playwright_python.async_playwright import Axe
 
-from app.attribution import COMPONENTS
-from app.demo.process import free_port
-from app.demo.sidecar import DemoSidecar
-from app.policy_settings import PolicySettings, RuleSettings
+from highwater.accounting.attribution import COMPONENTS
+from highwater.demo.process import free_port
+from highwater.demo.sidecar import DemoSidecar
+from highwater.policy.settings import PolicySettings, RuleSettings
 from tests.browser.conftest import ELSEWHERE, beside
 from tests.browser.measure import RING, an_hour_of_eight, flood, heap_bytes, times_to_paint
 from tests.browser.sample import Story, an_hour

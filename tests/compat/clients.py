@@ -6,12 +6,12 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Self
 
-from app.demo.traffic import TrafficResult, send_images
+from highwater.demo.traffic import TrafficResult, send_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.demo.engine import Engine
+    from highwater.demo.engine import Engine
 
 CLIENTS = 16
 START_SECONDS = 120.0

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from app.demo.errors import DemoError
-from app.demo.traffic import send_images
+from highwater.demo.errors import DemoError
+from highwater.demo.traffic import send_images
 from tests.engine.conftest import sidecar_beside, wait_for
 
 from .clients import POOL, Clients
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from app.demo.engine import Engine
-    from app.demo.sidecar import DemoSidecar
+    from highwater.demo.engine import Engine
+    from highwater.demo.sidecar import DemoSidecar
 
 TOLD_SECONDS = 20.0
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psutil
 
-from app.demo.engine import SHIM_FOLDER, link_extension
-from app.demo.traffic import image_url, send_images
+from highwater.demo.engine import SHIM_FOLDER, link_extension
+from highwater.demo.traffic import image_url, send_images
 from tests.engines import send_texts
 
 from .clients import POOL, Clients
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from app.demo.engine import Engine
+    from highwater.demo.engine import Engine
 
 OK = 200
 CALLS = 1000

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from app.demo.traffic import IMAGE_SIDE, send_images
+from highwater.demo.traffic import IMAGE_SIDE, send_images
 from tests.engines import image_cache_bytes, send_texts, worker_pids
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.demo.engine import Engine
+    from highwater.demo.engine import Engine
 
 BYTES_PER_BFLOAT16 = 2
 BYTES_PER_FLOAT32 = 4

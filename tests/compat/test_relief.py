@@ -20,8 +20,8 @@ from tests.engine.test_relief_storm import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from app.demo.engine import Engine
-    from app.demo.environment import EngineEnvironment
+    from highwater.demo.engine import Engine
+    from highwater.demo.environment import EngineEnvironment
 
 __all__ = [
     "quiet_sidecar",

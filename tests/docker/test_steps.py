@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.demo.process import free_port
+from highwater.demo.process import free_port
 from tests.docker.image import Image
 
 pytestmark = [pytest.mark.long("image"), pytest.mark.compiled, pytest.mark.timeout(600)]
@@ -148,8 +148,12 @@ def test_the_health_check_is_the_sidecars_own(container: Container) -> None:
 
 def test_it_brings_the_worker_extension(container: Container) -> None:
     """Of the same version, to be copied into a volume that the engine has."""
-    told = container.run("python3", "-c", "import worker_ext; print(worker_ext.__file__)")
-    assert (told.returncode, told.stdout[:10], told.stdout.strip()[-22:]) == (0, "/opt/venv/", "worker_ext/__init__.py")
+    told = container.run("python3", "-c", "import highwater_worker; print(highwater_worker.__file__)")
+    assert (told.returncode, told.stdout[:10], told.stdout.strip()[-28:]) == (
+        0,
+        "/opt/venv/",
+        "highwater_worker/__init__.py",
+    )
 
 
 def test_it_is_small(image: Image) -> None:
@@ -164,7 +168,7 @@ def test_no_tool_of_the_build_is_in_it(image: Image) -> None:
     """No pip, no compiler's leavings, no tests."""
     venv = image.stage.path("/opt/venv")
     assert not [path for path in venv.rglob("*") if path.name in {"pip", "setuptools", "mypy", "hatchling"}]
-    assert not list(venv.rglob("app/**/*.c"))
+    assert not list(venv.rglob("highwater/**/*.c"))
     assert not image.stage.path("/src/app").exists()
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-from app.demo.engine import SHIM_FOLDER, Engine, EngineOptions, link_extension
-from app.demo.environment import EngineEnvironment, ensure_environment
-from app.demo.model import build_model
-from app.demo.process import KeptProcess, free_port
-from app.demo.sidecar import DemoSidecar
+from highwater.demo.engine import SHIM_FOLDER, Engine, EngineOptions, link_extension
+from highwater.demo.environment import EngineEnvironment, ensure_environment
+from highwater.demo.model import build_model
+from highwater.demo.process import KeptProcess, free_port
+from highwater.demo.sidecar import DemoSidecar
 from tests.compat.results import Result, keep
 from tests.engines import dialect_of
 from tests.topics import asked_for

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from app.demo.environment import cache_dir
+from highwater.demo.environment import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,11 +19,11 @@ import httpx
 import psutil
 import pytest
 
-from app.demo.engine import SHIM_FOLDER
-from app.demo.environment import EngineEnvironment
-from app.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
-from app.demo.process import KeptProcess, free_port
-from app.demo.traffic import send_images
+from highwater.demo.engine import SHIM_FOLDER
+from highwater.demo.environment import EngineEnvironment
+from highwater.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
+from highwater.demo.process import KeptProcess, free_port
+from highwater.demo.traffic import send_images
 from tests.helm.chart import CI_FILES, Object, ci_values, container, env, merged, mounts, objects, pod, pods
 
 pytestmark = pytest.mark.long("chart")
@@ -192,7 +192,7 @@ def test_vllm_knows_every_argument_that_the_chart_renders(
     parsed = [json.loads(line) for line in said.stdout.splitlines() if line.startswith("[")]
     assert len(parsed) == len(rendered) > 10
     for arguments, (model, host, uds, extension, headless) in zip(rendered, parsed, strict=True):
-        assert (model, extension) == (arguments[0], "worker_ext.MemoryExtension")
+        assert (model, extension) == (arguments[0], "highwater_worker.MemoryExtension")
         assert headless or host == "127.0.0.1" or uds == "/run/highwater/engine/engine.sock"
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from app.capabilities import detect
-from app.engine import Engine as EngineClient
+from highwater.engine.capabilities import detect
+from highwater.engine.client import Engine as EngineClient
 from tests.fakes.engine import FakeEngine
 
 if TYPE_CHECKING:
-    from app.demo.engine import Engine
+    from highwater.demo.engine import Engine
 
 OPS = ("hello", "memory", "encoder_cache", "release", "trim", "restore", "snapshot", "no_such_op")
 

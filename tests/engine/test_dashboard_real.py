@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from app.attribution import COMPONENTS
-from app.demo.traffic import send_images
+from highwater.accounting.attribution import COMPONENTS
+from highwater.demo.traffic import send_images
 from tests.browser.conftest import PATIENCE_MS, chromium
 
 from .conftest import sidecar_beside, wait_for
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from playwright.async_api import Page
 
-    from app.demo.engine import Engine
-    from app.demo.sidecar import DemoSidecar
+    from highwater.demo.engine import Engine
+    from highwater.demo.sidecar import DemoSidecar
 
 TOKEN = "correct-horse-battery"
 IMAGES = 12

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from app.demo.engine import START_SECONDS, Engine, EngineOptions
-from app.demo.errors import DemoError
-from app.demo.model import CACHE_TOKENS
-from app.demo.traffic import IMAGE_SIDE, send_images
+from highwater.demo.engine import START_SECONDS, Engine, EngineOptions
+from highwater.demo.errors import DemoError
+from highwater.demo.model import CACHE_TOKENS
+from highwater.demo.traffic import IMAGE_SIDE, send_images
 from tests.engines import image_cache_bytes, image_tokens, send_texts, worker_pids
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from app.demo.environment import EngineEnvironment
+    from highwater.demo.environment import EngineEnvironment
 
 MIB = 1024**2
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from app.demo.sidecar import DemoSidecar
-from app.demo.traffic import send_images
 from helm.source.metrics import ENGINE_FAMILIES, names_in
+from highwater.demo.sidecar import DemoSidecar
+from highwater.demo.traffic import send_images
 from tests.engines import send_texts
 from tests.observability.rule_files import ALERTS
 
@@ -23,7 +23,7 @@ from .conftest import sidecar_beside
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from app.demo.engine import Engine
+    from highwater.demo.engine import Engine
 
 DASHBOARDS = Path(__file__).resolve().parents[2] / "helm" / "dashboards"
 MARK = "nothing_else_was_found"

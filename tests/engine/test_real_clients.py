@@ -24,8 +24,8 @@ import httpx
 import openai
 import pytest
 
-from app.demo.engine import SHIM_FOLDER, Engine
-from app.demo.traffic import image_url
+from highwater.demo.engine import SHIM_FOLDER, Engine
+from highwater.demo.traffic import image_url
 
 from .conftest import sidecar_beside, wait_for
 from .test_sidecar import get, post
@@ -33,8 +33,8 @@ from .test_sidecar import get, post
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from app.demo.environment import EngineEnvironment
-    from app.demo.sidecar import DemoSidecar
+    from highwater.demo.environment import EngineEnvironment
+    from highwater.demo.sidecar import DemoSidecar
 
 KEY = "sk-engine"
 ABORT_SECONDS = 0.1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from app.demo.traffic import send_images
+from highwater.demo.traffic import send_images
 from tests.engines import send_texts
 from tests.unit.worker_ext.ring_bytes import heartbeat, records, table
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.demo.engine import Engine
-    from app.demo.sidecar import DemoSidecar
+    from highwater.demo.engine import Engine
+    from highwater.demo.sidecar import DemoSidecar
 
     from .conftest import Victim
 

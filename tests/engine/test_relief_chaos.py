@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from app.demo.sidecar import DemoSidecar
+from highwater.demo.sidecar import DemoSidecar
 from tests.engines import send_texts
 
 from .conftest import sidecar_beside, wait_for
@@ -23,7 +23,7 @@ from .conftest import sidecar_beside, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.demo.engine import Engine
+    from highwater.demo.engine import Engine
 
     from .conftest import Victim
 
@@ -69,7 +69,7 @@ def sidecar_process(sidecar: DemoSidecar, engine: Engine) -> list[int]:
     return [
         pid
         for pid in sidecar.pids()
-        if (line := psutil.Process(pid).cmdline()) and "app.cli" in line and engine.url in line
+        if (line := psutil.Process(pid).cmdline()) and "highwater" in line and engine.url in line
     ]
 
 

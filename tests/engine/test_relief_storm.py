@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from app.demo.engine import Engine
-    from app.demo.sidecar import DemoSidecar
+    from highwater.demo.engine import Engine
+    from highwater.demo.sidecar import DemoSidecar
 
     from .storm import Storm
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from app.demo.environment import EngineEnvironment
+from highwater.demo.environment import EngineEnvironment
 from tests.fakes.vllm_routes import recorded, routes_in
 
 
 def test_its_routes_are_those_that_are_recorded(engine_environment: EngineEnvironment):
-    """One that is new must be recorded, and then admitted or refused knowingly (tests/unit/test_allowlist.py)."""
+    """One that is new must be recorded, and then admitted or refused knowingly (tests/unit/proxy/test_allowlist.py)."""
     (package,) = engine_environment.root.glob("lib/python3*/site-packages/vllm")
     found = routes_in(package)
     assert found <= set(recorded())

@@ -21,13 +21,13 @@ import openai
 import psutil
 import pytest
 
-from app.attribution import COMPONENTS
-from app.demo.engine import Engine, EngineOptions
-from app.demo.process import free_port
-from app.demo.sidecar import DemoSidecar
-from app.demo.story import Story, story_table, tell
-from app.demo.traffic import image_url, send_images
-from app.units import MIB
+from highwater.accounting.attribution import COMPONENTS
+from highwater.demo.engine import Engine, EngineOptions
+from highwater.demo.process import free_port
+from highwater.demo.sidecar import DemoSidecar
+from highwater.demo.story import Story, story_table, tell
+from highwater.demo.traffic import image_url, send_images
+from highwater.units import MIB
 from tests.engines import worker_pids
 
 from .conftest import wait_for
@@ -35,7 +35,7 @@ from .conftest import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from app.demo.environment import EngineEnvironment
+    from highwater.demo.environment import EngineEnvironment
 
 IMAGES = 40
 
@@ -173,7 +173,7 @@ def test_server_info_and_sleep_state_pass_through(engine: Engine, sidecar: DemoS
     """The development paths that only read are vLLM's own, query string and all; the configuration is for operators."""
     assert httpx.get(f"{sidecar.url}/server_info", trust_env=False).status_code == 401
     info = get(sidecar, "/server_info?config_format=json").json()
-    assert info["vllm_config"]["parallel_config"]["worker_extension_cls"] == "worker_ext.MemoryExtension"
+    assert info["vllm_config"]["parallel_config"]["worker_extension_cls"] == "highwater_worker.MemoryExtension"
     assert get(sidecar, "/is_sleeping").json() == {"is_sleeping": False}
 
 
@@ -225,8 +225,8 @@ LIVES = int(os.environ.get("TEST_ENGINE_LIVES", "1"))
 STARTER = """
 import sys
 from pathlib import Path
-from app.demo.engine import Engine, EngineOptions
-from app.demo.environment import EngineEnvironment
+from highwater.demo.engine import Engine, EngineOptions
+from highwater.demo.environment import EngineEnvironment
 
 environment, folder, port = EngineEnvironment("", Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
 engine = Engine(environment, EngineOptions(multimodal=False, port=port), folder=folder)

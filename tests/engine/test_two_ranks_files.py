@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from app.demo.traffic import send_images
+from highwater.demo.traffic import send_images
 from tests.engines import send_texts, worker_pids
 from tests.unit.worker_ext.ring_bytes import heartbeat, parse, table
 
@@ -19,7 +19,7 @@ from .conftest import ask_all
 from .test_worker_ext_real import reset_encoder_cache
 
 if TYPE_CHECKING:
-    from app.demo.engine import Engine
+    from highwater.demo.engine import Engine
 
 INSTANCE = "00112233445566ff"
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from highwater_worker import MemoryExtension
+from highwater_worker.devices.accelerator import _KEYS
+from highwater_worker.encoder_cache.sleep import ALL_TAGS, ALLOCATORS
+from highwater_worker.encoder_cache.spilling_dict import FREEING
+from highwater_worker.operations.hello import _RUNNER_MODULES
+from highwater_worker.spill.spilling import ASCENDS_OWN
+from highwater_worker.state import ATTRIBUTE
 from tests.engine.published import source_tree_of, wheel_of
-from worker_ext import MemoryExtension
-from worker_ext.devices.accelerator import _KEYS
-from worker_ext.operations.hello import _RUNNER_MODULES
-from worker_ext.sleep import ALL_TAGS, ALLOCATORS
-from worker_ext.spilling import ASCENDS_OWN
-from worker_ext.spilling_dict import FREEING
-from worker_ext.state import ATTRIBUTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-import worker_ext
-from app.demo.engine import SHIM_FOLDER, link_extension
-from app.demo.traffic import image_url, send_images
+import highwater_worker
+from highwater.demo.engine import SHIM_FOLDER, link_extension
+from highwater.demo.traffic import image_url, send_images
 from tests.engines import worker_pids
 
 from .conftest import ask_all
@@ -22,8 +22,8 @@ from .conftest import ask_all
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.demo.engine import Engine
-    from app.demo.environment import EngineEnvironment
+    from highwater.demo.engine import Engine
+    from highwater.demo.environment import EngineEnvironment
 
 # To import vLLM takes ten seconds: those that need it are asked together.
 ASKED_TOGETHER = ("v2_cache", "collisions", "injection", "packed_weights", "spill_under_v1", "spill_under_v2")
@@ -298,4 +298,4 @@ def test_a_live_engine_answers_the_same_from_entries_that_were_spilled(engine: E
 
 def test_the_probe_sees_this_trees_extension():
     """The engine imports it through a link, not from an installed copy."""
-    assert Path(worker_ext.__file__).parent == Path(__file__).parents[2] / "worker_ext"
+    assert Path(highwater_worker.__file__).parent == Path(__file__).parents[2] / "worker_ext" / "highwater_worker"

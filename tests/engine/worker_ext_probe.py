@@ -1,7 +1,7 @@
 """Questions that only the engine's own Python can answer; `python worker_ext_probe.py <question>...` prints JSON.
 
 Run by test_worker_ext_real.py with the engine's interpreter, where torch and vllm are real, and nothing of ours but
-`worker_ext` is to be found.
+`highwater_worker` is to be found.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from worker_ext import MemoryExtension
-from worker_ext.spilling_dict import Spilled, SpillingDict
-from worker_ext.state import ATTRIBUTE
+from highwater_worker import MemoryExtension
+from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
+from highwater_worker.state import ATTRIBUTE
 
 
 class Base:

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import pytest
 
-from app.demo.environment import cache_dir
-from app.demo.errors import DemoError
-from app.demo.process import KeptProcess, environ_with, free_port
-from app.demo.sidecar import DemoSidecar
+from highwater.demo.environment import cache_dir
+from highwater.demo.errors import DemoError
+from highwater.demo.process import KeptProcess, environ_with, free_port
+from highwater.demo.sidecar import DemoSidecar
 from tests.build_support import compiled_app, environ_for
 from tests.http.conftest import Answer, Wire
 from tests.patience import patience

@@ -24,24 +24,24 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from app.attribution import account
-from app.engine import Engine
-from app.flight import Recorders
-from app.gate import Gate
-from app.governor import Governor
-from app.history import History
-from app.life import Lives
-from app.policy import Rule
-from app.poller import Poller
-from app.readings import RankReading, RemedyResult, Report, Trigger, WorkerMemory
-from app.relief import Quiescer, Relief
-from app.remedies import REMEDIES
-from app.sources import Source, all_sources
-from app.state_file import StateFile
+from highwater.accounting.attribution import account
+from highwater.engine.client import Engine
+from highwater.engine.life import Lives
+from highwater.files.state_file import StateFile
+from highwater.memory.history import History
+from highwater.memory.poller import Poller
+from highwater.memory.sources import Source, all_sources
+from highwater.policy import Rule
+from highwater.policy.governor import Governor
+from highwater.proxy.gate import Gate
+from highwater.readings import RankReading, RemedyResult, Report, Trigger, WorkerMemory
+from highwater.recorder.recorders import Recorders
+from highwater.relief import Quiescer, Relief
+from highwater.relief.remedies import REMEDIES
 from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 
 MIB = 1024 * 1024
-EXTENSION = "worker_ext.MemoryExtension"
+EXTENSION = "highwater_worker.MemoryExtension"
 TOTAL = 65_452_113_920
 # npu-smi counts that much of its 65,536 MiB which mem_get_info, the sidecar's unit and TOTAL's, does not.
 NPU_SMI_ONLY = 3_116 * MIB
@@ -761,7 +761,7 @@ def core_on(
     state_file: Path | None = None,
     **knobs: Any,
 ) -> Core:
-    """Wire the core as `app.main` does, but for the clock and the network; `knobs` are FakeEngine's.
+    """Wire the core as `highwater.main` does, but for the clock and the network; `knobs` are FakeEngine's.
 
     With a folder in `recorder_dir` the workers have recorders, beneath it.
     """

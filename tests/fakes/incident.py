@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.incidents import EncoderEntry, Evidence, Incident, Point, RankEvidence, point
-from app.readings import (
+from highwater.incidents import EncoderEntry, Evidence, Incident, Point, RankEvidence, point
+from highwater.readings import (
     Budget,
     Components,
     Device,

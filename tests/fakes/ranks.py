@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from app.readings import (
+from highwater.readings import (
     Budget,
     Components,
     Device,

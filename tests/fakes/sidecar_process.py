@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 from typing import TYPE_CHECKING, Any
 
-from app.cli import _run
-from app.settings import Settings
+from highwater.cli import _run
+from highwater.settings import Settings
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 TOKEN = "0123456789abcdef-token"
 # Forked from a process that has imported everything: each sidecar is there in a fraction of a second.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["app.main", "app.demo.traffic", __name__])
+_CONTEXT.set_forkserver_preload(["highwater.main", "highwater.demo.traffic", __name__])
 
 
 def start(**settings: Any) -> BaseProcess:

@@ -99,7 +99,7 @@ def test_the_patch_adds_sidecar_extension_and_arguments_and_keeps_what_was_their
     assert engine["args"][3:] == [
         "--host=127.0.0.1",
         "--port=8000",
-        "--worker-extension-cls=worker_ext.MemoryExtension",
+        "--worker-extension-cls=highwater_worker.MemoryExtension",
     ]
     assert {"HF_HOME", "VLLM_SERVER_DEV_MODE", "PYTHONPATH"} <= set(env(engine))
     assert {"/cache", "/opt/highwater", "/run/highwater/recorder"} <= set(mounts(engine))
@@ -148,7 +148,7 @@ def test_another_chart_may_use_the_templates(tmp_path: Path) -> None:
     (each,) = pod_templates(workload)
     kubernetes_validate.validate(workload, known.latest_version(), strict=True)
     assert [c["name"] for c in each["spec"]["initContainers"]] == ["highwater-extension", "highwater"]
-    assert "--worker-extension-cls=worker_ext.MemoryExtension" in container(each, "vllm")["args"]
+    assert "--worker-extension-cls=highwater_worker.MemoryExtension" in container(each, "vllm")["args"]
     assert "theirs/charts/highwater/templates/service.yaml" in rendered
 
 

@@ -119,6 +119,6 @@ def test_the_package_holds_the_chart_and_nothing_else(tmp_path: Path) -> None:
 
 def test_the_charts_version_of_the_sidecar_is_the_projects() -> None:
     """The default tag is an image of this version."""
-    from app import __version__  # noqa: PLC0415 - only here
+    from highwater import __version__  # noqa: PLC0415 - only here
 
     assert chart().metadata["appVersion"] == __version__

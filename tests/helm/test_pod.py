@@ -72,7 +72,7 @@ def test_development_mode_and_the_extension_are_set_for_the_user() -> None:
     engine = container(pod({"engine": {"pythonPath": ["/opt/mine"]}}), "vllm")
     assert env(engine)["VLLM_SERVER_DEV_MODE"] == "1"
     assert env(engine)["PYTHONPATH"] == "/opt/highwater:/opt/mine"
-    assert engine["args"][-1] == "--worker-extension-cls=worker_ext.MemoryExtension"
+    assert engine["args"][-1] == "--worker-extension-cls=highwater_worker.MemoryExtension"
 
 
 def test_a_subclass_of_the_extension_is_told_to_the_sidecar() -> None:
@@ -292,7 +292,7 @@ def test_of_several_nodes_the_leader_alone_has_the_sidecar() -> None:
     assert mounts(container(follower, "vllm"))["/run/highwater/recorder"] == "highwater-recorder"
     assert container(follower, "vllm")["args"][-2:] == [
         "--headless",
-        "--worker-extension-cls=worker_ext.MemoryExtension",
+        "--worker-extension-cls=highwater_worker.MemoryExtension",
     ]
     assert "highwater-state" not in {v["name"] for v in follower["spec"]["volumes"]}
 

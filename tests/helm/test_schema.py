@@ -1,4 +1,4 @@
-"""values.schema.json: what is refused, and in which words; and `config` is app.settings."""
+"""values.schema.json: what is refused, and in which words; and `config` is highwater.settings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from helm_python import HelmRenderError, HelmValuesError
 
-from app.settings import is_list, keys, variable
-from app.settings_sources import load
 from helm.generator.__main__ import files as generated
 from helm.generator.settings import CHARTS_OWN
+from highwater.settings import is_list, keys, variable
+from highwater.settings_sources import load
 from tests.helm.chart import CI_FILES, HELM, chart, ci_values, container, env, files, merged, pod
 
 # A value of each setting that is not its default. What is none of these is text or a number that doubles.

@@ -11,14 +11,14 @@ from urllib.parse import unquote
 import pytest
 import uvicorn
 
-from app.access_log import AccessLog
-from app.gate import Gate
-from app.proxy.client import protocol
-from app.proxy.failures import Failure
-from app.proxy.forwarded import Mode
-from app.proxy.heads import Destination, path_class
-from app.proxy.limits import ProxyLimits
-from app.proxy.proxy import Proxy
+from highwater.proxy.access_log import AccessLog
+from highwater.proxy.client import protocol
+from highwater.proxy.failures import Failure
+from highwater.proxy.forwarded import Mode
+from highwater.proxy.gate import Gate
+from highwater.proxy.heads import Destination, path_class
+from highwater.proxy.limits import ProxyLimits
+from highwater.proxy.proxy import Proxy
 from tests.fakes.upstream import Upstream
 
 

@@ -14,9 +14,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from app.main import CONTROL_BODY_BYTES, Sidecar, create_app
-from app.policy_settings import PolicySettings
-from app.settings import Settings
+from highwater.main import CONTROL_BODY_BYTES, Sidecar, create_app
+from highwater.policy.settings import PolicySettings
+from highwater.settings import Settings
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine
 from tests.http.conftest import Wire, serving
 
@@ -340,7 +340,7 @@ async def test_entries_without_the_extension_are_not_available():
     async with sidecar_before(FakeEngine(extension=None)) as running:
         status, message = error(await running.client.get("/memory/encoder-cache"))
     assert status == 503
-    assert "--worker-extension-cls worker_ext.MemoryExtension" in message
+    assert "--worker-extension-cls highwater_worker.MemoryExtension" in message
 
 
 async def test_entries_of_an_engine_that_is_gone_are_not_available(running):

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from app.routes.dashboard import FOLDER, TYPES
+from highwater.api.dashboard import FOLDER, TYPES
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import TOKEN, both_on_ports, sidecar_before
 

@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
-from app.findings.markdown import CONTENT_SECURITY_POLICY
-from app.incidents import Incidents, IncidentStore
-from app.readings import EngineStatus
-from app.routes.incidents import incidents_router
-from app.routes.problems import PROBLEM_RESPONSES, answer_problems
+from highwater.api.incidents import incidents_router
+from highwater.api.problems import PROBLEM_RESPONSES, answer_problems
+from highwater.findings.markdown import CONTENT_SECURITY_POLICY
+from highwater.incidents import Incidents, IncidentStore
+from highwater.readings import EngineStatus
 from tests.fakes.incident import AT, ID, evidence, numbered, rank, reading
 from tests.http.conftest import serving
 

@@ -9,8 +9,8 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from app.allowlist import AllowList
-from app.proxy.front import Front, SidecarPaths
+from highwater.proxy.allowlist import AllowList
+from highwater.proxy.front import Front, SidecarPaths
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import TOKEN, Running, both_on_ports, sidecar_before

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from app.proxy.proxy import Proxy
-from app.traffic import ProxyTraffic
+from highwater.proxy.proxy import Proxy
+from highwater.proxy.traffic import ProxyTraffic
 
 
 async def until_true(condition):
@@ -365,7 +365,7 @@ async def test_requests_leave_nothing_for_the_garbage_collector(front, upstream)
             await wire.answer()
         await wire.leave()
         await until_true(lambda: not front.proxy.clients)
-        left = [thing for thing in gc.get_objects() if str(type(thing).__module__).startswith("app.proxy")]
+        left = [thing for thing in gc.get_objects() if str(type(thing).__module__).startswith("highwater.proxy")]
     finally:
         gc.enable()
     counts = Counter(type(thing).__name__ for thing in left)

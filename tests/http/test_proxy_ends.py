@@ -236,7 +236,7 @@ async def test_an_engine_that_dies_within_its_answer_cuts_the_stream(front, upst
     assert head.status == 200
     assert front.observed.errors == ["truncated"]
     assert not any(record.exc_info for record in caplog.records)
-    assert len([record for record in caplog.records if record.name.startswith("app.")]) == 1
+    assert len([record for record in caplog.records if record.name.startswith("highwater.")]) == 1
 
 
 async def test_an_engine_whose_framing_breaks_cuts_the_stream(start_proxy, upstream):

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from app.proxy.chunks import LINES_AT_ONCE
-from app.proxy.client import STEPS_PER_TURN, ClientConnection
-from app.proxy.failures import Failure
-from app.proxy.heads import Destination
-from app.proxy.proxy import Proxy
+from highwater.proxy.chunks import LINES_AT_ONCE
+from highwater.proxy.client import STEPS_PER_TURN, ClientConnection
+from highwater.proxy.failures import Failure
+from highwater.proxy.heads import Destination
+from highwater.proxy.proxy import Proxy
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import AllProxied, Front, Observed, serving
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from app.gate import Gate
-from app.main import create_app
-from app.proxy.exchange import Exchange, State
-from app.proxy.heads import parse_head
-from app.settings import GateSettings, PolicySettings, Settings
+from highwater.main import create_app
+from highwater.proxy.exchange import Exchange, State
+from highwater.proxy.gate import Gate
+from highwater.proxy.heads import parse_head
+from highwater.settings import GateSettings, PolicySettings, Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_control_plane import Running, alive, both_on_ports

@@ -7,7 +7,7 @@ import socket
 
 import uvloop
 
-from app.proxy.listeners import ACCEPTED_PER_TURN, accept_several
+from highwater.proxy.listeners import ACCEPTED_PER_TURN, accept_several
 
 CLIENTS = 5 * ACCEPTED_PER_TURN
 

@@ -14,9 +14,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import serve
 
-from app.access_log import AccessLog
-from app.demo.sidecar import DemoSidecar
-from app.gate import Gate
+from highwater.demo.sidecar import DemoSidecar
+from highwater.proxy.access_log import AccessLog
+from highwater.proxy.gate import Gate
 from tests.fakes.engine import FakeEngine
 
 from .test_control_plane import sidecar_before
@@ -373,7 +373,7 @@ async def test_what_is_not_passed_on_leaves_a_trace(tmp_path, caplog, what):
     assert (line["status"], line["result"], line["reason"]) == (status, "refused", reason)
     assert (line["path"], line["peer"], line["path_class"]) == (path, peer, None)
     assert line["response_bytes"] == len(received)
-    (told,) = [record.getMessage() for record in caplog.records if record.name == "app.proxy"]
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "highwater.proxy"]
     assert told.endswith(f"peer={peer}")
     assert path is None or f" {path}: " in told
     assert "s3cret" not in told + log.read_text()
@@ -389,7 +389,9 @@ async def test_attacks_do_not_fill_the_log(tmp_path, caplog):
         writer.close()
         page = running.app.services.exporter.expose("text/plain")[0].decode()
     assert 'highwater_proxy_refused_total{reason="forbidden"} 50.0' in page
-    told = [record for record in caplog.records if record.name == "app.proxy" and record.levelno == logging.WARNING]
+    told = [
+        record for record in caplog.records if record.name == "highwater.proxy" and record.levelno == logging.WARNING
+    ]
     assert len(told) == 5
 
 
@@ -413,7 +415,7 @@ async def test_no_secret_is_in_any_line(logged, upstream, caplog):
 async def test_no_path_fills_the_log(front, caplog):
     """What is long is cut."""
     await front.get("x" * 60_000)
-    (told,) = [record.getMessage() for record in caplog.records if record.name == "app.proxy"]
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "highwater.proxy"]
     assert len(told) < 1000
 
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse
 
-from app.demo.process import free_port
+from highwater.demo.process import free_port
 from tests.fakes.engine import FakeEngine, _replay
 from tests.fakes.sidecar_process import TOKEN, start
 from tests.http.conftest import serving
@@ -223,7 +223,11 @@ async def counts_one(client: httpx.AsyncClient) -> bool:
 
 
 # Where these paths stand in the sources: refusals of the proxy, and advice to whoever paused the engine.
-NAMED_IN = {"app/allowlist.py", "app/terminal/checks.py", "app/dashboard/notices.js"}
+NAMED_IN = {
+    "app/highwater/proxy/allowlist.py",
+    "app/highwater/commands/checks.py",
+    "app/highwater/dashboard/notices.js",
+}
 
 
 def test_no_source_names_what_would_hold_the_engine():

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app.demo.process import answers
-from app.demo.sidecar import DemoSidecar
+from highwater.demo.process import answers
+from highwater.demo.sidecar import DemoSidecar
 from tests.fakes.engine import FakeEngine
 
 from .conftest import serving

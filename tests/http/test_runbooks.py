@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from click.testing import CliRunner
 
-from app.cli import main
-from app.policy_settings import PolicySettings
+from highwater.cli import main
+from highwater.policy.settings import PolicySettings
 from tests.http.test_control_plane import both_on_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ async def environ(tmp_path_factory):
     """Return the environment of a shell on the sidecar's machine."""
     folder = tmp_path_factory.mktemp("machine")
     token_file = folder / "token"
-    (folder / "highwater").write_text(f'#!/bin/sh\nexec {sys.executable} -m app.cli "$@"\n')
+    (folder / "highwater").write_text(f'#!/bin/sh\nexec {sys.executable} -m highwater "$@"\n')
     (folder / "highwater").chmod(0o755)
     async with both_on_ports(admin_token_file=token_file, policy=PolicySettings()) as sidecar:
         yield {

@@ -16,9 +16,9 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from app.main import create_app
-from app.policy_settings import PolicySettings
-from app.settings import Settings
+from highwater.main import create_app
+from highwater.policy.settings import PolicySettings
+from highwater.settings import Settings
 from tests.fakes.engine import FakeEngine
 
 EXAMPLES = 12

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.routes.runbooks import FOLDER, page, runbooks_router
+from highwater.api.runbooks import FOLDER, page, runbooks_router
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import TOKEN, sidecar_before
 

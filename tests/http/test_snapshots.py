@@ -6,7 +6,7 @@ import pytest
 
 from tests.fakes.engine import NO_SNAPSHOT, FakeEngine
 from tests.http.test_control_plane import TOKEN, error, sidecar_before
-from tests.unit.test_snapshots import Writers
+from tests.unit.memory.test_snapshots import Writers
 
 PATHS = [("POST", "/memory/snapshot", 200), ("GET", "/memory/snapshots", 200), ("GET", "/memory/snapshots/x", 404)]
 NAME = "highwater-snapshot-20200101T000000000Z-0-0-1.pickle"

@@ -27,15 +27,15 @@ import pytest_asyncio
 import trustme
 from click.testing import CliRunner, Result
 
-from app.cli import main
-from app.demo.sidecar import DemoSidecar
-from app.policy_settings import PolicySettings
-from app.sidecar_client import SidecarClient
-from app.terminal.feed import follow
+from highwater.cli import main
+from highwater.client.sidecar import SidecarClient
+from highwater.commands.top.feed import follow
+from highwater.demo.sidecar import DemoSidecar
+from highwater.policy.settings import PolicySettings
 from tests.fakes.engine import IMAGE_BYTES, FakeEngine
 from tests.http.conftest import serving
 from tests.http.test_control_plane import both_on_ports
-from tests.unit.terminal.reports import as_json, report
+from tests.unit.commands.reports import as_json, report
 
 TOKEN = "correct-horse-battery"
 PATIENCE = 60.0
@@ -106,7 +106,7 @@ async def test_top_as_json_is_the_report(sidecar, url):
 @shares
 async def test_letters_that_the_terminal_has_not_are_no_end(url):
     """A terminal may know ASCII only; a model may be called anything."""
-    told = [sys.executable, "-m", "app.cli", "top", "--url", url]
+    told = [sys.executable, "-m", "highwater", "top", "--url", url]
     env = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "100"}
     done = await asyncio.to_thread(subprocess.run, told, env=env, capture_output=True, check=True)
     assert done.stdout.isascii()
@@ -317,7 +317,7 @@ async def test_the_engine_itself_is_no_sidecar(command):
 
 def test_who_never_answers_is_not_waited_for_long(monkeypatch):
     """Also where the call itself may take minutes: first it is asked who it is."""
-    monkeypatch.setattr("app.sidecar_options.ASK_SECONDS", 0.3)
+    monkeypatch.setattr("highwater.client.options.ASK_SECONDS", 0.3)
     with _listener() as url:
         started = time.monotonic()
         result = ran("reclaim", url=url)
@@ -368,7 +368,7 @@ class Terminal:
         self.before = termios.tcgetattr(self.secondary)
         self.seen = b""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app.cli", *arguments],
+            [sys.executable, "-m", "highwater", *arguments],
             stdin=self.secondary, stdout=self.secondary, stderr=self.secondary, start_new_session=True,
             env={**os.environ, "TERM": "xterm-256color", **environ},
         )  # fmt: skip
@@ -471,7 +471,7 @@ def test_without_colour_there_is_none(lonely):
 @pytest.mark.parametrize("arguments", [("top", "--json"), ("top",)], ids=" ".join)
 def test_who_reads_no_further_ends_it(lonely, arguments):
     """`| head -1`: no traceback, and no process that stays."""
-    command = [sys.executable, "-m", "app.cli", *arguments, "--url", lonely.url]
+    command = [sys.executable, "-m", "highwater", *arguments, "--url", lonely.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline()
         process.stdout.close()
@@ -483,7 +483,7 @@ def test_who_reads_no_further_ends_it(lonely, arguments):
 
 def test_reports_come_a_line_each(lonely):
     """For as long as somebody reads."""
-    command = [sys.executable, "-m", "app.cli", "top", "--json", "--url", lonely.url]
+    command = [sys.executable, "-m", "highwater", "top", "--json", "--url", lonely.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         states = [json.loads(process.stdout.readline())["engine"]["state"] for _ in range(2)]
         process.send_signal(signal.SIGINT)
@@ -564,7 +564,7 @@ async def test_the_command_that_a_refusal_prints_works(at_home, tmp_path):
     refused = await asyncio.to_thread(httpx.get, f"{at_home.url}/memory/snapshots")
     (command,) = re.findall(r"curl .*$", refused.json()["error"]["message"])
     assert command in refused.text
-    (tmp_path / "highwater").write_text(f'#!/bin/sh\nexec {sys.executable} -m app.cli "$@"\n')
+    (tmp_path / "highwater").write_text(f'#!/bin/sh\nexec {sys.executable} -m highwater "$@"\n')
     (tmp_path / "highwater").chmod(0o755)
     typed = f"{command} -s -o /dev/null -w '%{{http_code}}'"
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -580,7 +580,7 @@ async def test_on_a_terminal_it_says_where_the_token_is(tmp_path, monkeypatch):
     (tmp_path / "token").chmod(0o600)
     script = (
         f"import os, pty; os.environ['HIGHWATER_ADMIN_TOKEN_FILE'] = {str(tmp_path / 'token')!r}; "
-        f"pty.spawn([{sys.executable!r}, '-m', 'app.cli', 'token'])"
+        f"pty.spawn([{sys.executable!r}, '-m', 'highwater', 'token'])"
     )
     told = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT

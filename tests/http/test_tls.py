@@ -14,11 +14,11 @@ import httpx
 import pytest
 import trustme
 
-from app.demo.process import free_port
-from app.engine import Engine
-from app.errors import EngineUnreachable, EngineUntrusted
-from app.proxy.listeners import HANDSHAKE_SECONDS
-from app.tls import TlsFiles, engine_context, listening_context
+from highwater.demo.process import free_port
+from highwater.engine.client import Engine
+from highwater.errors import EngineUnreachable, EngineUntrusted
+from highwater.files.tls import TlsFiles, engine_context, listening_context
+from highwater.proxy.listeners import HANDSHAKE_SECONDS
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import serving
 
@@ -176,7 +176,7 @@ async def highwater(folder: Path, ca_file: Path | None = None, **settings: objec
     log_path = folder / "sidecar.log"
     with log_path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "app.cli", "serve", "--port", str(port)),
+            *(sys.executable, "-m", "highwater", "serve", "--port", str(port)),
             env=kept | variables,
             stdout=log,
             stderr=log,

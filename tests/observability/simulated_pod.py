@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import time
 
-from app.attribution import account, encoder_totals
-from app.exporter import Exporter
-from app.readings import (
+from highwater.accounting.attribution import account, encoder_totals
+from highwater.api.metrics import Exporter
+from highwater.readings import (
     Components,
     Device,
     EncoderCache,

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.demo.process import KeptProcess, free_port
-from app.demo.sidecar import DemoSidecar
+from highwater.demo.process import KeptProcess, free_port
+from highwater.demo.sidecar import DemoSidecar
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import serving
 

@@ -10,11 +10,11 @@ from typing import Any, get_args
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.attribution import COMPONENTS
-from app.governor import ActionOutcome
-from app.readings import EngineState, Moment, PolicyLevel, RulePhase, Trigger
-from app.remedies import REMEDIES
 from helm.source.metrics import OWN, names_in
+from highwater.accounting.attribution import COMPONENTS
+from highwater.policy.governor import ActionOutcome
+from highwater.readings import EngineState, Moment, PolicyLevel, RulePhase, Trigger
+from highwater.relief.remedies import REMEDIES
 
 from .rule_files import ALERTS, RECORDINGS
 from .simulated_pod import SimulatedPod
@@ -22,7 +22,7 @@ from .test_recording import promtool
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "fleet.md").read_text()
-GOLDEN = (ROOT / "tests" / "unit" / "golden" / "metrics.txt").read_text()
+GOLDEN = (ROOT / "tests" / "unit" / "api" / "golden" / "metrics.txt").read_text()
 
 
 def yaml_blocks(key: str) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.cli import main
 from helm.source.metrics import ALL_LABELS, LABELS, names_in, unknown_labels
+from highwater.cli import main
 
 from .conftest import tool
 from .rule_files import ALERTS, ALERTS_FILE, RECORDINGS, ROOT
@@ -72,7 +72,7 @@ def test_a_runbooks_commands_exist(name):
     paths = set(re.findall(r"\$SIDECAR(/[\w/-]*)", text))
     assert [path for path in sorted(paths) if f"`{path}" not in known and f" {path}" not in known] == []
     assert set(re.findall(r"^highwater (\w+)", text, re.MULTILINE)) <= set(main.commands)
-    exported = (ROOT / "tests" / "unit" / "golden" / "metrics.txt").read_text()
+    exported = (ROOT / "tests" / "unit" / "api" / "golden" / "metrics.txt").read_text()
     assert [name for name in re.findall(r"\bhighwater_\w+", text) if f"# TYPE {name} " not in exported] == []
 
 

@@ -7,8 +7,8 @@ import contextlib
 import time
 from dataclasses import replace
 
-from app.proxy.heads import RequestHead, parse_head
-from app.routes.problems import MAX_PROBLEMS
+from highwater.api.problems import MAX_PROBLEMS
+from highwater.proxy.heads import RequestHead, parse_head
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import both_on_ports
 

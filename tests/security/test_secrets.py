@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.demo.sidecar import DemoSidecar
-from app.errors import SidecarError
-from app.sidecar_client import SidecarClient
+from highwater.client.sidecar import SidecarClient
+from highwater.demo.sidecar import DemoSidecar
+from highwater.errors import SidecarError
 from tests.http.test_control_plane import CONTROL, OWN_PATHS, both_on_ports
 
 TOKEN = "hunter2-hunter2-hunter2"

@@ -8,8 +8,8 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
-from app import __version__, cli
-from app.settings import Settings, keys, variable
+from highwater import __version__, cli
+from highwater.settings import Settings, keys, variable
 
 KEYS = dict(keys())
 TOKEN = "hunter2hunter2"
@@ -98,7 +98,7 @@ def test_the_version_is_the_packages():
 def test_the_help_loads_no_server():
     """It answers at once: neither web server nor HTTP clients are imported."""
     code = (
-        "import sys; from app.cli import main; main(['serve', '--help'], standalone_mode=False); "
+        "import sys; from highwater.cli import main; main(['serve', '--help'], standalone_mode=False); "
         "sys.exit(' '.join({'uvicorn', 'fastapi', 'aiohttp', 'httpx', 'torch'} & set(sys.modules)) or 0)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.cli import main
-from app.main import create_app
-from app.policy_settings import PolicyChange, PolicySettings
-from app.readings import PolicyStatus, RankPressure, RemedyState, RuleStatus
-from app.settings import keys, variable
-from app.settings_sources import load
+from highwater.cli import main
+from highwater.main import create_app
+from highwater.policy.settings import PolicyChange, PolicySettings
+from highwater.readings import PolicyStatus, RankPressure, RemedyState, RuleStatus
+from highwater.settings import keys, variable
+from highwater.settings_sources import load
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

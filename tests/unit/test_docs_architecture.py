@@ -80,5 +80,5 @@ def test_every_module_is_drawn_once():
 
 def test_no_file_is_named_that_is_not_there():
     """Also outside of the journeys and the drawing."""
-    named = re.findall(r"`((?:app|worker_ext|tests|bench)/[\w/]+(?:\.py)?/?)`", PAGE)
+    named = re.findall(r"`((?:app|highwater_worker|tests|bench)/[\w/]+(?:\.py)?/?)`", PAGE)
     assert [path for path in named if not (ROOT / path).exists()] == []

@@ -9,8 +9,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from app.main import create_app
-from app.settings import Settings
+from highwater.main import create_app
+from highwater.settings import Settings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([A-Z, ]+) (`/.+?`) \|(?: (yes))? \| (.+) \|$", PAGE, re.MULTILINE)

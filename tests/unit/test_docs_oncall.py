@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from app.cli import main
+from highwater.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 ONCALL = (ROOT / "docs" / "oncall.md").read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def test_the_glossary_is_sorted_and_each_word_is_defined_once():
 def test_the_glossary_names_keys_and_metrics_that_exist():
     """Each name in its last column is a word of the code, of its exposition or of the engine's command line."""
     code = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "app").rglob("*.py")))
-    known = code + (ROOT / "tests" / "unit" / "golden" / "metrics.txt").read_text()
+    known = code + (ROOT / "tests" / "unit" / "api" / "golden" / "metrics.txt").read_text()
     names = {name for _, _, place in TERMS for quoted in re.findall(r"`([^`]+)`", place) for name in _names(quoted)}
     assert len(names) > len(TERMS)
     assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", known)] == []

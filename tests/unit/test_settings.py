@@ -9,11 +9,11 @@ import pytest
 from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
-from app.errors import SettingsError
-from app.policy_settings import PolicyChange, RuleSettings
-from app.settings import PREFIX, Settings, is_list, keys, variable
-from app.settings_sources import load
-from app.sources.ring import MAX_FILE_BYTES
+from highwater.errors import SettingsError
+from highwater.policy.settings import PolicyChange, RuleSettings
+from highwater.recorder.ring import MAX_FILE_BYTES
+from highwater.settings import PREFIX, Settings, is_list, keys, variable
+from highwater.settings_sources import load
 
 KEYS = dict(keys())
 TOKEN = "hunter2hunter2"

@@ -6,72 +6,112 @@ import os
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import httpx
 import pytest
 
-from app.demo.errors import DemoError
-from app.demo.sidecar import DemoSidecar
+from highwater import __version__
+from highwater.demo.errors import DemoError
+from highwater.demo.sidecar import DemoSidecar
 from tests import build_support
 from tests.build_support import compiled_app, environ_for
 from tests.fakes.upstream import Upstream
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPILED = {"app/gate", "app/traffic"} | {
-    path.relative_to(ROOT).with_suffix("").as_posix()
-    for path in (ROOT / "app" / "proxy").glob("*.py")
+APP, WORKER = ROOT / "app", ROOT / "worker_ext"
+COMPILED = {
+    path.relative_to(APP).with_suffix("").as_posix()
+    for path in (APP / "highwater" / "proxy").glob("*.py")
     if path.name != "__init__.py"
 }
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def built_in(project: Path, folder: Path) -> Path:
+    """The wheel of a project's folder."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HATCH_")}
-    built = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
-    (wheel,) = folder.glob("vllm_highwater-*.whl")
+    done = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = folder.glob("*.whl")
     return wheel
 
 
 @pytest.fixture(scope="module")
-def names(wheel: Path) -> set[str]:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_in(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def worker_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_in(WORKER, tmp_path_factory.mktemp("worker-wheel"))
+
+
+def names_in(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
 
 
-def test_every_module_of_both_packages_is_in_the_wheel(names: set[str]) -> None:
-    """The demonstration's shim and the type markers too."""
-    modules = {
-        path.relative_to(ROOT).as_posix()
-        for package in ("app", "worker_ext")
-        for path in (ROOT / package).rglob("*.py")
-    }
-    assert "app/demo/shim/sitecustomize.py" in modules
-    assert modules | {"app/py.typed", "worker_ext/py.typed"} <= names
+def metadata_of(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_bytes(archive.read(name))
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    return names_in(wheel)
+
+
+def installed(names: set[str]) -> set[str]:
+    """Less the distribution's own records."""
+    return {name for name in names if ".dist-info/" not in name}
+
+
+def test_every_module_is_in_the_wheel(names: set[str]) -> None:
+    """The demonstration's shim and the type marker too."""
+    modules = {path.relative_to(APP).as_posix() for path in APP.rglob("*.py")}
+    assert "highwater/demo/shim/sitecustomize.py" in modules
+    assert modules | {"highwater/py.typed"} <= names
+
+
+def test_the_worker_extension_is_a_wheel_of_its_own(worker_wheel: Path) -> None:
+    """Its package whole, and nothing else; no dependency; Python 3.9, which vLLM 0.11 allows."""
+    package = {path.relative_to(WORKER).as_posix() for path in (WORKER / "highwater_worker").rglob("*.py")}
+    assert installed(names_in(worker_wheel)) == package | {"highwater_worker/py.typed"}
+    metadata = metadata_of(worker_wheel)
+    assert (metadata["Name"], metadata["Requires-Python"]) == ("vllm-highwater-worker", ">=3.9")
+    assert metadata.get_all("Requires-Dist") is None
+    assert worker_wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_both_are_of_one_version(wheel: Path, worker_wheel: Path) -> None:
+    """And the sidecar asks for no other worker extension than this."""
+    version = metadata_of(wheel)["Version"]
+    assert version == metadata_of(worker_wheel)["Version"] == __version__
+    assert f"vllm-highwater-worker=={version}" in metadata_of(wheel).get_all("Requires-Dist", [])
 
 
 def test_the_dashboard_is_in_the_wheel_with_its_licences(names: set[str]) -> None:
     """Every file of the page, and of what is vendored."""
-    folder = ROOT / "app" / "dashboard"
-    files = {path.relative_to(ROOT).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert "app/dashboard/vendor/uplot-1.6.32/LICENSE" in files
+    folder = APP / "highwater" / "dashboard"
+    files = {path.relative_to(APP).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert "highwater/dashboard/vendor/uplot-1.6.32/LICENSE" in files
     assert files <= names
 
 
 def test_the_runbooks_are_in_the_wheel(names: set[str]) -> None:
     """The sidecar serves them."""
-    runbooks = {f"app/docs/runbooks/{path.name}" for path in (ROOT / "docs" / "runbooks").glob("*.md")}
+    runbooks = {f"highwater/docs/runbooks/{path.name}" for path in (ROOT / "docs" / "runbooks").glob("*.md")}
     assert runbooks
     assert runbooks <= names
 
 
 def test_nothing_else_is_installed_at_the_top_level(names: set[str]) -> None:
     """No tests, no benchmarks, no folder of the repository's own."""
-    tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"app", "worker_ext"}
+    assert {name.split("/")[0] for name in installed(names)} == {"highwater"}
 
 
 def test_the_console_script_is_there(names: set[str]) -> None:
@@ -101,7 +141,7 @@ def test_the_data_plane_is_compiled_and_nothing_else(built: Path) -> None:
     assert {name for name in libraries if not name.endswith("__mypyc")} == COMPILED
     assert len(libraries) == len(COMPILED) + 1
     sources = {path.relative_to(built) for path in built.rglob("*.py")}
-    assert sources == {path.relative_to(ROOT) for path in (ROOT / "app").rglob("*.py")}
+    assert sources == {path.relative_to(APP) for path in APP.rglob("*.py")}
 
 
 def mapped_files(pid: int) -> set[str]:
@@ -140,14 +180,15 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (root / name).write_text("", encoding="utf-8")
         else:
             (root / name).mkdir(parents=True)
-    (root / "app" / "one.py").write_text("ONE = 1\n", encoding="utf-8")
+    (root / "app" / "highwater").mkdir()
+    (root / "app" / "highwater" / "one.py").write_text("ONE = 1\n", encoding="utf-8")
 
     def pip_wheel(tree: Path, wheels: Path, log_path: Path) -> None:
         del log_path
         wheels.mkdir()
         with zipfile.ZipFile(wheels / "a.whl", "w") as archive:
-            archive.write(tree / "app" / "one.py", "app/one.py")
-            archive.writestr("worker_ext/two.py", "")
+            archive.write(tree / "app" / "highwater" / "one.py", "highwater/one.py")
+            archive.writestr("vllm_highwater-0.dist-info/METADATA", "")
 
     monkeypatch.setenv("HIGHWATER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(build_support, "ROOT", root)
@@ -159,21 +200,21 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_compiled_is_never_older_than_its_source(sources: Path) -> None:
     """Another source, another folder; the same source, the same."""
     first, again = compiled_app(), compiled_app()
-    (sources / "app" / "one.py").write_text("ONE = 2\n", encoding="utf-8")
+    (sources / "app" / "highwater" / "one.py").write_text("ONE = 2\n", encoding="utf-8")
     second = compiled_app()
     assert first == again != second
-    assert [(folder / "app" / "one.py").read_text(encoding="utf-8") for folder in (first, second)] == [
+    assert [(folder / "highwater" / "one.py").read_text(encoding="utf-8") for folder in (first, second)] == [
         "ONE = 1\n",
         "ONE = 2\n",
     ]
-    assert {path.name for path in second.iterdir()} == {"app"}
+    assert {path.name for path in second.iterdir()} == {"highwater"}
 
 
 def test_old_builds_are_removed(sources: Path) -> None:
     """Those used last are kept."""
     built = []
     for number in range(5):
-        (sources / "app" / "one.py").write_text(f"ONE = {number}\n", encoding="utf-8")
+        (sources / "app" / "highwater" / "one.py").write_text(f"ONE = {number}\n", encoding="utf-8")
         built.append(compiled_app())
         os.utime(built[-1], (number, number))
     assert [folder.exists() for folder in built] == [False, False, True, True, True]

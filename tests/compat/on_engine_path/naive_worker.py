@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker_ext import MemoryExtension
+from highwater_worker import MemoryExtension
 
 
 class NaiveWorker(MemoryExtension):

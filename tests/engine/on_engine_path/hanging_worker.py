@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from worker_ext import MemoryExtension
+from highwater_worker import MemoryExtension
 
 
 class HangingWorker(MemoryExtension):

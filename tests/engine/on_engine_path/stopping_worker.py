@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from worker_ext import MemoryExtension
-from worker_ext.wrapping import wrap_method
+from highwater_worker import MemoryExtension
+from highwater_worker.wrapping import wrap_method
 
 _ORDER = Path(os.environ["HIGHWATER_TEST_STOP"])
 _RESETS = ("reset_encoder_cache", "reset_mm_cache")

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from worker_ext import MemoryExtension
+from highwater_worker import MemoryExtension
 
 _ADDRESSES = itertools.count(1 << 20, 1 << 20)
 STATS = {

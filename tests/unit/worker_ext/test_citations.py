@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-import worker_ext
+import highwater_worker
 from tests.vendor_claims import CITATION, CLAIMS, cited_in
 
-ROOT = Path(worker_ext.__file__).parent
+ROOT = Path(highwater_worker.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 SOURCE_FILE = re.compile(r"[\w./-]*\b\w+\.(?:py|cpp|h)\b")
 OTHERS = {"jemalloc/jemalloc_macros.h"}  # a C library's header

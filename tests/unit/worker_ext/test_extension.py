@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from highwater_worker import MemoryExtension, answers
+from highwater_worker.operations import OPERATIONS
+from highwater_worker.state import end_recorder
 from tests.unit.worker_ext.fakes import fake_runner, fake_worker
-from worker_ext import MemoryExtension, answers
-from worker_ext.operations import OPERATIONS
-from worker_ext.state import end_recorder
 
 HEAD = {
     "schema", "ok", "op", "rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started",

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from highwater_worker.identity import identity, ranks_expected
 from tests.unit.worker_ext.fakes import fake_worker
-from worker_ext.identity import identity, ranks_expected
 
 
 def parallel(**sizes: object) -> SimpleNamespace:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import worker_ext
+import highwater_worker
 
-FILES = sorted(Path(worker_ext.__file__).parent.rglob("*.py"))
+ROOT = Path(__file__).resolve().parents[3]
+FILES = sorted(Path(highwater_worker.__file__).parent.rglob("*.py"))
 OLDEST = (3, 9)  # vLLM 0.11 and vllm-ascend 0.11 still allow it (their metadata: Requires-Python >=3.9)
 OPERATIONS = """
 import sys
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 import json, tempfile
 from tests.unit.worker_ext.fakes import FakeTensor, FakeTorch, ask, fake_runner, fake_worker
 sys.modules["torch"] = FakeTorch("npu")
@@ -71,7 +72,7 @@ def test_a_file_has_the_grammar_of_python_3_9(path):
 
 def test_nothing_in_it_came_after_python_3_9():
     """Neither a module, a function, nor one of their arguments, such as `zip(strict=)`."""
-    folder = Path(worker_ext.__file__).parent
+    folder = Path(highwater_worker.__file__).parent
     vermin = Path(sys.executable).with_name("vermin")
     command = [vermin, "-t=3.9-", "--violations", "--no-tips", "--processes=1", folder]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -83,7 +84,7 @@ def test_every_operation_answers_on_python_3_9():
     interpreter = next((one for one in interpreters() if runs(one)), None)
     if interpreter is None:
         pytest.skip("no CPython 3.9 on this machine's path, and none of pyenv's")
-    code = OPERATIONS.format(folder=str(Path(worker_ext.__file__).parent.parent))
+    code = OPERATIONS.format(folders=[str(ROOT), str(ROOT / "worker_ext")])
     done = subprocess.run([interpreter, "-B", "-I", "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("(3, 9)")
@@ -93,20 +94,20 @@ def test_every_operation_answers_on_python_3_9():
 def test_a_file_imports_only_the_standard_library_and_its_own(path):
     """The engine's image brings nothing of ours; torch comes late and by name."""
     roots = {name.partition(".")[0] for name in imports(ast.parse(path.read_text()))}
-    assert roots <= set(sys.stdlib_module_names) | {"worker_ext"}
+    assert roots <= set(sys.stdlib_module_names) | {"highwater_worker"}
 
 
 def test_the_import_brings_no_torch_and_starts_nothing():
     """vLLM imports it before it chooses devices, in every worker process."""
     code = """
 import sys, threading
-import worker_ext
-assert worker_ext.MemoryExtension
+import highwater_worker
+assert highwater_worker.MemoryExtension
 loaded = {name.partition(".")[0] for name in sys.modules}
-assert not loaded & {"torch", "torch_npu", "vllm", "app"}, loaded
+assert not loaded & {"torch", "torch_npu", "vllm", "highwater"}, loaded
 assert threading.active_count() == 1
 """
-    folder = Path(worker_ext.__file__).parent.parent
+    folder = Path(highwater_worker.__file__).parent.parent
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}"], check=False
     )
@@ -115,7 +116,7 @@ assert threading.active_count() == 1
 
 def test_no_file_imports_one_that_imports_it():
     """Also through others, and imports for types alone: every file can be read without those above it."""
-    root = Path(worker_ext.__file__).parents[1]
+    root = Path(highwater_worker.__file__).parents[2]
     names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
     graph = {name: set(_imported(ast.parse(path.read_text()), names)) for name, path in names.items()}
     assert set(TopologicalSorter(graph).static_order()) == set(names)

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from highwater_worker.errors import BadPayloadError
+from highwater_worker.payload import choice, integer, number, parse_payload
 from tests.unit.worker_ext.fakes import fake_worker
-from worker_ext.errors import BadPayloadError
-from worker_ext.payload import choice, integer, number, parse_payload
 
 FIELDS = {
     "limit": integer(0, 10_000, default=100),

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 import pytest
 
+from highwater_worker import plugin
+from highwater_worker.recorder.begin import instance_of, options_from
+from highwater_worker.start_phases import MAX_PHASES, PHASES
+from highwater_worker.state import end_recorder, running_recorder, state_of
 from tests.unit.worker_ext.fakes import fake_runner, fake_worker, imported_as
 from tests.unit.worker_ext.ring_bytes import parse, table
-from worker_ext import plugin
-from worker_ext.recorder.begin import instance_of, options_from
-from worker_ext.start_phases import MAX_PHASES, PHASES
-from worker_ext.state import end_recorder, running_recorder, state_of
 
 NAMES = ["init", "weights", "profile", "kv_cache", "warm_up"]
 
@@ -77,7 +77,7 @@ def vllm():
 
 @pytest.fixture(autouse=True)
 def _written_at_once(monkeypatch):
-    monkeypatch.setattr("worker_ext.recorder.begin.is_in_memory", lambda _: True)
+    monkeypatch.setattr("highwater_worker.recorder.begin.is_in_memory", lambda _: True)
     monkeypatch.delenv(plugin.DIRECTORY, raising=False)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import worker_ext
+import highwater_worker
+from highwater_worker.operations import OPERATIONS
+from highwater_worker.state import end_recorder
 from tests.unit.worker_ext.fakes import FakeTensor, ask, fake_runner, fake_worker
-from worker_ext.operations import OPERATIONS
-from worker_ext.state import end_recorder
 
-README = (Path(worker_ext.__file__).parent / "README.md").read_text()
+README = (Path(highwater_worker.__file__).parents[1] / "README.md").read_text()
 HEAD = {
     "schema",
     "ok",
@@ -49,7 +49,7 @@ def keys(value: object) -> object:
 def test_every_operation_has_an_example_with_its_very_keys(op, torch_device, tmp_path, monkeypatch):
     """In the same nesting."""
     # As in an engine, which is not under pytest; the real timer is left alone.
-    monkeypatch.setattr("worker_ext.recorder.recorder.is_timer_taken", lambda: False)
+    monkeypatch.setattr("highwater_worker.recorder.recorder.is_timer_taken", lambda: False)
     for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
         monkeypatch.setattr(faulthandler, name, lambda *_, **__: None)
     torch_device("npu")

@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from worker_ext.wrapping import unwrap_method, wrap_method
+from highwater_worker.wrapping import unwrap_method, wrap_method
 
 
 class Worker:

@@ -1,0 +1,1 @@
+"""What a rank's memory is made of, and what follows from it. Pure: no I/O, no clock."""

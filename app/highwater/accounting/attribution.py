@@ -1,0 +1,330 @@
+"""Accounting: from what a worker said to exclusive components that sum to what is used. Pure; no I/O, no clock.
+
+The parts are placed one after another into ``used_bytes`` and never overfill it: a part that does not fit any more
+(PyTorch's statistics and the driver's are not read at the same instant; a sleeping engine has unmapped pools that
+PyTorch still counts) is cut, and a note says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from statistics import linear_regression
+from types import MappingProxyType
+from typing import Protocol, TypeAlias
+
+from highwater.readings import (
+    Budget,
+    Components,
+    EncoderCacheTotals,
+    Growth,
+    Note,
+    RankDelta,
+    RankGrowth,
+    RankReading,
+    ReadingSource,
+    WorkerMemory,
+)
+from highwater.units import KIB
+
+COMPONENTS = tuple(field.name for field in fields(Components))
+# Slower growth is noise, further away is no forecast, and fewer seconds show the steps rather than where they lead.
+SLOWEST_BYTES_PER_SECOND = 64 * KIB
+HORIZON_SECONDS = 86_400.0
+MIN_PACE_SECONDS = 15.0
+
+RankKey: TypeAlias = tuple[int, int]
+# When, and how many bytes were used then; oldest first.
+Points: TypeAlias = Sequence[tuple[float, float]]
+
+
+class Ranked(Protocol):
+    """Whatever is one rank's: it names the rank, and the data-parallel engine that numbers it."""
+
+    @property
+    def rank(self) -> int | None:
+        """The rank."""
+
+    @property
+    def dp_rank(self) -> int | None:
+        """The engine."""
+
+
+def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
+    """One worker's answer as a reading whose known components sum to ``used_bytes`` exactly."""
+    components, notes = _place(worker)
+    ratio = None
+    if worker.used_bytes is not None and worker.total_bytes:
+        ratio = worker.used_bytes / worker.total_bytes
+    return RankReading(
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        dp_rank=worker.dp_rank,
+        tp_rank=worker.tp_rank,
+        pp_rank=worker.pp_rank,
+        host=worker.host,
+        pid=worker.pid,
+        pid_started=worker.pid_started,
+        taken_at=worker.taken_at,
+        device=worker.device,
+        total_bytes=worker.total_bytes,
+        free_bytes=worker.free_bytes,
+        used_bytes=worker.used_bytes,
+        used_ratio=ratio,
+        torch=worker.torch,
+        components=components,
+        releasable_bytes=worker.releasable_bytes,
+        trimmable_bytes=worker.trimmable_bytes,
+        asleep_tags=worker.asleep_tags,
+        encoder_cache=worker.encoder_cache,
+        budget=Budget(
+            gpu_memory_utilization=worker.budget.gpu_memory_utilization,
+            requested_bytes=worker.budget.requested_bytes,
+            headroom_bytes=worker.free_bytes,
+        ),
+        host_memory=worker.host_memory,
+        notes=worker.notes + notes,
+        source=source,
+    )
+
+
+def _place(worker: WorkerMemory) -> tuple[Components, tuple[Note, ...]]:
+    encoder = worker.encoder_cache.device_bytes if worker.encoder_cache is not None else None
+    known = {
+        "weights_bytes": worker.weights_bytes,
+        "encoder_cache_bytes": encoder,
+        "kv_cache_bytes": worker.kv_cache_bytes,
+    }
+    if worker.used_bytes is None:
+        return Components(**known), (Note(name="used_bytes", reason="not known, so the components cannot be summed"),)
+
+    unknown = [name for name in ("weights_bytes", "kv_cache_bytes") if known[name] is None]
+    parts = dict(known) | _allocator_parts(worker, sum(size or 0 for size in known.values()), placed_all=not unknown)
+    notes = [_unplaced(name) for name in unknown]
+    placed: dict[str, int | None] = {}
+    left = worker.used_bytes
+    for name, size in parts.items():
+        if size is None:
+            placed[name] = None
+            continue
+        placed[name] = min(max(size, 0), left)
+        left -= placed[name] or 0
+        if size > (placed[name] or 0):
+            notes.append(Note(name=name, reason=f"{size} bytes counted, of which only {placed[name]} fit into used"))
+    return Components(**placed, non_torch_bytes=left), tuple(notes)
+
+
+def _unplaced(name: str) -> Note:
+    return Note(name=name, reason="not known for this worker; its bytes stand under non_torch_bytes")
+
+
+def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> dict[str, int | None]:
+    """What PyTorch's allocator holds beyond the known parts: other live tensors, and cached blocks.
+
+    Where weights or KV pool are unknown, they cannot be told from other tensors, which stay ``None``.
+    """
+    allocated, reserved = worker.torch.allocated_bytes, worker.torch.reserved_bytes
+    if allocated is None or reserved is None:
+        return {"other_tensors_bytes": None, "torch_cached_bytes": None}
+    return {
+        "other_tensors_bytes": max(allocated - placed, 0) if placed_all else None,
+        "torch_cached_bytes": max(reserved - allocated, 0),
+    }
+
+
+def rank_key(reading: Ranked) -> RankKey:
+    """What identifies a worker across readings; data-parallel engines number their ranks from 0 each."""
+    return (reading.dp_rank or 0, reading.rank or 0)
+
+
+def card(reading: RankReading) -> str:
+    """What is the same for two ranks on one device, and for no others.
+
+    On CPU each rank counts its own process's memory, so that no two of them share any. Where a device's identity and
+    number on its machine are unknown, two of the same index may be two devices: in two engines each sees its own as 0.
+    """
+    return device_id(reading) or "rank {}.{}".format(*rank_key(reading))
+
+
+def device_id(reading: RankReading | WorkerMemory) -> str | None:
+    """The device's identity on its machine; ``None`` where it is not known, and on CPU."""
+    device = reading.device
+    if device.uuid is not None:
+        return f"{reading.host}/{device.uuid}"
+    if device.physical_index is not None:
+        return f"{reading.host}/{device.type}:{device.physical_index}"
+    return None
+
+
+def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:
+    """What changed on each rank that is in both; a component unknown at either end is ``None``."""
+    earlier = {rank_key(reading): reading for reading in before}
+    return tuple(
+        RankDelta(
+            rank=now.rank,
+            dp_rank=now.dp_rank,
+            card=card(now),
+            used_bytes=_minus(now.used_bytes, was.used_bytes),
+            components=_combine(_minus, now.components, was.components),
+        )
+        for now in after
+        if (was := earlier.get(rank_key(now))) is not None
+    )
+
+
+def freed(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:
+    """What each rank gave back; negative where traffic took more meanwhile."""
+    return compare(after, before)
+
+
+def total(deltas: Sequence[RankDelta]) -> tuple[int | None, Components]:
+    """Deltas summed over the ranks: used bytes, each device's once, and the same by component."""
+    parts = {name: _sum(getattr(delta.components, name) for delta in deltas) for name in COMPONENTS}
+    used = _once_per_card((delta.card, delta.used_bytes) for delta in deltas)
+    cards = [delta.card for delta in deltas if delta.card is not None]
+    if used is not None and len(set(cards)) < len(cards):
+        # On each of several ranks on one device, what the others own stands under non_torch.
+        parts["non_torch_bytes"] = used - sum(parts[name] or 0 for name in COMPONENTS if name != "non_torch_bytes")
+    return used, Components(**parts)
+
+
+def encoder_totals(ranks: Sequence[RankReading]) -> EncoderCacheTotals | None:
+    """The encoder cache over all ranks, or ``None`` where no rank has one (text-only models)."""
+    caches = [rank.encoder_cache for rank in ranks if rank.encoder_cache is not None]
+    if not caches:
+        return None
+    capacities = [cache.capacity_embeds for cache in caches if cache.capacity_embeds is not None]
+    ages = [cache.oldest_age_seconds for cache in caches if cache.oldest_age_seconds is not None]
+    return EncoderCacheTotals(
+        entries=max(cache.entries for cache in caches),
+        device_bytes=sum(cache.device_bytes for cache in caches),
+        host_bytes=sum(cache.host_bytes for cache in caches),
+        capacity_embeds=max(capacities, default=None),
+        oldest_age_seconds=max(ages, default=None),
+        spills=max(cache.spills for cache in caches),
+        restores=max(cache.restores for cache in caches),
+        restore_seconds=max(cache.restore_seconds for cache in caches),
+    )
+
+
+def growth(
+    baseline: Sequence[RankReading],
+    ranks: Sequence[RankReading],
+    recent: Points,
+    recent_by_rank: Mapping[RankKey, Points] = MappingProxyType({}),
+) -> Growth:
+    """Growth since ``baseline``, the slope over ``recent``, and when each device is full.
+
+    Args:
+        baseline: The first readings after the engine became ready.
+        ranks: The readings now.
+        recent: ``(taken_at, used bytes summed over ranks)`` of the last minute, oldest first.
+        recent_by_rank: The same of each rank alone.
+    """
+    grown, _ = total(compare(baseline, ranks))
+    filling = tuple(_filling(rank, recent_by_rank.get(rank_key(rank), ())) for rank in ranks)
+    return Growth(
+        seconds_to_full=min((one.seconds_to_full for one in filling if one.seconds_to_full is not None), default=None),
+        ranks=filling,
+        since_ready_bytes=grown,
+        bytes_per_second=_slope(recent),
+        host_since_ready_bytes=_rss_growth(baseline, ranks),
+        baseline_taken_at=min((reading.taken_at for reading in baseline), default=None),
+    )
+
+
+def seconds_until(room_bytes: float | None, bytes_per_second: float | None) -> float | None:
+    """When so many bytes are taken at this pace; ``None`` where that is noise, not within a day, or not known."""
+    if room_bytes is None or bytes_per_second is None or bytes_per_second < SLOWEST_BYTES_PER_SECOND:
+        return None
+    seconds = max(room_bytes, 0) / bytes_per_second
+    return seconds if seconds <= HORIZON_SECONDS else None
+
+
+def without_forecast(grown: Growth) -> Growth:
+    """The growth without what was foretold from it: old figures foretell nothing."""
+    return replace(grown, seconds_to_full=None, ranks=())
+
+
+def _filling(rank: RankReading, recent: Points) -> RankGrowth:
+    is_long = bool(recent) and recent[-1][0] - recent[0][0] >= MIN_PACE_SECONDS
+    pace = _slope(recent) if is_long else None
+    left = seconds_until(rank.free_bytes, pace)
+    return RankGrowth(rank=rank.rank, dp_rank=rank.dp_rank, bytes_per_second=pace, seconds_to_full=left)
+
+
+def used_total(ranks: Iterable[RankReading]) -> int | None:
+    """Used bytes of all devices, each counted once, whoever uses it; ``None`` where none is known."""
+    return _once_per_card((card(rank), rank.used_bytes) for rank in ranks)
+
+
+def device_total(ranks: Iterable[RankReading]) -> int | None:
+    """Memory of all devices, each counted once; ``None`` where none is known."""
+    return _once_per_card((card(rank), rank.total_bytes) for rank in ranks)
+
+
+def first_of_each_card(ranks: Sequence[RankReading]) -> tuple[int, ...]:
+    """The positions of the ranks that stand for their devices: the first of each with its used bytes known."""
+    first: dict[str, int] = {}
+    for position, rank in enumerate(ranks):
+        if rank.used_bytes is not None:
+            first.setdefault(card(rank), position)
+    return tuple(first.values())
+
+
+def host_used(ranks: Sequence[RankReading]) -> int | None:
+    """Host memory in use where the workers run: of the control group if it has a limit, else of the node."""
+    return max((used for used, _ in map(host_share, ranks) if used is not None), default=None)
+
+
+def host_share(rank: RankReading) -> tuple[int | None, int | None]:
+    """``(used, total)`` of the host memory that this worker lives in; ``None`` where not known."""
+    host = rank.host_memory
+    if host.cgroup_limit_bytes and host.cgroup_used_bytes is not None:
+        return host.cgroup_used_bytes, host.cgroup_limit_bytes
+    if host.node_total_bytes and host.node_available_bytes is not None:
+        return host.node_total_bytes - host.node_available_bytes, host.node_total_bytes
+    return None, None
+
+
+def host_ratio(rank: RankReading) -> float | None:
+    """Used over total of the host memory that this worker lives in."""
+    used, total = host_share(rank)
+    return used / total if used is not None and total else None
+
+
+def _slope(points: Points) -> float | None:
+    """Least-squares slope; ``None`` below three points, where it would only show noise."""
+    if len(points) < 3 or points[0][0] == points[-1][0]:  # noqa: PLR2004 - a line through two points says nothing
+        return None
+    start = points[0][0]
+    slope = linear_regression([at - start for at, _ in points], [size for _, size in points]).slope
+    return slope if math.isfinite(slope) else None
+
+
+def _rss_growth(baseline: Sequence[RankReading], ranks: Sequence[RankReading]) -> int | None:
+    earlier = {rank_key(reading): reading.host_memory.rss_bytes for reading in baseline}
+    return _sum(_minus(rank.host_memory.rss_bytes, earlier.get(rank_key(rank))) for rank in ranks)
+
+
+def _minus(now: int | None, was: int | None) -> int | None:
+    return None if now is None or was is None else now - was
+
+
+def _combine(op: Callable[[int | None, int | None], int | None], left: Components, right: Components) -> Components:
+    return Components(**{name: op(getattr(left, name), getattr(right, name)) for name in COMPONENTS})
+
+
+def _once_per_card(sizes: Iterable[tuple[str | None, int | None]]) -> int | None:
+    """The sum of what the first rank of each device tells; one without a device counts for itself."""
+    first: dict[object, int] = {}
+    for name, size in sizes:
+        if size is not None:
+            first.setdefault(object() if name is None else name, size)
+    return _sum(first.values())
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None

@@ -1,0 +1,55 @@
+"""What follows from a report: which rank is worst off, and where high water stands. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from highwater.accounting.attribution import rank_key
+from highwater.readings import RankPressure, RankReading, Report, RuleStatus
+
+
+def fullest(ranks: Iterable[RankReading]) -> list[RankReading]:
+    """The ranks, the fullest first; ranks whose use is not known come last."""
+    return sorted(ranks, key=lambda rank: -(rank.used_ratio if rank.used_ratio is not None else -1.0))
+
+
+def pressure_of(report: Report, rank: RankReading) -> RankPressure | None:
+    """How the rank stands to the rule that acts first on its device; ``None`` where no rule has waters for it."""
+    key = rank_key(rank)
+    own = [
+        one
+        for rule in (report.policy.rules if report.policy is not None else ())
+        for one in rule.ranks
+        if rank_key(one) == key and one.high_free_bytes is not None
+    ]
+    return max(own, key=lambda one: one.high_free_bytes or 0, default=None)
+
+
+def mark_of(report: Report, rank: RankReading) -> float | None:
+    """Return where high water stands on the rank's device, as a share of it; ``None`` where no rule has one there."""
+    pressure = pressure_of(report, rank)
+    if pressure is None or pressure.high_free_bytes is None or not rank.total_bytes:
+        return None
+    return 1.0 - pressure.high_free_bytes / rank.total_bytes
+
+
+def short_ranks(rule: RuleStatus) -> list[RankPressure]:
+    """The ranks that have less free than the rule's high water, the worst off first."""
+    return sorted((one for one in rule.ranks if one.short_bytes), key=lambda one: -(one.short_bytes or 0))
+
+
+def can_give(ranks: Iterable[RankPressure]) -> dict[str, int]:
+    """Return what each remedy could give back on these ranks together, by its name, as far as the workers tell."""
+    sizes = {"release": 0, "trim_encoder_cache": 0}
+    for one in ranks:
+        sizes["release"] += one.can_release_bytes or 0
+        sizes["trim_encoder_cache"] += one.can_trim_bytes or 0
+    return {name: size for name, size in sizes.items() if size > 0}
+
+
+def seconds_to_high_water(report: Report) -> float | None:
+    """When the first rank is at high water at this pace; ``None`` if not within a day, or if one is there already."""
+    pressures = [pressure for rank in report.ranks if (pressure := pressure_of(report, rank)) is not None]
+    if report.stale or any(one.short_bytes for one in pressures):
+        return None
+    return min((one.seconds_to_high_water for one in pressures if one.seconds_to_high_water is not None), default=None)

@@ -1,0 +1,88 @@
+"""A rank's memory at one moment, flat: what history, recorders, incidents, measured loads and charts keep of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from highwater.accounting.attribution import COMPONENTS
+from highwater.readings import Components, RankReading, TorchMemory
+
+ROW: Final[tuple[str, ...]] = (
+    "used_bytes",
+    "free_bytes",
+    "total_bytes",
+    "used_ratio",
+    *COMPONENTS,
+    "torch_allocated_bytes",
+    "torch_reserved_bytes",
+    "encoder_cache_entries",
+    "host_rss_bytes",
+)
+"""The names of a row, in order."""
+
+
+_UNKNOWN: Final = Components()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPoint:
+    """One rank at one moment; ``None`` is what is not known.
+
+    Attributes:
+        at: When, in Unix seconds.
+        components: What ``used_bytes`` consists of.
+        encoder_cache_entries: How many encoder outputs are cached, wherever they lie.
+        host_rss_bytes: The resident set size of the worker's process.
+    """
+
+    at: float
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    components: Components = _UNKNOWN
+    torch_allocated_bytes: int | None = None
+    torch_reserved_bytes: int | None = None
+    encoder_cache_entries: int | None = None
+    host_rss_bytes: int | None = None
+
+    @classmethod
+    def of(cls, reading: RankReading) -> Self:
+        """What is kept of a reading."""
+        return cls(
+            at=reading.taken_at,
+            total_bytes=reading.total_bytes,
+            used_bytes=reading.used_bytes,
+            free_bytes=reading.free_bytes,
+            components=reading.components,
+            torch_allocated_bytes=reading.torch.allocated_bytes,
+            torch_reserved_bytes=reading.torch.reserved_bytes,
+            encoder_cache_entries=reading.encoder_cache.entries if reading.encoder_cache is not None else None,
+            host_rss_bytes=reading.host_memory.rss_bytes,
+        )
+
+    @classmethod
+    def of_row(cls, at: float, row: Mapping[str, Any]) -> Self:
+        """The point that a row of ``GET /memory/history`` shows.
+
+        Raises:
+            KeyError: The row has no such name.
+        """
+        parts = {name: row[name] for name in COMPONENTS}
+        rest = {name: row[name] for name in ROW if name not in parts and name != "used_ratio"}
+        return cls(at=at, components=Components(**parts), **rest)
+
+    def row(self) -> dict[str, float | None]:
+        """The point as a row: its numbers by ``ROW``'s names."""
+        return {name: getattr(self.components if name in COMPONENTS else self, name) for name in ROW}
+
+    @property
+    def used_ratio(self) -> float | None:
+        """Used over total memory of the device."""
+        return self.used_bytes / self.total_bytes if self.used_bytes is not None and self.total_bytes else None
+
+    @property
+    def torch(self) -> TorchMemory:
+        """What is kept of the allocator's statistics."""
+        return TorchMemory(allocated_bytes=self.torch_allocated_bytes, reserved_bytes=self.torch_reserved_bytes)

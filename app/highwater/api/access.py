@@ -1,0 +1,254 @@
+"""Who may use the control paths: who has the admin token, and nobody else unless ``trust_loopback`` is set.
+
+Where a path needs the token is said once, by the dependency of its route. That makes it part of the OpenAPI page, and
+``ControlGuard`` reads it from there: it answers before the body of a request is read.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+import re
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from fastapi import HTTPException, Request
+from fastapi.openapi.models import HTTPBearer
+from fastapi.responses import JSONResponse
+from fastapi.security.base import SecurityBase
+from starlette.requests import HTTPConnection
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from highwater.files.admin_token import AdminToken
+from highwater.process.limited_log import LimitedLog, printable
+from highwater.readings import Caller
+
+DenialReason: TypeAlias = Literal["no_token", "wrong_token", "closed"]
+_CODES: Final = {401: "unauthorized", 403: "forbidden"}
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOGGED_CHARACTERS: Final = 200
+
+# What reverse proxies and service meshes add. Whoever comes through one has its address: their own is not known.
+_FORWARDED = re.compile(r"forwarded|via|x-real-ip|(?:x-forwarded|x-envoy|l5d)-.*", re.IGNORECASE)
+# Istio's sidecar connects from here for everybody in the mesh, and to a plain TCP port without a word about it.
+_MESH = ipaddress.ip_address("127.0.0.6")
+_CREDENTIALS = re.compile(rb"\r\n(?:authorization|x-api-key|api-key):[^\r]*", re.IGNORECASE)
+_BASIC = re.compile(rb"\r\nauthorization: *basic +([A-Za-z0-9+/=]+)", re.IGNORECASE)
+
+log = logging.getLogger("highwater.access")
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """Why a control call is not let in, and what would be right."""
+
+    reason: DenialReason
+    status: int
+    message: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What HTTP wants beside the status."""
+        return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}  # noqa: PLR2004 - HTTP's number
+
+
+class Access(SecurityBase):
+    """A FastAPI dependency: the caller of a control path, or the reason why the call is not let in.
+
+    A request that came through a reverse proxy, or from a web page in the operator's own browser, is never a loopback
+    peer, as far as that can be seen: a proxy on the same machine need not say that it is one. Hence the token.
+
+    Args:
+        token: The one in force.
+        port: The sidecar's, for the command that messages name.
+        trust_loopback: Loopback peers need no token.
+        denied: Receives the reason of each call that is not let in.
+    """
+
+    def __init__(
+        self,
+        token: AdminToken,
+        *,
+        port: int,
+        trust_loopback: bool = False,
+        denied: Callable[[DenialReason], None] = lambda _: None,
+    ) -> None:
+        self.model = HTTPBearer(description="the admin token; `highwater token` prints it")
+        self.scheme_name = "AdminToken"
+        self._token = token
+        self._trust_loopback = trust_loopback
+        self._denied = denied
+        self._log = LimitedLog(log)
+        self._port = port
+
+    async def __call__(self, request: Request) -> Caller:
+        """Return who calls.
+
+        Raises:
+            HTTPException: 401 without the token or with a wrong one; 403 where there is none.
+        """
+        caller = self.judge(request)
+        if isinstance(caller, Denial):
+            raise HTTPException(caller.status, caller.message, caller.headers)
+        return caller
+
+    def caller(self, request: HTTPConnection) -> Caller | None:
+        """Return who calls a path that is open to all; ``None`` for who could not use the control paths.
+
+        A wrong token is reported here too: guesses must not go unseen because the answer comes all the same.
+        """
+        caller = self.judge(request)
+        if not isinstance(caller, Denial):
+            return caller
+        if caller.reason == "wrong_token":
+            self.report(request, caller)
+        return None
+
+    def judge(self, request: HTTPConnection) -> Caller | Denial:
+        """Judge by the token, or else by the address where that is trusted. Reads no body."""
+        token = self._token.current()
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        # latin-1 is what headers are decoded with; compare_digest takes bytes of any content.
+        matches = hmac.compare_digest(given.strip().encode("latin-1"), (token or "").encode())
+        if token is not None and matches and scheme.lower() == "bearer":
+            return Caller(peer_of(request), "token")
+        if self._trust_loopback and _is_local(request):
+            return Caller(peer_of(request), "loopback")
+        if token is None:
+            return Denial(
+                "closed",
+                403,
+                "control calls are refused: the sidecar has no usable admin token; its log says why and what to change",
+            )
+        wrong = bool(given)
+        said = "this is not the admin token" if wrong else "this call needs the admin token"
+        return Denial(
+            "wrong_token" if wrong else "no_token",
+            401,
+            f"{said}. Where the sidecar runs, this works: {self._command(request)}",
+        )
+
+    def _command(self, request: HTTPConnection) -> str:
+        """Return the call as a command line without quotes: the message comes as JSON, which would escape them."""
+        method = "" if request.scope["method"] == "GET" else f"-X {request.scope['method']} "
+        path = printable(request.scope.get("raw_path") or request.url.path.encode())
+        url = f"{request.url.scheme}://127.0.0.1:{self._port}{path}"
+        return f"curl {method}--oauth2-bearer {self._token.source(self._port)} {url}"
+
+    def report(self, request: HTTPConnection, denial: Denial) -> None:
+        """Count the denial, and log it with the peer at a bounded rate."""
+        self._denied(denial.reason)
+        method, path = request.scope["method"], ascii(request.scope["path"][:_LOGGED_CHARACTERS])
+        peer = peer_of(request) or "an unknown peer"
+        self._log.warning(denial.reason, "control call denied (%s): %s %s from %s", denial.reason, method, path, peer)
+
+    def without_token(self, head: bytes) -> bytes:
+        """A request's head without the admin token, for who sends it to the engine by mistake."""
+        token = self._token.current()
+        # Every proxied request comes here: to look for the bytes costs a tenth of a microsecond, to read lines more.
+        if token is None or (token.encode() not in head and not _is_basic_credential(token, head)):
+            return head
+        self._log.warning(
+            "misplaced_token", "a client sends the admin token with requests to the engine; it is not passed on"
+        )
+        without = _CREDENTIALS.sub(partial(_unless_it_holds, token), head)
+        return without.replace(token.encode(), b"")  # in a query, a cookie or any other header
+
+
+def _unless_it_holds(token: str, line: re.Match[bytes]) -> bytes:
+    return b"" if token.encode() in line[0] or _is_basic_credential(token, line[0]) else line[0]
+
+
+def _is_basic_credential(token: str, head: bytes) -> bool:
+    """Whether a user name or password in it (``curl --user``) is the token: there it stands in base64."""
+    if b"asic " not in head and b"ASIC " not in head:
+        return False
+    with suppress(ValueError):  # of what is no base64
+        return any(token.encode() in b64decode(line[1]) for line in _BASIC.finditer(head))
+    return False
+
+
+class ControlGuard:
+    """A plain ASGI class in front of all else: whoever may not call is answered before a body is read or parsed.
+
+    Every method but GET, HEAD and OPTIONS needs the token, whatever the path; so do reads for which the OpenAPI page
+    says so.
+
+    Args:
+        app: The application behind.
+        access: Judges callers.
+        page: The application's OpenAPI page.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, page: Mapping[str, Any]) -> None:
+        self._app = app
+        self._access = access
+        self._guarded = tuple(
+            compile_path(path)[0] for path, methods in page["paths"].items() if methods.get("get", {}).get("security")
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it."""
+        if scope["type"] == "http" and self._needs_token(scope["method"], scope["path"]):
+            request = HTTPConnection(scope)
+            denial = self._access.judge(request)
+            if isinstance(denial, Denial):
+                self._access.report(request, denial)
+                error = {"code": _CODES[denial.status], "message": denial.message}
+                await JSONResponse({"error": error}, denial.status, denial.headers)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _needs_token(self, method: str, path: str) -> bool:
+        return method not in _SAFE_METHODS or any(pattern.match(path) for pattern in self._guarded)
+
+
+def peer_of(request: HTTPConnection) -> str:
+    """The address that the socket shows; empty where it has none."""
+    return request.client.host if request.client is not None else ""
+
+
+def _is_local(request: HTTPConnection) -> bool:
+    if not _is_loopback(peer_of(request)) or any(map(_FORWARDED.fullmatch, request.headers)):
+        return False
+    # A page on another site can make a browser on this machine send a POST here, or point its own name at 127.0.0.1.
+    # Browsers then send an Origin, and a Host that is neither localhost nor an address.
+    host = request.headers.get("host", "")
+    origin = request.headers.get("origin")
+    try:
+        if origin is not None and urlsplit(origin).netloc != host:
+            return False
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # brackets that do not match, or hold no address
+        return False
+    return name == "localhost" or _is_address(name)
+
+
+def _is_loopback(host: str) -> bool:
+    if not _is_address(host):
+        return False
+    address = _mapped(ipaddress.ip_address(host))
+    return address.is_loopback and address != _MESH
+
+
+def _mapped(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An IPv4 peer on an IPv6 socket shows as ``::ffff:127.0.0.1``."""
+    inner = getattr(address, "ipv4_mapped", None)
+    return inner or address
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

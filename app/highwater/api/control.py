@@ -1,0 +1,160 @@
+"""What gives memory back on request: reclaim, vLLM's own resets as drop-ins, and the way back from a trim.
+
+And the engine's ``/server_info``: reading it changes nothing, but its whole configuration is in it, tokens included.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import APIRouter, Body, Depends, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+from highwater.api.services import Services
+from highwater.errors import EngineError, NotAvailable, Refused
+from highwater.readings import Caller, Components, Mode, RankDelta, RankReading, Target
+from highwater.relief import Measured, Wish
+
+_FORBID = ConfigDict(extra="forbid")
+_RANKS = TypeAdapter(tuple[RankReading, ...])
+_DELTAS = TypeAdapter(tuple[RankDelta, ...])
+_COMPONENTS = TypeAdapter(Components)
+# Ours, taken off the query string of the drop-in paths; everything else goes to vLLM as it is.
+_OWN_PARAMETERS = ("mode", "force")
+_UNKEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class TrimOrder(BaseModel):
+    """A trim and how far it goes, on every rank; without a target, all that no running request still needs."""
+
+    model_config = _FORBID
+
+    remedy: Literal["trim_encoder_cache"]
+    free_bytes: int | None = Field(None, ge=0, strict=True, description="device bytes to let go")
+    keep_bytes: int | None = Field(
+        None, ge=0, strict=True, description="device bytes of encoder outputs to keep at most"
+    )
+    idle_seconds: float | None = Field(
+        None, ge=0, strict=True, allow_inf_nan=False, description="let go what was not used so long"
+    )
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        given = [name for name in ("free_bytes", "keep_bytes", "idle_seconds") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"one target at most; given: {', '.join(given)}")
+        return self
+
+    def wish(self) -> Wish:
+        """As relief takes it."""
+        return Wish(self.remedy, Target(**self.model_dump(exclude={"remedy"})))
+
+
+class ReclaimRequest(BaseModel):
+    """The body of ``POST /memory/reclaim``; all of it may be left out."""
+
+    model_config = _FORBID
+
+    remedies: list[str | TrimOrder] | None = Field(
+        None,
+        min_length=1,
+        max_length=16,
+        description="names, in this order; trim_encoder_cache also as an object with its target. None: release, and "
+        "then reset_encoder_cache, or trim_encoder_cache on an engine without that",
+    )
+    mode: Mode = "safe"
+    dry_run: bool = False
+
+    def wishes(self) -> list[Wish]:
+        """As relief takes them; none for what relief itself would choose."""
+        return [Wish(entry) if isinstance(entry, str) else entry.wish() for entry in self.remedies or ()]
+
+
+def control_router(services: Services) -> APIRouter:
+    """``/memory/reclaim``, ``/memory/encoder-cache/restore``, the resets and ``/server_info``."""
+    router = APIRouter(tags=["control"])
+    control = Depends(services.control)
+
+    @router.post(
+        "/memory/reclaim",
+        responses={409: {"description": "Every remedy was refused; the body is as with 200"}},
+    )
+    async def reclaim(body: Annotated[ReclaimRequest | None, Body()] = None, caller: Caller = control) -> JSONResponse:
+        """Run remedies in order and tell what each gave back, per rank."""
+        wanted = body or ReclaimRequest()
+        results = await services.relief.reclaim(
+            wanted.wishes(), mode=wanted.mode, dry_run=wanted.dry_run, caller=caller
+        )
+        outcomes = {measured.result.outcome for measured in results}
+        answer = {"schema": 1, "mode": wanted.mode, "dry_run": wanted.dry_run, "results": [_shown(m) for m in results]}
+        return JSONResponse(answer, 409 if outcomes == {"refused"} and not wanted.dry_run else 200)
+
+    @router.post("/memory/encoder-cache/restore")
+    async def restore(caller: Caller = control) -> JSONResponse:
+        """Bring every encoder output that a trim moved to host memory back to the device."""
+        return JSONResponse({"schema": 1, "ranks": await services.relief.restore(caller=caller)})
+
+    @router.get("/server_info", dependencies=[control], responses={200: {"content": {"application/json": {}}}})
+    async def server_info(request: Request) -> Response:
+        """The engine's own, as vLLM answers it in development mode; its configuration is in it, tokens included."""
+        try:
+            answer = await services.server_info(request.scope["query_string"].decode("latin-1"))
+        except EngineError as exc:
+            raise NotAvailable(str(exc)) from exc
+        return Response(answer.body, answer.status, media_type=answer.content_type or None, headers=_UNKEPT)
+
+    for remedy in services.relief.remedies.values():
+        if remedy.path is not None:
+            _add_drop_in(router, services, remedy.name, remedy.path)
+    return router
+
+
+def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) -> None:
+    control = Depends(services.control)
+
+    @router.post(
+        path,
+        name=name,
+        responses={503: {"description": "The engine is not there, or went in the middle of it"}},
+    )
+    async def drop_in(
+        request: Request, mode: Mode = "now", force: bool = False, caller: Caller = control
+    ) -> JSONResponse:
+        """As vLLM's own, query string and all; the answer is vLLM's and what the reset gave back."""
+        if mode == "safe" and "reset_running_requests" in request.query_params:
+            # It throws running requests out of the engine, and up to 0.21 each may lose a token by it.
+            raise Refused("mode=safe never preempts running requests: leave reset_running_requests out")
+        pairs = request.scope["query_string"].decode("latin-1").split("&")
+        kept = "&".join(pair for pair in pairs if pair and pair.partition("=")[0] not in _OWN_PARAMETERS)
+        measured = await services.relief.drop_in(name, query=kept, mode=mode, force=force, caller=caller)
+        if measured.answer is None:  # the engine went before it could answer
+            return JSONResponse({"schema": 1, **_shown(measured)}, 503)
+        body = measured.answer.json_object() | {"schema": 1} | _shown(measured)
+        return JSONResponse(body, measured.answer.status)
+
+
+def _shown(measured: Measured) -> dict[str, Any]:
+    result = measured.result
+    return {
+        "remedy": result.remedy,
+        "outcome": result.outcome,
+        "reason": result.reason,
+        "seconds": round(result.seconds, 3),
+        "moment": result.moment,
+        "held_seconds": None if result.held_seconds is None else round(result.held_seconds, 3),
+        "freed_bytes": {
+            "total": result.freed_bytes,
+            "components": _COMPONENTS.dump_python(result.freed_components),
+            "ranks": _DELTAS.dump_python(result.ranks, mode="json"),
+        },
+        "credited_bytes": {
+            "total": result.credited_bytes,
+            "components": _COMPONENTS.dump_python(result.credited_components),
+        },
+        "before": _RANKS.dump_python(measured.before, mode="json"),
+        "after": _RANKS.dump_python(measured.after, mode="json"),
+        "frees": result.frees,
+        "does_not_free": result.does_not_free,
+        "detail": list(result.detail),
+    }

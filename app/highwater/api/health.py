@@ -1,0 +1,61 @@
+"""The sidecar's own health, and its metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+
+from highwater.api.services import Services
+
+
+class MetricsQuery(BaseModel):
+    """The query of ``GET /metrics``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    engine: bool = False
+
+
+def health_router(services: Services) -> APIRouter:
+    """``/livez``, ``/readyz``, ``/health/deep`` and ``/metrics``."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/livez", responses={503: {"description": "a loop of the sidecar has ended"}})
+    async def livez() -> JSONResponse:
+        """Whether the sidecar itself runs. Never depends on the engine."""
+        alive = services.alive()
+        return JSONResponse({"status": "ok" if alive else "a loop has ended"}, 200 if alive else 503)
+
+    @router.get("/readyz", responses={503: {"description": "requests would not be served now"}})
+    async def readyz() -> JSONResponse:
+        """Whether a request sent here now would be served by the engine, and if not, why not."""
+        engine = services.poller.current().engine
+        ready = engine.traits.serves
+        answer = {"ready": ready, "engine": engine.state, "reason": None if ready else engine.hint or engine.state}
+        return JSONResponse(answer, 200 if ready else 503)
+
+    @router.get("/health/deep", responses={503: {"description": "the engine is gone, or will not go on by itself"}})
+    async def deep() -> JSONResponse:
+        """Whether the engine runs, or will by itself: for a liveness probe of vLLM's own container.
+
+        vLLM's `/health` answers 200 also while the engine hangs. One that starts, sleeps, is paused, slow or in a long
+        step is healthy, and so is one that answers nothing where no recorder tells why.
+        """
+        engine = services.poller.current().engine
+        healthy = not engine.traits.is_lost
+        answer = {"healthy": healthy, "engine": engine.state, "reason": engine.hint}
+        return JSONResponse(answer, 200 if healthy else 503)
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics(request: Request, query: Annotated[MetricsQuery, Query()]) -> Response:
+        """Prometheus exposition of the last report; ``?engine=1`` appends the engine's own families."""
+        if query.engine:
+            body, content_type = services.exporter.expose_with(services.poller.metrics_text)
+        else:
+            body, content_type = services.exporter.expose(request.headers.get("accept", ""))
+        return Response(body, media_type=content_type)
+
+    return router

@@ -1,0 +1,102 @@
+"""What the engine died of: the incidents, and each of them for programs, browsers and terminals."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Annotated, Literal, TypeAlias
+
+from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from pydantic import BaseModel, ConfigDict
+
+from highwater.findings import markdown
+from highwater.incidents import Incident, Incidents, Unreadable
+from highwater.incidents.fitting import to_bytes
+from highwater.incidents.text import headlines_text, incident_markdown
+
+_FORBID = ConfigDict(extra="forbid")
+# A line of a log may stand in it: no cache keeps it, nothing guesses at its type, no other site learns its address.
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+_PAGE_POLICY = f"{markdown.CONTENT_SECURITY_POLICY}; frame-ancestors 'none'; sandbox"
+_PAGE_HEADERS = _HEADERS | {"Content-Security-Policy": _PAGE_POLICY}
+
+_Form: TypeAlias = Literal["json", "text", "html"]
+
+
+class IncidentsQuery(BaseModel):
+    """The query of ``GET /memory/incidents``."""
+
+    model_config = _FORBID
+
+    format: Literal["json", "text"] | None = None
+
+
+class IncidentQuery(BaseModel):
+    """The query of ``GET /memory/incidents/{incident_id}``."""
+
+    model_config = _FORBID
+
+    format: _Form | None = None
+
+
+def incidents_router(incidents: Incidents) -> APIRouter:
+    """``/memory/incidents`` and each of them."""
+    router = APIRouter(tags=["memory"])
+
+    @router.get("/memory/incidents", responses={200: {"content": {"text/plain": {}}}})
+    async def listed(request: Request, query: Annotated[IncidentsQuery, Query()]) -> Response:
+        """What happened to the engine, newest first: it died, hung, or had no memory left."""
+        headlines = await incidents.headlines()
+        if _form(request, query.format, ("text/plain",)) == "text":
+            return PlainTextResponse(headlines_text(headlines, problem=incidents.problem), headers=_HEADERS)
+        body = {
+            "schema": 1,
+            "incidents": [asdict(headline) for headline in headlines],
+            "folder": str(incidents.folder) if incidents.folder is not None else None,
+            "problem": incidents.problem,
+        }
+        return JSONResponse(body, headers=_HEADERS)
+
+    @router.get("/memory/incidents/{incident_id}", responses={200: {"content": {"text/plain": {}, "text/html": {}}}})
+    async def one(
+        request: Request,
+        incident_id: Annotated[str, Path(description="as in the list")],
+        query: Annotated[IncidentQuery, Query()],
+    ) -> Response:
+        """One incident: what was known, what it means, what to change. For a browser a page, else as the list."""
+        incident = await _found(incidents, incident_id)
+        form = _form(request, query.format, ("text/html", "text/plain"))
+        # In a thread: it may be megabytes, and the data plane shares this loop.
+        return await asyncio.to_thread(_shown, incident, form)
+
+    return router
+
+
+async def _found(incidents: Incidents, incident_id: str) -> Incident:
+    try:
+        incident = await incidents.read(incident_id)
+    except Unreadable as exc:
+        raise HTTPException(409, f"the incident is there and cannot be read: {exc}") from exc
+    if incident is None:
+        raise HTTPException(404, "there is no incident of that id; GET /memory/incidents lists them")
+    return incident
+
+
+def _shown(incident: Incident, form: _Form) -> Response:
+    if form == "html":
+        return HTMLResponse(
+            markdown.page(incident_markdown(incident, charts=True), title=incident.id), headers=_PAGE_HEADERS
+        )
+    if form == "text":
+        return PlainTextResponse(incident_markdown(incident), headers=_HEADERS)
+    return Response(to_bytes(incident), media_type="application/json", headers=_HEADERS)
+
+
+def _form(request: Request, chosen: _Form | None, offered: tuple[str, ...]) -> _Form:
+    if chosen is not None:
+        return chosen
+    accept = request.headers.get("accept", "")
+    if "text/html" in offered and "text/html" in accept:
+        return "html"
+    return "text" if "text/plain" in accept and "application/json" not in accept else "json"

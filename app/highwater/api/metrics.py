@@ -1,0 +1,458 @@
+"""Prometheus families, from the last report and from what is counted as it happens.
+
+A scrape does no I/O: it shows the last report, and per-rank families vanish while that is stale, so that a dead
+engine's numbers do not look alive. The golden file ``tests/unit/api/golden/metrics.txt`` shows every family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.registry import Collector
+
+from highwater import __version__
+from highwater.accounting.attribution import COMPONENTS, device_total, host_ratio, rank_key, used_total
+from highwater.incidents import IncidentKind
+from highwater.policy.rules import RATIO_SIGNALS
+from highwater.process.internal_errors import InternalErrors
+from highwater.proxy.traffic import Connections, ProxyTraffic
+from highwater.readings import (
+    EngineState,
+    PolicyLevel,
+    PolicyMode,
+    PolicyStatus,
+    RankReading,
+    RemedyResult,
+    Report,
+    RulePhase,
+    RuleStatus,
+    Trigger,
+)
+from highwater.text.table import device_title, rank_title
+
+_RANK_LABELS = ("rank", "device", "host")
+_POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_RESET_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+def _of_encoder_cache(name: str) -> Callable[[RankReading], float | None]:
+    return lambda rank: getattr(rank.encoder_cache, name) if rank.encoder_cache is not None else None
+
+
+# Per rank: metric name, help, and where the value stands.
+_RANK_GAUGES: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...] = (
+    ("device_memory_total_bytes", "Memory of the device.", lambda r: r.total_bytes),
+    ("device_memory_free_bytes", "Memory of the device that nobody uses.", lambda r: r.free_bytes),
+    ("device_memory_used_bytes", "Memory of the device in use; on CPU the worker's RSS.", lambda r: r.used_bytes),
+    ("device_memory_used_ratio", "Used over total memory of the device.", lambda r: r.used_ratio),
+    ("torch_allocated_bytes", "Live tensors in PyTorch's allocator.", lambda r: r.torch.allocated_bytes),
+    ("torch_reserved_bytes", "What PyTorch's allocator took from the device.", lambda r: r.torch.reserved_bytes),
+    ("torch_peak_allocated_bytes", "Highest allocated bytes so far.", lambda r: r.torch.peak_allocated_bytes),
+    (
+        "device_releasable_bytes",
+        "Memory that a release of PyTorch's unused blocks would give back to the device now.",
+        lambda r: r.releasable_bytes,
+    ),
+    (
+        "host_memory_pinned_bytes",
+        "Host memory that PyTorch keeps locked in place for copies, in use or not.",
+        lambda r: r.host_memory.pinned_bytes,
+    ),
+    ("host_memory_rss_bytes", "Resident set size of the worker's process.", lambda r: r.host_memory.rss_bytes),
+    ("host_memory_used_ratio", "Host memory in use over the cgroup's limit or the node's total.", host_ratio),
+    (
+        "encoder_cache_oldest_age_seconds",
+        "Time since the oldest encoder cache entry was first seen by a poll: a lower bound.",
+        _of_encoder_cache("oldest_age_seconds"),
+    ),
+    ("encoder_cache_embeds", "Embeddings in the encoder cache, wherever they lie.", _of_encoder_cache("embeds")),
+    (
+        "encoder_cache_capacity_embeds",
+        "Embeddings that the engine's scheduler lets the encoder cache hold.",
+        _of_encoder_cache("capacity_embeds"),
+    ),
+)
+_RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...] = (
+    (
+        "torch_alloc_retries",
+        "Allocations that succeeded only after cached blocks were freed.",
+        lambda r: r.torch.alloc_retries,
+    ),
+    ("torch_ooms", "Allocations that failed for lack of memory.", lambda r: r.torch.ooms),
+    (
+        "encoder_cache_spills",
+        "Encoder outputs moved to host memory.",
+        _of_encoder_cache("spills"),
+    ),
+    (
+        "encoder_cache_restores",
+        "Encoder outputs brought back at an access.",
+        _of_encoder_cache("restores"),
+    ),
+    (
+        "encoder_cache_restore_seconds",
+        "Time that steps waited for encoder outputs to be brought back.",
+        _of_encoder_cache("restore_seconds"),
+    ),
+)
+
+
+class Exporter:
+    """Counts what happens, and shows it with the last report.
+
+    Args:
+        report: Gives the last report.
+        policy: Gives the policy as it stands.
+        held: Gives the number of requests held at the gate.
+        connections: Gives the proxy's connections.
+        dropped_lines: Gives the number of lines that the access log lost.
+        incidents: Gives the number of incidents of each kind.
+
+    Attributes:
+        internal_errors: Counts faults of our own.
+        traffic: Counts proxied requests; the proxy's observer.
+    """
+
+    content_type_classic = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(
+        self,
+        report: Callable[[], Report],
+        policy: Callable[[], PolicyStatus],
+        held: Callable[[], int] = lambda: 0,
+        connections: Callable[[], Connections] = Connections,
+        dropped_lines: Callable[[], int] = lambda: 0,
+        *,
+        incidents: Callable[[], Mapping[IncidentKind, int]] = dict,
+    ) -> None:
+        registry = self._registry = CollectorRegistry()
+        self.internal_errors = InternalErrors()
+        registry.register(_LastReport(report, policy))
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"highwater_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"highwater_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self._poll_seconds = histogram("poll_duration_seconds", "Duration of a poll of all sources.", _POLL_BUCKETS)
+        self._poll_failures = counter(
+            "poll_failures_total", "Sources that gave no good answer to a poll.", "source", "reason"
+        )
+        self._resets = counter(
+            "resets_total", "Remedies run, refused, failed or only observed.", "remedy", "trigger", "outcome"
+        )
+        self._actions = counter(
+            "policy_actions_total",
+            "Remedies that the policy ran on a rule's behalf; ineffective: done, and it gave less than it had to.",
+            "rule",
+            "remedy",
+            "outcome",
+        )
+        self._freed = counter(
+            "reset_freed_bytes_total",
+            "Bytes that remedies gave back of what they can free, by component.",
+            "remedy",
+            "component",
+        )
+        self._reset_seconds = histogram(
+            "reset_duration_seconds", "Time from a remedy's start to the reading after it.", _RESET_BUCKETS, "remedy"
+        )
+        self._hold_seconds = histogram(
+            "reset_hold_seconds",
+            "How long new requests waited for a remedy at the gate.",
+            _RESET_BUCKETS,
+            "remedy",
+            "moment",
+        )
+        self.traffic = ProxyTraffic(connections)
+        registry.register(self.traffic)
+        text = "Proxied requests that wait for a reset to end."
+        Gauge("highwater_proxy_requests_held", text, registry=registry).set_function(held)
+        registry.register(_DroppedLines(dropped_lines))
+        text = "Incidents by kind, without repetitions; the folder of incidents remembers them over restarts."
+        registry.register(_CountedElsewhere("incidents", text, "kind", incidents))
+        text = "Unexpected exceptions in a part of the sidecar, which went on; its log has each."
+        registry.register(_CountedElsewhere("internal_errors", text, "part", lambda: self.internal_errors.counts))
+        self._denied = counter("control_denied_total", "Control calls that were not let in.", "reason")
+        for reason in ("no_token", "wrong_token", "closed"):
+            self._denied.labels(reason)
+        build = Gauge("highwater_build_info", "Always 1; the version is a label.", ("version",), registry=registry)
+        build.labels(__version__).set(1)
+
+    # --- what is counted ---
+
+    def polled(self, seconds: float) -> None:
+        """A poll is over."""
+        self._poll_seconds.observe(seconds)
+
+    def poll_failed(self, source: str, reason: str) -> None:
+        """A source gave no good answer."""
+        self._poll_failures.labels(source, reason).inc()
+
+    def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
+        """A remedy was run, refused or failed."""
+        self._resets.labels(result.remedy, trigger, result.outcome).inc()
+        if result.outcome not in {"done", "failed"}:
+            return
+        self._reset_seconds.labels(result.remedy).observe(result.seconds)
+        if result.moment is not None and result.held_seconds is not None:
+            self._hold_seconds.labels(result.remedy, result.moment).observe(result.held_seconds)
+        for component in COMPONENTS:
+            size = getattr(result.credited_components, component)
+            if size is not None:
+                self._freed.labels(result.remedy, _short(component)).inc(size)
+
+    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
+        """The policy ran a remedy on a rule's behalf, or would have."""
+        self._actions.labels(rule, remedy, outcome).inc()
+
+    def control_denied(self, reason: str) -> None:
+        """A control call was not let in."""
+        self._denied.labels(reason).inc()
+
+    # --- what is shown ---
+
+    def expose(self, accept: str) -> tuple[bytes, str]:
+        """The exposition in the form that the scraper accepts, and its content type."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self._registry), content_type
+
+    def expose_with(self, engine_text: str) -> tuple[bytes, str]:
+        """Our families and then the engine's own; in the classic form, which is what vLLM speaks."""
+        return generate_latest(self._registry) + engine_text.encode(), self.content_type_classic
+
+
+class _DroppedLines(Collector):
+    """The family of the access log: it counts by itself."""
+
+    def __init__(self, dropped: Callable[[], int]) -> None:
+        self._dropped = dropped
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the access log may not be there yet."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """The number as it stands."""
+        text = "Lines of the access log that were dropped, because they could not be written as fast as requests ended."
+        yield CounterMetricFamily("highwater_access_log_lines_dropped", text, value=self._dropped())
+
+
+class _CountedElsewhere(Collector):
+    """A family that somebody else counts, by one label."""
+
+    def __init__(self, name: str, text: str, label: str, counts: Callable[[], Mapping[Any, int]]) -> None:
+        self._name, self._text, self._label, self._counts = name, text, label, counts
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: who counts may not be there yet."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """The numbers as they stand."""
+        family = CounterMetricFamily(f"highwater_{self._name}", self._text, labels=(self._label,))
+        for value, count in self._counts().items():
+            family.add_metric((value,), count)
+        yield family
+
+
+class _LastReport(Collector):
+    """Families that stand in the last report."""
+
+    def __init__(self, report: Callable[[], Report], policy: Callable[[], PolicyStatus]) -> None:
+        self._report = report
+        self._policy = policy
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not take a report that is not there yet."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """One pass over the last report."""
+        report = self._report()
+        yield from _engine_families(report)
+        yield from _policy_families(self._policy())
+        if not report.stale:
+            yield from _rank_families(report.ranks)
+            yield from _device_families(report.ranks)
+            yield from _growth_families(report)
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"highwater_{name}", text, labels=labels)
+
+
+def _engine_families(report: Report) -> Iterator[Metric]:
+    state = report.engine.state
+    yield GaugeMetricFamily(
+        "highwater_engine_up",
+        "Whether the engine is up, as far as is known: also while it is slow, busy, paused or asleep.",
+        value=float(report.engine.traits.is_up),
+    )
+    yield CounterMetricFamily(
+        "highwater_engine_restarts",
+        "Starts of the engine that the sidecar saw after the first.",
+        value=float(report.engine.restarts),
+    )
+    states = _gauge("engine_state", "1 for the state that the engine is in.", ("state",))
+    for name in get_args(EngineState):
+        states.add_metric((name,), float(name == state))
+    yield states
+    # Also of an engine that was never reached: dashboards join on it, and that one must not drop out of sight.
+    info = _gauge("engine_info", "Always 1; the engine's version and model are labels.", ("version", "model"))
+    info.add_metric((report.engine.version or "", report.engine.model or ""), 1.0)
+    yield info
+    for name, text, value in (
+        ("engine_requests_running", "Requests in the engine's running batch.", report.engine.requests_running),
+        ("engine_requests_waiting", "Requests queued in the engine's scheduler.", report.engine.requests_waiting),
+        (
+            "engine_kv_cache_usage_ratio",
+            "Used share of the KV cache's blocks, of the fullest engine.",
+            report.engine.kv_cache_usage_ratio,
+        ),
+    ):
+        if value is not None:
+            yield GaugeMetricFamily(f"highwater_{name}", text, value=value)
+    if report.ranks_expected is not None:
+        text = "Workers that the engine's configuration asks for."
+        yield GaugeMetricFamily("highwater_ranks_expected", text, value=report.ranks_expected)
+    text = "Workers in the last report."
+    yield GaugeMetricFamily("highwater_ranks_reported", text, value=0 if report.stale else report.ranks_reported)
+    if report.age_seconds is not None:
+        text = "Age of the last reading of the workers."
+        yield GaugeMetricFamily("highwater_report_age_seconds", text, value=report.age_seconds)
+
+
+def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:
+    modes = _gauge("policy_mode", "1 for the mode that the policy is in.", ("mode",))
+    for mode in get_args(PolicyMode):
+        modes.add_metric((mode,), float(mode == policy.mode))
+    levels = _gauge("policy_level", "1 for how memory stands by the rule that is worst off.", ("level",))
+    for level in get_args(PolicyLevel):
+        levels.add_metric((level,), float(level == policy.level))
+    recent = _gauge("policy_actions_last_hour", "Remedies that the policy started within the last hour.")
+    recent.add_metric((), policy.actions_last_hour)
+    rules = _gauge("policy_rule_info", "Always 1; the signal that the rule watches is a label.", ("rule", "signal"))
+    states = _gauge("policy_state", "1 for the state that the rule is in.", ("rule", "state"))
+    short = _gauge(
+        "policy_short_bytes",
+        "Device memory that is missing to the rule's low water once high water is crossed; 0 before.",
+        ("rule", "rank"),
+    )
+    for rule in policy.rules:
+        for phase in get_args(RulePhase):
+            states.add_metric((rule.name, phase), float(phase == rule.phase))
+        rules.add_metric((rule.name, rule.signal), 1.0)
+        for rank in rule.ranks:
+            if rank.short_bytes is not None:
+                short.add_metric((rule.name, rank_title(rank.dp_rank, rank.rank, unknown="")), rank.short_bytes)
+    yield from (modes, levels, recent, rules, states, short)
+    for unit in ("bytes", "ratio"):
+        yield from _water_families([rule for rule in policy.rules if _unit(rule) == unit], unit)
+
+
+def _water_families(rules: list[RuleStatus], unit: str) -> Iterator[Metric]:
+    """What rules of one unit watch, and where they act: no family mixes units."""
+    for name, text, read in _WATERS:
+        family = _gauge(f"policy_{name}_{unit}", text, ("rule",))
+        for rule in rules:
+            value = read(rule)
+            if value is not None:
+                family.add_metric((rule.name,), value)
+        yield family
+
+
+_WATERS: tuple[tuple[str, str, Callable[[RuleStatus], float | None]], ...] = (
+    ("signal", "What the rule watches, on the rank that is worst off, as of the last report.", lambda r: r.value),
+    ("high_water", "Where the rule acts; of that rank, where each has its own.", lambda r: r.high_water),
+    ("low_water", "Where the rule is satisfied; of that rank, where each has its own.", lambda r: r.low_water),
+)
+
+
+def _unit(rule: RuleStatus) -> str:
+    return "ratio" if rule.signal in RATIO_SIGNALS else "bytes"
+
+
+def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
+    labels = [_labels(rank) for rank in ranks]
+    for name, text, read in _RANK_GAUGES:
+        family = _gauge(name, text, _RANK_LABELS)
+        _add(family, labels, ranks, read)
+        yield family
+    for name, text, read in _RANK_COUNTERS:
+        counter = CounterMetricFamily(f"highwater_{name}", text, labels=_RANK_LABELS)
+        _add(counter, labels, ranks, read)
+        yield counter
+    parts = _gauge("memory_component_bytes", "Exclusive parts of the used bytes.", (*_RANK_LABELS, "component"))
+    cache_bytes = _gauge("encoder_cache_bytes", "Bytes of encoder outputs kept.", (*_RANK_LABELS, "residency"))
+    entries = _gauge("encoder_cache_entries", "Encoder outputs kept.", (*_RANK_LABELS, "residency"))
+    for label, rank in zip(labels, ranks, strict=True):
+        for component in COMPONENTS:
+            size = getattr(rank.components, component)
+            if size is not None:
+                parts.add_metric((*label, _short(component)), size)
+        if rank.encoder_cache is not None:
+            cache_bytes.add_metric((*label, "device"), rank.encoder_cache.device_bytes)
+            cache_bytes.add_metric((*label, "host"), rank.encoder_cache.host_bytes)
+            entries.add_metric((*label, "device"), rank.encoder_cache.entries - rank.encoder_cache.host_entries)
+            entries.add_metric((*label, "host"), rank.encoder_cache.host_entries)
+    yield from (parts, cache_bytes, entries)
+
+
+def _device_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
+    labels = (*_RANK_LABELS, "dp_rank", "physical_index", "uuid", "product")
+    text = "Always 1; the device's identity, as its own exporter knows it, and its product name are labels."
+    info = _gauge("device_info", text, labels)
+    for rank in ranks:
+        device = rank.device
+        numbers = ("" if number is None else str(number) for number in (rank.dp_rank, device.physical_index))
+        info.add_metric((*_labels(rank), *numbers, device.uuid or "", device.name or ""), 1.0)
+    yield info
+    for name, text, value in (
+        ("total", "Memory of all devices, each counted once.", device_total(ranks)),
+        ("used", "Memory in use on all devices, each counted once, however many ranks it has.", used_total(ranks)),
+    ):
+        if value is not None:
+            yield GaugeMetricFamily(f"highwater_devices_memory_{name}_bytes", text, value=value)
+
+
+def _growth_families(report: Report) -> Iterator[Metric]:
+    if report.growth.since_ready_bytes is not None:
+        text = "Growth of used bytes over all ranks since the engine became ready."
+        yield GaugeMetricFamily("highwater_growth_bytes", text, value=report.growth.since_ready_bytes)
+    if report.growth.bytes_per_second is not None:
+        text = "Slope of used bytes over all ranks in the last minute."
+        yield GaugeMetricFamily("highwater_growth_bytes_per_second", text, value=report.growth.bytes_per_second)
+    text = "When the device is full at the pace of the last minute; absent where that is not within a day."
+    family = _gauge("device_memory_seconds_to_full", text, _RANK_LABELS)
+    ranks = {rank_key(rank): _labels(rank) for rank in report.ranks}
+    for one in report.growth.ranks:
+        if one.seconds_to_full is not None and rank_key(one) in ranks:
+            family.add_metric(ranks[rank_key(one)], one.seconds_to_full)
+    yield family
+
+
+def _add(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    labels: list[tuple[str, str, str]],
+    ranks: tuple[RankReading, ...],
+    read: Callable[[RankReading], float | None],
+) -> None:
+    for label, rank in zip(labels, ranks, strict=True):
+        value = read(rank)
+        if value is not None:
+            family.add_metric(label, value)
+
+
+def _labels(rank: RankReading) -> tuple[str, str, str]:
+    """Rank, device and host."""
+    return rank_title(rank.dp_rank, rank.rank, unknown=""), device_title(rank.device), rank.host or ""
+
+
+def _short(component: str) -> str:
+    return component.removesuffix("_bytes")

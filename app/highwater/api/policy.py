@@ -1,0 +1,75 @@
+"""The policy as it stands, and changing it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+from pydantic import TypeAdapter
+
+from highwater.api.problems import ProblemAnswer
+from highwater.api.services import Services
+from highwater.policy import Rule
+from highwater.policy.settings import PolicyChange, PolicySettings
+from highwater.readings import Caller, Event, PolicyStatus
+
+DECISIONS_SHOWN = 20
+_RULES = TypeAdapter(tuple[Rule, ...])
+_STATUS = TypeAdapter(PolicyStatus)
+_EVENTS = TypeAdapter(list[Event])
+
+
+def policy_router(services: Services) -> APIRouter:
+    """``/policy``."""
+    router = APIRouter(tags=["control"])
+    control = Depends(services.control)
+
+    @router.get("/policy")
+    async def policy() -> JSONResponse:
+        """The rules, where they come from, their state and the last decisions."""
+        return JSONResponse(_shown(services))
+
+    @router.put(
+        "/policy",
+        responses={
+            507: {"model": ProblemAnswer, "description": "The state file could not be written; all is as before"}
+        },
+    )
+    async def change_policy(change: PolicyChange, caller: Caller = control) -> JSONResponse:
+        """Replace the mode, the rules or both; validated whole, kept, and recorded.
+
+        A rule whose waters this engine is known to be unable to reach at rest is refused.
+        """
+        services.governor.check([rule.rule() for rule in change.rules or ()])
+        policy = await services.policy.change(change)
+        services.governor.replace_policy(
+            [rule.rule() for rule in policy.rules],
+            policy.mode,
+            _told(policy, services.policy.kept_in),
+            caller=caller,
+        )
+        return JSONResponse(_shown(services))
+
+    return router
+
+
+def _told(policy: PolicySettings, kept_in: str | None) -> str:
+    named = ", ".join(rule.name for rule in policy.rules) or "none"
+    until = f"kept in {kept_in}" if kept_in else "until the next restart"
+    return f"policy changed: mode {policy.mode}, rules {named}; {until}"
+
+
+def _shown(services: Services) -> dict[str, Any]:
+    governor, store = services.governor, services.policy
+    decisions = [event for event in services.history.events() if event.kind == "policy" or event.trigger == "policy"]
+    return {
+        "schema": 1,
+        "mode": governor.mode,
+        "rules": _RULES.dump_python(governor.rules, mode="json"),
+        "source": store.source,
+        "kept": store.kept_in is not None,
+        "kept_in": store.kept_in,
+        "status": _STATUS.dump_python(governor.status(), mode="json"),
+        "last_decisions": _EVENTS.dump_python(decisions[:DECISIONS_SHOWN], mode="json"),
+    }

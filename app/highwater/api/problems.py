@@ -1,0 +1,97 @@
+"""Errors as HTTP answers: one shape for all, ``{"error": {"code", "message"}}``, and never a traceback."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from highwater.errors import NotAvailable, RequestError, sentences
+from highwater.process.limited_log import LimitedLog
+
+# For an engine that starts, sleeps or is busy; as the data plane says it of one that is away.
+RETRY_AFTER_SECONDS = "5"
+_CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
+
+MAX_PROBLEMS = 20
+
+log = logging.getLogger("highwater.http")
+limited = LimitedLog(log)
+
+
+class Problem(BaseModel):
+    """A word for programs, and a sentence for people."""
+
+    code: str
+    message: str
+
+
+class ProblemAnswer(BaseModel):
+    """The body of every error."""
+
+    error: Problem
+
+
+# For the OpenAPI page, which would show FastAPI's own shape otherwise.
+PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ProblemAnswer, "description": "What is wrong with the request, and what would be right"},
+    503: {"model": ProblemAnswer, "description": "The engine is not there to be asked"},
+}
+
+
+def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: None) -> None:
+    """Let ``app`` answer every error in our shape.
+
+    Args:
+        app: The application.
+        internal_error: Counts a fault of our own.
+    """
+
+    @app.exception_handler(RequestError)
+    async def request_error(_: Request, exc: RequestError) -> JSONResponse:
+        answer = _problem(exc.status, exc.code, str(exc))
+        if exc.status == NotAvailable.status:
+            answer.headers["Retry-After"] = RETRY_AFTER_SECONDS
+        return answer
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, exc: RequestValidationError) -> JSONResponse:
+        is_of_body = any(error["loc"] == ("body",) and error["type"] != "missing" for error in exc.errors())
+        if is_of_body and not _is_json(request):
+            sent = request.headers.get("content-type", "none")
+            return _problem(
+                415, "not_json", f"the body's Content-Type is {sent!r}; send Content-Type: application/json"
+            )
+        if any(error["type"] == "json_invalid" for error in exc.errors()):
+            return _problem(400, "bad_json", "the body is not valid JSON")
+        problems = list(sentences(exc.errors()))
+        more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+        return _problem(422, "invalid", "; ".join([*problems[:MAX_PROBLEMS], *more]))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, exc: HTTPException) -> JSONResponse:
+        answer = _problem(exc.status_code, _CODES.get(exc.status_code, "error"), str(exc.detail))
+        answer.headers.update(exc.headers or {})
+        return answer
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, exc: Exception) -> JSONResponse:
+        internal_error()
+        told = "".join(traceback.format_exception(exc))
+        limited.warning("unexpected", "%s %s failed unexpectedly: %s", request.method, request.url.path, told)
+        return _problem(500, "internal", "unexpected; the sidecar's log has the details")
+
+
+def _is_json(request: Request) -> bool:
+    return "json" in request.headers.get("content-type", "").lower()
+
+
+def _problem(status: int, code: str, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"code": code, "message": message}}, status)

@@ -1,0 +1,57 @@
+"""What the routers are handed: the parts that ``main`` has wired."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from highwater.api.access import Access
+from highwater.api.metrics import Exporter
+from highwater.engine.client import EngineAnswer
+from highwater.incidents import Incidents
+from highwater.memory.history import History
+from highwater.memory.poller import Poller
+from highwater.memory.snapshots import Snapshots
+from highwater.memory.sources.encoder_cache import EncoderCacheEntries
+from highwater.policy.governor import Governor
+from highwater.policy.store import PolicyStore
+from highwater.readings import Report
+from highwater.recorder.recorders import Recorders
+from highwater.relief import Relief
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The wired parts.
+
+    Attributes:
+        poller: Keeps the last report.
+        governor: Watches, by the rules.
+        relief: Runs remedies.
+        policy: The policy in force, and where it is kept.
+        history: Readings, events, marks.
+        exporter: Prometheus families.
+        entries: The encoder caches' contents.
+        incidents: What is kept of engines that died or hung.
+        recorders: The workers' recorders, if they have any.
+        snapshots: PyTorch's own memory snapshots.
+        report: The last report with its age and the policy's state.
+        alive: Whether the loops run.
+        server_info: The engine's own ``GET /server_info``, by its query string.
+        control: Lets control calls through, or not.
+    """
+
+    poller: Poller
+    governor: Governor
+    relief: Relief
+    policy: PolicyStore
+    history: History
+    exporter: Exporter
+    entries: EncoderCacheEntries
+    incidents: Incidents
+    recorders: Recorders | None
+    snapshots: Snapshots
+    report: Callable[[], Report]
+    alive: Callable[[], bool]
+    server_info: Callable[[str], Awaitable[EngineAnswer]]
+    control: Access

@@ -1,0 +1,95 @@
+"""PyTorch's own memory snapshots: taking one, those that there are, and each as a file for PyTorch's viewer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, BinaryIO
+
+from fastapi import APIRouter, Body, Depends, HTTPException, Path
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict
+from starlette.types import Receive, Scope, Send
+
+from highwater.api.problems import ProblemAnswer
+from highwater.api.services import Services
+from highwater.memory.snapshots import Taken, pieces
+from highwater.readings import Caller
+
+_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+# Stack traces may stand in it.
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class _Download(StreamingResponse):
+    """One file, closed however it ends: who leaves in the middle does not keep it open until Python's next sweep."""
+
+    def __init__(self, name: str, file: BinaryIO, size: int) -> None:
+        headers = {"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}"'}
+        super().__init__(pieces(file, size), media_type="application/octet-stream", headers=_HEADERS | headers)
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
+
+
+class SnapshotRequest(BaseModel):
+    """The body of ``POST /memory/snapshot``; all of it may be left out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dry_run: bool = False
+
+
+def snapshots_router(services: Services) -> APIRouter:
+    """``/memory/snapshot`` and ``/memory/snapshots``."""
+    control = Depends(services.control)
+    router = APIRouter(tags=["control"], dependencies=[control])
+    snapshots = services.snapshots
+
+    @router.post(
+        "/memory/snapshot",
+        responses={
+            501: {"model": ProblemAnswer, "description": "PyTorch keeps none of these devices"},
+            507: {"model": ProblemAnswer, "description": "The folder's disk has too little room"},
+        },
+    )
+    async def take(body: Annotated[SnapshotRequest | None, Body()] = None, caller: Caller = control) -> JSONResponse:
+        """Have every worker write PyTorch's memory snapshot, or tell its size. The engine stands still meanwhile."""
+        dry_run = body is not None and body.dry_run
+        taken = await snapshots.take(dry_run=dry_run, caller=caller)
+        return JSONResponse({"schema": 1, "dry_run": dry_run, "snapshot": taken.snapshot, "ranks": _ranks(taken)})
+
+    @router.get("/memory/snapshots")
+    async def listed() -> JSONResponse:
+        """The files that there are, newest first, of every rank that writes into the folder."""
+        files, problem = await snapshots.listed()
+        return JSONResponse(
+            {
+                "schema": 1,
+                "snapshots": [asdict(file) | {"url": _url(file.name)} for file in files],
+                "folder": None if snapshots.folder is None else str(snapshots.folder),
+                "problem": problem,
+            },
+            headers=_HEADERS,
+        )
+
+    @router.get("/memory/snapshots/{name}", response_class=StreamingResponse, responses={200: {"content": _BINARY}})
+    async def one(name: Annotated[str, Path(description="as in the list")]) -> StreamingResponse:
+        """One file, for https://docs.pytorch.org/memory_viz."""
+        opened = await snapshots.open(name)
+        if opened is None:
+            raise HTTPException(404, "there is no snapshot of that name; GET /memory/snapshots lists them")
+        return _Download(name, *opened)
+
+    return router
+
+
+def _ranks(taken: Taken) -> list[dict[str, Any]]:
+    return [
+        asdict(rank) | {"url": _url(rank.file_name) if rank.file_name in taken.here else None} for rank in taken.ranks
+    ]
+
+
+def _url(name: str | None) -> str:
+    return f"/memory/snapshots/{name}"

@@ -1,0 +1,137 @@
+"""The command line. Reads, calls, prints and exits; no logic of its own."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+import click
+from pydantic import SecretStr
+
+from highwater import __version__
+from highwater.commands import terminal
+from highwater.commands.healthcheck import healthcheck
+from highwater.commands.incidents import incidents
+from highwater.commands.measure import measure
+from highwater.errors import SettingsError
+from highwater.settings import Settings, is_list, keys, variable
+from highwater.settings_sources import CONFIG_VARIABLE, load
+
+BAD_SETTINGS = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="highwater")
+def main() -> None:
+    """Highwater: where a vLLM server's memory went, and how to get it back without killing traffic."""
+
+
+def _serve(config: str | None, **flags: str | None) -> None:
+    given = {_key(name): value for name, value in flags.items() if value is not None}
+    try:
+        settings = load(given, config=config)
+    except SettingsError as exc:
+        for problem in exc.problems:
+            click.echo(f"highwater: {problem}", err=True)
+        sys.exit(BAD_SETTINGS)
+    _run(settings)
+
+
+def _run(settings: Settings) -> None:
+    # Here and not at the top: `highwater --help` must not load the server.
+    from highwater.commands.server import Server  # noqa: PLC0415
+    from highwater.main import create_app  # noqa: PLC0415
+    from highwater.process.descriptors import raise_limit  # noqa: PLC0415
+    from highwater.process.malloc import retain_freed_memory  # noqa: PLC0415
+    from highwater.proxy import exchange  # noqa: PLC0415
+
+    retain_freed_memory()
+    raise_limit()
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news
+    is_pure = exchange.__file__.endswith(".py")
+    logging.getLogger("highwater").info("data plane: %s", "pure Python" if is_pure else "compiled")
+    server = Server(create_app(settings), settings.host, settings.port, shutdown_seconds=settings.shutdown_seconds)
+    with suppress(KeyboardInterrupt):  # raised again by uvicorn after it has shut down in order
+        server.run()
+    if not server.started:
+        sys.exit(1)
+
+
+def _key(parameter: str) -> str:
+    return parameter.replace("__", ".")
+
+
+def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's FieldInfo
+    default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
+    shown = "see docs/policy.md" if key == "policy.rules" else "none" if default in (None, ()) else str(default)
+    text = f"{field.description} [{variable(key)}; default: {shown}]"
+    metavar = "JSON" if is_list(field) else key.rpartition(".")[2].upper()
+    return click.Option([f"--{key.replace('_', '-')}", key.replace(".", "__")], help=text, metavar=metavar)
+
+
+main.add_command(
+    click.Command(
+        "serve",
+        callback=_serve,
+        params=[
+            click.Option(["--config"], metavar="FILE", help=f"settings in TOML or YAML, same keys [{CONFIG_VARIABLE}]"),
+            *(_option(key, field) for key, field in keys()),
+        ],
+        help="Run the sidecar beside a vLLM server. A flag beats the environment, and both beat a file each names.",
+    )
+)
+
+
+main.add_command(healthcheck)
+main.add_command(incidents)
+main.add_command(measure)
+for command in terminal.ALL:
+    main.add_command(command)
+
+
+@main.command()
+@click.option("--prepare", is_flag=True, help="only install the engine's environment, and end")
+@click.option("--images", default=160, show_default=True, type=click.IntRange(1, 10_000), help="requests to replay")
+@click.option("--port", default=None, type=click.IntRange(1, 65535), help="the sidecar's port  [default: a free one]")
+@click.option("--tensor-parallel", default=1, show_default=True, type=click.IntRange(1, 8), help="workers")
+@click.option("--stay/--no-stay", default=None, help="stay up afterwards  [default: on a terminal]")
+def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None) -> None:
+    """Bring up a real vLLM engine (CPU) with the sidecar beside it, and replay the story on them."""
+    from highwater.demo import story  # noqa: PLC0415 - `serve` must not load it
+    from highwater.demo.engine import EngineOptions  # noqa: PLC0415
+    from highwater.demo.environment import ensure_environment  # noqa: PLC0415
+    from highwater.demo.errors import DemoError  # noqa: PLC0415
+
+    # An ordinary kill ends the children in order, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        environment = ensure_environment(announce=click.echo)
+        if prepare:
+            return
+        click.echo(f"Starting vLLM {environment.version} with a tiny Qwen3-VL, and the sidecar (about half a minute)")
+        with story.stage(environment, EngineOptions(tensor_parallel=tensor_parallel), port) as (engine, sidecar):
+            story.tell(engine, sidecar, images=images, say=click.echo)
+            if sys.stdout.isatty() if stay is None else stay:
+                _stay(sidecar.url, sidecar.port, engine.url)
+    except DemoError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _stay(sidecar_url: str, port: int, engine_url: str) -> None:
+    click.echo(
+        f"\nStill up; Ctrl-C ends it. Open {sidecar_url}/dashboard, or try:\n"
+        f"  highwater top --url {sidecar_url}\n"
+        f"  curl '{sidecar_url}/memory?format=text'\n"
+        f"  curl {sidecar_url}/memory/encoder-cache?limit=3\n"
+        f"  curl {sidecar_url}/metrics\n"
+        f"  highwater reclaim --url {sidecar_url}\n"
+        f'  curl -X POST -H "Authorization: Bearer $(highwater token --port {port})" {sidecar_url}/memory/reclaim\n'
+        f"  curl -N -H 'Accept: text/event-stream' {sidecar_url}/memory/events\n"
+        f"The engine itself is at {engine_url}"
+    )
+    with suppress(KeyboardInterrupt):
+        signal.pause()

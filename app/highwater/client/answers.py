@@ -1,0 +1,100 @@
+"""A sidecar's responses as the values that all layers speak, with nothing in them that a terminal would obey."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from highwater.errors import SidecarUnreachable
+from highwater.readings import SCHEMA, Event, RankReading, RemedyResult, Report
+from highwater.text.plain import cleaned
+
+__all__ = ["cleaned", "event_of", "events_of", "ranks_of", "remedy_of", "report_of", "understood"]
+
+_REPORT = TypeAdapter(Report)
+_EVENT = TypeAdapter(Event)
+_RANKS = TypeAdapter(tuple[RankReading, ...])
+_REMEDY = TypeAdapter(RemedyResult)
+
+
+def report_of(data: object) -> Report:
+    """Return what ``GET /memory`` returned.
+
+    Raises:
+        SidecarUnreachable: It is no report, or one that this version cannot read.
+    """
+    if not isinstance(data, dict) or "engine" not in data:
+        raise SidecarUnreachable(
+            "what answers /memory there is no Highwater sidecar; --url or HIGHWATER_URL names another"
+        )
+    if data.get("schema") != SCHEMA:
+        raise SidecarUnreachable(
+            f"the sidecar's report is of schema {data.get('schema')!r} and this command reads {SCHEMA}; "
+            "use the same version of both"
+        )
+    try:
+        return _REPORT.validate_python(cleaned(data))
+    except ValidationError as exc:
+        where = ".".join(str(part) for part in exc.errors()[0]["loc"])
+        raise SidecarUnreachable(
+            f"the sidecar's report has something unknown in {where}; use the same version of both"
+        ) from exc
+
+
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Map what is missing or of another kind in a response to one line for people."""
+    try:
+        yield
+    except (ValidationError, KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
+        raise SidecarUnreachable(
+            f"{what} is not what a sidecar of this version answers; upgrade the older one"
+        ) from exc
+
+
+def ranks_of(data: object) -> tuple[RankReading, ...]:
+    """Return the ranks of a remedy's result.
+
+    Raises:
+        SidecarUnreachable: This version cannot read them.
+    """
+    with understood("a reading of the ranks"):
+        return _RANKS.validate_python(cleaned(data))
+
+
+def remedy_of(data: Any) -> RemedyResult:  # noqa: ANN401 - JSON
+    """Return one result of ``POST /memory/reclaim``.
+
+    Raises:
+        SidecarUnreachable: This version cannot read it.
+    """
+    with understood("/memory/reclaim"):
+        freed, credited = data["freed_bytes"], data["credited_bytes"]
+        flat = {
+            "freed_bytes": freed["total"],
+            "freed_components": freed["components"],
+            "credited_bytes": credited["total"],
+            "credited_components": credited["components"],
+        }
+        return _REMEDY.validate_python(cleaned({**data, **flat}))
+
+
+def events_of(data: object) -> list[Event]:
+    """Return the events in a list of them, in its order; those that this version does not know are left out."""
+    events = []
+    for entry in data if isinstance(data, list) else ():
+        event = event_of(entry)
+        if event is not None:
+            events.append(event)
+    return events
+
+
+def event_of(data: object) -> Event | None:
+    """Return one event; ``None`` where this version does not know its like."""
+    try:
+        return _EVENT.validate_python(cleaned(data))
+    except ValidationError:
+        return None

@@ -1,0 +1,85 @@
+"""What the commands that speak to a sidecar have in common: where it is, the token, and how they end without it.
+
+The token comes from the environment or from the sidecar's own file, and is no flag: a command line can be read by every
+user of a machine.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from highwater.errors import SidecarError, SidecarUnreachable
+from highwater.files.admin_token import FoundToken, find_token
+
+if TYPE_CHECKING:
+    from highwater.client.sidecar import SidecarClient
+
+DEFAULT_URL: Final = "http://127.0.0.1:8001"
+URL_VARIABLE: Final = "HIGHWATER_URL"
+# Exit statuses; 2 is click's, for a command line that cannot be understood.
+FAILED, UNREACHABLE = 1, 3
+# For questions. What acts on the engine may have to wait for a safe moment.
+ASK_SECONDS = 8.0
+
+url_option: Final = click.option(
+    "--url",
+    envvar=URL_VARIABLE,
+    default=DEFAULT_URL,
+    show_default=True,
+    show_envvar=True,
+    metavar="URL",
+    help="the sidecar; its admin token is found as `highwater token` finds it",
+)
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="as JSON")
+
+
+class NoSidecar(click.ClickException):
+    """Nobody answers at the URL, or what answers is no sidecar."""
+
+    exit_code = UNREACHABLE
+
+
+@contextmanager
+def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bool = False) -> Iterator[SidecarClient]:
+    """The sidecar at ``url``; what goes wrong ends the command with one line.
+
+    Args:
+        url: Its base URL.
+        timeout_seconds: For one answer; None: as long as a question may take.
+        with_token: Send the admin token. Reading needs none, and what is not sent cannot be lost.
+    """
+    # Here and not at the top: `highwater --help` must not load an HTTP client.
+    from highwater.client.sidecar import SidecarClient  # noqa: PLC0415
+
+    seconds = ASK_SECONDS if timeout_seconds is None else timeout_seconds
+    found = find_token(url, os.environ) if with_token else FoundToken(None, "")
+    with (
+        ending_well(),
+        SidecarClient(url, token=found.value, token_source=found.source, timeout_seconds=seconds) as sidecar,
+    ):
+        yield sidecar
+
+
+@contextmanager
+def ending_well() -> Iterator[None]:
+    """Within it, what a sidecar does wrong ends the command with one line and an exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model's name may have letters that the terminal has not
+    try:
+        yield
+    except SidecarUnreachable as exc:
+        raise NoSidecar(str(exc)) from exc
+    except SidecarError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def examples(*lines: str) -> str:
+    """Examples for the end of a help text (click's ``epilog``), each on a line of its own."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,243 @@
+"""Calls to a sidecar over HTTP, as an operator's commands make them: one at a time, each with an end.
+
+It says what went wrong in one line that tells what to do, whoever answers at the URL. It follows no redirect and reads
+no proxy from the environment: the admin token goes to the address that was named, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+import httpx_sse
+
+from highwater.errors import SidecarRefused, SidecarUnreachable
+from highwater.text.printable import one_line
+from highwater.units import MIB
+
+CONNECT_SECONDS = 5.0
+# The sidecar sends a comment after 15 seconds without a report.
+SILENCE_SECONDS = 20.0
+MAX_ANSWER_BYTES = 256 * MIB
+_SHOWN_LENGTH = 400
+_UNAUTHORIZED = 401
+_ANOTHER = "--url or HIGHWATER_URL names the sidecar, which listens on port 8001 unless told otherwise"
+
+
+class SidecarClient:
+    """One sidecar. A context manager; its calls raise nothing but the exceptions named below.
+
+    Args:
+        url: Its base URL; ``http://`` is understood where there is no scheme.
+        token: The admin token, sent with every call; ``None`` or empty: none.
+        token_source: Where it was found, or why none was; said where the sidecar does not take the call.
+        timeout_seconds: For the whole of one answer; to connect it takes five at most.
+
+    Raises:
+        SidecarUnreachable: URL or token cannot be used at all. Of every call: nobody answers, or what answers is no
+            sidecar.
+        SidecarRefused: Of every call: the sidecar answered with an error.
+    """
+
+    def __init__(
+        self, url: str, *, token: str | None = None, token_source: str = "", timeout_seconds: float = 30.0
+    ) -> None:
+        self.url = _base(url)
+        self._seconds = timeout_seconds
+        self._has_token = bool(token)
+        self._token_source = token_source or "HIGHWATER_ADMIN_TOKEN"
+        self._client = httpx.Client(
+            # The system's authorities, and those that SSL_CERT_FILE names.
+            verify=ssl.create_default_context(),
+            trust_env=False,
+            timeout=httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds)),
+            headers={b"Authorization": _authorization(token, self._token_source)} if token else None,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+    def get(self, path: str, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
+        """The parsed JSON of a GET."""
+        return self._json("GET", path, params=params)
+
+    def get_text(self, path: str, params: Mapping[str, str] | None = None) -> str:
+        """The text of a GET; a web page is none."""
+        headers, content = self._call("GET", path, params=params)
+        if "html" in headers.get("content-type", ""):
+            raise SidecarUnreachable(self._no_sidecar("a web page", headers))
+        return content.decode(errors="replace")
+
+    def post(self, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401
+        """The parsed JSON of a POST; no body is sent where it is None."""
+        return self._json("POST", path, params=params, body=body)
+
+    def put(self, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401
+        """The parsed JSON of a PUT."""
+        return self._json("PUT", path, params=params, body=body)
+
+    def events(self) -> Iterator[tuple[str, Any]]:
+        """``GET /memory/events`` live: event name and parsed data, the report as it stands first.
+
+        Ends when the sidecar closes the stream: because it stops, or because too little was read.
+
+        Raises:
+            SidecarUnreachable: Also when it breaks, or has been silent for 20 seconds.
+        """
+        timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
+        with (
+            self._mapped(),
+            httpx_sse.connect_sse(self._client, "GET", f"{self.url}/memory/events", timeout=timeout) as source,
+        ):
+            response = source.response
+            if not response.is_success:
+                self._refuse(response, self._read(response))
+            for told in source.iter_sse():
+                try:
+                    data = json.loads(told.data)
+                except ValueError as exc:
+                    raise SidecarUnreachable(self._no_sidecar("events that are no JSON", response.headers)) from exc
+                yield told.event, data
+
+    def _json(self, method: str, path: str, **options: Any) -> Any:  # noqa: ANN401 - JSON
+        headers, content = self._call(method, path, **options)
+        try:
+            return json.loads(content)
+        except ValueError as exc:
+            shown = "a web page" if "html" in headers.get("content-type", "") else "what is no JSON"
+            raise SidecarUnreachable(self._no_sidecar(shown, headers)) from exc
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,  # noqa: ANN401
+    ) -> tuple[httpx.Headers, bytes]:
+        given: dict[str, Any] = {} if body is None else {"json": body}
+        with self._mapped(), self._client.stream(method, f"{self.url}{path}", params=params, **given) as response:
+            content = self._read(response)
+            if not response.is_success:
+                self._refuse(response, content)
+            return response.headers, content
+
+    def _read(self, response: httpx.Response) -> bytes:
+        """The body, within the time of one answer: httpx's own limit is for each piece."""
+        deadline, content = time.monotonic() + self._seconds, bytearray()
+        for piece in response.iter_bytes():
+            content += piece
+            if time.monotonic() > deadline or len(content) > MAX_ANSWER_BYTES:
+                raise SidecarUnreachable(self._no_sidecar("without an end", response.headers))
+        return bytes(content)
+
+    def _refuse(self, response: httpx.Response, content: bytes) -> None:
+        status = response.status_code
+        try:
+            body = json.loads(content)
+        except ValueError:
+            body = None
+        told = _told(body)
+        if told is None:
+            raise SidecarUnreachable(self._no_sidecar(f"{status} {response.reason_phrase}".rstrip(), response.headers))
+        code, message = told
+        text = _line(f"{message}{self._advice(status)}")
+        raise SidecarRefused(text, status=status, code=code, message=_line(message), body=body)
+
+    def _advice(self, status: int) -> str:
+        if status == _UNAUTHORIZED and self._has_token:
+            return f". The token from {self._token_source} is not this sidecar's."
+        if status == _UNAUTHORIZED:
+            return f". This command found no token: {self._token_source}."
+        return ""
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx_sse.SSEError as exc:
+            raise SidecarUnreachable(_line(f"{self.url} answers, and not with events; is that a sidecar?")) from exc
+        except httpx.TimeoutException as exc:
+            when = "accepts no connection" if isinstance(exc, httpx.ConnectTimeout) else "does not answer"
+            raise SidecarUnreachable(_line(f"{self.url} {when} in time; is a sidecar there? {_ANOTHER}")) from exc
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise SidecarUnreachable(_line(self._broken(exc))) from exc
+
+    def _broken(self, exc: Exception) -> str:
+        reason = str(exc) or type(exc).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            return f"the certificate of {self.url} is not trusted; SSL_CERT_FILE names its authority ({reason})"
+        if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER_FAILURE" in reason:
+            return f"{self.url} speaks no TLS; try http://"
+        if isinstance(exc, httpx.RemoteProtocolError):
+            hint = "; does it want https://?" if self.url.startswith("http:") else ""
+            return f"what answers at {self.url} is no sidecar{hint} ({reason}); {_ANOTHER}"
+        return f"no sidecar answers at {self.url} ({reason}); start one with `highwater serve`; {_ANOTHER}"
+
+    def _no_sidecar(self, shown: str, headers: httpx.Headers) -> str:
+        server = headers.get("server")
+        who = f" from {server}" if server else ""
+        return _line(
+            f"{self.url} answered with {shown}{who}: that is no Highwater sidecar (vLLM itself, or another server?); "
+            f"{_ANOTHER}"
+        )
+
+
+def _base(url: str) -> str:
+    full = url.strip() if "://" in url else f"http://{url.strip()}"
+    try:
+        parts = urlsplit(full)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise SidecarUnreachable(_line(f"{url!r} is no URL of a sidecar; one is http://127.0.0.1:8001"))
+    if parts.username is not None:
+        raise SidecarUnreachable("the URL carries a user name; the token belongs in HIGHWATER_ADMIN_TOKEN")
+    return full.partition("?")[0].partition("#")[0].rstrip("/")
+
+
+def _authorization(token: str, source: str) -> bytes:
+    # Header values cannot carry them, and the library's own complaint would show the token.
+    if not token.isprintable():
+        raise SidecarUnreachable(f"{source} holds a line break or another control character; take it out")
+    return f"Bearer {token}".encode()
+
+
+def _told(body: object) -> tuple[str, str] | None:
+    """The code and the sentence of an error that a sidecar would give; ``None`` where it is none of ours."""
+    if not isinstance(body, dict):
+        return None
+    error = body.get("error")
+    if isinstance(error, dict) and isinstance(error.get("code"), str) and "type" not in error:
+        return error["code"], str(error.get("message"))
+    if isinstance(error, dict) and "The sidecar's own:" in str(error.get("message")):
+        return "not_found", f"{error['message']}; is that a sidecar of this version?"
+    if isinstance(body.get("results"), list):
+        reasons = (f"{r.get('remedy')}: {r.get('reason')}" for r in body["results"] if isinstance(r, dict))
+        return "refused", "; ".join(reasons)
+    if "reason" in body or "remedy" in body:
+        return "", str(body.get("reason"))
+    return None
+
+
+def _line(text: str) -> str:
+    """One line that a terminal does not obey, whoever wrote it."""
+    plain = one_line(text)
+    return plain if len(plain) <= _SHOWN_LENGTH else f"{plain[:_SHOWN_LENGTH]}..."

@@ -1,0 +1,96 @@
+"""Gathers what a sidecar tells for ``highwater check``, and shows what the rules found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from highwater import __version__
+from highwater.client.answers import cleaned, events_of, report_of
+from highwater.client.sidecar import SidecarClient
+from highwater.commands.checks import Answer, Facts, SetupCheck, exit_code
+from highwater.errors import SidecarRefused
+from highwater.files.admin_token import FoundToken
+
+# Read-only, and guarded as all control paths are: how it answers tells whether we may act, and nothing is done.
+GUARDED_PATH = "/memory/snapshots"
+_ANSWERS: Mapping[int, Answer] = {401: "no token", 403: "closed"}
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": "bright_black"}
+
+
+def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) -> Facts:
+    """Everything that the rules look at.
+
+    Args:
+        connect: Makes a client, with a token or without.
+        token: The one that was found here.
+
+    Raises:
+        SidecarError: No sidecar is there.
+    """
+    with connect(None) as sidecar:
+        report = report_of(sidecar.get("/memory"))
+        listed = _optional(sidecar, "/memory/events")
+        info = _optional(sidecar, "/memory/openapi.json").get("info")
+        return Facts(
+            url=sidecar.url,
+            now=_optional(sidecar, "/memory/history", {"since": "9999999999"}).get("now") or time.time(),
+            report=report,
+            policy=cleaned(_optional(sidecar, "/policy")),
+            incidents=cleaned(_optional(sidecar, "/memory/incidents")),
+            events=events_of(listed.get("events")),
+            without_token=_answer(sidecar),
+            with_token=_answer_with(connect, token.value),
+            token_source=token.source,
+            sidecar_version=cleaned(info.get("version")) if isinstance(info, dict) else None,
+            own_version=__version__,
+        )
+
+
+def _answer_with(connect: Callable[[str | None], SidecarClient], token: str | None) -> Answer | None:
+    if token is None:
+        return None
+    with connect(token) as sidecar:
+        answer = _answer(sidecar)
+    return "wrong token" if answer == "no token" else answer
+
+
+def _answer(sidecar: SidecarClient) -> Answer:
+    try:
+        sidecar.get(GUARDED_PATH)
+    except SidecarRefused as exc:
+        return _ANSWERS.get(exc.status, "unknown")
+    return "served"
+
+
+def _optional(sidecar: SidecarClient, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return what a sidecar of another version may not have."""
+    try:
+        answer = sidecar.get(path, params)
+    except SidecarRefused:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def check_text(findings: Sequence[SetupCheck]) -> str:
+    """A line for each check, and one beneath it for what to change."""
+    lines = []
+    for finding in findings:
+        word = click.style(f"{finding.level:<5}", fg=_COLOURS[finding.level])
+        lines.append(f"{word} {finding.name:<11} {finding.text}")
+        if finding.change is not None:
+            lines.append(f"{'':<17} {click.style('change:', bold=True)} {finding.change}")
+    counts = {level: sum(finding.level == level for finding in findings) for level in ("fail", "warn", "ok", "skip")}
+    told = [f"{counts['fail']} wrong", f"{counts['warn']} to look at", f"{counts['ok']} as it should be"]
+    if counts["skip"]:
+        told.append(f"{counts['skip']} could not be checked")
+    return "\n".join([*lines, ", ".join(told)])
+
+
+def check_json(findings: Sequence[SetupCheck]) -> dict[str, Any]:
+    """The findings for programs."""
+    return {"schema": 1, "exit_code": exit_code(findings), "findings": [asdict(finding) for finding in findings]}

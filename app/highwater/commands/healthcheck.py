@@ -1,0 +1,99 @@
+"""``highwater healthcheck``: whether the sidecar on this machine is well, as an exit status.
+
+For a container's HEALTHCHECK and for scripts. It is started again and again beside a sidecar that serves traffic: it
+loads no server and no HTTP client but the standard library's, and sends no token.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Final
+from urllib.parse import urlsplit
+
+import click
+
+from highwater.client.options import DEFAULT_URL, URL_VARIABLE, examples
+from highwater.text.printable import one_line
+
+PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}
+# Docker knows two statuses of a health check.
+_UNWELL: Final = 1
+_OK: Final = 200
+_EVERYWHERE: Final = {"", "0.0.0.0", "::"}  # noqa: S104 - compared with, not bound to
+_SHOWN_LENGTH: Final = 400
+
+
+@click.command(
+    epilog=examples(
+        "highwater healthcheck                the sidecar itself",
+        "highwater healthcheck ready          would a request be served now",
+        "highwater healthcheck deep           the engine: for vLLM's own container",
+    )
+)
+@click.argument("what", type=click.Choice(list(PATHS)), default="live")
+@click.option(
+    "--url",
+    envvar=URL_VARIABLE,
+    show_envvar=True,
+    metavar="URL",
+    help="the sidecar  [default: where HIGHWATER_HOST and HIGHWATER_PORT say that it listens]",
+)
+@click.option("--timeout", "seconds", default=5.0, show_default=True, type=click.FloatRange(0.1, 600))
+def healthcheck(what: str, url: str | None, seconds: float) -> None:
+    """Ask the sidecar's own health: exits with 0 if all is well, with 1 if not, or if nobody answers."""
+    base = url or own_url(os.environ)
+    problem = ask(base, PATHS[what], seconds)
+    if problem is not None:
+        raise click.exceptions.Exit(_told(problem))
+
+
+def own_url(environ: Mapping[str, str]) -> str:
+    """Return where a sidecar with these environment variables listens, as seen from its own machine."""
+    host, port = environ.get("HIGHWATER_HOST", ""), environ.get("HIGHWATER_PORT", "")
+    default = urlsplit(DEFAULT_URL)
+    scheme = "https" if environ.get("HIGHWATER_TLS__CERT_FILE") else "http"
+    name = str(default.hostname) if host in _EVERYWHERE else f"[{host}]" if ":" in host else host
+    return f"{scheme}://{name}:{port or default.port}"
+
+
+def ask(base: str, path: str, seconds: float) -> str | None:
+    """Return what is wrong there; ``None`` if nothing is.
+
+    Args:
+        base: The sidecar's URL.
+        path: Answered with 200 where all is well.
+        seconds: For connecting, and for each piece of the answer.
+    """
+    try:
+        parts = urlsplit(base)
+        connection = _connection(parts.scheme, parts.hostname or "", parts.port, seconds)
+        try:
+            connection.request("GET", f"{parts.path.rstrip('/')}{path}")
+            answer = connection.getresponse()
+            text = answer.read(_SHOWN_LENGTH).decode("utf-8", "replace")
+        finally:
+            connection.close()
+    except (OSError, HTTPException, ValueError) as exc:
+        return f"no sidecar answers at {base}: {exc or type(exc).__name__}"
+    return None if answer.status == _OK else f"{base}{path} answered {answer.status}: {text}"
+
+
+def _connection(scheme: str, host: str, port: int | None, seconds: float) -> HTTPConnection:
+    if scheme == "http":
+        return HTTPConnection(host, port, timeout=seconds)
+    if scheme != "https":
+        raise ValueError("it is no http or https URL")
+    # The certificate is for the name that clients use, and this is its own machine: nothing is told, and nothing is
+    # believed but a status.
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return HTTPSConnection(host, port, timeout=seconds, context=context)
+
+
+def _told(problem: str) -> int:
+    """Print it as one line that a terminal does not obey, and return the exit status."""
+    click.echo(f"highwater: {one_line(problem)}", err=True)
+    return _UNWELL

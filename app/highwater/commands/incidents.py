@@ -1,0 +1,63 @@
+"""``highwater incidents``: what the engine died of, asked of a sidecar or read from its files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+
+from highwater.client.options import NoSidecar, json_option, sidecar_at, url_option
+from highwater.text.printable import printable
+
+
+@click.command("incidents")
+@click.argument("incident_id", metavar="[ID]", required=False)
+@url_option
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="read the files of incidents.folder, when no sidecar is running",
+)
+@json_option
+def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: bool) -> None:
+    """Return what the engine died of: list the incidents, newest first, or show the one with this ID."""
+    if folder is not None:
+        shown = _from_folder(folder, incident_id, as_json=as_json)
+    else:
+        shown = _from_sidecar(url, incident_id, as_json=as_json)
+    # A terminal obeys control characters, whoever sent them.
+    click.echo(printable(shown, keep="\n").rstrip("\n"))
+
+
+def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str:
+    # Here and not at the top, as below: `highwater --help` must not load what it does not need.
+    from highwater.incidents import IncidentStore, Unreadable  # noqa: PLC0415
+    from highwater.incidents.fitting import to_bytes  # noqa: PLC0415
+    from highwater.incidents.text import headlines_text, incident_markdown  # noqa: PLC0415
+
+    store = IncidentStore(folder)
+    if incident_id is None:
+        headlines = store.headlines()
+        if as_json:
+            listed = [asdict(headline) for headline in headlines]
+            return json.dumps({"schema": 1, "incidents": listed, "folder": str(folder), "problem": None}, indent=1)
+        return headlines_text(headlines)
+    try:
+        incident = store.read(incident_id)
+    except Unreadable as exc:
+        raise click.ClickException(str(exc)) from exc
+    if incident is None:
+        raise click.ClickException(f"there is no incident {incident_id} in {folder}")
+    return to_bytes(incident).decode() if as_json else incident_markdown(incident)
+
+
+def _from_sidecar(url: str, incident_id: str | None, *, as_json: bool) -> str:
+    path = "/memory/incidents" if incident_id is None else f"/memory/incidents/{quote(incident_id, safe='')}"
+    try:
+        with sidecar_at(url) as sidecar:
+            return sidecar.get_text(path, {"format": "json" if as_json else "text"})
+    except NoSidecar as exc:
+        raise NoSidecar(f"{exc.message}; --folder reads the files without one") from exc

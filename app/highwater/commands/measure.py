@@ -1,0 +1,175 @@
+"""``highwater measure``: any load, what the memory did under it, what each remedy gave back, and a report of it."""
+
+# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from highwater.client.options import FAILED, examples, sidecar_at, url_option
+from highwater.text.printable import printable
+
+if TYPE_CHECKING:
+    from highwater.measure.experiment import Experiment
+    from highwater.measure.files import ReportFiles
+
+# A mark makes the sidecar ask the engine; a remedy may wait for a safe moment.
+CALL_SECONDS = 600.0
+READ_SECONDS = 15.0
+MAX_NAME_LENGTH = 80
+INTERRUPTED = 130
+MAX_LISTED = 6
+NONE, ALL = "none", "all"
+# In the story's order: the one that frees nothing on the device, the cheap one, and then the encoder cache.
+STORY: Final = ("reset_mm_cache", "release", "trim_encoder_cache", "reset_encoder_cache")
+
+
+def _remedies(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    from highwater.relief.remedies import REMEDIES
+
+    if value in (NONE, ALL):
+        return STORY if value == ALL else ()
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    allowed = [remedy.name for remedy in REMEDIES]
+    for name in names:
+        if name not in allowed:
+            known = ", ".join(allowed)
+            raise click.BadParameter(
+                f"{name!r} is no remedy; there are: {known}, or {ALL}, or {NONE}", context, parameter
+            )
+    if len(set(names)) < len(names):
+        raise click.BadParameter("each remedy once", context, parameter)
+    return names
+
+
+def _name(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
+    if value is None:
+        return f"measure {datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z"
+    if not value.strip() or len(value) > MAX_NAME_LENGTH or not value.isprintable():
+        raise click.BadParameter(f"1 to {MAX_NAME_LENGTH} printable characters", context, parameter)
+    return value
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog=examples(
+        "highwater measure -- vllm bench serve --backend openai-chat --base-url http://127.0.0.1:8001 ...",
+        "highwater measure --remedies all --out after-upgrade -- ./load.sh",
+        "highwater measure --remedies reset_mm_cache,release --settle 10 --name 'nightly' -- python replay.py",
+    ),
+)
+@url_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="the reports' path, with or without .html or .md, or a folder  [default: highwater-TIME here]",
+)
+@click.option("--force", is_flag=True, help="replace reports that are there")
+@click.option("--name", callback=_name, help="the report's title, and what its marks begin with")
+@click.option(
+    "--remedies",
+    default=NONE,
+    show_default=True,
+    metavar="NAMES",
+    callback=_remedies,
+    help=f"tried after the load, one by one, in safe mode: comma separated; {ALL}: {', '.join(STORY)}",
+)
+@click.option(
+    "--settle",
+    "settle_seconds",
+    type=click.FloatRange(0, 3600),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="waited between the load's end and the reading after it",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def measure(
+    url: str,
+    out: Path | None,
+    *,
+    force: bool,
+    name: str,
+    remedies: tuple[str, ...],
+    settle_seconds: float,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND as a load, and write what the engine's memory did: one HTML and one Markdown report.
+
+    The load's input and output stay its own; progress goes to stderr. Nothing is reset unless --remedies says so.
+    Ctrl-C ends the load and still writes the reports; a second one ends it at once, and writes what is known.
+
+    Exits as COMMAND does; with 130 where it was interrupted and ended with 0; with 1 if the reports are incomplete or
+    could not be written; 126 or 127 if COMMAND cannot be run; 3 if no sidecar answers.
+    """
+    from highwater.measure.files import NoReport, ReportFiles
+    from highwater.measure.interrupts import Interrupts
+    from highwater.measure.load import NotStarted, find
+    from highwater.measure.recording import LoadPlan, Measurement
+
+    with Interrupts() as interrupts:
+        try:
+            files = ReportFiles(out, force=force, now=time.time())
+            find(command)
+            plan = LoadPlan(name=name, command=command, remedies=remedies, settle_seconds=settle_seconds)
+            with (
+                sidecar_at(url, timeout_seconds=READ_SECONDS) as reader,
+                sidecar_at(url, timeout_seconds=CALL_SECONDS, with_token=True) as client,
+            ):
+                measurement = Measurement(plan, client=client, reader=reader, interrupts=interrupts, say=_say)
+                experiment = measurement.run()
+            interrupts.ignores_signals = True
+            _write(experiment, files)
+        except NoReport as exc:
+            raise click.ClickException(str(exc)) from exc
+        except NotStarted as exc:
+            click.echo(f"Error: {exc}", err=True)
+            sys.exit(exc.exit_code)
+        except KeyboardInterrupt:
+            click.echo("Error: interrupted before the load started; nothing was measured", err=True)
+            sys.exit(INTERRUPTED)
+    sys.exit(_status(experiment, interrupted=interrupts.count > 0, complete=measurement.complete))
+
+
+def _write(experiment: Experiment, files: ReportFiles) -> None:
+    from highwater.findings.markdown import page
+    from highwater.measure.findings import findings
+    from highwater.measure.report import report
+
+    made = report(experiment, written_at=time.time())
+    written = files.write({".html": page(made, title=experiment.name), ".md": made})
+    _list(finding.title for finding in findings(experiment) if finding.weight != "note")
+    for path in written:
+        _say(f"wrote {path}")
+
+
+def _list(titles: Iterable[str]) -> None:
+    listed = list(titles)
+    for title in listed[:MAX_LISTED]:
+        _say(f"- {title}")
+    if len(listed) > MAX_LISTED:
+        _say(f"- and {len(listed) - MAX_LISTED} more in the report")
+
+
+def _status(experiment: Experiment, *, interrupted: bool, complete: bool) -> int:
+    if experiment.load.exit_code:
+        return experiment.load.exit_code
+    if interrupted:
+        return INTERRUPTED
+    return 0 if complete else FAILED
+
+
+def _say(line: str) -> None:
+    """One line to stderr; at a terminal on a fresh one, where the load has left its own unfinished."""
+    fresh = "\r\x1b[K" if sys.stderr.isatty() else ""
+    with suppress(OSError):  # nobody reads it any more, and the report is still to be written
+        click.echo(f"{fresh}highwater: {printable(line)}", err=True)

@@ -1,0 +1,99 @@
+"""What ``highwater reclaim`` asks for, and what came of it as text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from highwater.accounting.attribution import COMPONENTS, compare, rank_key
+from highwater.client.answers import ranks_of, remedy_of, understood
+from highwater.policy import ALL_REMEDIES
+from highwater.readings import RankReading, RemedyResult
+from highwater.text.table import component_title, rank_title, table
+from highwater.units import UNKNOWN, size_text
+
+_TRIM: Final = "trim_encoder_cache"
+_FAILURES: Final = frozenset({"refused", "failed"})
+
+
+class Reclaimed(NamedTuple):
+    """One remedy, run or not, with the ranks before and after it."""
+
+    result: RemedyResult
+    before: tuple[RankReading, ...] = ()
+    after: tuple[RankReading, ...] = ()
+
+
+def known_remedies() -> list[str]:
+    """Return those that this version knows, for shell completion. What there is, the sidecar says."""
+    return sorted(ALL_REMEDIES)
+
+
+def wanted(remedies: Sequence[str], free_bytes: int | None) -> list[str | Mapping[str, Any]]:
+    """Return the remedies as ``POST /memory/reclaim`` takes them; none for what the sidecar itself would choose.
+
+    Raises:
+        ValueError: A size was given, and no trim that it would be for.
+    """
+    names = [name.replace("-", "_") for name in remedies]
+    if free_bytes is None:
+        return list(names)
+    if names and _TRIM not in names:
+        raise ValueError(f"--free says how much {_TRIM} lets go, and {_TRIM} is not among the remedies")
+    trim = {"remedy": _TRIM, "free_bytes": free_bytes}
+    return [trim if name == _TRIM else name for name in names or [_TRIM]]
+
+
+def reclaimed_of(answer: Any) -> list[Reclaimed]:  # noqa: ANN401 - JSON
+    """Return what ``POST /memory/reclaim`` returned.
+
+    Raises:
+        SidecarUnreachable: This version cannot read it.
+    """
+    with understood("/memory/reclaim"):
+        return [
+            Reclaimed(remedy_of(each), ranks_of(each["before"]), ranks_of(each["after"])) for each in answer["results"]
+        ]
+
+
+def succeeded(results: Sequence[Reclaimed]) -> bool:
+    """Return whether something was done (or would be), and nothing refused or failed."""
+    return bool(results) and not any(each.result.outcome in _FAILURES for each in results)
+
+
+def reclaim_text(results: Sequence[Reclaimed], *, dry_run: bool) -> str:
+    """Return what came of each remedy, what it freed by component and rank, and why not."""
+    if not results:
+        return "nothing was done"
+    headers = ["remedy", "would be" if dry_run else "outcome", "moment"]
+    headers += [] if dry_run else ["freed", "seconds", "held"]
+    parts = [table(headers, [_row(each.result, dry_run=dry_run) for each in results])]
+    parts += [f"{each.result.remedy}: {each.result.reason}" for each in results if each.result.reason]
+    if any(each.result.outcome == "done" for each in results):
+        parts.append(_by_rank(results[0].before, results[-1].after))
+    return "\n".join(part for part in parts if part)
+
+
+def _row(result: RemedyResult, *, dry_run: bool) -> list[str]:
+    outcome = "done" if dry_run and result.outcome == "observed" else result.outcome
+    row = [result.remedy, outcome, result.moment or UNKNOWN]
+    if dry_run:
+        return row
+    held = UNKNOWN if result.held_seconds is None else f"{result.held_seconds:.2f} s"
+    return [*row, size_text(result.freed_bytes), f"{result.seconds:.2f}", held]
+
+
+def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str:
+    """Return what all remedies together freed, by component and rank, and what is in use now."""
+    freed = compare(after, before)
+    if not freed:
+        return ""
+    in_use = {rank_key(rank): rank.used_bytes for rank in after}
+    rows = [
+        [component_title(name), *(size_text(getattr(each.components, name)) for each in freed)]
+        for name in COMPONENTS
+        if any(getattr(each.components, name) for each in freed)
+    ]
+    rows.append(["all", *(size_text(each.used_bytes) for each in freed)])
+    rows.append(["used now", *(size_text(in_use[each.dp_rank or 0, each.rank or 0]) for each in freed)])
+    return "\n" + table(["freed in all", *(f"rank {rank_title(each.dp_rank, each.rank)}" for each in freed)], rows)

@@ -1,0 +1,100 @@
+"""A report judged, and as plain text. Pure; ``highwater status`` prints it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from highwater.accounting.attribution import COMPONENTS
+from highwater.readings import Event, Report, RuleStatus
+from highwater.text.table import component_title, report_text, table
+from highwater.units import UNKNOWN, size_text, span_text
+
+OK, ATTENTION, CRITICAL = 0, 1, 2
+WORDS: Final = {OK: "OK", ATTENTION: "ATTENTION", CRITICAL: "CRITICAL"}
+_SHORT: Final = frozenset({"short", "urgent"})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to make of a report: an exit status, and why it is not 0."""
+
+    code: int
+    reasons: tuple[str, ...] = ()
+
+
+def judged(report: Report) -> Verdict:
+    """Whether all is well: the engine ready, every rank heard of just now, memory not short, every rule at work."""
+    state, policy = report.engine.state, report.policy
+    worries = []
+    if state != "ready":
+        worries.append(f"the engine is {state.replace('_', ' ')}")
+    if report.stale:
+        worries.append("the readings are stale" if report.taken_at else "no worker was read yet")
+    if report.ranks_expected is not None and report.ranks_reported < report.ranks_expected:
+        worries.append(f"{report.ranks_expected - report.ranks_reported} of {report.ranks_expected} ranks are missing")
+    if policy is not None:
+        worries += [worry for rule in policy.rules if (worry := _worry(rule, policy.level)) is not None]
+    if not worries:
+        return Verdict(OK)
+    return Verdict(CRITICAL if report.engine.traits.level == "bad" else ATTENTION, tuple(worries))
+
+
+def _worry(rule: RuleStatus, level: str) -> str | None:
+    """Why somebody should look after the rule; ``None`` where nobody need."""
+    why = f": {rule.reason}" if rule.reason else ""
+    if rule.phase in _SHORT or rule.phase == "acting":
+        return f"rule {rule.name} is {rule.phase}{why}"
+    # A rest after a relief that fell short of low water is a worry only where memory is short all the same.
+    if rule.phase == "resting" and level in _SHORT:
+        return f"rule {rule.name} is resting{why}"
+    return f"rule {rule.name} cannot act{why}" if rule.is_dormant else None
+
+
+def is_relief(event: Event) -> bool:
+    """Return whether something was given back, or tried to be."""
+    return event.kind == "reset" and event.result is not None
+
+
+def status_json(verdict: Verdict, report: Any, last_reset: Event | None) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """The verdict for programs, with the report as the sidecar told it."""
+    return {
+        "schema": 1,
+        "status": WORDS[verdict.code].lower(),
+        "exit_code": verdict.code,
+        "reasons": list(verdict.reasons),
+        "last_reset": None if last_reset is None else asdict(last_reset),
+        "report": report,
+    }
+
+
+def status_text(report: Report, verdict: Verdict, last_reset: Event | None, *, now: float) -> str:
+    """The screen: the verdict, the report as ``GET /memory?format=text`` shows it, and the last reset."""
+    count = f"{report.ranks_reported} rank{'' if report.ranks_reported == 1 else 's'}"
+    ready = f"the engine is ready, {count}, policy {report.policy.level if report.policy else UNKNOWN}"
+    return (
+        f"{WORDS[verdict.code]}: {'; '.join(verdict.reasons) or ready}\n"
+        f"{report_text(report)}last reset: {_last_reset(last_reset, now)}"
+    )
+
+
+def _last_reset(event: Event | None, now: float) -> str:
+    if event is None:
+        return "none that the sidecar remembers"
+    by = f"rule {event.rule}" if event.rule else event.trigger or "?"
+    if event.caller is not None:
+        by += f" from {event.caller.address or 'an unknown address'}"
+    return f"{span_text(max(now - event.at, 0.0))} ago by {by}: {event.summary}"
+
+
+def since_text(mark: str, since: Any) -> str:  # noqa: ANN401 - JSON, cleaned
+    """What changed since a mark, rank by rank, as a table."""
+    ranks = since.get("ranks", []) if isinstance(since, dict) else []
+    if not ranks:
+        return f"nothing is known of what changed since {mark!r}: no rank was read then and now"
+    headers = [f"since {mark!r}", *(f"rank {rank.get('rank')}" for rank in ranks)]
+    rows = [["used", *(size_text(rank.get("used_bytes"), signed=True) for rank in ranks)]]
+    for name in COMPONENTS:
+        sizes = (rank.get("components", {}).get(name) for rank in ranks)
+        rows.append([f"- {component_title(name)}", *(size_text(size, signed=True) for size in sizes)])
+    return table(headers, rows)

@@ -1,0 +1,274 @@
+"""The commands of this folder: what they take, what they say of themselves, how they end. What they do lies beside.
+
+Nothing but click is loaded here: ``highwater --help`` answers at once.
+"""
+
+# ruff: noqa: PLC0415 - see above: each command loads what it needs
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+import click
+
+from highwater.client.options import ASK_SECONDS, FAILED, ending_well, examples, json_option, sidecar_at, url_option
+from highwater.errors import SidecarRefused
+from highwater.files.admin_token import find_token
+
+# A safe moment may have to be waited for, for each remedy.
+RECLAIM_SECONDS = 600.0
+MARK_SECONDS = 60.0
+_PROGRAM, _COMPLETION_VARIABLE = "highwater", "_HIGHWATER_COMPLETE"
+
+
+@click.command(
+    epilog=examples(
+        "highwater top                          q or Ctrl-C leaves",
+        "highwater top --once | less",
+        "highwater top --once --json | jq '.ranks[].used_ratio'",
+        "highwater top --json >> memory.jsonl   a report a line, until Ctrl-C",
+        "HIGHWATER_URL=http://gpu-7:8001 highwater top",
+    )
+)
+@url_option
+@click.option("--once", is_flag=True, help="print it once, and end; so it does where the output is no terminal")
+@json_option
+def top(url: str, *, once: bool, as_json: bool) -> None:
+    """Return where the memory is, live: ranks, components, growth, requests, policy, events.
+
+    A bar a rank, with a line at high water; beneath it the components of the fullest rank, and how they moved. When the
+    sidecar goes away it says how old the numbers are, and goes on when it is back.
+    """
+    from highwater.commands.top.top import show
+
+    show(url, once=once, as_json=as_json)
+
+
+@click.command(
+    epilog=examples(
+        "highwater status",
+        "highwater status >/dev/null || echo 'look at it'",
+        "highwater status --since 'before bench'   what changed since that mark",
+        "highwater status --json | jq -r '.reasons[]'",
+    )
+)
+@url_option
+@click.option("--since", metavar="MARK", help="adds what changed since that mark")
+@json_option
+def status(url: str, since: str | None, *, as_json: bool) -> None:
+    """Return where the memory is, on one screen, and whether all is well.
+
+    Exits with 0 if it is, 1 if somebody should look, 2 if the engine is gone or hangs, 3 if no sidecar answers.
+    """
+    from highwater.client.answers import cleaned, events_of, report_of
+    from highwater.commands.status import is_relief, judged, since_text, status_json, status_text
+
+    with sidecar_at(url) as sidecar:
+        told = sidecar.get("/memory", {} if since is None else {"since": since})
+        report = report_of(told)
+        listed = sidecar.get("/memory/events", {"limit": "1000"})
+    events = events_of(listed.get("events") if isinstance(listed, dict) else [])
+    last_reset = next((event for event in events if is_relief(event)), None)
+    verdict = judged(report)
+    if as_json:
+        click.echo(json.dumps(status_json(verdict, told, last_reset), indent=1))
+    else:
+        click.echo(status_text(report, verdict, last_reset, now=time.time()))
+        if since is not None:
+            click.echo("\n" + since_text(since, cleaned(told.get("since"))))
+    sys.exit(verdict.code)
+
+
+def _remedies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    del context, parameter
+    from highwater.commands.reclaim import known_remedies
+
+    return [name for name in known_remedies() if name.startswith(incomplete)]
+
+
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    from highwater.commands.sizes import size_given
+
+    try:
+        return None if value is None else size_given(value)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc), context, parameter) from exc
+
+
+@click.command(
+    epilog=examples(
+        "highwater reclaim                       release, then reset_encoder_cache",
+        "highwater reclaim --dry-run             what would be done or refused",
+        "highwater reclaim --free 1GiB           moves that much of the encoder cache to the host",
+        "highwater reclaim reset_mm_cache release",
+        "highwater reclaim reset_prefix_cache --mode now",
+    )
+)
+@click.argument("remedies", metavar="[REMEDY]...", nargs=-1, shell_complete=_remedies)
+@url_option
+@click.option(
+    "--free",
+    "free_bytes",
+    metavar="SIZE",
+    callback=_size,
+    help="how much trim_encoder_cache lets go on each rank: 1GiB, 512MiB",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["safe", "now"]),
+    default="safe",
+    show_default=True,
+    help="safe: harms no request, or is refused; now: at once, as vLLM does",
+)
+@click.option("--dry-run", is_flag=True, help="show what would be done or refused, and do nothing")
+@json_option
+def reclaim(
+    url: str, remedies: Sequence[str], free_bytes: int | None, mode: str, *, dry_run: bool, as_json: bool
+) -> None:
+    """Give memory back, and tell what each remedy freed.
+
+    A REMEDY is release, trim_encoder_cache, reset_encoder_cache, reset_mm_cache or reset_prefix_cache; they run in the
+    order given. Exits with 1 if any of them was refused or failed, 3 if no sidecar answers.
+    """
+    from highwater.commands.reclaim import reclaim_text, reclaimed_of, succeeded, wanted
+
+    try:
+        body = {"mode": mode, "dry_run": dry_run, "remedies": wanted(remedies, free_bytes) or None}
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
+    _check_there(url)
+    with sidecar_at(url, timeout_seconds=RECLAIM_SECONDS, with_token=True) as sidecar:
+        try:
+            answer = sidecar.post("/memory/reclaim", body)
+        except SidecarRefused as exc:
+            if not isinstance(exc.body, dict) or "results" not in exc.body:
+                raise
+            answer = exc.body
+        results = reclaimed_of(answer)
+    click.echo(json.dumps(answer, indent=1) if as_json else reclaim_text(results, dry_run=dry_run))
+    if not succeeded(results):
+        sys.exit(FAILED)
+
+
+def _check_there(url: str) -> None:
+    """A patient call, and the token, are for a sidecar only."""
+    from highwater.client.answers import report_of
+
+    with sidecar_at(url) as sidecar:
+        report_of(sidecar.get("/memory"))
+
+
+@click.command(
+    epilog=examples(
+        "highwater mark 'before bench'",
+        "highwater status --since 'before bench'   what changed since",
+    )
+)
+@click.argument("name")
+@url_option
+@json_option
+def mark(name: str, url: str, *, as_json: bool) -> None:
+    """Name this moment, so that what changed since can be asked for."""
+    _check_there(url)
+    with sidecar_at(url, timeout_seconds=MARK_SECONDS, with_token=True) as sidecar:
+        made = sidecar.post("/memory/marks", {"name": name})
+    if as_json:
+        click.echo(json.dumps(made, indent=1))
+        return
+    import shlex
+
+    at = time.strftime("%H:%M:%S", time.localtime(made["at"]))
+    if made["ranks"]:
+        click.echo(f"marked {name!r} at {at}; what changed since: highwater status --since {shlex.quote(name)}")
+    else:
+        click.echo(f"marked {name!r} at {at}; no rank could be read, so there is nothing to compare with later")
+
+
+@click.command(
+    epilog=examples(
+        "highwater check",
+        "highwater check --url https://vllm-7:8001 || exit 1",
+        "highwater check --json | jq -r '.findings[] | select(.level == \"fail\") | .change'",
+    )
+)
+@url_option
+@json_option
+def check(url: str, *, as_json: bool) -> None:
+    """Return whether engine and sidecar are set up right, and what to change.
+
+    Asks only, and changes nothing. Exits with 0 if all is as it should be, 1 if there is something to look at, 2 if
+    something is wrong, 3 if no sidecar answers.
+    """
+    from highwater.client.sidecar import SidecarClient
+    from highwater.commands.check import check_json, check_text, gather
+    from highwater.commands.checks import checked, exit_code
+
+    with ending_well():
+        facts = gather(
+            lambda held: SidecarClient(url, token=held, timeout_seconds=ASK_SECONDS), find_token(url, os.environ)
+        )
+    findings = checked(facts)
+    # Colours for whoever looks, unless they would rather not (https://no-color.org).
+    colour = False if os.environ.get("NO_COLOR") else None
+    click.echo(json.dumps(check_json(findings), indent=1) if as_json else check_text(findings), color=colour)
+    sys.exit(exit_code(findings))
+
+
+@click.command(
+    epilog=examples(
+        "TOKEN=$(highwater token)",
+        'curl -X POST -H "Authorization: Bearer $(highwater token)" localhost:8001/memory/reclaim',
+        "kubectl exec POD -c highwater -- highwater token",
+    )
+)
+@click.option(
+    "--port",
+    envvar="HIGHWATER_PORT",
+    show_envvar=True,
+    default=8001,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    help="of the sidecar on this machine",
+)
+def token(port: int) -> None:
+    """Print the admin token of the sidecar on this machine.
+
+    Looks into HIGHWATER_ADMIN_TOKEN, then into the file that HIGHWATER_ADMIN_TOKEN_FILE names, then into the file that
+    a sidecar on this port makes when it starts. On a terminal it also says where the token was found.
+    """
+    found = find_token(f"http://127.0.0.1:{port}", os.environ)
+    if found.value is None:
+        raise click.ClickException(f"no admin token was found: {found.source}; `highwater serve` makes one at start")
+    if sys.stdout.isatty():
+        click.echo(f"from {found.source}:", err=True)
+    click.echo(found.value)
+
+
+@click.command(
+    epilog=examples(
+        'eval "$(highwater completion bash)"                                   in ~/.bashrc',
+        'eval "$(highwater completion zsh)"                                    in ~/.zshrc, after compinit',
+        "highwater completion fish > ~/.config/fish/completions/highwater.fish",
+    )
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script that completes highwater's commands in SHELL (bash 4.4 or newer, zsh, fish)."""
+    from click.shell_completion import get_completion_class
+
+    made = get_completion_class(shell)
+    if made is None:
+        raise click.ClickException(f"click completes nothing in {shell}")
+    try:
+        script = made(context.find_root().command, {}, _PROGRAM, _COMPLETION_VARIABLE).source()
+    except RuntimeError as exc:  # a bash that is too old
+        raise click.ClickException(str(exc)) from exc
+    click.echo(script)
+
+
+ALL = (top, status, reclaim, mark, check, token, completion)

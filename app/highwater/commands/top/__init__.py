@@ -1,0 +1,1 @@
+"""``highwater top``: the report live at a terminal."""

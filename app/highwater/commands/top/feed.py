@@ -1,0 +1,130 @@
+"""A sidecar followed for as long as somebody looks: it may restart, and is found again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from highwater.client.answers import event_of, events_of, report_of
+from highwater.client.sidecar import SidecarClient
+from highwater.commands.top.view import HISTORY_SECONDS, View, samples_of
+from highwater.errors import SidecarError, SidecarUnreachable
+
+FIRST_PAUSE_SECONDS = 0.5
+MAX_PAUSE_SECONDS = 2.0
+# Of so many seconds one reading is fetched: more than there are cells in a line would not be seen.
+STEP_SECONDS = 3.0
+
+
+def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool]) -> Iterator[tuple[str, Any]]:
+    """What the sidecar tells, for ever: ``history``, ``report`` and ``event`` as they come, ``lost`` with a reason.
+
+    Args:
+        connect: Makes a client.
+        pause: Waits so many seconds before the sidecar is looked for again; true ends it all.
+    """
+    seconds = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            with connect() as sidecar:
+                yield "history", history_of(sidecar)
+                for told in sidecar.events():
+                    seconds = FIRST_PAUSE_SECONDS
+                    yield told
+            problem = "the sidecar has ended the stream"
+        except SidecarError as exc:
+            problem = str(exc)
+        yield "lost", problem
+        if pause(seconds):
+            return
+        seconds = min(seconds * 2, MAX_PAUSE_SECONDS)
+
+
+def history_of(sidecar: SidecarClient) -> dict[str, Any]:
+    """Return what the sidecar remembers of the last quarter of an hour.
+
+    Raises:
+        SidecarError: It is not there, or is none.
+    """
+    # By its own clock, which may not be ours.
+    now = _object(sidecar.get("/memory/history", {"since": "9999999999"})).get("now")
+    since = now - HISTORY_SECONDS if isinstance(now, int | float) else 0.0
+    return _object(sidecar.get("/memory/history", {"since": str(since), "step": str(STEP_SECONDS)}))
+
+
+def _object(answer: object) -> dict[str, Any]:
+    if not isinstance(answer, dict):
+        raise SidecarUnreachable("what answers /memory/history there is no Highwater sidecar of this version")
+    return answer
+
+
+def first_view(sidecar: SidecarClient) -> View:
+    """The sidecar as it is now, with what it remembers.
+
+    Raises:
+        SidecarError: It is not there.
+    """
+    report = report_of(sidecar.get("/memory"))
+    history = history_of(sidecar)
+    view = View(sidecar.url, report, time.monotonic())
+    return view.with_history(samples_of(history.get("readings")), events_of(history.get("events")))
+
+
+class Feed:
+    """Keeps a view up to date in a thread of its own.
+
+    Args:
+        view: To begin with.
+        connect: Makes a client.
+    """
+
+    def __init__(self, view: View, connect: Callable[[], SidecarClient]) -> None:
+        self._view = view
+        self._connect = connect
+        self._stopped = threading.Event()
+        self._news = threading.Event()
+        # A daemon: whoever leaves need not wait until the sidecar speaks again.
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+
+    @property
+    def view(self) -> View:
+        """The newest view."""
+        return self._view
+
+    def start(self) -> None:
+        """Follow the sidecar from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Follow it no longer; does not wait."""
+        self._stopped.set()
+
+    def take_news(self) -> bool:
+        """Return whether there is a view that was not asked about yet."""
+        had = self._news.is_set()
+        self._news.clear()
+        return had
+
+    def _run(self) -> None:
+        for name, data in follow(self._connect, self._stopped.wait):
+            if self._stopped.is_set():
+                return
+            self._view = told(self._view, name, data, time.monotonic())
+            self._news.set()
+
+
+def told(view: View, name: str, data: Any, now: float) -> View:  # noqa: ANN401 - JSON
+    """The view after one more thing was told."""
+    if name == "lost":
+        return view.without_sidecar(str(data), now)
+    if name == "history":
+        return view.with_history(samples_of(data.get("readings")), events_of(data.get("events")))
+    if name == "report":
+        try:
+            return view.with_report(report_of(data), now)
+        except SidecarError as exc:
+            return view.without_sidecar(str(exc), now)
+    event = event_of(data) if name == "event" else None
+    return view if event is None else view.with_event(event)

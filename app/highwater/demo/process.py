@@ -1,0 +1,120 @@
+"""A server as a child process: started in a session of its own under a keeper, awaited, ended with all that it started.
+
+It refuses to leave a process behind, also when its starter is killed (see `keeper.py`).
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from highwater.demo import keeper
+from highwater.demo.errors import DemoError
+
+GRACE_SECONDS = 10.0
+_STOP_SECONDS = 2 * GRACE_SECONDS + 5.0
+_PROBE_SECONDS = 0.1
+
+
+class KeptProcess:
+    """One server process and everything that it starts.
+
+    Args:
+        what: What it is, for error messages (`the engine`).
+        log_path: Where all of its processes write; another start appends.
+    """
+
+    def __init__(self, what: str, log_path: Path) -> None:
+        self._what = what
+        self._log_path = log_path
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    def is_running(self) -> bool:
+        """Say whether the process is running; whether it answers is another matter."""
+        return self._keeper is not None and self._keeper.poll() is None
+
+    def pids(self) -> list[int]:
+        """Return its live processes, the keeper left out."""
+        if self._keeper is None:
+            return []
+        return [pid for pid in keeper.session_pids(self._keeper.pid) if pid != self._keeper.pid]
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
+        """Start it; that it is ready is `wait_until_answers`'s to say."""
+        with self._log_path.open("ab") as log:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", keeper.__file__, str(GRACE_SECONDS), *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,
+            )
+
+    def wait_until_answers(self, port: int, path: str, timeout_seconds: float) -> None:
+        """Return when `GET path` on 127.0.0.1 answers with 200; stop it when that does not come to pass.
+
+        Raises:
+            DemoError: It ended, or was not ready in time; nothing of it is left then.
+        """
+        try:
+            self._wait(port, path, timeout_seconds)
+        except BaseException:  # also Ctrl-C: whoever did not get a server cannot stop it
+            self.stop()
+            raise
+
+    def _wait(self, port: int, path: str, timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not answers(port, path):
+            status = self._keeper.poll() if self._keeper is not None else 0
+            if status is not None:
+                raise DemoError.with_log(f"{self._what} ended with status {status} while it started", self._log_path)
+            if time.monotonic() > deadline:
+                raise DemoError.with_log(f"{self._what} was not ready within {timeout_seconds:g} s", self._log_path)
+            time.sleep(_PROBE_SECONDS)
+
+    def stop(self) -> None:
+        """End every process of it and return when none is left; a second call does nothing."""
+        if self._keeper is None:
+            return
+        process, self._keeper = self._keeper, None
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        keeper.end_session(process.pid)
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def answers(port: int, path: str) -> bool:
+    """Say whether a server on 127.0.0.1 answers `GET path` with 200 within two seconds."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def environ_with(extra: Mapping[str, str], *, without_prefix: str | None = None) -> dict[str, str]:
+    """The environment with `extra`, and without what begins with `without_prefix`."""
+    kept = {k: v for k, v in os.environ.items() if without_prefix is None or not k.startswith(without_prefix)}
+    return kept | dict(extra)

@@ -1,0 +1,105 @@
+"""The sidecar as a child process, and the calls that the demonstration makes to it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from highwater.demo.errors import DemoError
+from highwater.demo.process import KeptProcess, environ_with, free_port
+from highwater.files.admin_token import find_token
+
+START_SECONDS = 60.0
+CALL_SECONDS = 60.0
+
+
+class DemoSidecar:
+    """`highwater serve` beside an engine; a context manager that starts and stops it.
+
+    Args:
+        engine_url: The engine.
+        folder: Gets the log; made where missing.
+        port: Where to listen; a free port where None.
+        settings: Further settings, by environment variable.
+    """
+
+    def __init__(
+        self, engine_url: str, *, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self.port = port or free_port()
+        self.log_path = folder / "sidecar.log"
+        self._engine_url = engine_url
+        self._settings = dict(settings or {})
+        self._process = KeptProcess("the sidecar", self.log_path)
+        self._client = httpx.Client(base_url=self.url, timeout=CALL_SECONDS, trust_env=False)
+
+    @property
+    def url(self) -> str:
+        """The sidecar's base URL, without a slash at its end."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def pids(self) -> list[int]:
+        """Return its live processes."""
+        return self._process.pids()
+
+    def start(self) -> Self:
+        """Start it and return when it is running, with or without an engine.
+
+        Raises:
+            DemoError: It ended or was not there in time.
+        """
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "highwater",
+            "serve",
+            "--engine-url",
+            self._engine_url,
+            "--port",
+            str(self.port),
+        ]
+        self._process.start(command, env=self._environ(), cwd=Path.cwd())
+        self._process.wait_until_answers(self.port, "/livez", START_SECONDS)
+        return self
+
+    def stop(self) -> None:
+        """End it; a second call does nothing."""
+        self._client.close()
+        self._process.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def _environ(self) -> dict[str, str]:
+        # Settings of the caller's own sidecar must not leak into this one.
+        return environ_with(self._settings, without_prefix="HIGHWATER_")
+
+    def authorization(self) -> dict[str, str]:
+        """The header that lets control calls in: with its admin token, as an operator on this machine finds it."""
+        found = find_token(self.url, self._environ())
+        return {} if found.value is None else {"Authorization": f"Bearer {found.value}"}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def call(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
+        """Call the sidecar and return its JSON.
+
+        Raises:
+            DemoError: It did not answer, or answered with an error.
+        """
+        try:
+            response = self._client.request(method, path, json=body, headers=self.authorization())
+        except httpx.HTTPError as exc:
+            raise DemoError.with_log(f"{method} {path}: {exc}", self.log_path) from exc
+        if response.is_error:
+            raise DemoError.with_log(f"{method} {path} answered {response.status_code}: {response.text}", self.log_path)
+        return response.json()

@@ -1,0 +1,322 @@
+"""Every word that the control plane says to vLLM.
+
+What this client refuses to do, because each of these has taken a production engine down (docs/engine.md, "Worker
+calls"): call the workers before our extension is known to be loaded, have two worker calls in flight, send ``timeout``
+in a worker call, or repeat a call that has not come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+from tenacity import retry, retry_if_exception, stop_after_attempt
+
+from highwater.errors import (
+    EngineGarbled,
+    EngineNotListening,
+    EngineRefused,
+    EngineUnreachable,
+    EngineUnresponsive,
+    EngineUntrusted,
+)
+from highwater.files.tls import trouble
+
+RPC_METHOD = "highwater_rpc"
+# Under the 5 seconds after which vLLM's uvicorn closes an idle connection.
+KEEPALIVE_SECONDS = 4.0
+HTTP_ERROR = 400
+
+# Half a minute of silence, then three questions ten seconds apart.
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswer:
+    """One HTTP answer of the engine, whole."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+    def json_object(self) -> dict[str, Any]:
+        """The body as a JSON object; empty where it is none (vLLM answers most resets with an empty 200)."""
+        try:
+            value = json.loads(self.body or b"{}")
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+
+def _is_broken(exc: BaseException) -> bool:
+    """Whether a connection ended before its answer; one that could not be made, or was late, ends no differently."""
+    return isinstance(exc, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
+
+
+class Engine:
+    """The control plane's one connection to the engine.
+
+    Args:
+        url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
+        rpc_deadline_seconds: After this a worker call counts as late; it is awaited, never repeated.
+        request_seconds: Deadline of every other request.
+        ssl_context: For an https ``url``.
+        transport: Replaces the network in tests.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        rpc_deadline_seconds: float = 8.0,
+        request_seconds: float = 5.0,
+        ssl_context: ssl.SSLContext | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.url = url
+        self._clock = clock
+        self.rpc_allowed = False
+        self._rpc_deadline = rpc_deadline_seconds
+        self._turn = asyncio.Lock()
+        self._outstanding: asyncio.Task[httpx.Response] | None = None
+        self._outstanding_op = ""
+        self._outstanding_since = 0.0
+        self._answered_at: float | None = None
+        # A context that trusts nobody, as httpx would else load 3 MB of authorities that nobody asks.
+        verify = ssl_context or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        limits = httpx.Limits(max_connections=8, max_keepalive_connections=4, keepalive_expiry=KEEPALIVE_SECONDS)
+        base = url
+        if url.startswith("unix:"):
+            transport = transport or httpx.AsyncHTTPTransport(uds=url.removeprefix("unix:"), limits=limits)
+            base = "http://localhost"
+        # httpx has no other way to say it: a worker call has no deadline, and a peer that went without a word is
+        # noticed by nothing else.
+        transport = transport or httpx.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=_KEEPALIVE)
+        self._client = httpx.AsyncClient(
+            base_url=base,
+            timeout=request_seconds,
+            limits=limits,
+            transport=transport,
+            verify=verify,
+            # A proxy variable meant for the internet must not catch calls to the neighbour.
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections. A worker call under way is let go; vLLM drops its answer harmlessly."""
+        if self._outstanding is not None and not self._outstanding.done():
+            self._outstanding.cancel()
+            await asyncio.wait({self._outstanding})
+        await self._client.aclose()
+
+    # --- plain questions ---
+
+    async def get_json(self, path: str, **query: str) -> object:
+        """The JSON at ``path``, or ``None`` where the engine answers with a status of 400 or more.
+
+        Raises:
+            EngineUnreachable: No connection.
+            EngineUnresponsive: No answer in time.
+        """
+        response = await self._send("GET", path, params=query, timeout=_patience(path))
+        if response.status_code >= HTTP_ERROR:
+            return None
+        try:
+            return response.json()
+        except ValueError:
+            return None
+
+    async def get_text(self, path: str) -> str:
+        """The text at ``path``.
+
+        Raises:
+            EngineError: No answer, or a status of 400 or more.
+        """
+        response = await self._send("GET", path)
+        if response.status_code >= HTTP_ERROR:
+            raise EngineRefused(f"GET {path} answered {response.status_code}", response.status_code)
+        return response.text
+
+    async def has_post(self, path: str) -> bool:
+        """Whether ``path`` is a POST-only route: a GET finds 405 there, 404 elsewhere, and changes nothing."""
+        response = await self._send("GET", path)
+        return response.status_code == httpx.codes.METHOD_NOT_ALLOWED
+
+    async def exists(self, path: str) -> bool:
+        """Whether a GET on ``path`` finds a route."""
+        response = await self._send("GET", path)
+        return response.status_code < HTTP_ERROR
+
+    async def get(self, path: str, query: str = "") -> EngineAnswer:
+        """GET, the query string passed on as it is.
+
+        Raises:
+            EngineUnreachable: No connection.
+            EngineUnresponsive: No answer in time.
+        """
+        url = f"{path}?{query}" if query else path
+        response = await self._send("GET", url, timeout=_patience(path))
+        return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
+
+    async def post(self, path: str, query: str = "") -> EngineAnswer:
+        """POST without a body, the query string passed on as it is.
+
+        Raises:
+            EngineUnreachable: No connection.
+            EngineUnresponsive: No answer within the worker deadline (a reset waits for the running step).
+        """
+        url = f"{path}?{query}" if query else path
+        response = await self._send("POST", url, timeout=self._rpc_deadline)
+        return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
+
+    async def _send(
+        self, method: str, path: str, *, params: Mapping[str, str] | None = None, timeout: float | None = None
+    ) -> httpx.Response:
+        deadline = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+        request = self._request_twice if method == "GET" else self._client.request
+        try:
+            return await request(method, path, params=params or None, timeout=deadline)
+        except httpx.TimeoutException as exc:
+            raise _late(method, path, exc) from exc
+        except httpx.HTTPError as exc:
+            raise self._unreachable(f"{method} {path}", exc) from exc
+
+    # A kept connection that the engine closes as it is used breaks one question now and then, and tells nothing.
+    @retry(retry=retry_if_exception(_is_broken), stop=stop_after_attempt(2), reraise=True)
+    async def _request_twice(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401 - httpx's own
+        return await self._client.request(method, path, **options)
+
+    def _unreachable(self, call: str, exc: httpx.HTTPError) -> EngineUnreachable:
+        if (said := trouble(exc)) is not None:
+            return EngineUntrusted(f"{call}: {said}")
+        told = f"{call}: {str(exc) or type(exc).__name__}"
+        if self.url.startswith("https:") and isinstance(exc, httpx.ReadError | httpx.RemoteProtocolError):
+            # TLS 1.3 lets a client go on before the server has judged its certificate, and uvicorn's server (vLLM with
+            # --ssl-cert-reqs 2) then closes without the alert that would tell.
+            told += "; so does one that asks for a certificate it does not get: engine_tls.cert_file names ours"
+        return EngineNotListening(told) if _is_refused(exc) else EngineUnreachable(told)
+
+    # --- worker calls ---
+
+    def forget_call(self) -> None:
+        """Wait no longer for a call to an engine that is no more."""
+        if self._outstanding is not None:
+            self._outstanding.cancel()
+            self._outstanding = None
+
+    @property
+    def rpc_deadline_seconds(self) -> float:
+        """After this a worker call counts as unresponsive."""
+        return self._rpc_deadline
+
+    @property
+    def rpc_outstanding_seconds(self) -> float | None:
+        """How long the worker call that is under way has waited; ``None`` without one."""
+        if self._outstanding is None or self._outstanding.done():
+            return None
+        return self._clock() - self._outstanding_since
+
+    @property
+    def rpc_answer_age_seconds(self) -> float | None:
+        """Since the workers answered a call last; ``None`` if they never did."""
+        return None if self._answered_at is None else self._clock() - self._answered_at
+
+    async def rpc(self, op: str, payload: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Call our worker extension on every worker that this API server can reach.
+
+        Returns:
+            One JSON object for each worker that answered, in rank order.
+
+        Raises:
+            EngineRefused: Not allowed (our extension is not known to be loaded), or the engine said no.
+            EngineUnresponsive: This or an earlier call has not come back.
+            EngineUnreachable: No connection.
+            EngineGarbled: An answer that the contract does not allow.
+        """
+        if not self.rpc_allowed:
+            raise EngineRefused("the worker extension is not known to be loaded", 409)
+        async with self._turn:
+            self._refuse_while_outstanding()
+            body = {"method": RPC_METHOD, "args": [op, json.dumps(payload or {})]}
+            call = asyncio.create_task(self._client.post("/collective_rpc", json=body, timeout=None))
+            self._outstanding, self._outstanding_op, self._outstanding_since = call, op, self._clock()
+            call.add_done_callback(_look_at)
+            done, _ = await asyncio.wait({call}, timeout=self._rpc_deadline)
+            if not done:
+                # Left running on purpose: the workers will run it, and a second one would queue behind it.
+                self._refuse_while_outstanding()
+        try:
+            response = call.result()
+        except httpx.HTTPError as exc:
+            raise self._unreachable(f"worker call {op}", exc) from exc
+        answers = _worker_answers(op, response)
+        self._answered_at = self._clock()
+        return answers
+
+    def _refuse_while_outstanding(self) -> None:
+        if self._outstanding is not None and not self._outstanding.done():
+            waited = self._clock() - self._outstanding_since
+            raise EngineUnresponsive(f"worker call {self._outstanding_op} sent {waited:.0f} s ago has not come back")
+
+
+def _patience(path: str) -> float | None:
+    # /server_info's first call collects the machine's description: seconds (vLLM serve/dev/server_info).
+    return 60.0 if path == "/server_info" else None
+
+
+def _look_at(call: asyncio.Task[httpx.Response]) -> None:
+    """Retrieve a call's end, so that asyncio does not report a late or abandoned one as never looked at."""
+    if not call.cancelled():
+        call.exception()
+
+
+def _is_refused(exc: BaseException | None) -> bool:
+    """Whether nobody listens there: at none of the addresses that a name has, where it has several."""
+    while exc is not None and not isinstance(exc, ConnectionRefusedError | FileNotFoundError):
+        if isinstance(exc, BaseExceptionGroup):
+            return all(map(_is_refused, exc.exceptions))
+        exc = exc.__cause__ or exc.__context__
+    return exc is not None
+
+
+def _late(method: str, path: str, exc: httpx.TimeoutException) -> EngineUnresponsive | EngineUnreachable:
+    if isinstance(exc, httpx.ConnectTimeout):
+        return EngineUnreachable(f"{method} {path}: no connection in time")
+    return EngineUnresponsive(f"{method} {path}: no answer in time")
+
+
+def _worker_answers(op: str, response: httpx.Response) -> list[dict[str, Any]]:
+    if response.status_code >= HTTP_ERROR:
+        raise EngineRefused(f"worker call {op} answered {response.status_code}", response.status_code)
+    try:
+        results = response.json()["results"]
+        answers = [json.loads(result) for result in results]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise EngineGarbled(f"worker call {op}: not a list of JSON texts") from exc
+    if not answers or not all(isinstance(answer, dict) for answer in answers):
+        raise EngineGarbled(f"worker call {op}: {len(answers)} answers, not every one an object")
+    strays = {str(answer.get("op")) for answer in answers} - {op}
+    if strays:
+        # One raising worker method shifts vLLM's per-rank queues by one for ever (vLLM pull request 57846).
+        raise EngineGarbled(f"worker call {op} was answered with {sorted(strays)}: its worker queues are out of step")
+    return answers

@@ -1,0 +1,65 @@
+"""Sentences for an operator: why the engine cannot be read, and what to change. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from highwater.engine.capabilities import EXTENSION, Capabilities
+from highwater.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
+from highwater.readings import MissingRank
+from highwater.text.table import missing_text
+
+
+def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool) -> str:
+    """Put into words what ended a poll.
+
+    Args:
+        failure: The failure.
+        url: Where the engine was asked.
+        is_up: Whether the engine was up, as far as was known before.
+        was_there: Whether one has ever answered there.
+    """
+    if is_up and not isinstance(failure, EngineNotListening):
+        return str(failure)
+    if not isinstance(failure, EngineUnreachable) or isinstance(failure, EngineUntrusted):
+        return str(failure)
+    word = "any more" if was_there else "yet"
+    return f"nothing answers {word} at {url} ({failure}); is vLLM running there, and is engine_url right?"
+
+
+def missing_hint(missing: Sequence[MissingRank], expected: int, recorders_problem: str | None) -> str:
+    """Name the ranks that are missing.
+
+    Args:
+        missing: Those.
+        expected: How many there should be in all.
+        recorders_problem: What is wrong with the recorders, empty if nothing is; ``None`` where there are none.
+    """
+    there = f"{expected - len(missing)} of {expected} ranks"
+    if recorders_problem is None:
+        return (
+            f"{there} answer: vLLM's collective_rpc returns only the first data-parallel engine's results; with "
+            "recorder_dir the others are heard of too"
+        )
+    problem = f"; {recorders_problem}" if recorders_problem else ""
+    return f"{there} are heard of; missing: {missing_text(missing)}{problem}"
+
+
+def setup_hint(capabilities: Capabilities) -> str | None:
+    """Exactly what to add to the engine's command line for the workers' memory to be seen."""
+    if capabilities.collective_rpc:
+        return None
+    flag = f"--worker-extension-cls {EXTENSION} (with the folder that holds highwater_worker on its PYTHONPATH)"
+    if not capabilities.dev_mode:
+        return f"start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment and {flag}"
+    if capabilities.extension is None and capabilities.server_info:
+        return f"start vLLM with {flag}"
+    if capabilities.extension is None:
+        return (
+            f"vLLM does not tell its worker extension (GET /server_info); if it was started with {flag}, "
+            "set engine_has_extension=true"
+        )
+    return (
+        f"vLLM was started with --worker-extension-cls {capabilities.extension}; if that class inherits from "
+        f"{EXTENSION}, set engine_has_extension=true"
+    )

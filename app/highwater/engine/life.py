@@ -1,0 +1,236 @@
+"""The lives of the engine: which processes are one, what is remembered of it, and what of it outlives the sidecar.
+
+A connection that broke says nothing about a life: the same processes, by number and start time, are the same life. The
+first readings of it, its baseline, are kept in the state file, so that a sidecar that comes later still knows how much
+the engine needs by itself. Where nobody saw an engine before it worked, its baseline is not known: what is in use then
+may be what leaked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from highwater.accounting.attribution import rank_key
+from highwater.errors import NotKept, flaw
+from highwater.files.state_file import StateFile
+from highwater.readings import RankReading
+
+SECTION = "baseline"
+NOT_KNOWN = (
+    "baseline not known: the engine had worked before this sidecar saw it, and no state_file holds its first readings"
+)
+
+log = logging.getLogger("highwater.life")
+
+_RANKS = TypeAdapter(tuple[RankReading, ...])
+
+
+class Process(NamedTuple):
+    """One worker's process. A container gives a new process the number of the old one: the start time tells them apart.
+
+    Attributes:
+        host: Its machine.
+        pid: Its number there.
+        pid_started: When it was started, in the kernel's ticks since boot; ``None`` where that is not known.
+    """
+
+    host: str | None
+    pid: int | None
+    pid_started: int | None
+
+    def is_same(self, other: Process) -> bool:
+        """Whether it is the other one, as far as both tell."""
+        if (self.host, self.pid) != (other.host, other.pid):
+            return False
+        return self.pid_started == other.pid_started or None in (self.pid_started, other.pid_started)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLife:
+    """One life of the engine, from its start to its end.
+
+    Attributes:
+        id: Another one after each restart of the engine.
+        started_at: When its first process was started, in Unix seconds; ``None`` where that is not known.
+        restarts: How many lives before it this sidecar has seen.
+        processes: Its workers' processes, as far as they were heard of.
+        baseline: The first readings after the engine became ready; empty where they are not known.
+        is_watched: Whether this sidecar saw it before it did any work.
+        recorder_instance: The name of its recorders' files; ``None`` without any.
+    """
+
+    id: str
+    started_at: float | None = None
+    restarts: int = 0
+    processes: frozenset[Process] = frozenset()
+    baseline: tuple[RankReading, ...] = ()
+    is_watched: bool = False
+    recorder_instance: str | None = None
+
+    @property
+    def baseline_problem(self) -> str | None:
+        """Why growth cannot be told; ``None`` where it can, or where nothing is known yet."""
+        return None if self.baseline or not self.processes or self.is_watched else NOT_KNOWN
+
+
+class Lives:
+    """Tells the engine's lives apart, and keeps what belongs to the present one.
+
+    Args:
+        state: Where baselines outlive the sidecar; without one they do not.
+        started_at: When a rank's process was started, in Unix seconds; ``None`` where that is not known.
+    """
+
+    def __init__(
+        self, state: StateFile | None = None, *, started_at: Callable[[RankReading], float | None] = lambda _: None
+    ) -> None:
+        self.present = EngineLife(id=_new_id())
+        self._state = state or StateFile(None)
+        self._started_at = started_at
+        self._has_ended = False
+        self._is_unsaved = False
+        self._problem: str | None = None
+
+    def end(self) -> None:
+        """The engine is gone: whoever comes next is another one, unless its processes say that they are the same."""
+        self._has_ended = True
+
+    def came_back(self) -> None:
+        """An engine answers that tells nothing of its processes."""
+        if self._has_ended:
+            self._begin((), is_watched=True)
+
+    def hear(self, ranks: Sequence[RankReading], *, is_watched: bool) -> bool:
+        """Take note of the workers that were heard of.
+
+        Args:
+            ranks: Their readings.
+            is_watched: Whether they have done no work yet, or were seen to come up.
+
+        Returns:
+            Whether another engine than the known one took its place, and nobody had seen that one end.
+        """
+        heard, life = _processes(ranks), self.present
+        if life.processes and not any(one.is_same(known) for one in heard for known in life.processes):
+            is_news = not self._has_ended
+            self._begin(ranks, is_watched=is_watched)
+            return is_news
+        if not life.processes:
+            # Without processes an end is the end: nobody can say that they are the same.
+            if self._has_ended:
+                self._begin(ranks, is_watched=True)
+            else:
+                self._adopt(ranks, is_watched=is_watched or life.is_watched)
+        elif not heard <= life.processes:
+            news = [one for one in heard if one not in life.processes]
+            kept = {known for known in life.processes if not any((known.host, known.pid) == one[:2] for one in news)}
+            self.present = replace(life, processes=frozenset({*kept, *news}))
+        self._has_ended = False
+        return False
+
+    def settle(self, ranks: Iterable[RankReading]) -> None:
+        """Make these the baseline of the ranks that have none yet; only where this life was watched from its start."""
+        life = self.present
+        known = {rank_key(rank) for rank in life.baseline}
+        firsts = tuple(replace(rank, notes=()) for rank in ranks if rank_key(rank) not in known)
+        if life.is_watched and firsts:
+            self.present = replace(life, baseline=(*life.baseline, *firsts))
+            self._is_unsaved = self._state.configured
+
+    def follow(self, recorder_instance: str | None) -> None:
+        """Keep the name of the present life's recorders."""
+        if recorder_instance != self.present.recorder_instance:
+            self.present = replace(self.present, recorder_instance=recorder_instance)
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether ``save`` has something to do."""
+        return self._is_unsaved
+
+    def save(self) -> None:
+        """Write the baseline into the state file; blocks as long as the disk takes, and may run in a thread."""
+        self._is_unsaved = False
+        ranks = [asdict(rank) for rank in self.present.baseline]
+        try:
+            self._state.write(SECTION, {"ranks": ranks})
+        except NotKept as exc:
+            if str(exc) != self._problem:
+                log.warning("the baseline is lost when the sidecar restarts: %s", exc)
+            self._problem = str(exc)
+        else:
+            self._problem = None
+
+    def _begin(self, ranks: Sequence[RankReading], *, is_watched: bool) -> None:
+        self.present = EngineLife(id=_new_id(), restarts=self.present.restarts + 1)
+        self._has_ended = False
+        self._adopt(ranks, is_watched=is_watched)
+
+    def _adopt(self, ranks: Sequence[RankReading], *, is_watched: bool) -> None:
+        starts = [at for at in map(self._started_at, ranks) if at is not None]
+        self.present = replace(
+            self.present,
+            started_at=min(starts, default=None),
+            processes=_processes(ranks),
+            baseline=self.present.baseline or self._kept(ranks),
+            is_watched=is_watched,
+        )
+
+    def _kept(self, ranks: Sequence[RankReading]) -> tuple[RankReading, ...]:
+        """What the state file holds of these very processes."""
+        section: dict[str, Any] = self._state.read(SECTION) or {}
+        try:
+            kept = _RANKS.validate_python(section.get("ranks", ()))
+        except ValidationError as exc:
+            why = flaw(exc.errors(include_url=False, include_input=False))
+            log.warning("state_file: the baseline in it is not understood, and not used: %s", why)
+            return ()
+        now = {rank_key(rank): _process(rank) for rank in ranks}
+        return tuple(
+            rank for rank in kept if rank.pid_started is not None and now.get(rank_key(rank)) == _process(rank)
+        )
+
+
+def local_start(proc: Path = Path("/proc")) -> Callable[[RankReading], float | None]:
+    """Make what tells when a process of this machine was started, in Unix seconds; of others it is not known.
+
+    Args:
+        proc: Where the kernel tells when it was booted.
+    """
+    host, ticks = socket.gethostname(), os.sysconf("SC_CLK_TCK")
+    booted_at = _booted_at(proc)
+
+    def started_at(rank: RankReading) -> float | None:
+        if booted_at is None or rank.pid_started is None or rank.host != host:
+            return None
+        return booted_at + rank.pid_started / ticks
+
+    return started_at
+
+
+def _booted_at(proc: Path) -> float | None:
+    try:
+        lines = (proc / "stat").read_text(encoding="ascii", errors="replace").splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith("btime ")))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def _process(rank: RankReading) -> Process:
+    return Process(rank.host, rank.pid, rank.pid_started)
+
+
+def _processes(ranks: Iterable[RankReading]) -> frozenset[Process]:
+    return frozenset(_process(rank) for rank in ranks if rank.pid is not None)
+
+
+def _new_id() -> str:
+    return secrets.token_hex(4)

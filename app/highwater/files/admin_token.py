@@ -1,0 +1,259 @@
+"""The admin token: given as a setting, or kept in a file that only its owner can read.
+
+::
+
+    admin_token                  the token itself
+    admin_token_file             the file's content; the file is made where it is missing, and read again when it
+    changes neither                      made at start in $XDG_STATE_HOME/highwater/PORT.token, removed at an orderly
+    end by
+                                 the sidecar that made it; one that a crash left is used again
+
+The sidecar and the commands find the token by the same rules, so that on the sidecar's machine nobody has to copy it
+from one to the other. It is never logged and is in no ``repr``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from highwater.files.private_file import NotPrivate, read_private, replace_private
+
+TOKEN_VARIABLE = "HIGHWATER_ADMIN_TOKEN"  # noqa: S105 - the variable's name
+TOKEN_FILE_VARIABLE = "HIGHWATER_ADMIN_TOKEN_FILE"  # noqa: S105 - the variable's name
+MIN_LENGTH = 8
+MAX_FILE_BYTES = 4096
+# Between two checks of the file, however often callers need the token.
+LOOK_SECONDS = 1.0
+
+log = logging.getLogger("highwater.access")
+
+
+class TokenUnusable(Exception):
+    """A token file cannot be used. The message names the file and the reason, and never its content."""
+
+
+def is_strong_enough(token: str) -> bool:
+    """Return whether a text can be a token: 8 or more printable ASCII characters without spaces."""
+    return len(token) >= MIN_LENGTH and token.isascii() and token.isprintable() and " " not in token
+
+
+def default_token_file(port: int, environ: Mapping[str, str]) -> Path | None:
+    """Return the path of the token of a sidecar on this port; ``None`` where this user has no home folder."""
+    state = environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state):  # the XDG specification has others ignored
+        return Path(state) / "highwater" / f"{port}.token"
+    try:
+        return Path.home() / ".local" / "state" / "highwater" / f"{port}.token"
+    except RuntimeError:
+        return None
+
+
+def read_token(path: Path) -> str:
+    """Read the token in a file; line ends and blanks around it do not count.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        TokenUnusable: It cannot be read, others can read it, or its content is not a token.
+    """
+    try:
+        content = read_private(path, max_bytes=MAX_FILE_BYTES)
+    except FileNotFoundError:
+        raise
+    except NotPrivate as exc:
+        raise TokenUnusable(f"{path} {exc}") from exc
+    except OSError as exc:
+        raise TokenUnusable(f"{path} cannot be read: {_reason(exc)}") from exc
+    # Not by decode's own exception: that one would show the content.
+    token = content.decode("ascii", errors="replace").strip()
+    if not is_strong_enough(token):
+        raise TokenUnusable(f"{path} holds no token: at least {MIN_LENGTH} printable ASCII characters without spaces")
+    return token
+
+
+@dataclass(frozen=True, slots=True)
+class FoundToken:
+    """The admin token, or why none was found.
+
+    Attributes:
+        value: The token; ``None`` where none was found.
+        source: For messages: the place where it was found, or the places searched and why each failed.
+    """
+
+    value: str | None = field(repr=False)
+    source: str
+
+
+def find_token(url: str, environ: Mapping[str, str]) -> FoundToken:
+    """Find the admin token of the sidecar at ``url``.
+
+    It is searched in the environment; in the file that the environment names; or, for a sidecar on this machine, in the
+    file that a sidecar on this port makes. That file's token is sent to loopback addresses only.
+    """
+    if value := environ.get(TOKEN_VARIABLE):
+        return FoundToken(value, TOKEN_VARIABLE)
+    if named := environ.get(TOKEN_FILE_VARIABLE):
+        return _token_in(Path(named))
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = parts.hostname or "", parts.port or 80
+    except ValueError:  # the client reports what is wrong with it
+        host, port = "", 0
+    if not is_loopback(host):
+        return FoundToken(None, f"{TOKEN_VARIABLE} is not set, and the URL is not one of this machine")
+    path = default_token_file(port, environ)
+    if path is None:
+        return FoundToken(None, f"{TOKEN_VARIABLE} is not set, and this user has no home folder")
+    found = _token_in(path)
+    return found if found.value else FoundToken(None, f"{TOKEN_VARIABLE} is not set, and {found.source}")
+
+
+def _token_in(path: Path) -> FoundToken:
+    try:
+        return FoundToken(read_token(path), str(path))
+    except FileNotFoundError:
+        return FoundToken(None, f"{path} does not exist (the sidecar may run as another user, or elsewhere)")
+    except TokenUnusable as exc:
+        return FoundToken(None, str(exc))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether the host is this machine, by its name or address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class AdminToken:
+    """The token in force.
+
+    Args:
+        given: The setting itself; no file is read then.
+        path: The file that holds it; ``None`` where no place for one is known.
+        is_temporary: Whether the file is made for this run, and removed with it.
+        clock: Monotonic seconds.
+
+    Attributes:
+        problem: The reason why there is no token, in one sentence; ``None`` where there is one.
+    """
+
+    def __init__(
+        self,
+        given: str | None,
+        path: Path | None,
+        *,
+        is_temporary: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.problem: str | None = None
+        self._token = given
+        self._path = None if given is not None else path
+        self._has_file = given is None
+        self._is_temporary = is_temporary
+        self._was_made_here = False
+        self._clock = clock
+        self._signature: tuple[int, ...] | None = None
+        self._next_look = 0.0
+
+    def start(self) -> None:
+        """Read the file or make it, and log where the token is, or why there is none."""
+        self.current()
+        if not self._has_file:
+            log.info("control calls need the admin token that was set (admin_token)")
+        elif self._token is not None:
+            log.info("control calls need the admin token in %s", self._path)
+
+    def current(self) -> str | None:
+        """Return the token that a call must carry now; ``None``: every call is refused."""
+        if self._has_file and (now := self._clock()) >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            self._look()
+        return self._token
+
+    def source(self, port: int) -> str:
+        """Return the token's place, as part of a shell command."""
+        if not self._has_file:
+            return "ADMIN_TOKEN"  # the setting's value, which only the operator knows
+        return f"$(highwater token --port {port})" if self._is_temporary else f"$(cat {self._path})"
+
+    def close(self) -> None:
+        """Remove the file that was made for this run: a token does not outlive its sidecar."""
+        if self._path is None or not (self._is_temporary and self._was_made_here):
+            return
+        # Another sidecar of this user may have replaced it; a foreign token is left alone.
+        with suppress(OSError, TokenUnusable):
+            if read_token(self._path) == self._token:
+                self._path.unlink()
+
+    def _look(self) -> None:
+        if self._path is None:
+            self._shut("this user has no home folder, and XDG_STATE_HOME is not set")
+            return
+        try:
+            signature = _signature(self._path)
+            if signature is None:
+                self._make_at(self._path)
+            elif signature != self._signature:
+                self._token, self._signature = read_token(self._path), signature
+            elif self._token is None:
+                return
+        except FileNotFoundError:  # removed between the two looks
+            self._next_look = 0.0
+        except TokenUnusable as exc:
+            self._signature = signature
+            self._shut(str(exc))
+        except OSError as exc:
+            self._signature = None  # the same file is read again once it can be
+            self._shut(_cannot_be_made(self._path, exc))
+        else:
+            if self.problem is not None:
+                log.info("control calls are served again: the admin token is in %s", self._path)
+            self.problem = None
+
+    def _make_at(self, path: Path) -> None:
+        try:
+            self._make(path)
+        except FileNotFoundError as exc:  # raised about its folder, in which no file can be made
+            raise TokenUnusable(_cannot_be_made(path, exc)) from exc
+
+    def _make(self, path: Path) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        token = secrets.token_urlsafe(32)
+        replace_private(path, f"{token}\n".encode())
+        self._token, self._signature, self._was_made_here = token, _signature(path), True
+
+    def _shut(self, problem: str) -> None:
+        self._token = None
+        if problem != self.problem:
+            log.error(
+                "control calls are refused, because there is no admin token: %s. Set admin_token_file "
+                "(HIGHWATER_ADMIN_TOKEN_FILE) to a file that this user can write, or admin_token",
+                problem,
+            )
+        self.problem = problem
+
+
+def _cannot_be_made(path: Path, exc: OSError) -> str:
+    return f"{path} cannot be made: {_reason(exc)}"
+
+
+def _signature(path: Path) -> tuple[int, ...] | None:
+    """Return what changes with the file, its mode or its owner; ``None`` where it is missing."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _reason(exc: OSError) -> str:
+    return (exc.strerror or str(exc)).lower()

@@ -1,0 +1,183 @@
+"""What outlives the sidecar: one small JSON object in one file, in sections that belong to others.
+
+Written in one step, so that a crash leaves the old or the new one whole. What cannot be read is set aside, never
+deleted and never overwritten. The file belongs to one sidecar: it is read once, and nobody else's changes are looked
+for.
+
+::
+
+    {"schema": 1, "policy": {...}}
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from highwater.errors import NotKept
+from highwater.files.private_file import replace_private
+from highwater.files.regular import NotARegularFileError, open_regular
+from highwater.units import MIB
+
+SCHEMA = 1
+MAX_FILE_BYTES = MIB
+# Earlier releases paused the engine for some resets, and wrote it down here so that the next start would resume it.
+_PAUSE = "pause"
+
+log = logging.getLogger("highwater.state")
+
+
+class _Unusable(Exception):
+    """What stands in the file is not ours to read."""
+
+
+class StateFile:
+    """The file, or none at all: then nothing is kept and nothing is read.
+
+    Args:
+        path: Its absolute path, in a folder that exists; no folder is ever made.
+
+    Attributes:
+        path: Where it is, symbolic links followed; ``None`` where none is configured.
+        problem: What was wrong with it at the start, in one sentence; ``None`` if nothing was.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = Path(os.path.realpath(path)) if path is not None else None
+        self.problem: str | None = None
+        self._sections: dict[str, dict[str, Any]] = {}
+        self._is_in_the_way = False
+        # Writers come from threads, because the disk may be slow, and from the event loop, where order matters more.
+        self._turn = threading.Lock()
+        if self.path is not None:
+            self._load(self.path)
+
+    @property
+    def configured(self) -> bool:
+        """Whether there is a file at all."""
+        return self.path is not None
+
+    def read(self, section: str) -> dict[str, Any] | None:
+        """A copy of the section, ``None`` where there is none."""
+        with self._turn:
+            return copy.deepcopy(self._sections.get(section))
+
+    def write(self, section: str, value: Mapping[str, Any] | None) -> None:
+        """Keep the section, or with ``None`` remove it; on the disk when this returns. Blocks as long as that takes.
+
+        Raises:
+            NotKept: It could not be written; what was kept before is still kept.
+        """
+        if self.path is None:
+            return
+        with self._turn:
+            sections = {name: kept for name, kept in self._sections.items() if name != section}
+            if value is not None:
+                sections[section] = copy.deepcopy(dict(value))
+            elif section not in self._sections:
+                return
+            self._store(self.path, sections)
+            self._sections = sections
+
+    # --- reading ---
+
+    def _load(self, path: Path) -> None:
+        try:
+            self._sections = _sections(_read(path))
+        except FileNotFoundError:
+            if not os.access(path.parent, os.W_OK | os.X_OK):
+                self.problem = f"state_file: {path} cannot be written: {path.parent} is missing or not writable"
+        except _Unusable as exc:
+            self._set_aside(path, str(exc))
+        except OSError as exc:
+            self._set_aside(path, f"cannot be read: {_reason(exc)}")
+        if self._sections.pop(_PAUSE, None) is not None:
+            self._drop_pause(path)
+
+    def _drop_pause(self, path: Path) -> None:
+        log.warning(
+            "state_file: %s said that an earlier release had paused the engine; that is dropped, as this one neither "
+            "pauses nor resumes. If the engine's state is paused, resume it at its own port",
+            path,
+        )
+        # Where it cannot be written it is dropped, and told, at the next start again.
+        with suppress(NotKept):
+            self._store(path, self._sections)
+
+    def _set_aside(self, path: Path, reason: str) -> None:
+        try:
+            aside = _set_aside(path)
+        except (_Unusable, OSError) as exc:
+            self._is_in_the_way = True
+            self.problem = f"state_file: {path} {reason}, and was not set aside: {_reason(exc)}; nothing can be kept"
+        else:
+            self.problem = f"state_file: {path} {reason}; it was set aside as {aside}, and nothing of it is in force"
+
+    # --- writing ---
+
+    def _store(self, path: Path, sections: Mapping[str, Any]) -> None:
+        if self._is_in_the_way:
+            raise NotKept(path, "an unusable file is in its place; move it away and start the sidecar again")
+        content = json.dumps({"schema": SCHEMA, **sections}, indent=1, allow_nan=False).encode() + b"\n"
+        if len(content) > MAX_FILE_BYTES:
+            raise NotKept(path, f"it would have {len(content)} bytes, more than the {MAX_FILE_BYTES} that are allowed")
+        try:
+            replace_private(path, content)
+        except OSError as exc:
+            raise NotKept(path, _reason(exc)) from exc
+
+
+def _read(path: Path) -> bytes:
+    try:
+        descriptor = open_regular(path, follows_link=True)
+    except NotARegularFileError as exc:
+        raise _Unusable("is not a file") from exc
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise _Unusable(f"has more than {MAX_FILE_BYTES} bytes")
+    return content
+
+
+def _sections(content: bytes) -> dict[str, dict[str, Any]]:
+    try:
+        whole = json.loads(content, parse_constant=_no_number)
+    except (ValueError, RecursionError) as exc:
+        raise _Unusable("is not valid JSON") from exc
+    if not isinstance(whole, dict):
+        raise _Unusable("is not a JSON object")
+    schema = whole.pop("schema", None)
+    if type(schema) is not int or schema != SCHEMA:
+        raise _Unusable(f"is not of schema {SCHEMA}")
+    if not all(isinstance(section, dict) for section in whole.values()):
+        raise _Unusable("has a section that is not a JSON object")
+    return whole
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _set_aside(path: Path) -> Path:
+    """Give the file another name, one that nothing has yet: what was set aside in the same second before stays."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise _Unusable("it is no file of ours")
+    stamp = int(time.time())
+    while (aside := path.with_name(f"{path.name}.corrupt-{stamp}")).exists():
+        stamp += 1
+    return path.rename(aside)
+
+
+def _reason(exc: Exception) -> str:
+    if isinstance(exc, OSError):
+        return (exc.strerror or str(exc)).lower()
+    return str(exc)

@@ -1,0 +1,205 @@
+"""What the rules look at: each rank as it stood last, at the beginning and at its highest, and what is known beside it.
+
+A case is made of an incident's evidence or of a measured load; what is not known is ``None``, and answers no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from highwater.accounting.attribution import COMPONENTS, account
+from highwater.accounting.points import MemoryPoint
+from highwater.findings.finding import Finding
+from highwater.readings import Device, EngineLoad, EngineStatus, HostMemory, RankReading, WorkerMemory
+from highwater.text.table import rank_title
+from highwater.units import MIB, mib
+
+# Of each rank: less than both, in bytes and of its device, moves by itself.
+NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.005
+# From this age on a reading's age is worth a word.
+OLD_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderEntry:
+    """One entry of a rank's encoder cache.
+
+    Attributes:
+        mm_hash: Its key.
+        bytes: What it holds.
+        residency: ``device`` or ``host``, where that is known.
+        age_seconds: Since it was first seen: a lower bound.
+        embeds: How many embeddings it is, the unit of the cache's capacity.
+    """
+
+    mm_hash: str
+    bytes: int | None
+    residency: str | None = None
+    age_seconds: float | None = None
+    embeds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCase:
+    """One rank.
+
+    Attributes:
+        now: As it stood last.
+        first: Its first reading that counts: once the engine was ready, or before the load; ``None`` where there is
+            none of this process.
+        peak: At its highest; ``now`` where that is not told apart.
+        alloc_retries: How often its allocator ran out and tried again since then; likewise ``ooms``, gave up.
+        entries: The largest entries of its encoder cache that are known.
+    """
+
+    now: RankReading
+    first: RankReading | None = None
+    peak: RankReading
+    alloc_retries: int | None = None
+    ooms: int | None = None
+    entries: tuple[EncoderEntry, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The rank as an operator calls it."""
+        return name_of(self.now)
+
+    @property
+    def device_type(self) -> str | None:
+        """``npu``, ``cuda``, ``cpu``, ...; ``None`` where not known."""
+        return self.now.device.type
+
+    @property
+    def free_ratio(self) -> float | None:
+        """Free over total."""
+        free, whole = self.now.free_bytes, self.now.total_bytes
+        return free / whole if free is not None and whole else None
+
+    @property
+    def notable_bytes(self) -> int:
+        """Return how much of its memory is more than noise."""
+        return max(NOTABLE_BYTES, int(NOTABLE_RATIO * (self.now.total_bytes or 0)))
+
+    @property
+    def unused_bytes(self) -> int | None:
+        """Reserved by PyTorch's allocator and not allocated."""
+        torch = self.now.torch
+        if torch.reserved_bytes is None or torch.allocated_bytes is None:
+            return None
+        return max(torch.reserved_bytes - torch.allocated_bytes, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """The ranks, and what is known beside them.
+
+    Attributes:
+        kind: The incident's kind; ``load`` for a measured load.
+        ranks: Each rank that is known.
+        at: When it happened, in Unix seconds.
+        engine: The engine at that moment.
+        load: What it last reported of its requests.
+        grown_bytes: What used bytes grew by, over all ranks.
+        grown: The same by component, where its beginning is known.
+        since: Since when, in words: a part of a sentence.
+        bytes_per_second: The pace of the last minute.
+        seconds_to_full: When the first device is full at that pace.
+    """
+
+    kind: str
+    ranks: tuple[RankCase, ...] = ()
+    at: float = 0.0
+    engine: EngineStatus
+    load: EngineLoad = field(default_factory=EngineLoad)
+    grown_bytes: int | None = None
+    grown: Mapping[str, int] = field(default_factory=dict)
+    since: str = ""
+    bytes_per_second: float | None = None
+    seconds_to_full: float | None = None
+
+    @property
+    def is_load(self) -> bool:
+        """Return whether a load was measured; else something has happened to the engine."""
+        return self.kind == "load"
+
+    @property
+    def device_type(self) -> str | None:
+        """Of the first rank that tells."""
+        return next((rank.device_type for rank in self.ranks if rank.device_type), None)
+
+    @property
+    def notable_bytes(self) -> int:
+        """Return how much of all ranks' memory is more than noise."""
+        return max(sum(rank.notable_bytes for rank in self.ranks), NOTABLE_BYTES)
+
+    def age_seconds(self, rank: RankCase) -> float:
+        """Return how old the rank's last reading was then."""
+        return max(self.at - rank.now.taken_at, 0.0)
+
+    def age_words(self, rank: RankCase) -> str:
+        """The same as a part of a sentence; nothing where it was read just before."""
+        seconds = self.age_seconds(rank)
+        return f", {seconds:.0f} s before" if seconds >= OLD_SECONDS else ""
+
+
+Rule: TypeAlias = Callable[[Case], Finding | None]
+
+
+def name_of(reading: RankReading) -> str:
+    """Return the rank as an operator calls it."""
+    return f"rank {rank_title(reading.dp_rank, reading.rank)}"
+
+
+def size(count: float | None, *, signed: bool = False) -> str:
+    """Return bytes for a sentence."""
+    return f"{mib(count, signed=signed)} MiB"
+
+
+def times(count: int) -> str:
+    """Return how often, in words."""
+    return "once" if count == 1 else f"{count} times"
+
+
+def total(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum; ``None`` where one of them is not known, or there is none."""
+    listed: Sequence[int | None] = list(sizes)
+    known = [each for each in listed if each is not None]
+    return sum(known) if listed and len(known) == len(listed) else None
+
+
+def change(first: RankReading | None, now: RankReading | None, part: str) -> int | None:
+    """Return how a part moved on one rank; ``None`` where it is not known, or the worker is another process."""
+    if first is None or now is None or first.pid != now.pid:
+        return None
+    was, is_now = part_of(first, part), part_of(now, part)
+    return None if was is None or is_now is None else is_now - was
+
+
+def part_of(reading: RankReading, name: str) -> int | None:
+    """Return used bytes, or a component of them, by its name."""
+    held: int | None = getattr(reading.components if name in COMPONENTS else reading, name)
+    return held
+
+
+def sampled(rank: Mapping[str, Any], point: MemoryPoint) -> RankReading:
+    """Return a rank's reading of what history and recorders keep of it, which is less than a full one.
+
+    Args:
+        rank: Who it is: ``rank``, ``dp_rank`` and ``pid``.
+        point: What is known of that moment.
+    """
+    worker = WorkerMemory(
+        rank=rank["rank"],
+        dp_rank=rank["dp_rank"],
+        pid=rank["pid"],
+        taken_at=point.at,
+        device=Device(),
+        total_bytes=point.total_bytes,
+        free_bytes=point.free_bytes,
+        used_bytes=point.used_bytes,
+        torch=point.torch,
+        host_memory=HostMemory(rss_bytes=point.host_rss_bytes),
+    )
+    return replace(account(worker, "recorder"), components=point.components)

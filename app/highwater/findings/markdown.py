@@ -1,0 +1,237 @@
+"""Reports as Markdown, and the HTML page that a library makes of it.
+
+Every text is shown as text, whoever wrote it: ``text`` escapes our own words, and ``code`` sets foreign ones (a model's
+name, a line of a log) as code, where no reader finds links, mentions or emphasis in it. The page needs nothing but
+itself, runs nothing and fetches nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import Any, Final
+
+from markdown_it import MarkdownIt
+from tabulate import tabulate
+
+from highwater.findings.finding import Figure
+from highwater.text.plain import plain
+from highwater.text.table import component_title
+from highwater.units import mib
+
+# Letters within a word keep their underscores: Markdown sees no emphasis there.
+_SPECIAL: Final = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+# `@name` would call somebody, `#1` link another issue; an invisible joiner between keeps both from it.
+_CALLS: Final = re.compile(r"([@#])(?=\w)")
+# The default theme's first line can hardly be seen on white.
+_MERMAID: Final = (
+    '%%{init: {"xyChart": {"width": 860, "height": 340}, '
+    '"themeVariables": {"xyChart": {"plotColorPalette": "#d9622b"}}}}%%'
+)
+_CHART: Final = re.compile(
+    r'title "(?P<title>[^"]*)".*"MiB" (?P<low>\d+) --> (?P<high>\d+).*line \[(?P<line>[^]]+)\]', re.DOTALL
+)
+_WIDTH, _HEIGHT = 860, 240
+CHART_POINTS = 48
+
+STYLE: Final = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2.2rem; } h3 { font-size: 1rem; }
+h1, p, li, code, pre { overflow-wrap: anywhere; } li { margin: .5rem 0; }
+code, pre { font: .9em/1.45 ui-monospace, monospace; } pre { white-space: pre-wrap; padding: .6rem; }
+pre, svg { border: 1px solid #8886; border-radius: 6px; }
+table { border-collapse: collapse; display: block; overflow-x: auto; font-size: .9em; }
+td, th { padding: .15rem .6rem; border-top: 1px solid #8886; font-variant-numeric: tabular-nums; text-align: right; }
+.left { text-align: left; } td:first-child, th:first-child { white-space: nowrap; }
+svg { display: block; width: 100%; height: auto; } polyline { fill: none; stroke: #d9622b; stroke-width: 2; }
+svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+@media print { body { max-width: none; margin: 0; font-size: 11px; } tr, li { break-inside: avoid; } }
+"""
+# No script, no image, no font, no frame, no form, nothing from elsewhere: this page's own style and no other.
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; style-src 'sha256-"
+    + base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    + "'; base-uri 'none'; form-action 'none'"
+)
+
+
+# --- pieces of Markdown ---
+
+
+def text(words: str) -> str:
+    """Return the words as one line that Markdown shows as they are."""
+    safe = words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
+    return _CALLS.sub("\\1\u2060", _SPECIAL.sub(lambda found: "\\" + found[0], safe))
+
+
+def code(words: str, most: int = 500) -> str:
+    """Return foreign words as a code span that they cannot leave, as one line of at most so many letters."""
+    shown = plain(words, most)
+    if not shown:
+        return ""
+    fence = _fence(shown, 1)
+    padded = f" {shown} " if shown.startswith("`") or shown.endswith("`") else shown
+    return f"{fence}{padded}{fence}"
+
+
+def block(lines: str, language: str = "") -> str:
+    """Return lines as a block of code that they cannot leave."""
+    fence = _fence(lines, 3)
+    return f"{fence}{language}\n{lines}\n{fence}"
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,)) -> str:
+    """Return a table of cells that are Markdown already.
+
+    Args:
+        headers: One for each column.
+        rows: Their cells.
+        left: The columns with words, by index; those with numbers are set to the right.
+    """
+    align = ["left" if index in left else "right" for index in range(len(headers))]
+    # A row is cut at pipes before anything else is read, code included.
+    cells = [[re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row] for row in (headers, *rows)]
+    return tabulate(cells[1:], cells[0], tablefmt="pipe", colalign=align if rows else None, disable_numparse=True)
+
+
+def chart(title: str, points: Sequence[tuple[float, float]]) -> str:
+    """Return values in MiB over time as a mermaid chart, which the page draws as a line.
+
+    Args:
+        title: Our own words.
+        points: The time in seconds and the value, oldest first, over some time.
+    """
+    seconds, values = points[-1][0] - points[0][0], evenly(points, CHART_POINTS)
+    low, high = min(values), max(values)
+    room = max((high - low) * 0.1, 1.0)
+    lines = [
+        _MERMAID,
+        "xychart-beta",
+        f'    title "{title}"',
+        f'    x-axis "seconds" 0 --> {seconds:.0f}',
+        f'    y-axis "MiB" {max(low - room, 0):.0f} --> {high + room:.0f}',
+        f"    line [{', '.join(f'{value:.1f}' for value in values)}]",
+    ]
+    return block("\n".join(lines), "mermaid")
+
+
+def evenly(points: Sequence[tuple[float, float]], most: int) -> list[float]:
+    """Return so many values at most, evenly spaced: the highest of each step, and in one without any the one before."""
+    count, start, end = min(most, len(points)), points[0][0], points[-1][0]
+    steps: list[float | None] = [None] * count
+    for at, value in points:
+        index = min(int((at - start) / (end - start) * count), count - 1)
+        steps[index] = max(value, steps[index] or value)
+    filled = [points[0][1]]
+    for step in steps:
+        filled.append(filled[-1] if step is None else step)
+    return filled[1:]
+
+
+def _fence(words: str, least: int) -> str:
+    return "`" * max(max(map(len, re.findall("`+", words)), default=0) + 1, least)
+
+
+# --- words for numbers ---
+
+
+def moment(at: float | None) -> str:
+    """Return Unix seconds as UTC, to the second."""
+    if at is None:
+        return "-"
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):  # of no year that there is
+        return f"{at:g}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as an operator says them."""
+    if not math.isfinite(seconds):
+        return "an unknown time"
+    whole = max(int(seconds), 0)
+    if whole < 120:  # noqa: PLR2004 - up to two minutes in seconds
+        return f"{whole} s"
+    if whole < 7200:  # noqa: PLR2004 - up to two hours in minutes
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def figure(name: str, value: Figure) -> str:
+    """Return a number with its name, in the unit that the name tells."""
+    title, shown = name.replace("_", " "), str(value)
+    if name == "rank":
+        return plain(shown)
+    if value is None or isinstance(value, str):
+        shown = "not known" if value is None else value
+    elif name.endswith("_bytes"):
+        title, shown = component_title(name), f"{mib(value)} MiB"
+    elif name.endswith("bytes_per_second"):
+        title, shown = "slope", f"{mib(value * 60, signed=True)} MiB a minute"
+    elif name.endswith("_ratio"):
+        title, shown = name.removesuffix("_ratio").replace("_", " "), f"{value:.1%}"
+    elif name.endswith("_seconds"):
+        title, shown = name.removesuffix("_seconds").replace("_", " "), f"{value:.1f} s"
+    return plain(f"{title} {shown}")
+
+
+# --- the page ---
+
+
+def page(markdown: str, *, title: str) -> str:
+    """Return a report as one HTML file.
+
+    Args:
+        markdown: Made by this module's functions.
+        title: For the browser's tab; anything.
+    """
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(CONTENT_SECURITY_POLICY, quote=True)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(plain(title))}</title><style>{STYLE}</style></head>\n<body>\n{_MARKDOWN.render(markdown)}"
+        "</body></html>\n"
+    )
+
+
+def _fence_drawn(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's
+    """Return a block of code as such, and a chart as a drawing."""
+    token = tokens[index]
+    shown = _CHART.search(token.content) if token.info == "mermaid" else None
+    if shown is None:
+        as_code: str = renderer.fence(tokens, index, options, env)
+        return as_code
+    low, high = int(shown["low"]), int(shown["high"])
+    values = [float(value) for value in shown["line"].split(",")]
+    points = " ".join(
+        f"{at / max(len(values) - 1, 1) * _WIDTH:.1f},{(high - value) / (high - low) * _HEIGHT:.1f}"
+        for at, value in enumerate(values)
+    )
+    told = escape(f"{shown['title']}: {min(values):,.0f} to {max(values):,.0f}", quote=True)
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{told}"><polyline points="{points}"/>'
+        f'<text x="6" y="16">{high:,} MiB</text><text x="6" y="{_HEIGHT - 6}">{low:,} MiB</text></svg>\n'
+    )
+
+
+def _cell_opened(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's
+    """Return a table cell aligned by a class: the page allows no style of an element's own."""
+    attributes = tokens[index].attrs
+    if attributes.pop("style", "") == "text-align:left":
+        attributes["class"] = "left"
+    opened: str = renderer.renderToken(tokens, index, options, env)
+    return opened
+
+
+# HTML stands in a report only as a block of our own (`<details>`): `text` escapes every other `<`.
+_MARKDOWN: Final = MarkdownIt("commonmark", {"html": True}).enable("table")
+_MARKDOWN.disable(["html_inline", "link", "image", "autolink", "reference"])
+_MARKDOWN.add_render_rule("fence", _fence_drawn)
+_MARKDOWN.add_render_rule("th_open", _cell_opened)
+_MARKDOWN.add_render_rule("td_open", _cell_opened)

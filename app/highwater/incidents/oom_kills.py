@@ -1,0 +1,99 @@
+"""Kills for memory, as the kernel counts them in control groups: who was killed leaves no last words.
+
+A rank that survives tells the counter of its container, and so does the sidecar's own group where the engine shares it.
+The counter of a container that is gone is gone with it: what is not counted is not known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from highwater.accounting.attribution import rank_key
+from highwater.incidents import OomKills
+from highwater.readings import RankReading
+from highwater.text.table import rank_title
+
+# A kill so long before is another matter.
+RECENT_SECONDS: Final = 60.0
+_KEPT: Final = 64
+_OWN: Final = "counted in the sidecar's own control group"
+
+
+def own_count(root: Path = Path("/")) -> int | None:
+    """Return how many processes of this process's own control group the kernel has killed for memory.
+
+    Args:
+        root: The file system's root; a test brings its own.
+    """
+    try:
+        groups = (root / "proc/self/cgroup").read_text("ascii", "replace").splitlines()
+    except OSError:
+        return None
+    for _, _, rest in (line.partition(":") for line in groups):
+        controllers, _, path = rest.partition(":")
+        is_version_1 = "memory" in controllers.split(",")
+        if not is_version_1 and controllers:
+            continue
+        top = root / ("sys/fs/cgroup/memory" if is_version_1 else "sys/fs/cgroup")
+        name = "memory.oom_control" if is_version_1 else "memory.events"
+        # In a container its own group is what is mounted, whatever the kernel calls it.
+        for folder in (top / path.strip("/"), top):
+            count = _oom_kill(folder / name)
+            if count is not None:
+                return count
+    return None
+
+
+def _oom_kill(file: Path) -> int | None:
+    try:
+        lines = file.read_text("ascii", "replace").splitlines()
+    except (OSError, ValueError):
+        return None
+    count = dict(line.partition(" ")[::2] for line in lines).get("oom_kill", "").strip()
+    return int(count) if count.isdigit() else None
+
+
+class OomKillWatch:
+    """Notices when one of the counters rises.
+
+    Args:
+        read: The sidecar's own counter.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, read: Callable[[], int | None] = own_count, clock: Callable[[], float] = time.monotonic) -> None:
+        self._read = read
+        self._clock = clock
+        self._counts: dict[str, int] = {}
+        self._rises: deque[tuple[float, OomKills]] = deque(maxlen=_KEPT)
+
+    def notice(self, ranks: Iterable[RankReading]) -> None:
+        """Look at every counter that can be read now."""
+        told = {
+            f"counted where rank {rank_title(*rank_key(rank))} runs": rank.host_memory.cgroup_oom_kills
+            for rank in ranks
+        }
+        for where, count in {_OWN: self._read(), **told}.items():
+            if count is None:
+                continue
+            before = self._counts.get(where, count)
+            if count > before:
+                self._rises.append((self._clock(), OomKills(count=count - before, where=where)))
+            self._counts[where] = count
+
+    def lately(self) -> OomKills | None:
+        """Return what was counted in the last minute; ``None`` where nobody counts.
+
+        Ranks that share a container tell the same kill: the one that tells most is taken.
+        """
+        now = self._clock()
+        by_group: dict[str, int] = dict.fromkeys(self._counts, 0)
+        for at, kills in self._rises:
+            if now - at <= RECENT_SECONDS:
+                by_group[kills.where] += kills.count
+        where = max(by_group, key=lambda group: by_group[group], default=None)
+        return None if where is None else OomKills(count=by_group[where], where=where)

@@ -1,0 +1,300 @@
+"""The engine's starts, as its log tells them: where one begins, whether it got ready, with what it failed.
+
+A start begins with the lines that vLLM writes first, and is over when it says where it listens. Where its log shows
+neither (a higher log level, another format), the messages that only a start writes tell by themselves.
+
+::
+
+    header ──► under way ──┬── it listens ─────────────────► over, whatever comes then is of an engine that ran
+                           ├── a known message, and then an end of a process, the next header, or silence ──► failed
+                           └── the next header ────────────► over, nothing is known of it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from highwater.incidents.enginelog import (
+    Line,
+    Matches,
+    NotALogError,
+    WholeLines,
+    known_message,
+    open_log,
+    parse,
+    place_of_end,
+)
+from highwater.incidents.incident import FailedStart
+
+# What is looked at in one go; eight ranks' tracebacks of a failed start are some 200 KiB.
+LOOK_BYTES = 1024 * 1024
+# The end of a line that is not written yet; a longer one is no line of ours.
+PARTIAL_BYTES = 64 * 1024
+# After the word of a process's end the others write theirs; without such a word silence tells.
+SETTLE_SECONDS, SILENCE_SECONDS = 5.0, 30.0
+FINGERPRINT_BYTES = 64
+
+# What vLLM 0.12 to 0.32 write first, in this order; the logo is the API server's from 0.20 on. The engine core's line
+# comes once from each data-parallel engine. The files keep a client's words from being taken for them.
+_ENGINE_CORE: Final = 3
+_HEADERS: Final = (
+    (
+        1,
+        re.compile(r"(?:api_server|api_utils|utils)\.py"),
+        re.compile(r"vLLM (?:API )?server version |.{0,40}█  version "),
+    ),
+    (2, re.compile(r"(?:api_server|api_utils|utils)\.py"), re.compile(r"non-default args: ")),
+    (_ENGINE_CORE, re.compile(r"(?:core|llm_engine)\.py"), re.compile(r"Initializing an? (?:V\d )?LLM engine \(v")),
+)
+_READY_FILE: Final = re.compile(r"(?:api_server|entry|launcher)\.py")
+_READY: Final = re.compile(r"Starting vLLM (?:API )?server (?:\d+ )?on ")
+_UVICORN_READY: Final = "Application startup complete."
+
+
+def header_of(line: Line) -> int | None:
+    """Return which of the lines that begin a start this is, counted from 1."""
+    name = (line.file or "").rpartition("/")[2]
+    for number, file, text in _HEADERS:
+        if file.fullmatch(name) and text.match(line.message):
+            return number
+    return None
+
+
+def says_ready(line: Line) -> bool:
+    """Say whether the server tells where it listens."""
+    if line.file is None:
+        return line.level == "INFO" and line.message.startswith(_UVICORN_READY)
+    return bool(_READY_FILE.fullmatch(line.file.rpartition("/")[2]) and _READY.match(line.message))
+
+
+@dataclass(slots=True)
+class _Start:
+    """A start under way: its first line, and what is known of its failure."""
+
+    title: str
+    header: int
+    matches: Matches = field(default_factory=Matches)
+    is_failing: bool = False
+    ended_at: float | None = None
+    last_at: float = 0.0
+    is_told: bool = False
+
+
+class Starts:
+    """Follows starts through the lines of a log. Pure: the time is handed in."""
+
+    def __init__(self) -> None:
+        self._open: _Start | None = None
+        self._over: list[_Start] = []
+
+    def read(self, line: Line, now: float) -> None:
+        """Take the next line."""
+        header = header_of(line)
+        if header is not None and self.is_begun_by(header):
+            self._end()
+            self._open = _Start(line.text, header)
+        elif header is not None and self._open is not None:
+            self._open.header = header
+        elif says_ready(line):
+            self._open = None
+        else:
+            self._note(line, now)
+
+    def failed(self, now: float, *, at_once: bool = False) -> tuple[FailedStart, ...]:
+        """Return the starts that are known to have failed, each once.
+
+        Args:
+            now: The time, as of the lines.
+            at_once: Do not wait for what may come after an end.
+        """
+        told, self._over = [start for start in self._over if not start.is_told], []
+        last = self._open
+        if last is not None and last.is_failing and not last.is_told and (at_once or _is_settled(last, now)):
+            last.is_told = True
+            told.append(last)
+        return tuple(FailedStart(id=_identity(start.title), messages=start.matches.messages()) for start in told)
+
+    def forget(self) -> None:
+        """Whatever was under way is over: the engine is ready."""
+        self._open, self._over = None, []
+
+    def forget_earlier(self) -> None:
+        """Only the last start is looked at: those before it are no news."""
+        self._over = []
+
+    def is_begun_by(self, header: int) -> bool:
+        """Say whether a line that begins starts begins another one, or goes on with this one."""
+        last = self._open
+        if last is None or last.header == 0 or last.ended_at is not None or header < last.header:
+            return True
+        return header == last.header and header != _ENGINE_CORE
+
+    def _end(self) -> None:
+        if self._open is not None and self._open.is_failing:
+            self._over.append(self._open)
+
+    def _note(self, line: Line, now: float) -> None:
+        known = known_message(line)
+        if known is None:
+            return
+        if self._open is None:
+            if not known.at_start:
+                return  # of an engine that ran
+            self._open = _Start(line.text, 0)
+        start = self._open
+        start.matches.add(line)
+        start.is_failing = start.is_failing or known.part != "wait"
+        start.last_at = now
+        if known.part == "end" and start.ended_at is None:
+            start.ended_at = now
+
+
+def _is_settled(start: _Start, now: float) -> bool:
+    return (start.ended_at is not None and now - start.ended_at >= SETTLE_SECONDS) or (
+        now - start.last_at >= SILENCE_SECONDS
+    )
+
+
+def _identity(title: str) -> str:
+    """A start's own word: its first line has a time and a process in it."""
+    return hashlib.sha256(title.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+class FollowedLog:
+    """The lines that come into a log, also where it is turned over, cut off, or there only later.
+
+    Args:
+        path: The log; links are followed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._offset = 0
+        self._before = b""  # what stood right before the offset: a log cut off and filled again is another
+        self._partial = b""
+        self._whole = WholeLines()
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def skip(self) -> None:
+        """Go to the end: what is there is no news."""
+        self.new_lines()
+        self._partial = b""
+
+    def new_lines(self) -> list[str]:
+        """Return the lines that were added since the last look; at first the log's end. No log, no lines."""
+        added = b""
+        if self._file is not None:
+            added = self._rest()  # a log that was turned over may have been written to before
+        try:
+            if not self._is_same_file():
+                self.close()
+                self._file = open_log(self._path)
+                self._offset, self._before = 0, b""
+                if added and not added.endswith(b"\n"):
+                    added += b"\n"
+                added += self._rest()
+        except (OSError, NotALogError):
+            self.close()
+        whole, newline, partial = (self._partial + added).rpartition(b"\n")
+        # The beginning of a line that is too long: what stands further in is nobody's logger.
+        self._partial = partial[:PARTIAL_BYTES]
+        return self._whole.of(whole.decode("utf-8", "replace").split("\n")) if newline else []
+
+    def _is_same_file(self) -> bool:
+        if self._file is None:
+            return False
+        place, status = place_of_end(self._path), os.fstat(self._file.fileno())
+        return place is not None and (place.device, place.inode) == (status.st_dev, status.st_ino)
+
+    def _rest(self) -> bytes:
+        """Return what was added; of more than is looked at in one go the end."""
+        file = self._file
+        if file is None:
+            return b""
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(self._offset - len(self._before), 0))
+        if size < self._offset or file.read(len(self._before)) != self._before:
+            self._offset, self._partial = 0, b""  # cut off
+            self._before = b""
+        start = max(self._offset, size - LOOK_BYTES)
+        file.seek(start)
+        content = file.read(size - start)
+        is_whole = start == self._offset
+        self._offset = start + len(content)
+        self._before = ((self._before if is_whole else b"") + content)[-FINGERPRINT_BYTES:]
+        if not is_whole:
+            self._partial = b""
+            content = content.partition(b"\n")[2]  # the end of a line whose beginning is left out
+        return content
+
+
+class StartWatch:
+    """Looks for failed starts in the engine's log. Every method may block on the disk.
+
+    Args:
+        path: The log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._log = FollowedLog(path)
+        self._starts = Starts()
+        self._has_looked = False
+
+    def engine_ready(self) -> None:
+        """Return what was written up to now is of no failed start."""
+        self._log.skip()
+        self._starts.forget()
+        self._has_looked = True
+
+    def look(self, now: float, *, at_once: bool = False) -> tuple[FailedStart, ...]:
+        """Return the starts that failed since the last look; at first only the last one.
+
+        Args:
+            now: Seconds of any clock.
+            at_once: Do not wait for what may come after an end.
+        """
+        for text in self._log.new_lines():
+            self._starts.read(parse(text), now)
+        if not self._has_looked:
+            self._starts.forget_earlier()
+        self._has_looked = True
+        return self._starts.failed(now, at_once=at_once)
+
+    def close(self) -> None:
+        """Let the log go."""
+        self._log.close()
+
+
+def of_one_run(lines: list[str], *, begins_ready: bool) -> list[str]:
+    """Leave only the lines of the engine that ran: not of a start after it, nor of an engine before it.
+
+    Args:
+        lines: The end of the log.
+        begins_ready: Whether the first line was written when the engine was ready.
+    """
+    runs: list[list[str]] = [[]]
+    starts, was_ready = Starts(), [begins_ready]
+    for text in lines:
+        line = parse(text)
+        header = header_of(line)
+        if header is not None and starts.is_begun_by(header):
+            runs.append([])
+            was_ready.append(False)
+        was_ready[-1] = was_ready[-1] or says_ready(line)
+        starts.read(line, 0.0)
+        runs[-1].append(text)
+    if begins_ready:
+        return runs[0]
+    ran = [run for run, is_ready in zip(runs, was_ready, strict=True) if is_ready]
+    return ran[-1] if ran else lines

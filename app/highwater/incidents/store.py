@@ -1,0 +1,286 @@
+"""Where incidents are kept: one file each in one folder, or memory.
+
+A file is written in one step, so that a crash leaves a whole one or none; the oldest make room for the newest. What
+cannot be written stays in memory and is tried again, and `problem` says what is wrong. No link is ever followed: every
+file is opened by its name within the folder. What cannot be read, such as a later version's, is named and left alone
+until its turn to go. The folder belongs to one sidecar.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from highwater.errors import flaw
+from highwater.files.regular import open_regular
+from highwater.incidents.fitting import INCIDENT, fitted
+from highwater.incidents.incident import SCHEMA, Headline, Incident
+from highwater.text.plain import plain
+
+KEEP, MAX_BYTES = 32, 8 * 1024 * 1024
+MAX_IN_MEMORY = 16
+# What a list shows at most, in a folder that holds more than ours.
+MAX_LISTED = 1000
+# Larger ones are not ours, whatever max_bytes was when they were written.
+MAX_FILE_BYTES = 64 * 1024 * 1024
+HEAD_BYTES = 16 * 1024
+
+_ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[a-z0-9]{1,24}(-[a-z0-9]{1,24}){0,5}", re.ASCII)
+_SCHEMA = re.compile(rb'"schema"\s*:\s*([0-9]{1,6})\b')
+_DRAFT = ".json.draft"
+_HEADLINE = TypeAdapter(Headline)
+
+
+class Unreadable(Exception):
+    """An incident is there, and cannot be read. The message says why, in one sentence."""
+
+
+def is_incident_id(text: str) -> bool:
+    """Return whether it can be the id of an incident: nothing else becomes part of a path."""
+    return _ID.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """One incident in memory; compressed, since much of it repeats."""
+
+    headline: Headline
+    content: bytes
+
+
+class IncidentStore:
+    """The incidents. Every method may block on the disk, and may be called from any thread.
+
+    Args:
+        folder: An absolute path to a folder that exists; no folder is ever made. ``None``: memory only.
+        keep: So many files at most.
+        max_bytes: So large at most each.
+
+    Attributes:
+        folder: Where they are, links followed once; ``None`` where they are in memory.
+        problem: Why the last one could not be written, in one sentence; ``None`` if it could.
+    """
+
+    def __init__(self, folder: Path | None, *, keep: int = KEEP, max_bytes: int = MAX_BYTES) -> None:
+        self.folder = Path(os.path.realpath(folder)) if folder is not None else None
+        self.problem: str | None = None
+        self._keep = keep
+        self._max_bytes = max_bytes
+        self._memory: dict[str, _Kept] = {}
+        self._turn = threading.Lock()
+
+    def prepare(self) -> None:
+        """Say now what will be wrong later, and take away what a crash left half written. Before the first write."""
+        folder = self.folder
+        if folder is None:
+            return
+        if not folder.is_dir() or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            self.problem = f"incidents.folder: {folder} is missing or not writable; incidents are kept in memory only"
+            return
+        with suppress(OSError), _folder(folder) as descriptor:
+            for name in os.listdir(descriptor):
+                if name.startswith(".") and name.endswith(_DRAFT) and is_incident_id(name[1 : -len(_DRAFT)]):
+                    os.unlink(name, dir_fd=descriptor)
+
+    def write(self, incident: Incident) -> None:
+        """Keep it, in place of what was kept under its id. Never fails: what cannot be written stays in memory."""
+        kept, content = fitted(incident, self._max_bytes)
+        with self._turn:
+            self._memory.pop(kept.id, None)
+            self._memory[kept.id] = _Kept(kept.headline, zlib.compress(content, 1))
+            if self.folder is not None:
+                self._flush(self.folder)
+            while len(self._memory) > MAX_IN_MEMORY:
+                del self._memory[min(self._memory)]
+
+    def headlines(self) -> list[Headline]:
+        """All of them, newest first; one that cannot be read says why."""
+        with self._turn:
+            found = self._filed(self.folder) if self.folder is not None else {}
+            found |= {name: kept.headline for name, kept in self._memory.items()}
+        return [found[name] for name in sorted(found, reverse=True)[:MAX_LISTED]]
+
+    def has(self, incident_id: str) -> bool:
+        """Return whether something is kept under this id."""
+        with self._turn:
+            if incident_id in self._memory:
+                return True
+            return self.folder is not None and incident_id in _names(self.folder)
+
+    def read(self, incident_id: str) -> Incident | None:
+        """The incident, ``None`` where there is none.
+
+        Raises:
+            Unreadable: It is there, and is none that this version reads.
+        """
+        content = self._content(incident_id, MAX_FILE_BYTES)
+        if content is None:
+            return None
+        try:
+            incident = INCIDENT.validate_json(content)
+        except ValidationError as exc:
+            raise Unreadable(f"{incident_id} {_why(content, exc)}") from exc
+        if not _has_times(incident):
+            raise Unreadable(f"{incident_id} has a time that there is not")
+        return incident
+
+    def _content(self, incident_id: str, most: int) -> bytes | None:
+        """The incident as it is kept, so many bytes of it; ``None`` where there is none."""
+        if not is_incident_id(incident_id):
+            return None
+        with self._turn:
+            if incident_id in self._memory:
+                return zlib.decompress(self._memory[incident_id].content)
+        try:
+            return _read(self.folder, incident_id, most) if self.folder is not None else None
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise Unreadable(f"{incident_id} cannot be read: {_reason(exc)}") from exc
+
+    def _flush(self, folder: Path) -> None:
+        """Write what is in memory, the oldest first; what cannot be written stays there."""
+        for incident_id in sorted(self._memory):
+            try:
+                _replace(folder, incident_id, zlib.decompress(self._memory[incident_id].content))
+            except OSError as exc:
+                self.problem = (
+                    f"incidents.folder: {incident_id} could not be written to {folder}: {_reason(exc)}; "
+                    f"it is kept in memory ({len(self._memory)} of {MAX_IN_MEMORY})"
+                )
+                return
+            del self._memory[incident_id]
+        self.problem = None
+        self._rotate(folder)
+
+    def _rotate(self, folder: Path) -> None:
+        for incident_id in sorted(_names(folder))[: -self._keep]:
+            # One that cannot be removed, such as a folder under such a name, is none of ours.
+            with suppress(OSError), _folder(folder) as descriptor:
+                os.unlink(f"{incident_id}.json", dir_fd=descriptor)
+
+    def _filed(self, folder: Path) -> dict[str, Headline]:
+        found: dict[str, Headline] = {}
+        for incident_id in sorted(_names(folder), reverse=True)[:MAX_LISTED]:
+            with suppress(FileNotFoundError):
+                found[incident_id] = _headline(folder, incident_id)
+        return found
+
+
+def _headline(folder: Path, incident_id: str) -> Headline:
+    """The headline, which stands on the file's first line."""
+    try:
+        start = _read(folder, incident_id, HEAD_BYTES)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        return _nameless(incident_id, f"cannot be read: {_reason(exc)}")
+    schema = _schema(start)
+    if schema != SCHEMA:
+        return _nameless(incident_id, _other_schema(schema), schema)
+    try:
+        headline = _HEADLINE.validate_json(start.partition(b"\n")[0].removesuffix(b",") + b"}")
+    except ValidationError:
+        return _nameless(incident_id, "has no headline that this version reads", schema)
+    if not _has_times(headline):
+        return _nameless(incident_id, "has a time that there is not", schema)
+    if headline.id != incident_id:
+        return _nameless(incident_id, f"says that it is {plain(headline.id, 80)}", schema)
+    return headline
+
+
+def _has_times(known: Headline) -> bool:
+    return all(math.isfinite(at or 0.0) for at in (known.at, known.last_at, known.ended_at))
+
+
+def _nameless(incident_id: str, problem: str, schema: int | None = None) -> Headline:
+    return Headline(schema=schema, id=incident_id, kind=None, at=None, problem=problem)
+
+
+def _schema(content: bytes) -> int | None:
+    found = _SCHEMA.search(content)
+    return int(found[1]) if found is not None else None
+
+
+def _other_schema(schema: int | None) -> str:
+    if schema is None:
+        return "is not an incident"
+    return f"is of schema {schema}, and this version reads {SCHEMA}"
+
+
+def _why(content: bytes, exc: ValidationError) -> str:
+    schema = _schema(content[:HEAD_BYTES])
+    if schema != SCHEMA:
+        return _other_schema(schema)
+    errors = exc.errors(include_url=False, include_input=False)
+    if errors[0]["type"] == "json_invalid":
+        return "is not valid JSON"
+    return f"has another form: {plain(flaw(errors), 240)}"
+
+
+# --- files ---
+
+
+def _names(folder: Path) -> set[str]:
+    """The ids for which there is a file, whatever is in it."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return set()
+    return {name[:-5] for name in names if name.endswith(".json") and is_incident_id(name[:-5])}
+
+
+@contextmanager
+def _folder(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read(folder: Path, incident_id: str, most: int) -> bytes:
+    """The file's first bytes; a link or anything else that is no file is an error."""
+    with _folder(folder) as within:
+        descriptor = open_regular(f"{incident_id}.json", dir_fd=within)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_size > MAX_FILE_BYTES:
+            raise OSError(f"it has more than {MAX_FILE_BYTES:,} bytes")
+        return file.read(most)
+
+
+def _replace(folder: Path, incident_id: str, content: bytes) -> None:
+    """The new content in one step, on the disk when this returns."""
+    draft, name = f".{incident_id}{_DRAFT}", f"{incident_id}.json"
+    with _folder(folder) as within:
+        with suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=within)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(draft, flags, 0o600, dir_fd=within)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, name, src_dir_fd=within, dst_dir_fd=within)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=within)
+            raise
+        # A file system that cannot do this for folders has the file all the same.
+        with suppress(OSError):
+            os.fsync(within)
+
+
+def _reason(exc: OSError) -> str:
+    return (exc.strerror or str(exc)).lower()

@@ -1,0 +1,203 @@
+"""Incidents as Markdown, which a terminal shows as it is and ``highwater.findings.markdown.page`` turns into a page.
+
+Formats, and decides nothing. Every text that is not ours is made plain first.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from highwater.accounting.attribution import COMPONENTS
+from highwater.findings.finding import Advice, Finding, all_advice
+from highwater.findings.markdown import block, chart, code, duration, figure, moment, table, text
+from highwater.incidents.incident import Headline, Incident, LogMessage, RankEvidence
+from highwater.incidents.latest import known_points, latest
+from highwater.readings import Event
+from highwater.text.plain import plain
+from highwater.text.table import component_title
+from highwater.units import MIB, mib
+
+WIDTH = 100
+KIND_WORDS: Mapping[str, str] = {
+    "died": "died",
+    "hung": "hung",
+    "out_of_memory": "out of memory",
+    "start_failed": "start failed",
+}
+WEIGHT_WORDS: Mapping[str, str] = {"likely": "most likely", "clue": "a clue", "note": "good to know"}
+
+
+def state(headline: Headline) -> str:
+    """Return since when, how often, until when."""
+    parts = [moment(headline.at)]
+    if headline.count > 1:
+        parts.append(f"{headline.count} times until {moment(headline.last_at)}")
+    if headline.ended_at is None:
+        parts.append("not ended")
+    else:
+        lasted = "" if headline.at is None else f" (after {duration(headline.ended_at - headline.at)})"
+        parts.append(f"ready again {moment(headline.ended_at)}{lasted}")
+    return ", ".join(parts)
+
+
+def headlines_text(headlines: Sequence[Headline], *, problem: str | None = None) -> str:
+    """Return the list, newest first."""
+    lines = [f"problem: {plain(problem)}", ""] if problem else []
+    if not headlines:
+        return "\n".join([*lines, "no incidents"]) + "\n"
+    for headline in headlines:
+        lines.append(plain(headline.id))
+        if headline.problem:
+            lines += [f"   it {plain(headline.problem)}", ""]
+            continue
+        lines += [
+            f"   {state(headline)}",
+            textwrap.indent(_wrapped(plain(headline.summary, 2000), width=97), "   "),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
+    """Return one incident as an operator reads it.
+
+    Args:
+        incident: The incident.
+        charts: Draw each rank's used bytes over time: for a page.
+    """
+    engine = incident.engine
+    kind = KIND_WORDS.get(incident.kind or "", incident.kind or "")
+    who = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
+    facts = {
+        "when": state(incident),
+        "engine": code(f"{who} at {engine.url}: {engine.state}"),
+        "load": load(incident),
+        "hint": code(engine.hint or ""),
+    }
+    of_messages = (advice for message in incident.messages for advice in message.advice)
+    given = dict.fromkeys((*of_messages, *all_advice(incident.findings)))
+    parts = [
+        f"# {text(kind)}: {code(incident.id)}",
+        _wrapped(f"**{text(plain(incident.summary, 2000))}**"),
+        "\n".join(f"- {name}: {value}" for name, value in facts.items() if value),
+        *_section("What the log says", map(_message, incident.messages)),
+        *_section("What the numbers say", map(_finding, incident.findings)),
+        *_section("What to change", map(_advice, given)),
+        *_section("The ranks", _ranks(incident.ranks, charts=charts)),
+        *_section("What happened before", [_events(incident.events)]),
+        *_section("The policy", _policy(incident)),
+        *_section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def load(incident: Incident) -> str:
+    """Return what the engine last reported of its requests."""
+    engine = incident.engine
+    if engine.requests_running is None and engine.kv_cache_usage_ratio is None:
+        return "not known"
+    running = "?" if engine.requests_running is None else engine.requests_running
+    waiting = "?" if engine.requests_waiting is None else engine.requests_waiting
+    usage = "" if engine.kv_cache_usage_ratio is None else f", KV cache {engine.kv_cache_usage_ratio:.0%} used"
+    return f"{running} requests running, {waiting} waiting{usage}"
+
+
+def _section(title: str, parts: Iterable[str]) -> list[str]:
+    parts = [part for part in parts if part]
+    return [f"## {title}", *parts] if parts else []
+
+
+def _wrapped(words: str, *, indent: str = "", width: int = WIDTH) -> str:
+    return textwrap.fill(words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _item(head: str, *sentences: str) -> str:
+    """Return an item of a list; what belongs to it stands beneath it."""
+    return "\n".join(
+        _wrapped(line, indent="  ") for line in (f"- {head}", *(f"  {each}" for each in sentences if each))
+    )
+
+
+def _message(message: LogMessage) -> str:
+    often = f" ({message.count} lines)" if message.count > 1 else ""
+    item = _item(f"**{text(plain(message.title))}**{often}", text(plain(message.meaning, 2000)))
+    return f"{item}\n\n{textwrap.indent(_lines(map(plain, message.lines)), '  ')}"
+
+
+def _finding(finding: Finding) -> str:
+    weight = WEIGHT_WORDS.get(finding.weight, WEIGHT_WORDS["note"])
+    figures = ", ".join(text(figure(name, value)) for name, value in finding.figures.items())
+    title = f"**{text(plain(finding.title))}**"
+    return _item(f"{weight}: {title}", text(plain(finding.text, 2000)), figures and f"({figures})")
+
+
+def _advice(advice: Advice) -> str:
+    return _item(code(advice.setting), text(plain(advice.change, 2000)), text(plain(f"Costs: {advice.cost}", 2000)))
+
+
+def _events(events: Sequence[Event]) -> str:
+    return _lines(
+        f"{moment(event.at).rpartition(' ')[2]}  {plain(event.kind, 20):9} {plain(event.summary)}"
+        + (f" (asked for by {plain(event.caller.address, 60)})" if event.caller is not None else "")
+        for event in events
+    )
+
+
+def _policy(incident: Incident) -> Iterator[str]:
+    if incident.policy is not None:
+        yield code(f"{incident.policy.level} (mode {incident.policy.mode}): {incident.policy.summary}")
+    yield _events(incident.decisions)
+
+
+def _ranks(ranks: Sequence[RankEvidence], *, charts: bool) -> Iterator[str]:
+    if not ranks:
+        return
+    yield _table(ranks)
+    for rank in ranks:
+        yield _line(rank, drawn=charts)
+        if rank.doing or rank.stack:
+            yield text(f"{rank.name}, {plain(rank.status, 20)}: {plain(rank.doing) or 'it was last in'}")
+            yield _lines(plain(line) for line in rank.stack)
+        if rank.entries:
+            yield f"{rank.name}, its largest encoder outputs:"
+            yield _lines(
+                f"{mib(entry.bytes):>10} MiB  {plain(entry.residency or '', 10):7} {plain(entry.mm_hash, 64)}"
+                for entry in rank.entries
+            )
+
+
+def _lines(lines: Iterable[str]) -> str:
+    shown = "\n".join(lines)
+    return block(shown) if shown else ""
+
+
+def _table(ranks: Sequence[RankEvidence]) -> str:
+    """Return each rank as it stood last, in MiB."""
+    stood = [latest(rank) for rank in ranks]
+    rows = [
+        ["status", *(code(rank.status, 20) for rank in ranks)],
+        ["read", *(moment(rank.taken_at or None).rpartition(" ")[2] for rank in stood)],
+        ["total", *(mib(rank.total_bytes) for rank in stood)],
+        ["used", *(mib(rank.used_bytes) for rank in stood)],
+        *([component_title(name), *(mib(getattr(rank.components, name)) for rank in stood)] for name in COMPONENTS),
+        ["free", *(mib(rank.free_bytes) for rank in stood)],
+        ["torch reserved", *(mib(rank.torch.reserved_bytes) for rank in stood)],
+        ["torch allocated", *(mib(rank.torch.allocated_bytes) for rank in stood)],
+    ]
+    return table(["MiB", *(text(rank.name) for rank in ranks)], rows)
+
+
+def _line(rank: RankEvidence, *, drawn: bool) -> str:
+    """Return how used bytes moved over the time that is known."""
+    known = [(point.at, point.used_bytes) for point in known_points(rank) if point.used_bytes is not None]
+    if not known:
+        return ""
+    used = [size for _, size in known]
+    seconds = known[-1][0] - known[0][0]
+    span = f"{mib(min(used))} to {mib(max(used))} MiB in {duration(seconds)}"
+    told = text(f"{rank.name} used {span}, {mib(used[-1])} at the end.")
+    drawing = (
+        chart(f"MiB in use, {rank.name}", [(at, size / MIB) for at, size in known]) if drawn and seconds > 0 else ""
+    )
+    return f"{told}\n\n{drawing}".rstrip()

@@ -1,0 +1,323 @@
+"""Watches for what is worth an incident, and gathers what is known of it. Decides nothing about the engine.
+
+An engine that is there no more has died; one that does not move hangs; a rank whose allocator counts one more failure
+has run out of memory. The workers' recorder files outlive them, so their last minutes are read when it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+
+from highwater.accounting.attribution import account, rank_key
+from highwater.accounting.points import MemoryPoint
+from highwater.engine.life import EngineLife
+from highwater.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, RankEvidence, from_history, kept
+from highwater.incidents.oom_kills import OomKillWatch
+from highwater.memory.history import History
+from highwater.readings import STATES, EngineLoad, EngineState, Growth, PolicyStatus, RankReading, Report, WorkerMemory
+from highwater.recorder.folder import RankRecord
+from highwater.recorder.recorders import Recorders
+from highwater.text.table import rank_title
+
+SPAN_SECONDS = 600.0
+MAX_EVENTS = 50
+BACKLOG = 16
+FINISH_SECONDS = 3.0
+
+log = logging.getLogger("highwater.incidents")
+
+
+# The policy says nothing of the memory then.
+_NOTHING_KNOWN = frozenset({"held", "unknown"})
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was last known of this life of the engine; after its end it is known no more."""
+
+    engine_life: str = ""
+    instance: str | None = None
+    records: tuple[RankRecord, ...] = ()
+    ranks: tuple[RankReading, ...] = ()
+    baseline: tuple[RankReading, ...] = ()
+    growth: Growth = field(default_factory=Growth)
+    load: EngineLoad = field(default_factory=EngineLoad)
+    policy: PolicyStatus | None = None
+
+
+class IncidentWatcher:
+    """Opens and closes incidents, by the state of the engine that the poller found.
+
+    Args:
+        incidents: Where they are kept.
+        history: Readings and events.
+        recorders: The recorders, if there are any.
+        life: The engine's present life, with its first readings.
+        policy: The policy as it stands.
+        oom_kills: Counts the kernel's kills for memory.
+        internal_error: Counts a fault of our own.
+    """
+
+    def __init__(
+        self,
+        incidents: Incidents,
+        history: History,
+        *,
+        recorders: Recorders | None,
+        life: Callable[[], EngineLife],
+        policy: Callable[[], PolicyStatus],
+        oom_kills: OomKillWatch | None = None,
+        internal_error: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._incidents = incidents
+        self._history = history
+        self._recorders = recorders
+        self._engine_life = life
+        self._policy = policy
+        self._oom_kills = oom_kills or OomKillWatch()
+        self._internal_error = internal_error
+        self._state: EngineState = "starting"
+        self._last: Report | None = None
+        self._life: _Known | None = None
+        # By rank: the process that counts, and its count.
+        self._ooms: dict[tuple[int, int], tuple[int | None, int]] = {}
+        # Whether something may have to be ended; at first what an earlier sidecar left.
+        self._may_be_open = True
+        # Whether the log is to be told that another life of the engine began; it is told until there was room.
+        self._has_begun = False
+        self._is_looking = False
+        # What comes while so many wait is part of the same storm.
+        self._waiting: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(BACKLOG)
+
+    def notice(self, report: Report) -> None:
+        """A new report is there. Never blocks the poller."""
+        self._judge(report)
+        if self._incidents.has_log:
+            self._look_into_log(report)
+
+    async def run(self) -> None:
+        """Write what was noticed, until cancelled."""
+        while True:
+            work = await self._waiting.get()
+            try:
+                await work()
+            except Exception:
+                # Whatever one incident met, the next must be written. It is logged and counted.
+                self._internal_error()
+                log.exception("an incident could not be handled")
+            finally:
+                self._waiting.task_done()
+
+    async def finish(self) -> None:
+        """Wait, for a little, until all that was noticed is written: the sidecar often ends with its engine."""
+        if self._incidents.has_log:
+            self._put(partial(self._complete, at_once=True))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_SECONDS):
+                await self._waiting.join()
+
+    # --- noticing ---
+
+    def _judge(self, report: Report) -> None:
+        before, self._state, self._last = self._state, report.engine.state, report
+        more_ooms = self._more_ooms(report)
+        self._oom_kills.notice(() if report.stale else report.ranks)
+        life = self._remember(report)
+        if life is None:
+            return
+        if self._state == "gone":
+            self._life = None
+            self._end_of(life, report)
+        elif STATES[self._state].is_hung and not STATES[before].is_hung:
+            self._open("hung", life, report)
+        elif more_ooms:
+            ranks = ", ".join(f"rank {rank_title(dp, rank)}" for dp, rank in more_ooms)
+            reason = f"PyTorch's allocator on {ranks} could not get what it asked for"
+            self._open("out_of_memory", life, report, reason)
+        elif self._state == "ready" and self._may_be_open:
+            self._may_be_open = not self._put(self._end_all)
+
+    def _end_of(self, life: _Known, report: Report, reason: str | None = None) -> None:
+        if life.records and all(record.status == "ended" for record in life.records):
+            self._history.record("state", "the engine ended in order: every worker closed its recorder")
+        else:
+            self._open("died", life, report, reason)
+
+    def _more_ooms(self, report: Report) -> list[tuple[int, int]]:
+        """The ranks whose process counts more failures than it did."""
+        more = []
+        for rank in () if report.stale else report.ranks:
+            key, count = rank_key(rank), rank.torch.ooms
+            if count is None:
+                continue  # not every reading tells it
+            pid, before = self._ooms.get(key, (rank.pid, count))
+            if pid == rank.pid and count > before:
+                more.append(key)
+            self._ooms[key] = rank.pid, count
+        return more
+
+    def _remember(self, report: Report) -> _Known | None:
+        """What is known of this life of the engine; ``None`` where there is none."""
+        engine, life = report.engine, self._life
+        if engine.traits.is_up and (life is None or life.engine_life != self._engine_life().id):
+            if life is not None:
+                # Nobody saw it end. What its successor writes is another's.
+                self._end_of(life, report, "other processes answer in its place")
+            life = self._life = _Known(engine_life=self._engine_life().id)
+            self._has_begun = True
+        if life is None:
+            return None
+        recorders = self._recorders
+        if recorders is not None and recorders.recorder.instance is not None:
+            life.records, life.instance = recorders.records, recorders.recorder.instance
+        elif recorders is not None and life.instance is not None and engine.state == "gone":
+            life.records = recorders.records  # the last moments of who is followed no more
+        if not report.stale:
+            life.ranks, life.growth = report.ranks, report.growth
+            life.baseline = self._engine_life().baseline or life.baseline
+            policy = self._policy()
+            life.policy = life.policy if policy.level in _NOTHING_KNOWN else policy
+        if engine.requests_running is not None:
+            life.load = EngineLoad(
+                requests_running=engine.requests_running,
+                requests_waiting=engine.requests_waiting,
+                kv_cache_usage_ratio=engine.kv_cache_usage_ratio,
+            )
+        return life
+
+    def _open(self, kind: IncidentKind, life: _Known, report: Report, reason: str | None = None) -> None:
+        evidence = self._evidence(kind, life, report, report.engine.hint or "" if reason is None else reason)
+        self._may_be_open = True
+        self._put(partial(self._write, evidence, life.instance))
+
+    def _evidence(self, kind: IncidentKind, life: _Known, report: Report, reason: str) -> Evidence:
+        at = self._history.now()
+        # Oldest first: of the same moment too.
+        events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=MAX_EVENTS)))
+        _, readings = self._history.readings(at - SPAN_SECONDS, 0)
+        evidence = Evidence(
+            kind=kind,
+            at=at,
+            engine=report.engine,
+            ranks=from_history(life.ranks, readings),
+            baseline=life.baseline,
+            growth=life.growth,
+            load=life.load,
+            policy=self._policy(),
+            policy_before=life.policy,
+            decisions=tuple(event for event in events if "policy" in (event.kind, event.trigger)),
+            events=events,
+            reason=reason,
+        )
+        if life.records:
+            evidence = replace(evidence, ranks=_with_records(evidence.ranks, life.records))
+        # Who outlived a kill may have told it after the last report.
+        self._oom_kills.notice(rank.reading for rank in evidence.ranks if rank.reading is not None)
+        return replace(evidence, oom_kills=self._oom_kills.lately())
+
+    def _look_into_log(self, report: Report) -> None:
+        """Have the engine's log read where that is due: for an incident's last lines, or for a start that fails."""
+        if self._has_begun:
+            self._has_begun = not self._put(self._incidents.engine_began)
+        if self._incidents.is_late_due:
+            self._put(self._complete)
+        if report.engine.traits.is_absent and not self._is_looking:
+            self._is_looking = self._put(partial(self._look_for_failed_starts, report))
+
+    def _put(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Have it done, in order; whether there was room."""
+        if self._waiting.full():
+            return False
+        self._waiting.put_nowait(work)
+        return True
+
+    # --- writing ---
+
+    async def _end_all(self) -> None:
+        for ended in await self._incidents.engine_ready():
+            self._history.record("incident", f"incident {ended.id} ended: the engine is ready")
+
+    async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
+        self._is_looking = False
+        for start in await self._incidents.failed_starts(at_once=at_once):
+            # The ranks of an engine before it are not of this start; their end was told.
+            evidence = self._evidence("start_failed", _Known(), report, "")
+            self._may_be_open = True
+            await self._write(replace(evidence, start=start), None)
+
+    async def _complete(self, *, at_once: bool = False) -> None:
+        if at_once and self._last is not None and self._last.engine.traits.is_absent:
+            await self._look_for_failed_starts(self._last, at_once=True)
+        await self._incidents.complete(at_once=at_once)
+
+    async def _write(self, evidence: Evidence, instance: str | None) -> None:
+        if self._recorders is not None and instance is not None:
+            evidence = await asyncio.to_thread(_with_last_minutes, evidence, self._recorders, instance)
+        headline, is_new = await self._incidents.open_incident(evidence)
+        if is_new:
+            self._history.record("incident", f"incident {headline.id}: {headline.summary}")
+            log.warning("incident %s: %s", headline.id, headline.summary)
+        if self._incidents.problem is not None:
+            log.warning("%s", self._incidents.problem)
+
+
+def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
+    """What the recorders say of each rank; also of those that no report has."""
+    known = {rank_key(rank): rank for rank in ranks}
+    for record in records:
+        identity, progress = record.identity, record.progress
+        key = rank_key(identity)
+        rank = known.get(key) or RankEvidence(
+            rank=identity.rank, dp_rank=identity.dp_rank, host=identity.host, pid=identity.pid
+        )
+        known[key] = replace(
+            rank,
+            status=record.status,
+            reading=_newer(rank.reading, record.newest),
+            doing=_doing(record),
+            step_seconds=progress.step_seconds if progress is not None else None,
+            stack=progress.stack if progress is not None else (),
+            entries=tuple(EncoderEntry(**asdict(entry)) for entry in record.entries),
+        )
+    return tuple(known[key] for key in sorted(known))
+
+
+def _newer(reading: RankReading | None, newest: WorkerMemory | None) -> RankReading | None:
+    if newest is None or (reading is not None and reading.taken_at >= newest.taken_at):
+        return reading
+    return account(newest, "recorder")
+
+
+def _doing(record: RankRecord) -> str:
+    progress = record.progress
+    if progress is None:
+        return ""
+    if progress.step_seconds is not None:
+        return f"in a step for {progress.step_seconds:.1f} s"
+    if progress.output_seconds is not None:
+        return f"waiting for a step's output for {progress.output_seconds:.1f} s"
+    if progress.rpc is not None:
+        return f"in our call {progress.rpc} for {progress.rpc_seconds or 0.0:.1f} s"
+    if progress.last_step_age_seconds is None:
+        return "no step had begun"
+    return f"in no step, the last one {progress.last_step_age_seconds:.1f} s before"
+
+
+def _with_last_minutes(evidence: Evidence, recorders: Recorders, instance: str) -> Evidence:
+    last_minutes = recorders.last_minutes(instance)
+    return replace(evidence, ranks=tuple(_with_series(rank, last_minutes) for rank in evidence.ranks))
+
+
+def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[MemoryPoint, ...]]) -> RankEvidence:
+    samples = last_minutes.get(rank.pid or -1)
+    if not samples or rank.reading is None:
+        return rank
+    recorded = tuple(kept(sample) for sample in samples)
+    # While nothing happens nothing is sampled: from then on the sidecar's own readings tell.
+    later = (point for point in rank.series if point.at > recorded[-1].at)
+    return replace(rank, series=(*recorded, *later))

@@ -1,0 +1,157 @@
+"""The load: any command, run beside us with its input and output left as they are, and ended when we are told to stop.
+
+At a terminal it stays in the terminal's foreground, so that it can be typed to, and the terminal's Ctrl-C reaches it
+without us. Elsewhere it gets a process group of its own, and our signals are passed on to that group.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from highwater.measure.interrupts import Interrupts
+
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+LOOK_SECONDS = 0.25
+# After the signal to stop, and after the one that asks once more, as long; then it is killed.
+GRACE_SECONDS = 15.0
+
+
+class NotStarted(Exception):
+    """The command cannot be run.
+
+    Attributes:
+        exit_code: As a shell would tell it: 126 not executable, 127 not found.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)
+
+
+def find(command: Sequence[str]) -> str:
+    """The program of a command, before anything else is begun.
+
+    Raises:
+        NotStarted: There is none, or it is no program.
+    """
+    name = command[0]
+    found = shutil.which(name)
+    if found is not None:
+        return found
+    there = os.path.exists(name) if os.sep in name else False
+    if there:
+        what = "a folder" if os.path.isdir(name) else "not executable"
+        raise NotStarted(f"{name!r} is {what}; name a program, or make it one with chmod +x", NOT_EXECUTABLE)
+    raise NotStarted(f"{name!r} is not found; check the spelling, PATH, and that it is installed here", NOT_FOUND)
+
+
+class Load:
+    """One run of the command.
+
+    Args:
+        command: Its words.
+        interrupts: Who hears the signals to stop.
+        grace_seconds: How long it may take to end, twice.
+    """
+
+    def __init__(self, command: Sequence[str], interrupts: Interrupts, *, grace_seconds: float = GRACE_SECONDS) -> None:
+        self._command, self._interrupts, self._grace = list(command), interrupts, grace_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._has_own_group = not _is_foreground()
+        self.started = 0.0
+        self.seconds = 0.0
+
+    @property
+    def code(self) -> int:
+        """Return how it ended, as ``Popen`` tells it; 0 before that."""
+        return 0 if self._process is None else self._process.returncode or 0
+
+    def run(self, look: Callable[[], None]) -> None:
+        """Run it to its end.
+
+        Args:
+            look: Called a few times a second meanwhile.
+
+        Raises:
+            NotStarted: It could not be run.
+            KeyboardInterrupt: The second signal to stop came; it is killed then.
+        """
+        self.started = time.monotonic()
+        try:
+            group = 0 if self._has_own_group else None
+            self._process = subprocess.Popen(self._command, process_group=group)  # noqa: S603 - the operator's command
+        except OSError as exc:
+            raise NotStarted(f"{self._command[0]!r} cannot be run: {exc.strerror}", NOT_EXECUTABLE) from exc
+        try:
+            self._wait(self._process, look)
+        except BaseException:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            raise
+        finally:
+            self.seconds = time.monotonic() - self.started
+
+    def _wait(self, process: subprocess.Popen[bytes], look: Callable[[], None]) -> None:
+        asked_at: float | None = None
+        asked_again = killed = False
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_SECONDS)
+                return
+            look()
+            now = time.monotonic()
+            if asked_at is None and self._interrupts.count:
+                asked_at = now
+                self._pass_on(self._interrupts.last or signal.SIGINT)
+            if asked_at is not None and now - asked_at > self._grace and not asked_again:
+                asked_again = True
+                self._signal(signal.SIGTERM)
+            if asked_at is not None and now - asked_at > 2 * self._grace and not killed:
+                killed = True
+                self._signal(signal.SIGKILL)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        if number is signal.SIGINT and not self._has_own_group:
+            return  # the terminal has told it already, and a second one would mean: at once
+        self._signal(number)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            if self._has_own_group:
+                # What it started belongs to it, also when it is gone itself.
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(number)
+
+
+def shell_code(code: int) -> tuple[int, str | None]:
+    """A code of ``Popen`` as a shell tells it, and the signal's name where it is one."""
+    if code >= 0:
+        return code, None
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return 128 - code, name
+
+
+def _is_foreground() -> bool:
+    """Return whether we are what a terminal's Ctrl-C goes to."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -1,0 +1,384 @@
+"""A measured load as Markdown: the story's tables, what they say, and what was done. Formats, and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from highwater.accounting.attribution import COMPONENTS, rank_key
+from highwater.findings import advice as known
+from highwater.findings.case import name_of, part_of, total
+from highwater.findings.finding import Advice, Finding, all_advice
+from highwater.findings.markdown import block, chart, code, duration, moment, table, text
+from highwater.measure.command_line import shown_command
+from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, RankKey, changes, host_used
+from highwater.measure.findings import findings
+from highwater.policy import FALLING_SIGNALS, RATIO_SIGNALS
+from highwater.readings import RankReading, RemedyResult, RuleStatus
+from highwater.text.table import component_title, device_title
+from highwater.units import MIB, UNKNOWN, mib
+
+# More ranks than these are shown on demand, below the sum of all.
+RANKS_SHOWN = 2
+MAX_EVENTS = 40
+WEIGHT_WORDS: Final[Mapping[str, str]] = {"likely": "act on it", "clue": "worth a look", "note": "good to know"}
+_HASH_LENGTH = 16
+_ZERO: Final = "0.0"
+_ROWS: Final = ("used_bytes", *COMPONENTS)
+_Figure = Callable[[RankReading], int | None]
+# Beside the components, of each rank.
+_MORE: Final[Mapping[str, _Figure]] = {
+    "free": lambda rank: rank.free_bytes,
+    "torch reserved": lambda rank: rank.torch.reserved_bytes,
+    "torch allocated": lambda rank: rank.torch.allocated_bytes,
+    "torch peak allocated": lambda rank: rank.torch.peak_allocated_bytes,
+    "host rss": lambda rank: rank.host_memory.rss_bytes,
+    "host used": host_used,
+}
+# Beside the components, which `advice.COMPONENT_MEANING` explains.
+_MEANINGS: Final[Sequence[tuple[str, str]]] = (
+    ("used", "What the driver counts on the device, other processes included; on CPU the worker's resident set."),
+    (
+        "peak under load",
+        "Each rank at its highest reading from the load's start to the reading after it, and what that was made of.",
+    ),
+    ("freed", "In use before the remedy less after it; negative where traffic took more meanwhile."),
+    ("torch reserved", "What PyTorch's allocator holds of the device: allocated, and the allocator reserve."),
+    ("torch peak allocated", "PyTorch's own record since the engine started; it also knows what no reading saw."),
+    ("host rss", "The worker's resident set on the host."),
+    ("host used", "In use where the worker runs: of its control group, or of the machine. Other processes count."),
+    (UNKNOWN, "Not known, which is not the same as nothing."),
+)
+
+
+def report(e: Experiment, *, written_at: float) -> str:
+    """Return the whole report."""
+    found = findings(e)
+    engine = e.engine
+    device = " ".join(part for part in (device_title(e.device), e.device.name) if part)
+    parts = [
+        f"# {code(e.name, 120)}",
+        f"vLLM {code(engine.version or '(version unknown)')} with {code(engine.model or '(model unknown)')} on "
+        f"{_count(len(e.ranks(BEFORE)), 'rank', 'ranks')} ({code(device, 120)}), {moment(e.load.started_at)}",
+        _figures(e),
+        *_section("The load", [block(shown_command(e.load.command), "sh"), _ended(e)]),
+        *_section("What the numbers say", ["\n".join(map(_finding, found)) or "Nothing that is known stands out."]),
+        *_section("Where the memory was", _tables(e)),
+        *_section("Timeline", _timeline(e)),
+        *_section("Remedies", _remedies(e)),
+        *_section("Encoder cache", _encoder_cache(e)),
+        *_section("What happened meanwhile", _events(e)),
+        *_section("What to change", ["\n".join(map(_change, all_advice(found)))]),
+        *_section("Set-up", ["\n".join(_setup(e))]),
+        *_section("What the numbers mean", ["\n".join(_meanings(e))]),
+        *_section("Not known, or not done", map(text, e.notes)),
+        "---",
+        text(f"Highwater {e.version}, written by highwater measure at {moment(written_at)}"),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _section(title: str, parts: Sequence[str] | Iterator[str]) -> list[str]:
+    there = [part for part in parts if part]
+    return [f"## {title}", *there] if there else []
+
+
+def _finding(finding: Finding) -> str:
+    settings = ", ".join(code(each.setting) for each in finding.advice)
+    see = f" See: {settings}." if settings else ""
+    first = finding.title.partition(" ")[0]
+    # A capital, unless it begins with a name.
+    title = finding.title if "_" in first else finding.title[:1].upper() + finding.title[1:]
+    return f"- **{text(title)}** ({WEIGHT_WORDS[finding.weight]}). {text(finding.text)}{see}"
+
+
+def _change(advice: Advice) -> str:
+    return f"- {code(advice.setting)}: {text(advice.change)} *Costs:* {text(advice.cost)}"
+
+
+def _figures(e: Experiment) -> str:
+    """Return the few numbers to see first."""
+    columns: list[tuple[str, str, str]] = []
+    used = [reading for reading in e.ranks(PEAK) if reading.used_bytes is not None]
+    if used:
+        fullest = max(used, key=lambda reading: reading.used_bytes or 0)
+        of = f" of {mib(fullest.total_bytes)}" if fullest.total_bytes else ""
+        ratio = (
+            f", {fullest.used_bytes / fullest.total_bytes:.1%}" if fullest.used_bytes and fullest.total_bytes else ""
+        )
+        columns.append(("peak under load", f"{mib(fullest.used_bytes)} MiB", f"{name_of(fullest)}{of}{ratio}"))
+    ranks = _count(len(e.ranks(BEFORE)), "rank", "ranks")
+    grown = e.change(BEFORE, AFTER, "used_bytes")
+    columns.append(("growth", f"{mib(grown, signed=True)} MiB", f"before to after the load, {ranks}"))
+    if e.remedies:
+        back = e.change(AFTER, e.last.name, "used_bytes") if e.last is not None and e.last.name != AFTER else None
+        done = sum(result.outcome == "done" for result in e.remedies)
+        tried = len(e.remedies) + len(e.not_tried)
+        columns.append(
+            ("given back", f"{mib(-back if back is not None else None)} MiB", f"by {done} of {tried} remedies")
+        )
+    exit_code = f"exit code {e.load.exit_code}" + (f" ({e.load.signal_name})" if e.load.signal_name else "")
+    how = f"interrupted, {exit_code}" if e.load.interrupted else exit_code
+    columns.append(("load", duration(round(e.load.seconds)), how))
+    titles, numbers, words = zip(*columns, strict=True)
+    rows = [[f"**{text(number)}**" for number in numbers], [text(word) for word in words]]
+    return table(titles, rows, left=range(len(titles)))
+
+
+def _ended(e: Experiment) -> str:
+    load = e.load
+    how = "was interrupted" if load.interrupted else "ended"
+    by = f" (signal {load.signal_name})" if load.signal_name else ""
+    return f"It {how} after {load.seconds:,.1f} s with exit code {load.exit_code}{by}."
+
+
+# --- tables of moments ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """The two tables of one rank, or of the sum of all.
+
+    Attributes:
+        e: What was measured.
+        keys: The rank; all of them for their sum.
+    """
+
+    e: Experiment
+    keys: Sequence[RankKey]
+
+    @property
+    def names(self) -> list[str]:
+        """The rows that anything is known of; used bytes always."""
+        return [
+            name
+            for name in _ROWS
+            if name == "used_bytes" or any(self._part(seen, name) is not None for seen in self.e.moments)
+        ]
+
+    def moments(self) -> str:
+        """Return what was in use at each moment."""
+        rows = [[_row_title(name), *(mib(self._part(seen, name)) for seen in self.e.moments)] for name in self.names]
+        if len(self.keys) == 1:
+            ranks = [seen.rank(self.keys[0]) for seen in self.e.moments]
+            more = [[title, *(mib(read(rank) if rank else None) for rank in ranks)] for title, read in _MORE.items()]
+            # On CPU a worker's resident set is what is used.
+            hidden = {"host rss"} if self.e.device.type == "cpu" else set()
+            rows += [row for row in more if row[0] not in hidden and set(row[1:]) != {UNKNOWN}]
+        return _grid([seen.title for seen in self.e.moments], rows)
+
+    def changes(self) -> str:
+        """Return what each step from one moment to the next changed: growth is positive, freed is what was freed."""
+        before, after, last = self.e.moment(BEFORE), self.e.moment(AFTER), self.e.last
+        columns: list[tuple[str, Moment | None, Moment | None, int]] = [
+            ("to the peak", before, self.e.moment(PEAK), 1),
+            ("growth", before, after, 1),
+        ]
+        previous = after
+        for later in (seen for seen in self.e.moments if seen.name.startswith("after ")):
+            columns.append((f"{later.name.removeprefix('after ')} freed", previous, later, -1))
+            previous = later
+        if previous is not after:
+            columns.append(("overall", before, last, 1))
+        rows = [
+            [_row_title(name), *(self._change(start, end, name, sign) for _, start, end, sign in columns)]
+            for name in self.names
+        ]
+        return _grid([title for title, *_ in columns], rows)
+
+    def _part(self, seen: Moment, name: str) -> int | None:
+        ranks = [seen.rank(key) for key in self.keys]
+        return total(part_of(rank, name) if rank is not None else None for rank in ranks)
+
+    def _change(self, start: Moment | None, end: Moment | None, name: str, sign: int) -> str:
+        if start is None or end is None:
+            return UNKNOWN
+        change = total(moved for key, moved in changes(start, end, name) if key in self.keys)
+        return UNKNOWN if change is None else _moved(sign * change, signed=sign > 0)
+
+
+def _tables(e: Experiment) -> Iterator[str]:
+    keys = list(dict.fromkeys(rank_key(reading) for seen in e.moments for reading in seen.ranks))
+    folded = len(keys) > RANKS_SHOWN
+    if folded:
+        whole = _Tables(e, keys)
+        yield from _both(whole, f"all {len(e.ranks(BEFORE))} ranks together", folded=False)
+    for key in keys:
+        reading = next(rank for seen in e.moments if (rank := seen.rank(key)) is not None)
+        of = f", of {mib(reading.total_bytes)}" if reading.total_bytes else ""
+        yield from _both(_Tables(e, [key]), f"{name_of(reading)}{of}", folded=folded)
+
+
+def _both(tables: _Tables, whose: str, *, folded: bool) -> Iterator[str]:
+    for caption, grid in (("MiB in use", tables.moments()), ("MiB changed", tables.changes())):
+        if folded:
+            yield f"<details><summary>{text(f'{caption}, {whose}')}</summary>\n\n{grid}\n\n</details>"
+        else:
+            yield f"{text(f'{caption}, {whose}')}:\n\n{grid}"
+
+
+def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    strong, *others = [list(map(text, row)) for row in rows]
+    return table(["MiB", *map(text, titles)], [[f"**{cell}**" for cell in strong], *others])
+
+
+def _moved(size: int | None, *, signed: bool = False) -> str:
+    shown = mib(size, signed=signed)
+    # What does not move is no growth of plus nothing.
+    return _ZERO if shown.lstrip("+-") == _ZERO else shown
+
+
+def _row_title(name: str) -> str:
+    return "used" if name == "used_bytes" else component_title(name)
+
+
+# --- the rest ---
+
+
+def _timeline(e: Experiment) -> Iterator[str]:
+    """Yield the fullest rank's used bytes over time."""
+    fullest = max(
+        e.series.values(), key=lambda ranks: max((each.used_bytes or 0 for each in ranks), default=0), default=()
+    )
+    points = [(each.taken_at, each.used_bytes / MIB) for each in fullest if each.used_bytes is not None]
+    if len(points) < 2 or points[-1][0] <= points[0][0]:  # noqa: PLR2004 - one reading is no line
+        return
+    readings = sum(map(len, e.series.values()))
+    how = "the workers' recorders" if e.recorded else "the sidecar's polls"
+    longest = f"; the longest time without one was {e.gaps[0].seconds:.0f} s" if e.gaps else ""
+    yield f"{readings:,} readings by {how}{longest}. In each step the highest one is drawn."
+    yield chart(f"MiB in use, {name_of(fullest[0])}", points)
+    start = points[0][0]
+    seen = [(e.load.started_at, "load starts"), (e.load.ended_at, "load ends")]
+    seen += [(each.at, each.title) for each in e.moments if each.name.startswith("after ") and each.at is not None]
+    key = ", ".join(f"{title} at {at - start:.1f} s" for at, title in seen if start <= at <= points[-1][0] + 1.0)
+    yield text(f"The moments in it: {key}. The axis upwards does not begin at 0.")
+
+
+def _remedies(e: Experiment) -> Iterator[str]:
+    headers = ["remedy", "outcome", "freed, MiB", "took, s", "requests held, s", "why, or what moved (MiB freed)"]
+    rows = [*map(_remedy, e.remedies)]
+    rows += [
+        [name, "interrupted", UNKNOWN, UNKNOWN, UNKNOWN, "Ctrl-C came before it, or before its response"]
+        for name in e.not_tried
+    ]
+    if rows:
+        yield f"One by one, in safe mode:\n\n{table(headers, rows, left=(0, 1, 5))}"
+
+
+def _remedy(result: RemedyResult) -> list[str]:
+    moved = {component_title(name): _moved(getattr(result.freed_components, name)) for name in COMPONENTS}
+    parts = [f"{name} {part}" for name, part in moved.items() if part not in {_ZERO, UNKNOWN}]
+    return [
+        text(result.remedy),
+        text(result.outcome),
+        _moved(result.freed_bytes) if result.outcome == "done" else UNKNOWN,
+        f"{result.seconds:.2f}",
+        UNKNOWN if result.held_seconds is None else f"{result.held_seconds:.2f}",
+        code(result.reason, 300) if result.reason else ", ".join(parts) or "nothing moved",
+    ]
+
+
+def _encoder_cache(e: Experiment) -> Iterator[str]:
+    if not e.caches:
+        return
+    rows = [
+        [
+            cache.title,
+            _number(cache.totals.entries),
+            mib(cache.totals.device_bytes),
+            mib(cache.totals.host_bytes),
+            _number(cache.totals.capacity_embeds),
+        ]
+        for cache in e.caches
+    ]
+    headers = ["moment", "entries", "device, MiB", "host, MiB", "capacity, embeddings"]
+    yield f"Of the rank that holds most; every tensor-parallel rank holds a full copy:\n\n{table(headers, rows)}"
+    fullest = max(e.caches, key=lambda cache: cache.totals.device_bytes + cache.totals.host_bytes)
+    if fullest.largest:
+        listed = [
+            [
+                code(each.mm_hash, _HASH_LENGTH),
+                mib(each.bytes),
+                _number(each.embeds),
+                code(each.residency or UNKNOWN, 20),
+                UNKNOWN if each.age_seconds is None else duration(each.age_seconds),
+            ]
+            for each in fullest.largest
+        ]
+        headers = ["mm_hash", "MiB", "embeddings", "residency", "age, at least"]
+        yield f"The largest entries {fullest.title}:\n\n{table(headers, listed, left=(0, 3))}"
+
+
+def _events(e: Experiment) -> Iterator[str]:
+    if not e.events:
+        return
+    rows = [
+        [
+            f"{event.at - e.load.started_at:+,.1f} s",
+            code(event.kind, 20),
+            code(event.trigger or "", 20),
+            code(event.summary, 200),
+        ]
+        for event in e.events[-MAX_EVENTS:]
+    ]
+    is_cut = len(e.events) > len(rows)
+    caption = f"The last {len(rows)} of {len(e.events)} events" if is_cut else "Every event from the load's start on"
+    yield f"{caption}:\n\n{table(['after the start', 'kind', 'by', 'what'], rows, left=(1, 2, 3))}"
+
+
+def _setup(e: Experiment) -> Iterator[str]:
+    engine = e.engine
+    yield f"- engine: {code(f'vLLM {engine.version or UNKNOWN} at {engine.url}')}"
+    yield f"- model: {code(engine.model or UNKNOWN)}"
+    yield f"- device: {code(f'{device_title(e.device)} {e.device.name or str()}')}"
+    yield f"- ranks: {len(e.ranks(BEFORE))}"
+    budget = next((reading.budget for reading in e.ranks(BEFORE) if reading.budget.requested_bytes), None)
+    if budget is not None:
+        share = f" ({budget.gpu_memory_utilization:g} of the device)" if budget.gpu_memory_utilization else ""
+        yield f"- vLLM's share of a device: {mib(budget.requested_bytes)} MiB{share}"
+    for flag, value in e.settings.items():
+        yield f"- {code(flag)}: {code(value, 200)}"
+    yield f"- sidecar: {code(e.sidecar_url)}"
+    yield f"- policy: {text(e.policy.mode) if e.policy is not None else UNKNOWN}"
+    for rule in e.policy.rules if e.policy is not None else ():
+        remedies = ", ".join(remedy.name for remedy in rule.remedies)
+        yield f"- {code(f'rule {rule.name}', 80)}: {code(f'{_high_water(rule)}: {remedies}', 200)}"
+
+
+def _high_water(rule: RuleStatus) -> str:
+    """Return where the rule acts: at a value of its signal, or with so much less free on each rank."""
+    waters = [mib(size) for size in sorted({one.high_free_bytes for one in rule.ranks if one.high_free_bytes})]
+    if waters:
+        return f"{rule.signal} under {' or '.join(waters)} MiB"
+    if rule.high_water is None:
+        return f"{rule.signal} by the engine's plan"
+    water = f"{rule.high_water:g}" if rule.signal in RATIO_SIGNALS else f"{mib(round(rule.high_water))} MiB"
+    return f"{rule.signal} {'<=' if rule.signal in FALLING_SIGNALS else '>='} {water}"
+
+
+def _meanings(e: Experiment) -> Iterator[str]:
+    shown = {
+        name
+        for seen in e.moments
+        for reading in seen.ranks
+        for name in COMPONENTS
+        if part_of(reading, name) is not None
+    }
+    has_torch = any(reading.torch.reserved_bytes is not None for seen in e.moments for reading in seen.ranks)
+    (used, *others) = _MEANINGS
+    of_components = [
+        (component_title(name), meaning) for name, meaning in known.COMPONENT_MEANING.items() if name in shown
+    ]
+    for name, meaning in (used, *of_components, *others):
+        if has_torch or not name.startswith("torch "):
+            yield f"- {text(name)}: {text(meaning)}"
+
+
+def _number(count: int | None) -> str:
+    return UNKNOWN if count is None else f"{count:,}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

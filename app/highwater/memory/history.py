@@ -1,0 +1,290 @@
+"""What was: the ring of readings, the events, the marks, and the watchers of all three.
+
+Kept in memory only and bounded in every direction. Readings are kept as packed floats: an hour of eight ranks at one a
+second is 5 MB so, and 70 MB as the reports themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from highwater.accounting.attribution import RankKey, first_of_each_card, used_total
+from highwater.accounting.points import ROW, MemoryPoint
+from highwater.readings import Caller, Event, EventKind, RankReading, RemedyResult, Report, Trigger
+from highwater.units import mib
+
+MARKS_KEPT = 100
+EVENTS_KEPT = 1000
+# Of those who read the events live without the admin token: in all, and from one address. Whoever has the token is
+# counted apart, so that an operator finds a place whatever strangers do.
+MAX_WATCHERS = 64
+MAX_WATCHERS_PER_PEER = 16
+MAX_OPERATORS_WATCHING = 64
+WATCHER_BACKLOG = 256
+MAX_READINGS = 1000
+
+ENGINE_FIELDS = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A named moment.
+
+    Attributes:
+        name: The operator's.
+        at: When.
+        ranks: The readings then.
+    """
+
+    name: str
+    at: float
+    ranks: tuple[RankReading, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at: float
+    mono: float
+    identities: tuple[tuple[int | None, int | None, int | None], ...]
+    counted: tuple[int, ...]  # positions of the ranks whose used bytes are summed: one of each device
+    values: array[float]
+    engine: array[float]
+
+    def used(self, position: int) -> float:
+        """Used bytes of the rank at this position, the first of its values."""
+        return self.values[position * len(ROW)]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One thing that a watcher is told: a report or an event."""
+
+    kind: Literal["report", "event"]
+    value: Report | Event
+
+
+class History:
+    """The ring, the events and the marks.
+
+    Args:
+        samples: How many readings are kept.
+        clock: The time in Unix seconds: what readings and events are dated by.
+        monotonic: Monotonic seconds: what is measured by.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._samples: deque[_Sample] = deque(maxlen=samples)
+        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._marks: dict[str, Mark] = {}
+        self._watchers: dict[asyncio.Queue[Told | None], str | None] = {}  # with the peer; None: has the token
+        self._clock = clock
+        self._monotonic = monotonic
+        self._next_id = 1
+
+    def now(self) -> float:
+        """The time by which events are dated, in Unix seconds."""
+        return self._clock()
+
+    # --- readings ---
+
+    def add(self, report: Report) -> None:
+        """Keep a fresh report, and tell the watchers."""
+        is_new = not self._samples or self._samples[-1].at != report.taken_at
+        if report.taken_at is not None and not report.stale and is_new:
+            self._samples.append(_pack(report, self._monotonic() - (report.age_seconds or 0.0)))
+        self._tell(Told("report", report))
+
+    def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
+        """Readings taken at or after ``since``, oldest first; of each ``step`` seconds the last (0: every one).
+
+        May be called from any thread.
+
+        Returns:
+            The step that was used, and the readings. It is larger than the one asked for where that would give more
+            than ``MAX_READINGS``: writing many megabytes of JSON would hold up every stream of the proxy.
+        """
+        kept = list(self._samples)  # in one step of the interpreter: the loop may add to them meanwhile
+        wanted = [sample for sample in kept if sample.at >= since]
+        if wanted:
+            finest = (wanted[-1].at - wanted[0].at) / (MAX_READINGS - 1)
+            step = max(step, finest) if step or len(wanted) > MAX_READINGS else step
+        chosen: dict[float, _Sample] = {}
+        for index, sample in enumerate(wanted):
+            chosen[math.floor(sample.at / step) if step else index] = sample
+        return step, [_unpack(sample) for sample in chosen.values()]
+
+    def recent_used(self, seconds: float) -> list[tuple[float, float]]:
+        """``(at, used bytes of all devices)`` of the last seconds, oldest first; of these workers only.
+
+        The times are of a clock that is never set, good for what lies between two of them and for nothing else.
+        """
+        return [
+            (sample.mono, sum(sample.used(position) for position in sample.counted))
+            for sample in self._recent(seconds)
+            if sample.counted
+        ]
+
+    def recent_used_by_rank(self, seconds: float) -> dict[RankKey, list[tuple[float, float]]]:
+        """The same of each rank alone, without the moments at which its used bytes were not known."""
+        points: dict[RankKey, list[tuple[float, float]]] = {}
+        for sample in self._recent(seconds):
+            for position, (dp_rank, rank, _) in enumerate(sample.identities):
+                used = sample.used(position)
+                if not math.isnan(used):
+                    points.setdefault((dp_rank or 0, rank or 0), []).append((sample.mono, used))
+        return points
+
+    def _recent(self, seconds: float) -> list[_Sample]:
+        """The samples of the last seconds, oldest first; of these workers only."""
+        samples: list[_Sample] = []
+        for sample in reversed(self._samples):
+            last = self._samples[-1]
+            if sample.mono < last.mono - seconds or sample.identities != last.identities:
+                break
+            samples.append(sample)
+        samples.reverse()
+        return samples
+
+    # --- events ---
+
+    def record(
+        self,
+        kind: EventKind,
+        summary: str,
+        *,
+        trigger: Trigger | None = None,
+        rule: str | None = None,
+        result: RemedyResult | None = None,
+        caller: Caller | None = None,
+    ) -> Event:
+        """Keep an event, and tell the watchers."""
+        event = Event(
+            id=self._next_id,
+            at=self._clock(),
+            kind=kind,
+            summary=summary,
+            trigger=trigger,
+            rule=rule,
+            result=result,
+            caller=caller,
+        )
+        self._next_id += 1
+        self._events.append(event)
+        self._tell(Told("event", event))
+        return event
+
+    def events(self, *, since: float = 0.0, limit: int = EVENTS_KEPT) -> list[Event]:
+        """Events at or after ``since``, newest first."""
+        newest_first = (event for event in reversed(self._events) if event.at >= since)
+        return [event for event, _ in zip(newest_first, range(limit), strict=False)]
+
+    # --- marks ---
+
+    def mark(self, name: str, ranks: Sequence[RankReading], *, caller: Caller | None = None) -> Mark:
+        """Name this moment. A name used before moves to now; the oldest of too many is forgotten."""
+        self._marks.pop(name, None)
+        mark = Mark(name, self._clock(), tuple(replace(rank, notes=()) for rank in ranks))
+        self._marks[name] = mark
+        while len(self._marks) > MARKS_KEPT:
+            del self._marks[next(iter(self._marks))]
+        used = used_total(ranks)
+        summary = f"mark {name!r}" + (f" at {mib(used)} MiB used" if used is not None else "")
+        self.record("mark", summary, caller=caller)
+        return mark
+
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        """The marks by name, oldest first."""
+        return self._marks
+
+    # --- watchers ---
+
+    def can_watch(self, peer: str | None = None) -> bool:
+        """Whether there is room for one more watcher.
+
+        Args:
+            peer: Its address; ``None`` for one who has the admin token.
+        """
+        peers = list(self._watchers.values())
+        if peer is None:
+            return peers.count(None) < MAX_OPERATORS_WATCHING
+        return len(peers) - peers.count(None) < MAX_WATCHERS and peers.count(peer) < MAX_WATCHERS_PER_PEER
+
+    @contextmanager
+    def watch(self, peer: str | None = None) -> Iterator[asyncio.Queue[Told | None]]:
+        """A queue of what happens from now on. ``None`` ends it: the watcher was too slow, or the sidecar stops."""
+        queue: asyncio.Queue[Told | None] = asyncio.Queue(WATCHER_BACKLOG)
+        self._watchers[queue] = peer
+        try:
+            yield queue
+        finally:
+            self._watchers.pop(queue, None)
+
+    def close(self) -> None:
+        """End every watcher."""
+        for queue in tuple(self._watchers):
+            self._end(queue)
+
+    def _tell(self, told: Told) -> None:
+        for queue in tuple(self._watchers):
+            try:
+                queue.put_nowait(told)
+            except asyncio.QueueFull:
+                self._end(queue)
+
+    def _end(self, queue: asyncio.Queue[Told | None]) -> None:
+        self._watchers.pop(queue, None)
+        if queue.full():
+            queue.get_nowait()
+        queue.put_nowait(None)
+
+
+def _pack(report: Report, mono: float) -> _Sample:
+    values = array("d")
+    for rank in report.ranks:
+        values.extend(map(_number, MemoryPoint.of(rank).row().values()))
+    return _Sample(
+        at=report.taken_at or 0.0,
+        mono=mono,
+        identities=tuple((rank.dp_rank, rank.rank, rank.pid) for rank in report.ranks),
+        counted=first_of_each_card(report.ranks),
+        values=values,
+        engine=array("d", (_number(getattr(report.engine, name)) for name in ENGINE_FIELDS)),
+    )
+
+
+def _unpack(sample: _Sample) -> dict[str, Any]:
+    width = len(ROW)
+    return {
+        "at": sample.at,
+        **dict(zip(ENGINE_FIELDS, map(_known, sample.engine), strict=True)),
+        "ranks": [
+            {"dp_rank": dp_rank, "rank": rank, "pid": pid}
+            | dict(zip(ROW, map(_known, sample.values[index * width : (index + 1) * width]), strict=True))
+            for index, (dp_rank, rank, pid) in enumerate(sample.identities)
+        ],
+    }
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _known(value: float) -> float | int | None:
+    if math.isnan(value):
+        return None
+    return int(value) if value.is_integer() else value

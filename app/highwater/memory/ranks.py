@@ -1,0 +1,137 @@
+"""Which ranks there are and which are missing, by what their workers answered and their recorders say. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Literal, TypeAlias
+
+from highwater.accounting.attribution import account, rank_key
+from highwater.engine.capabilities import Capabilities
+from highwater.readings import MissingRank, RankReading, WorkerMemory
+from highwater.recorder.folder import RankRecord
+from highwater.recorder.ring import Identity
+
+
+def best_readings(
+    answered: Sequence[RankReading],
+    records: Sequence[RankRecord],
+    *,
+    kept: Sequence[RankReading] = (),
+    fuller_for_seconds: float,
+) -> tuple[RankReading, ...] | None:
+    """Every rank's best reading, in the ranks' order; ``None`` where nobody was heard of.
+
+    Args:
+        answered: What the workers answered just now.
+        records: What the recorders say.
+        kept: What they answered last, where it still holds; not of a rank whose recorder says that it is lost.
+        fuller_for_seconds: For so long an answer is worth more than a newer record that says less.
+    """
+    found = {rank_key(reading): reading for reading in answered}
+    alive = [record.newest for record in records if record.status == "alive" and record.newest is not None]
+    if not found and not alive:
+        return None
+    lost = {rank_key(record.identity) for record in records if record.status != "alive"}
+    if records:
+        found = {rank_key(rank): rank for rank in kept if rank_key(rank) not in lost} | found
+    for reading in (account(newest, "recorder") for newest in alive):
+        key = rank_key(reading)
+        if key not in found or _is_better(reading, found[key], fuller_for_seconds):
+            found[key] = reading
+    return tuple(found[key] for key in sorted(found)) if records else tuple(answered)
+
+
+def _is_better(recorded: RankReading, answered: RankReading, fuller_for_seconds: float) -> bool:
+    """Whether a recorder's reading is worth more than the worker's answer: newer, and not for long with less."""
+    newer_by = recorded.taken_at - answered.taken_at
+    tells_less = recorded.torch.allocated_bytes is None and answered.torch.allocated_bytes is not None
+    return newer_by > (fuller_for_seconds if tells_less else 0.0)
+
+
+def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal["dead", "ended"] | None:
+    """Whether no worker is left: ``dead``: every process is gone; ``ended``: or has said that it would end."""
+    statuses = {record.status for record in records}
+    if not records or len(records) < (expected or 1) or not statuses <= {"dead", "ended"}:
+        return None
+    return "dead" if statuses == {"dead"} else "ended"
+
+
+def is_complete(records: Sequence[RankRecord], expected: int | None) -> bool:
+    """Whether every rank that there should be is alive, and has told as much as it would answer."""
+    telling = [record for record in records if record.status == "alive" and _tells_all(record.newest)]
+    return expected is not None and len(telling) >= expected
+
+
+def _tells_all(newest: WorkerMemory | None) -> bool:
+    # A worker whose steps run where they cannot be seen has a recorder that tells little (worker_ext/README.md).
+    return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)
+
+
+def missing_ranks(
+    capabilities: Capabilities,
+    ranks: Sequence[RankReading],
+    records: Sequence[RankRecord],
+    before: Sequence[MissingRank] = (),
+    was: Sequence[RankReading] = (),
+) -> tuple[MissingRank, ...]:
+    """Name the ranks that should be there and are not, each with what was last known of it.
+
+    Args:
+        capabilities: How many there should be.
+        ranks: Those that are there.
+        records: What the recorders say.
+        before: Those that were missing at the last poll.
+        was: Those that were there then.
+    """
+    expected, tensor_parallel = capabilities.ranks_expected, capabilities.tensor_parallel or 1
+    if expected is None or len(ranks) >= expected:
+        return ()
+    there = {_place(rank, tensor_parallel) for rank in ranks}
+    silent = {_place(record.identity, tensor_parallel): record for record in records}
+    last = {_place(rank, tensor_parallel): rank for rank in was}
+    known = {_place(rank, tensor_parallel): rank for rank in before}
+    return tuple(
+        _missing(place, silent.get(place), last.get(place), known.get(place))
+        for place in _places(capabilities)
+        if place not in there
+    )
+
+
+_Place: TypeAlias = tuple[int, int, int]
+
+
+def _place(rank: RankReading | MissingRank | Identity, tensor_parallel: int) -> _Place:
+    """Which data-parallel engine, which stage, which part; from its number where a worker does not tell."""
+    pp_rank, tp_rank = rank.pp_rank, rank.tp_rank
+    if pp_rank is None or tp_rank is None:
+        pp_rank, tp_rank = divmod(rank.rank or 0, tensor_parallel)
+    return rank.dp_rank or 0, pp_rank, tp_rank
+
+
+def _places(capabilities: Capabilities) -> Iterator[_Place]:
+    sizes = (capabilities.data_parallel, capabilities.pipeline_parallel, capabilities.tensor_parallel)
+    dp_ranks, pp_ranks, tp_ranks = (range(size or 0) for size in sizes)
+    return product(dp_ranks, pp_ranks, tp_ranks)
+
+
+def _missing(
+    place: _Place, record: RankRecord | None, last: RankReading | None, known: MissingRank | None
+) -> MissingRank:
+    dp_rank, pp_rank, tp_rank = place
+    who = record.identity if record is not None else last
+    if who is None:
+        return known or MissingRank(dp_rank=dp_rank, pp_rank=pp_rank, tp_rank=tp_rank, status="never seen")
+    readings = [reading for reading in (record.newest if record is not None else None, last) if reading is not None]
+    newest = max(readings, key=lambda reading: reading.taken_at, default=None)
+    return MissingRank(
+        dp_rank=dp_rank,
+        pp_rank=pp_rank,
+        tp_rank=tp_rank,
+        rank=who.rank,
+        host=who.host,
+        pid=who.pid,
+        status=record.status if record is not None and record.status != "alive" else "unheard",
+        last_seen_at=newest.taken_at if newest is not None else None,
+        used_bytes=newest.used_bytes if newest is not None else None,
+    )

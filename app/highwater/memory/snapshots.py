@@ -1,0 +1,360 @@
+"""PyTorch's own memory snapshots, for its viewer (https://docs.pytorch.org/memory_viz).
+
+The workers write them into the folder that they share with us; here they are listed, handed out, and removed when newer
+ones came. None is taken but on request: every worker walks all blocks of its allocator, and the engine stands still.
+What lies in the folder is foreign: nothing is opened or removed that is not a regular file with a name of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import stat
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import TypeAdapter, ValidationError
+
+from highwater.accounting.attribution import rank_key
+from highwater.engine.capabilities import no_extension
+from highwater.engine.client import Engine
+from highwater.engine.verdict import in_words
+from highwater.errors import (
+    EngineError,
+    EngineUnresponsive,
+    NoRoom,
+    NotAvailable,
+    NotOffered,
+    Refused,
+    RequestError,
+    flaw,
+)
+from highwater.files.regular import open_regular
+from highwater.memory.history import History
+from highwater.memory.poller import Poller
+from highwater.readings import Caller
+from highwater.units import mib
+
+KEPT = 4
+# As the workers ask for it: room for as much again is left (worker_ext/README.md, "snapshot").
+ROOM = 2
+# What a worker that died left half written goes after so long.
+UNFINISHED_SECONDS = 3600.0
+MAX_ENTRIES = 10_000
+FILE_NAME = re.compile(
+    r"highwater-snapshot-(?P<snapshot>[0-9]{8}T[0-9]{9}Z)"
+    r"-(?P<dp_rank>[0-9]{1,6}|x)-(?P<rank>[0-9]{1,6}|x)-(?P<pid>[0-9]{1,10})\.pickle"
+)
+_UNFINISHED = re.compile(rf"\.{FILE_NAME.pattern}\.tmp")
+# A worker's refusal by its code; whatever else went wrong is the engine's.
+_ERRORS: dict[object, type[RequestError]] = {"unavailable": NotOffered, "no_space": NoRoom, "refused": Refused}
+
+log = logging.getLogger("highwater.snapshots")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSnapshot:
+    """What one worker says of its snapshot.
+
+    Attributes:
+        rank: Of the worker.
+        dp_rank: Of its engine.
+        host: Its machine.
+        path: Where it wrote; ``None`` after a dry run.
+        bytes: The file's size, or what it would be now.
+        segments: That the allocator has.
+        blocks: In them.
+        trace_entries: Of the allocator's history; 0 where none is recorded.
+        free_bytes: What the disk had free before.
+        elapsed_ms: For how long the worker stood still.
+    """
+
+    rank: int | None
+    dp_rank: int | None
+    host: str | None
+    path: str | None
+    bytes: int
+    segments: int
+    blocks: int
+    trace_entries: int
+    free_bytes: int | None
+    elapsed_ms: float
+
+    @property
+    def file_name(self) -> str | None:
+        """The last part of the path."""
+        return None if self.path is None else self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFile:
+    """One file in the folder.
+
+    Attributes:
+        name: Of the file.
+        snapshot: What the files of one request have in common.
+        dp_rank: From the name; ``None`` where the worker did not know it.
+        rank: Likewise.
+        pid: Of the writer.
+        bytes: Its size.
+        written_at: Unix seconds.
+    """
+
+    name: str
+    snapshot: str
+    dp_rank: int | None
+    rank: int | None
+    pid: int
+    bytes: int
+    written_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One request's outcome.
+
+    Attributes:
+        snapshot: As in the names of its files; ``None`` after a dry run.
+        ranks: What the workers that answered said, in rank order.
+        here: The names of the files that lie in our folder: a worker on another machine wrote into its own.
+    """
+
+    snapshot: str | None
+    ranks: tuple[RankSnapshot, ...]
+    here: frozenset[str] = frozenset()
+
+
+_WIRE = TypeAdapter(tuple[RankSnapshot, ...])
+
+
+class Snapshots:
+    """The snapshots of one engine's workers.
+
+    Attributes:
+        folder: Where they are; ``None``: none can be taken.
+
+    Args:
+        engine: The engine.
+        poller: For capabilities, and for the engine's state.
+        history: Where it is told that one was taken.
+        folder: Shared with the workers, under the same path.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        poller: Poller,
+        history: History,
+        folder: Path | None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.folder = folder
+        self._engine = engine
+        self._poller = poller
+        self._history = history
+        self._clock = clock
+        self._turn = asyncio.Lock()
+
+    # --- taking ---
+
+    async def take(self, *, dry_run: bool, caller: Caller | None = None) -> Taken:
+        """Have every worker write a snapshot, or only tell how large it would be.
+
+        Raises:
+            Refused: One is being taken, there is no folder, or the workers refuse.
+            NotOffered: The devices have none.
+            NoRoom: The folder's disk has too little room; nothing was written, or not by all.
+            NotAvailable: The engine is not there to be asked, or a worker failed.
+        """
+        if self.folder is None and not dry_run:
+            raise Refused(
+                "recorder_dir is not set (HIGHWATER_RECORDER_DIR): it names the folder that the workers share, "
+                "into which they write snapshots"
+            )
+        if self._turn.locked():
+            raise Refused("a snapshot is being taken; one at a time, because the engine stands still meanwhile")
+        self._check_engine()
+        async with self._turn:
+            payload = {} if self.folder is None else {"directory": str(self.folder)}
+            measured = await self._ask(payload | {"dry_run": True})
+            if dry_run:
+                return Taken(None, measured)
+            _check_room(measured)
+            return await self._take(payload, caller)
+
+    async def _take(self, payload: dict[str, Any], caller: Caller | None) -> Taken:
+        snapshot = _name(self._clock())
+        try:
+            ranks = await self._ask(payload | {"name": snapshot})
+        except RequestError as exc:
+            self._history.record("snapshot", f"memory snapshot {snapshot} failed: {exc}", caller=caller)
+            raise
+        await asyncio.to_thread(self._remove_older, snapshot)
+        files, _ = await self.listed()
+        size, seconds = sum(rank.bytes for rank in ranks), max(rank.elapsed_ms for rank in ranks) / 1000
+        told = f"memory snapshot {snapshot}: {len(ranks)} ranks, {mib(size)} MiB; the engine stood still for"
+        self._history.record("snapshot", f"{told} {seconds:.2f} s", caller=caller)
+        return Taken(snapshot, ranks, frozenset(file.name for file in files))
+
+    def _check_engine(self) -> None:
+        engine = self._poller.current().engine
+        if not engine.traits.is_up:
+            raise NotAvailable(in_words(engine))
+        if (problem := no_extension(self._poller.capabilities)) is not None:
+            raise NotAvailable(problem)
+
+    async def _ask(self, payload: dict[str, Any]) -> tuple[RankSnapshot, ...]:
+        try:
+            answers = await self._engine.rpc("snapshot", payload)
+        except EngineUnresponsive as exc:
+            told = "a snapshot that is late is written all the same, and GET /memory/snapshots lists it then"
+            raise NotAvailable(f"{exc}; {told}") from exc
+        except EngineError as exc:
+            raise NotAvailable(str(exc)) from exc
+        _check_answers(answers)
+        try:
+            return _WIRE.validate_python(answers)
+        except ValidationError as exc:
+            raise NotAvailable(f"worker call snapshot: {flaw(exc.errors(include_url=False))}") from exc
+
+    # --- the folder ---
+
+    async def listed(self) -> tuple[list[SnapshotFile], str | None]:
+        """The files, newest snapshot first, also those of ranks that do not answer us; and why that may not be all."""
+        return await asyncio.to_thread(self._listed)
+
+    async def open(self, name: str) -> tuple[BinaryIO, int] | None:
+        """One of the files, open, and its size; ``None`` where there is none of that name. The caller closes it.
+
+        Raises:
+            Refused: Our user may not read it.
+        """
+        if self.folder is None or FILE_NAME.fullmatch(name) is None:
+            return None
+        return await asyncio.to_thread(_opened, self.folder / name)
+
+    def _listed(self) -> tuple[list[SnapshotFile], str | None]:
+        try:
+            files = [file for name in self._names() if (file := self._looked_at(name)) is not None]
+        except FileNotFoundError:  # nobody wrote anything yet
+            return [], None
+        except OSError as exc:
+            return [], f"recorder_dir: {self.folder} cannot be listed: {exc.strerror or exc}"
+        files.sort(key=lambda file: (*rank_key(file), file.pid))
+        files.sort(key=lambda file: file.snapshot, reverse=True)
+        return files, None
+
+    def _names(self) -> list[str]:
+        if self.folder is None:
+            return []
+        with os.scandir(self.folder) as entries:
+            return [entry.name for entry in islice(entries, MAX_ENTRIES)]
+
+    def _looked_at(self, name: str) -> SnapshotFile | None:
+        match = FILE_NAME.fullmatch(name)
+        status = self._regular(name) if match is not None else None
+        if match is None or status is None:
+            return None
+        return SnapshotFile(
+            name=name,
+            snapshot=match["snapshot"],
+            dp_rank=_rank(match["dp_rank"]),
+            rank=_rank(match["rank"]),
+            pid=int(match["pid"]),
+            bytes=status.st_size,
+            written_at=status.st_mtime,
+        )
+
+    def _regular(self, name: str) -> os.stat_result | None:
+        try:
+            status = os.lstat(f"{self.folder}/{name}")
+        except OSError:  # gone meanwhile
+            return None
+        return status if stat.S_ISREG(status.st_mode) else None
+
+    def _remove_older(self, newest: str) -> None:
+        """Keep this one and the newest of the others; by name, so that a clock set back does not cost the new one."""
+        files, _ = self._listed()
+        others = sorted({file.snapshot for file in files} - {newest}, reverse=True)
+        kept = {newest, *others[: KEPT - 1]}
+        gone = [file.name for file in files if file.snapshot not in kept]
+        for name in (*gone, *self._unfinished()):
+            try:
+                os.unlink(f"{self.folder}/{name}")
+            except FileNotFoundError:
+                continue
+            except OSError as exc:
+                log.warning("recorder_dir: %s/%s could not be removed: %s", self.folder, name, exc.strerror)
+
+    def _unfinished(self) -> list[str]:
+        found = []
+        with suppress(OSError):
+            found = [name for name in self._names() if _UNFINISHED.fullmatch(name)]
+        before = self._clock() - UNFINISHED_SECONDS
+        return [name for name in found if (status := self._regular(name)) is not None and status.st_mtime < before]
+
+
+def pieces(file: BinaryIO, size: int, most: int = 256 * 1024) -> Iterator[bytes]:
+    """A file's first bytes, as many as it had when its size was told; the file is closed after them."""
+    with file:
+        while size > 0 and (piece := file.read(min(size, most))):
+            size -= len(piece)
+            yield piece
+
+
+def _name(now: float) -> str:
+    milliseconds = int(now * 1000)
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(milliseconds // 1000)) + f"{milliseconds % 1000:03d}Z"
+
+
+def _rank(text: str) -> int | None:
+    return None if text == "x" else int(text)
+
+
+def _check_answers(answers: list[dict[str, Any]]) -> None:
+    failed = [answer for answer in answers if not answer.get("ok")]
+    if not failed:
+        return
+    error = said if isinstance(said := failed[0].get("error"), dict) else {}
+    message = str(error.get("message", "no reason given"))
+    if len(failed) < len(answers):
+        message = f"{len(failed)} of {len(answers)} ranks wrote none, the first of them because {message}"
+    raise _ERRORS.get(error.get("code"), NotAvailable)(message)
+
+
+def _check_room(ranks: tuple[RankSnapshot, ...]) -> None:
+    """Every worker sees to its own room, but they write at the same time."""
+    by_host: defaultdict[str | None, list[RankSnapshot]] = defaultdict(list)
+    for rank in ranks:
+        by_host[rank.host].append(rank)
+    for host, there in by_host.items():
+        needed = ROOM * sum(rank.bytes for rank in there)
+        free = min((rank.free_bytes for rank in there if rank.free_bytes is not None), default=needed)
+        if free < needed:
+            raise NoRoom(
+                f"recorder_dir has {mib(free)} MiB free on {host}; the snapshots of {len(there)} ranks are written "
+                f"where {mib(needed)} MiB are: twice their size"
+            )
+
+
+def _opened(path: Path) -> tuple[BinaryIO, int] | None:
+    try:
+        descriptor = open_regular(path)
+    except PermissionError as exc:
+        raise Refused(
+            f"{path.name} may be read by the engine's user and by the folder's group, and the sidecar's user "
+            f"({os.geteuid()}) is neither: run both as one user, or share a group (docs/http.md)"
+        ) from exc
+    except OSError:
+        return None
+    return os.fdopen(descriptor, "rb"), os.fstat(descriptor).st_size

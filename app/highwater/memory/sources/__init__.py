@@ -1,0 +1,16 @@
+"""Where readings come from. A new source is one file here and one line in ``all_sources``."""
+
+from __future__ import annotations
+
+from highwater.engine.client import Engine
+from highwater.memory.sources.engine_metrics import EngineMetrics
+from highwater.memory.sources.pause_state import PauseState
+from highwater.memory.sources.source import Observation, Source
+from highwater.memory.sources.workers import Workers
+
+__all__ = ["Observation", "Source", "all_sources"]
+
+
+def all_sources(engine: Engine) -> tuple[Source, ...]:
+    """In the order in which they are asked: what needs the engine's loop comes last, as a stuck loop ends the round."""
+    return (EngineMetrics(engine), Workers(engine), PauseState(engine))

@@ -1,0 +1,77 @@
+"""The engine's own counts, from its ``/metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from highwater.engine.capabilities import Capabilities
+from highwater.engine.client import Engine
+from highwater.errors import EngineGarbled
+from highwater.memory.sources.source import Observation
+from highwater.readings import EngineLoad
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+KV_USAGE = "vllm:kv_cache_usage_perc"
+KV_USAGE_BEFORE_0_12 = "vllm:gpu_cache_usage_perc"
+SLEEP_STATE = "vllm:engine_sleep_state"
+WORK_DONE = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total")
+# Parsing the whole page (a thousand lines) every second would cost more than all else that the sidecar does.
+_WANTED = (RUNNING, WAITING, KV_USAGE, KV_USAGE_BEFORE_0_12, SLEEP_STATE, *WORK_DONE)
+
+
+class EngineMetrics:
+    """Requests running and waiting, KV usage, sleep state. Needs no development mode."""
+
+    name = "engine_metrics"
+    wakes_engine = False
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def available(self, capabilities: Capabilities) -> bool:
+        """Every vLLM has it."""
+        del capabilities
+        return True
+
+    async def read(self) -> Observation:
+        """Ask once.
+
+        Raises:
+            EngineError: No good answer.
+        """
+        text = await self._engine.get_text("/metrics")
+        return Observation(load=parse_load(text), metrics_text=text)
+
+
+def parse_load(text: str) -> EngineLoad:
+    """The load that an exposition tells, summed over its engines; the KV usage is the fullest engine's.
+
+    Raises:
+        EngineGarbled: It is no exposition.
+    """
+    lines = [line for line in text.splitlines() if line.startswith(_WANTED)]
+    try:
+        samples = list(_samples(lines))
+    except ValueError as exc:
+        raise EngineGarbled(f"GET /metrics is no Prometheus exposition: {exc}") from exc
+    running = [value for name, _, value in samples if name == RUNNING]
+    waiting = [value for name, _, value in samples if name == WAITING]
+    usage = [value for name, _, value in samples if name in {KV_USAGE, KV_USAGE_BEFORE_0_12}]
+    asleep = [value for name, state, value in samples if name == SLEEP_STATE and state != "awake"]
+    work = [value for name, _, value in samples if name in WORK_DONE]
+    return EngineLoad(
+        requests_running=int(sum(running)) if running else None,
+        requests_waiting=int(sum(waiting)) if waiting else None,
+        kv_cache_usage_ratio=max(usage, default=None),
+        sleeping=any(asleep) if asleep else None,
+        work_done=sum(work) if work else None,
+    )
+
+
+def _samples(lines: Iterable[str]) -> Iterator[tuple[str, str, float]]:
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+        for sample in family.samples:
+            yield sample.name, sample.labels.get("sleep_state", ""), sample.value

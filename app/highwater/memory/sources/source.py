@@ -1,0 +1,48 @@
+"""What every source of readings has in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from highwater.engine.capabilities import Capabilities
+from highwater.readings import EngineLoad, WorkerMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What one source saw; ``None`` is what it has no word on.
+
+    Attributes:
+        workers: Each worker's memory, in rank order.
+        load: The engine's own counts.
+        metrics_text: The engine's own exposition, whole, for ``/metrics?engine=1``.
+        paused: Whether the scheduler is paused.
+    """
+
+    workers: tuple[WorkerMemory, ...] | None = None
+    load: EngineLoad | None = None
+    metrics_text: str | None = None
+    paused: bool | None = None
+
+
+class Source(Protocol):
+    """One place where readings come from. A source that fails costs only itself."""
+
+    @property
+    def name(self) -> str:
+        """A bounded word, the ``source`` label of ``highwater_poll_failures_total``."""
+
+    @property
+    def wakes_engine(self) -> bool:
+        """Whether reading it wakes more than the API server, which is not free on an idle engine."""
+
+    def available(self, capabilities: Capabilities) -> bool:
+        """Whether this engine has it."""
+
+    async def read(self) -> Observation:
+        """Ask once.
+
+        Raises:
+            EngineError: It could not be asked, or did not answer as it should.
+        """

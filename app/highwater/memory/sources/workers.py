@@ -1,0 +1,44 @@
+"""The workers' memory, from our extension inside them."""
+
+from __future__ import annotations
+
+from pydantic import TypeAdapter, ValidationError
+
+from highwater.engine.capabilities import Capabilities
+from highwater.engine.client import Engine
+from highwater.errors import EngineGarbled, flaw
+from highwater.memory.sources.source import Observation
+from highwater.readings import SCHEMA, WorkerMemory
+
+_WIRE = TypeAdapter(tuple[WorkerMemory, ...])
+
+
+class Workers:
+    """Op ``memory`` on every worker that the API server reaches."""
+
+    name = "workers"
+    wakes_engine = True
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def available(self, capabilities: Capabilities) -> bool:
+        """Only where our extension is known to be loaded."""
+        return capabilities.collective_rpc
+
+    async def read(self) -> Observation:
+        """Ask every worker.
+
+        Raises:
+            EngineError: No good answer.
+        """
+        answers = await self._engine.rpc("memory")
+        for answer in answers:
+            if not answer.get("ok"):
+                raise EngineGarbled(f"rank {answer.get('rank')} could not read its memory: {answer.get('error')}")
+            if answer.get("schema") != SCHEMA:
+                raise EngineGarbled(f"the worker extension speaks schema {answer.get('schema')}, the sidecar {SCHEMA}")
+        try:
+            return Observation(workers=_WIRE.validate_python(answers))
+        except ValidationError as exc:
+            raise EngineGarbled(f"worker call memory: {flaw(exc.errors(include_url=False))}") from exc

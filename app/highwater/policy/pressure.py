@@ -1,0 +1,260 @@
+"""How each rank stands to a rule: one reading and one rule in, levels and bytes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from highwater.accounting.attribution import RankKey, host_ratio, host_share, rank_key
+from highwater.policy.rules import FILL_SIGNALS, HOST_SIGNALS, Rule, reached, relieved
+from highwater.policy.waters import MIN_SLACK_BYTES, derive, rest_bytes, slack_bytes
+from highwater.readings import RankReading, Report
+from highwater.units import MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of the engine beside the report.
+
+    Attributes:
+        life: The id of its present life: with another one, all that is remembered goes.
+        baseline: The first readings of that life; empty where they are not known.
+        unavailable: Remedies that would be refused now, and why.
+        encoder_is_profiled: Whether the KV pool was sized with the encoder cache's own share in mind.
+        shared_cards: Devices (``attribution.card``) that another engine uses as well, where that is known.
+    """
+
+    life: str = ""
+    baseline: tuple[RankReading, ...] = ()
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    encoder_is_profiled: bool = True
+    shared_cards: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """One rank, as a rule sees it.
+
+    Attributes:
+        reading: The rank.
+        value: The signal there; ``None`` where it is not known.
+        high: Where the rule acts, in the signal's unit; ``None`` where there is no such place.
+        low: Where it is satisfied.
+        need_bytes: What would have to be given back to reach low water; 0 where it is reached.
+        gain_bytes: What a remedy must be able to give here to be worth running.
+        is_urgent: Whether so little is free that nothing may wait.
+        note: Why the rank is left out; ``None`` where it is not.
+        is_finding: Whether an operator should hear of that.
+    """
+
+    reading: RankReading
+    value: float | None
+    high: float | None = None
+    low: float | None = None
+    need_bytes: int = 0
+    gain_bytes: int = 0
+    is_urgent: bool = False
+    note: str | None = None
+    is_finding: bool = False
+
+    @property
+    def key(self) -> RankKey:
+        """Which rank."""
+        return rank_key(self.reading)
+
+
+def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
+    """Every rank of the report, as the rule sees it; with a note where it is left out."""
+    return [
+        replace(one, note=note) if (note := _left_out(rule, one.reading)) is not None else one
+        for one in _pressures(rule, report, facts)
+    ]
+
+
+def _left_out(rule: Rule, reading: RankReading) -> str | None:
+    """Why a rank does not count by this rule, whatever its figures; ``None`` where it does."""
+    if reading.asleep_tags:
+        return f"asleep: {', '.join(reading.asleep_tags)}"
+    if rule.signal in HOST_SIGNALS and not reading.host_memory.cgroup_limit_bytes:
+        return "its container has no memory limit: what the whole machine uses is not the engine's to give back"
+    return None
+
+
+def _pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
+    if rule.is_derived:
+        baseline = {rank_key(reading): reading for reading in facts.baseline}
+        return [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
+    if rule.signal in _GROWTH:
+        return _growth(rule, report)
+    return [_own(rule, reading) for reading in report.ranks]
+
+
+def is_reached(rule: Rule, pressure: Pressure) -> bool:
+    """Whether the rank is at high water or beyond. Derived waters are reached under them, not at them."""
+    if pressure.value is None or pressure.high is None:
+        return False
+    if rule.is_derived:
+        return pressure.value < pressure.high
+    return reached(rule.signal, pressure.value, pressure.high)
+
+
+def is_relieved(rule: Rule, pressure: Pressure) -> bool:
+    """Whether the rank is at low water or better, as far as it counts."""
+    if pressure.value is None or pressure.low is None:
+        return True
+    return relieved(rule.signal, pressure.value, pressure.low)
+
+
+# --- the default rule ---
+
+
+def _derived(rule: Rule, reading: RankReading, baseline: RankReading | None) -> Pressure:
+    free = reading.free_bytes
+    if reading.device.type == "cpu":
+        return Pressure(reading=reading, value=free, note="on CPU there is no device to fill")
+    slack = slack_bytes(reading, baseline)
+    if free is None or slack is None:
+        return Pressure(reading=reading, value=free, note="the device's memory is not known")
+    waters = derive(slack)
+    if waters is None:
+        return Pressure(
+            reading=reading,
+            value=free,
+            note=(
+                f"the engine's plan leaves {max(slack, 0) // MIB} MiB of the device; below "
+                f"{MIN_SLACK_BYTES // MIB} MiB nothing that the policy gives back could last. "
+                "Lower --gpu-memory-utilization (or --kv-cache-memory-bytes)"
+            ),
+            is_finding=True,
+        )
+    need = max(waters.low - free, 0)
+    return Pressure(
+        reading=reading,
+        value=free,
+        high=waters.high,
+        low=waters.low,
+        need_bytes=need,
+        # On a small device the way from high to low water is shorter than the least gain.
+        gain_bytes=min(rule.min_gain_bytes, waters.low - waters.high),
+        is_urgent=free < waters.high / 2,
+    )
+
+
+# --- an operator's rules ---
+
+_GROWTH = frozenset({"device_growth_bytes", "host_growth_bytes"})
+
+
+def _own(rule: Rule, reading: RankReading) -> Pressure:
+    high, low = rule.high_water or 0.0, rule.low_water or 0.0
+    value = _value(rule.signal, reading)
+    if value is None:
+        return Pressure(reading=reading, value=None, high=high, low=low, note=f"{rule.signal} is not known")
+    scale = _scale(rule.signal, reading)
+    need = max(math.ceil((low - value if rule.signal == "device_free_bytes" else value - low) * scale), 0)
+    return Pressure(
+        reading=reading,
+        value=value,
+        high=high,
+        low=low,
+        need_bytes=need,
+        gain_bytes=min(rule.min_gain_bytes, int(abs(high - low) * scale)),
+        is_urgent=rule.signal in FILL_SIGNALS and _free(reading) < _high_free(rule, reading) / 2,
+    )
+
+
+def _growth(rule: Rule, report: Report) -> list[Pressure]:
+    """Growth is a sum over the ranks: each has an even share of what is to be given back."""
+    growth, count = report.growth, max(len(report.ranks), 1)
+    grown = growth.since_ready_bytes if rule.signal == "device_growth_bytes" else growth.host_since_ready_bytes
+    high, low = rule.high_water or 0.0, rule.low_water or 0.0
+    need = max(-(math.floor(low - grown) // count), 0) if grown is not None else 0
+    gain = min(rule.min_gain_bytes, int((high - low) / count))
+    note = None if grown is not None else f"{rule.signal} is not known"
+    return [
+        Pressure(reading=reading, value=grown, high=high, low=low, need_bytes=need, gain_bytes=gain, note=note)
+        for reading in report.ranks
+    ]
+
+
+def _value(signal: str, reading: RankReading) -> float | None:
+    if signal == "device_used_ratio":
+        return reading.used_ratio
+    if signal == "device_free_bytes":
+        return reading.free_bytes
+    if signal == "encoder_cache_bytes":
+        return reading.components.encoder_cache_bytes
+    return host_ratio(reading)
+
+
+def _scale(signal: str, reading: RankReading) -> float:
+    """Bytes for one of the signal's units."""
+    if signal == "device_used_ratio":
+        return reading.total_bytes or 0
+    return (host_share(reading)[1] or 0) if signal == "host_used_ratio" else 1
+
+
+def _free(reading: RankReading) -> float:
+    return reading.free_bytes if reading.free_bytes is not None else math.inf
+
+
+def _high_free(rule: Rule, reading: RankReading) -> float:
+    """High water as free bytes of the device."""
+    water = rule.high_water or 0.0
+    return water if rule.signal == "device_free_bytes" else (1 - water) * (reading.total_bytes or 0)
+
+
+# --- waters that the engine cannot reach ---
+
+
+def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[RankReading]) -> str | None:
+    """Why the engine at rest, idle and with empty caches, would still be over a water of the rule; ``None`` if not.
+
+    Args:
+        rule: The rule.
+        baseline: The first readings of the engine's life; empty where they are not known.
+        ranks: Its readings now: where there is no baseline their own parts tell what would stay.
+    """
+    if rule.is_derived:
+        return None
+    rest = list(_at_rest(rule.signal, baseline, ranks))
+    if not rest:
+        return None
+    falls = rule.signal == "device_free_bytes"
+    reading, value = (min if falls else max)(rest, key=lambda pair: pair[1])
+    for key, water in (("low_water", rule.low_water or 0.0), ("high_water", rule.high_water or 0.0)):
+        if relieved(rule.signal, value, water):
+            continue
+        has, better = ("has", "or less") if falls else ("uses", "or more")
+        shown = f"{value:.4g}" if rule.signal.endswith("_ratio") else f"{value:.0f}"
+        other = "free memory on the host" if rule.signal.startswith("host_") else "lower --gpu-memory-utilization"
+        return (
+            f"{rule.name}.{key}: {water:g} of {rule.signal} cannot be reached: rank {reading.rank} {has} {shown} at "
+            f"rest, with nothing left to give back. Set low_water to {_rounded(rule.signal, value)} {better}, "
+            f"high_water {'below' if falls else 'above'} it, or {other}"
+        )
+    return None
+
+
+def _at_rest(
+    signal: str, baseline: Sequence[RankReading], ranks: Sequence[RankReading]
+) -> Iterator[tuple[RankReading, float]]:
+    if signal == "host_used_ratio":
+        # What of a host's use is rest shows at the beginning only.
+        yield from ((reading, ratio) for reading in baseline if (ratio := host_ratio(reading)) is not None)
+        return
+    if signal not in FILL_SIGNALS:
+        return  # 0 at rest by what they count
+    known = {rank_key(reading): reading for reading in (*ranks, *baseline)}
+    for reading in known.values():
+        rest, total = rest_bytes(reading), reading.total_bytes
+        if rest is None or not total or reading.asleep_tags:
+            continue
+        yield reading, (total - rest if signal == "device_free_bytes" else rest / total)
+
+
+def _rounded(signal: str, value: float) -> str:
+    if signal == "device_free_bytes":
+        return str(math.floor(value / MIB) * MIB)
+    return f"{min(math.ceil(value * 100) / 100, 1.0):g}"

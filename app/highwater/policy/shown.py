@@ -1,0 +1,127 @@
+"""A decision as the report and ``GET /policy`` show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from highwater.accounting.attribution import rank_key, seconds_until
+from highwater.policy.core import RuleMemory, RuleView
+from highwater.policy.gains import word
+from highwater.policy.pressure import Pressure, is_reached
+from highwater.policy.rules import FILL_SIGNALS, RATIO_SIGNALS, Rule
+from highwater.readings import PolicyLevel, PolicyMode, RankPressure, RemedyState, Report, RuleStatus
+from highwater.units import MIB
+
+
+def rule_status(
+    view: RuleView,
+    memory: RuleMemory,
+    report: Report,
+    unavailable: Mapping[str, str],
+    *,
+    is_acting: bool,
+    to_unix: float,
+) -> RuleStatus:
+    """One rule.
+
+    Args:
+        view: As it was just looked at.
+        memory: What is remembered of it.
+        report: What it was looked at by.
+        unavailable: Remedies that would be refused now, and why.
+        is_acting: Whether a remedy of it runs.
+        to_unix: What makes its times Unix seconds.
+    """
+    rule, worst = view.rule, view.worst
+    paces = {rank_key(one): one.bytes_per_second for one in report.growth.ranks}
+    ranks = tuple(_rank(rule, one, paces.get(one.key)) for one in view.pressures)
+    status = RuleStatus(
+        name=rule.name,
+        signal=rule.signal,
+        phase="acting" if is_acting else view.phase,
+        value=worst.value if worst is not None else None,
+        high_water=worst.high if worst is not None else rule.high_water,
+        low_water=worst.low if worst is not None else rule.low_water,
+        reason=view.reason,
+        since=memory.since + to_unix if memory.since is not None else None,
+        rest_until=view.rest_until + to_unix if view.rest_until is not None else None,
+        ranks=ranks if rule.signal in FILL_SIGNALS else (),
+        remedies=tuple(_remedy(name, view, memory, unavailable, to_unix) for name in rule.remedies),
+    )
+    return replace(status, is_dormant=_is_dormant(status, report))
+
+
+def _is_dormant(rule: RuleStatus, report: Report) -> bool:
+    if rule.phase != "held" or report.stale or not report.engine.traits.takes_remedies:
+        return False
+    has_none = rule.high_water is None or rule.low_water is None
+    return any(not one.asleep_tags and not (has_none and one.device.type == "cpu") for one in report.ranks)
+
+
+def summary(views: Sequence[RuleView], level: PolicyLevel, *, mode: PolicyMode = "act") -> str:
+    """One sentence."""
+    if not views:
+        return "there are no rules: nothing is given back by itself"
+    view = next(view for view in views if view.level == level)
+    return (view.reason or _calm(view)) + ("; observe mode: nothing is done" if mode == "observe" else "")
+
+
+def _calm(view: RuleView) -> str:
+    worst = view.worst
+    if worst is None or worst.value is None or worst.high is None:
+        return f"rule {view.rule.name} is calm"
+    value, water = (_value(view.rule.signal, number) for number in (worst.value, worst.high))
+    rank = worst.reading.rank if worst.reading.rank is not None else "?"
+    if view.rule.signal == "device_free_bytes":
+        return f"rank {rank} has {value} free, the least of all for its size; below {water} memory is given back"
+    return f"{view.rule.signal} is {value}; from {water} on memory is given back"
+
+
+def _value(signal: str, value: float) -> str:
+    return f"{value:.3f}" if signal in RATIO_SIGNALS else f"{value / MIB:,.0f} MiB"
+
+
+def _rank(rule: Rule, one: Pressure, bytes_per_second: float | None) -> RankPressure:
+    reading, total = one.reading, one.reading.total_bytes
+
+    def as_free(water: float | None) -> int | None:
+        if water is None:
+            return None
+        if rule.signal == "device_free_bytes":
+            return int(water)
+        return int((1 - water) * total) if total is not None else None
+
+    high = as_free(one.high)
+    room = None if high is None or reading.free_bytes is None else reading.free_bytes - high
+    trim = word("trim_encoder_cache", rule.signal, reading)
+    return RankPressure(
+        rank=reading.rank,
+        dp_rank=reading.dp_rank,
+        free_bytes=reading.free_bytes,
+        high_free_bytes=high,
+        low_free_bytes=as_free(one.low),
+        short_bytes=None if one.high is None else one.need_bytes if is_reached(rule, one) else 0,
+        can_release_bytes=reading.releasable_bytes,
+        can_trim_bytes=trim.size if trim.is_certain else None,
+        seconds_to_high_water=seconds_until(room, bytes_per_second) if room is not None and room > 0 else None,
+        note=one.note,
+    )
+
+
+def _remedy(
+    name: str, view: RuleView, memory: RuleMemory, unavailable: Mapping[str, str], to_unix: float
+) -> RemedyState:
+    run = memory.runs.get(name)
+    if run is None:
+        return RemedyState(name=name, unavailable=unavailable.get(name))
+    return RemedyState(
+        name=name,
+        unavailable=unavailable.get(name),
+        last_run_at=run.at + to_unix,
+        last_outcome=run.judged,
+        last_reason=run.reason,
+        last_freed_bytes=run.freed_bytes,
+        last_freed_ranks=run.ranks,
+        rest_until=view.rest_until + to_unix if view.rest_until is not None else None,
+    )

@@ -1,0 +1,94 @@
+"""Which policy is in force: the configured one, or what was put in its place while running.
+
+A change is kept in the state file, where one is configured, before it is in force; what could not be kept is not done.
+At the next start it wins over the configuration, unless that has itself been changed since: the newest word counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from highwater.errors import NotKept, sentences
+from highwater.files.state_file import StateFile
+from highwater.policy.settings import PolicyChange, PolicySettings
+
+
+class _Kept(BaseModel):
+    """The state file's section ``policy``."""
+
+    configured: str
+    policy: PolicySettings
+
+
+class PolicyStore:
+    """The policy in force, and where it comes from.
+
+    Args:
+        file: Where a change is kept.
+        configured: The policy of file, environment and flags.
+
+    Attributes:
+        in_force: The policy.
+        source: ``settings``, or ``put`` once it was changed.
+        news: What became of an earlier change at the start, in one sentence; ``None`` where there was none.
+    """
+
+    def __init__(self, file: StateFile, configured: PolicySettings) -> None:
+        self.in_force = configured
+        self.source: Literal["settings", "put"] = "settings"
+        self.news: str | None = None
+        self._file = file
+        self._configured = _digest(configured)
+        self._turn = asyncio.Lock()
+        section = file.read("policy")
+        if section is not None:
+            self.news = self._take_up(section)
+
+    @property
+    def kept_in(self) -> str | None:
+        """The file that keeps the policy in force across a restart; ``None`` where nothing needs to, or can."""
+        return str(self._file.path) if self.source == "put" and self._file.configured else None
+
+    async def change(self, change: PolicyChange) -> PolicySettings:
+        """Keep the change, and then put it in force. Does not block: the disk is waited for in a thread.
+
+        Raises:
+            NotKept: It could not be kept; the policy in force is still what it was.
+        """
+        async with self._turn:
+            policy = self.in_force.changed(change)
+            kept = _Kept(configured=self._configured, policy=policy).model_dump(mode="json")
+            await asyncio.to_thread(self._file.write, "policy", kept)
+            self.in_force, self.source = policy, "put"
+            return policy
+
+    def _take_up(self, section: dict[str, Any]) -> str:
+        try:
+            kept = _Kept.model_validate(section)
+        except ValidationError as exc:
+            problems = "; ".join(sentences(exc.errors(include_url=False)))
+            return f"the policy kept in {self._file.path} cannot be used, the configured one is in force: {problems}"
+        if kept.configured != self._configured:
+            return self._drop()
+        self.in_force, self.source = kept.policy, "put"
+        return f"the policy of the last PUT /policy is in force, kept in {self._file.path}"
+
+    def _drop(self) -> str:
+        news = (
+            "the configured policy was changed after the last PUT /policy: it is in force, and that change was dropped"
+        )
+        try:
+            # Or it would be back when the configuration is again what it was then.
+            self._file.write("policy", None)
+        except NotKept as exc:
+            return f"{news}, but is still in the file: {exc}"
+        return news
+
+
+def _digest(policy: PolicySettings) -> str:
+    """Of what the operator configured, less the defaults: a release that changes those is no other configuration."""
+    return hashlib.sha256(policy.model_dump_json(exclude_defaults=True).encode()).hexdigest()

@@ -1,0 +1,101 @@
+"""Where the default rule acts: free bytes on each rank, derived from the engine's own plan.
+
+What kills a server is one absolute demand (an image's activations, a workspace) that meets too few free bytes while the
+allocator keeps blocks that nobody uses. What vLLM holds by design is a share, and it may be any. So the waters are
+measured in free bytes, in what the plan leaves over::
+
+    total ──────────────────────────────────────────────────────────────┐
+      │◄──────────── planned = max(requested, rest) ───────►│◄─ slack ─►│
+                                                            0   high low  free
+
+    slack = total - max(requested, rest)
+    high  = min(max(slack / 4, 512 MiB), slack / 2, 2 GiB)      acts with less free than that
+    low   = min(2 x high, 0.9 x slack)                          satisfied with that much free; so it can be reached
+
+``rest`` is what stays in use whatever the policy does: used bytes less encoder outputs, releasable reserve and other
+tensors, all processes on the device counted. It is taken from the first readings of the engine's life where those are
+known: a neighbour on the device that grows, or a leak, then makes the rule act as before, instead of lowering the
+waters step by step without a word. A sidecar that came to an engine later takes the parts of the reading at hand.
+
+``requested`` is what the engine says that it asked for. Where it does not say it, it is the total times
+``gpu_memory_utilization`` where that sized the KV pool; where it did not, rest alone counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from highwater.readings import RankReading
+from highwater.units import GIB, MIB
+
+MIN_HIGH_BYTES = 512 * MIB
+MAX_HIGH_BYTES = 2 * GIB
+MIN_SLACK_BYTES = 256 * MIB
+LOW_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Waters:
+    """Free bytes of one rank's device.
+
+    Attributes:
+        high: With less than that free the rule acts.
+        low: With that much free it is satisfied.
+    """
+
+    high: int
+    low: int
+
+
+def rest_bytes(reading: RankReading) -> int | None:
+    """What stays in use whatever the policy does, of all processes on the device; ``None`` where use is not known."""
+    if reading.used_bytes is None:
+        return None
+    parts = reading.components
+    moving = (parts.encoder_cache_bytes or 0) + (parts.other_tensors_bytes or 0) + (reserve_bytes(reading) or 0)
+    return max(reading.used_bytes - moving, 0)
+
+
+def reserve_bytes(reading: RankReading) -> int | None:
+    """What ``release`` can give back at most: the worker's word, else the allocator's unused blocks."""
+    if reading.releasable_bytes is not None:
+        return reading.releasable_bytes
+    cached = reading.components.torch_cached_bytes
+    return max(cached - (reading.torch.inactive_split_bytes or 0), 0) if cached is not None else None
+
+
+def requested_bytes(reading: RankReading) -> int | None:
+    """What the engine asked for on this device, as far as it is known."""
+    budget, total = reading.budget, reading.total_bytes
+    if budget.requested_bytes is not None:
+        return budget.requested_bytes
+    share = budget.gpu_memory_utilization
+    # The workers say nothing where the KV pool's size was given (--kv-cache-memory-bytes), and the share is then a
+    # default that sized nothing; vllm-ascend up to 0.13 never says it
+    # (worker_ext/highwater_worker/memory/memory_parts.py).
+    if share is None or total is None or reading.device.type != "npu":
+        return None
+    return int(total * share)
+
+
+def slack_bytes(reading: RankReading, baseline: RankReading | None) -> int | None:
+    """What the engine's plan leaves over on this device; ``None`` where that cannot be known.
+
+    Args:
+        reading: The rank now.
+        baseline: The rank at the beginning of its engine's life, if known.
+    """
+    rest = rest_bytes(baseline) if baseline is not None else None
+    if rest is None:
+        rest = rest_bytes(reading)
+    if rest is None or reading.total_bytes is None:
+        return None
+    return reading.total_bytes - max(requested_bytes(baseline or reading) or 0, rest)
+
+
+def derive(slack: int) -> Waters | None:
+    """The waters for so much slack; ``None`` where it is too little for any."""
+    if slack < MIN_SLACK_BYTES:
+        return None
+    high = min(max(slack // 4, MIN_HIGH_BYTES), slack // 2, MAX_HIGH_BYTES)
+    return Waters(high, min(2 * high, int(slack * LOW_SHARE)))

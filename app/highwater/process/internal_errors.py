@@ -1,0 +1,34 @@
+"""Faults of our own: exceptions that nobody expected, caught so that they cost no more than one round, and counted.
+
+Every broad ``except`` that does not raise again moves one of these counters:
+``tests/unit/process/test_internal_errors.py``
+finds those that do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal, TypeAlias, get_args
+
+Part: TypeAlias = Literal["poller", "policy", "shared_devices", "incidents", "diagnosis", "proxy", "http"]
+
+
+class InternalErrors:
+    """Counts them, by the part that caught one."""
+
+    def __init__(self) -> None:
+        parts: tuple[Part, ...] = get_args(Part)
+        self._counts: dict[Part, int] = dict.fromkeys(parts, 0)
+
+    @property
+    def counts(self) -> Mapping[Part, int]:
+        """How many there have been, of every part."""
+        return self._counts
+
+    def counter(self, part: Part) -> Callable[[], None]:
+        """Return what a part calls for each."""
+        return partial(self._count, part)
+
+    def _count(self, part: Part) -> None:
+        self._counts[part] += 1

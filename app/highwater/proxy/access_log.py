@@ -1,0 +1,178 @@
+"""The access log: one JSON object per line for each request that ended, written by a thread of its own.
+
+Nothing is written unless a setting enables it. A line has no query, no header but the request's id, and nothing of a
+body. The event loop only puts a value into a bounded queue; where the disk, or the reader of standard output, is slower
+than the traffic, lines are dropped and counted, and no request waits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from io import TextIOWrapper
+from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
+from typing import Any, NamedTuple, TextIO, cast
+
+from highwater.process.limited_log import LimitedLog
+from highwater.proxy.traffic import Result
+
+STANDARD_OUTPUT = "-"
+QUEUE_LINES = 10_000
+# The time to write the queue at the end; lines that still wait then are lost.
+CLOSE_SECONDS = 2.0
+_PRECISION = 6  # digits of a second
+
+log = logging.getLogger("highwater.access_log")
+
+
+class EndedRequest(NamedTuple):
+    """One line. A value that does not apply, or was not known when the request ended, is ``None``."""
+
+    peer: str
+    """The client's address and port."""
+    method: str | None
+    path: str | None
+    """As sent, without the query, made printable and cut."""
+    path_class: str | None
+    """As in the metrics; ``sidecar`` for the sidecar's paths."""
+    status: int
+    """The status that the client saw; 499 if it left before."""
+    result: Result
+    reason: str | None
+    """Why it is not complete: as in ``highwater_proxy_refused_total`` or ``highwater_proxy_upstream_errors_total``."""
+    request_id: str
+    request_bytes: int
+    response_bytes: int
+    duration_seconds: float
+    time_to_first_byte_seconds: float | None
+    held_seconds: float
+    """The time that it waited at the gate."""
+    engine_connection_reused: bool | None
+
+
+class AccessLog:
+    """Writes ended requests to standard output or to a file.
+
+    The file is opened again once it was moved or removed, which is checked before each line and at ``reopen``.
+
+    Args:
+        where: The file's path, or ``-`` for standard output.
+        queue_lines: Lines that may wait to be written.
+
+    Attributes:
+        dropped: Lines that were not written, since the start.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+
+    def __init__(self, where: str, *, queue_lines: int = QUEUE_LINES) -> None:
+        self.dropped = 0
+        self.is_file = where != STANDARD_OUTPUT
+        self._limited = LimitedLog(log)
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._writer: _Reporting = _File(where, encoding="utf-8") if self.is_file else _Stream(sys.stdout)
+        self._writer.setFormatter(_JsonLine())
+        self._lines: queue.Queue[Any] = queue.Queue(queue_lines)
+        self._sender = _Sender(self._lines)
+        self._sender.failed = self._writer.failed = self._failed
+        self._listener = QueueListener(self._lines, self._writer)
+        self._listener.start()
+
+    def write(self, ended: EndedRequest) -> None:
+        """Queue one line for writing."""
+        self._sender.handle(_record(ended))
+
+    def reopen(self) -> None:
+        """Open the file again if it was moved away, also while there is nothing to write."""
+        self._sender.handle(_record(None))
+
+    def close(self) -> None:
+        """Write the queued lines, for ``CLOSE_SECONDS`` at most: the reader of standard output may have stopped."""
+        if not self._is_closed:
+            self._is_closed = True
+            stopping = threading.Thread(target=self._stop, daemon=True)
+            stopping.start()
+            stopping.join(CLOSE_SECONDS)
+
+    def _stop(self) -> None:
+        self._lines.join()  # all lines are written, and there is room for the sentinel that stops the thread
+        self._listener.stop()
+        self._writer.close()
+
+    def _failed(self, record: logging.LogRecord, why: BaseException | None) -> None:
+        with self._lock:  # called by the loop's thread and by the writing one
+            if record.msg is not None:
+                self.dropped += 1
+            text = "the queue is full" if isinstance(why, queue.Full) else str(why)
+            self._limited.warning("access_log", "access log: cannot write (%s), lines dropped: %d", text, self.dropped)
+
+
+def _record(ended: EndedRequest | None) -> logging.LogRecord:
+    return logging.LogRecord("access", logging.INFO, "", 0, ended, None, None)
+
+
+class _JsonLine(logging.Formatter):
+    """Formats a record whose message is an ``EndedRequest``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        ended: Any = record.msg
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": moment.replace("+00:00", "Z"), **ended._asdict()}
+        for key, value in line.items():
+            if isinstance(value, float):
+                line[key] = round(value, _PRECISION)
+        return json.dumps(line)
+
+
+class _Reporting(logging.Handler):
+    """Reports failures to a callback; by default logging prints a traceback to standard error for each line."""
+
+    failed: Callable[[logging.LogRecord, BaseException | None], None]
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        self.failed(record, sys.exception())
+
+
+class _Sender(_Reporting, QueueHandler):
+    """Puts records into the queue as they are: they are formatted by the thread that writes."""
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record
+
+
+class _Stream(_Reporting, logging.StreamHandler[TextIO]):
+    """Standard output, which is never opened again."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg is not None:
+            super().emit(record)
+
+
+class _File(_Reporting, WatchedFileHandler):
+    """A file; a record without a message only opens it again where that is due."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if record.msg is None:
+                self.reopenIfNeeded()
+            else:
+                super().emit(record)
+        except OSError:  # it cannot be opened again now; the thread must live to try at the next line
+            self.handleError(record)
+
+    def _open(self) -> TextIOWrapper:
+        # Peers and paths are not for every user of the machine.
+        opened = open(self.baseFilename, self.mode, encoding=self.encoding, opener=_open_for_group)  # noqa: SIM115 - the handler closes it
+        return cast("TextIOWrapper", opened)
+
+
+def _open_for_group(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o640)

@@ -1,0 +1,466 @@
+"""A client's connection: its requests one after the other, each sent to its destination."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from highwater.proxy.chunks import Chunks
+from highwater.proxy.exchange import Exchange
+from highwater.proxy.failures import BadRequest, Failure, error_response
+from highwater.proxy.forwarded import forwarding
+from highwater.proxy.heads import (
+    LIVE_STREAM,
+    NOT_HTTP,
+    Destination,
+    Header,
+    RequestHead,
+    has_bare_line_feed,
+    parse_head,
+)
+from highwater.proxy.proxy import Proxy
+from highwater.proxy.roles import Client, Conversation
+from highwater.proxy.sidecar import SidecarConversation
+from highwater.proxy.transports import FULL_READ_BYTES, ReadSide, WriteSide, has_hung_up, keep_alive
+
+log = logging.getLogger("highwater.proxy")
+
+_CR = ord("\r")
+# Bytes of requests whose turn has not come; above it no more are read. Not before: reading notices the client leave.
+_MAX_WAITING_BYTES = 64 * 1024
+# Above proxy.max_connections, for requests to the sidecar itself: probes, scrapes, operators. One response each.
+SURPLUS_CONNECTIONS = 32
+# Heads, or pieces of a body, that one connection may have taken in a turn of the loop: a read may hold thousands of
+# either, and the other connections wait meanwhile.
+STEPS_PER_TURN = 16
+
+Route = Callable[[bytes, bytes, bool], Destination]
+"""Decides where a request goes, by its method, its raw path, and whether it asks for a WebSocket."""
+
+
+class _Incoming:
+    """A request that is being received, or served."""
+
+    conversation: Conversation | None = None  # without one, the rest of the body is dropped
+    is_complete = False
+    body_bytes = 0
+
+    def __init__(self, head: RequestHead) -> None:
+        self.head = head
+
+
+class ClientConnection(Client):
+    """The protocol that uvicorn runs on each connection.
+
+    One request is served at a time, and none is begun while responses wait for the client to take them: further bytes
+    stay unread, first here, then with the client. So a connection costs one response more than its client takes, and
+    not as many as its client has requested.
+
+    An ``asyncio.Protocol`` in all but name: a compiled class cannot have that base.
+
+    Args:
+        proxy: The state that all requests share.
+        route: Decides where a request goes.
+        config: uvicorn's, like all that follow.
+        server_state: Holds connections and tasks.
+        app_state: The lifespan's.
+        _loop: The running one.
+    """
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        route: Route,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._proxy = proxy
+        self._route = route
+        self._uvicorn = (config, server_state, app_state)
+        self._connections: set[Any] = server_state.connections
+        self._rest = b""  # bytes not taken yet: an incomplete head, or requests whose turn has not come
+        self._is_scheduled = False  # to go on with the rest
+        self._is_within_head = False  # some of the next request's head has come
+        self._receiving: _Incoming | None = None
+        self._plain_bytes = 0  # still to come of a counted body
+        self._chunks: Chunks | None = None  # still coming
+        self._current: _Incoming | None = None  # the request in conversation
+        self._is_full = False  # the client takes no more for now
+        self._is_old = False  # it has seen a tick
+        self._ignores_input = False  # further bytes are dropped
+        self._is_last = False
+        self._is_surplus = False  # it is above the limit, and may send the engine nothing
+        self._is_lingering = False
+        self._quiet = 0  # ticks since the last response, or since a head began
+        self._unsent = 0  # bytes at the last tick, of complete responses
+        self._unsent_ticks = 0.0  # for which they have waited
+        self._unsent_patience = 0.0  # ticks for which they may wait
+        self._untaken_ticks = 0  # in which the client took none of them
+
+    # --- called by the transport ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to read and write, unless too many clients are connected."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.read_side = ReadSide(self.transport)
+        self.write_side = WriteSide(self.transport, self._proxy.write_batch)
+        self.forwarding = forwarding(self._proxy.forwarded, self.transport)
+        self._connections.add(self)
+        self._proxy.clients.add(self)
+        surplus = self._proxy.surplus_clients
+        self._is_surplus = surplus > 0
+        if surplus > SURPLUS_CONNECTIONS:
+            self._ignores_input = True
+            self._write_error(self._proxy.too_many_connections, RequestHead(b""), close=True)
+            self.write_side.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the conversation, whichever side closed the connection."""
+        del exc
+        self._connections.discard(self)
+        self._proxy.clients.discard(self)
+        self._ignores_input = True
+        self._rest = b""
+        conversation = self._forget_current()
+        self._receiving = None
+        if conversation is not None:
+            conversation.client_left()
+
+    def eof_received(self) -> None:
+        """Let the transport close: clients leave by closing their sending side (nginx and uvicorn see it so too)."""
+
+    def pause_writing(self) -> None:
+        """Stop writing: the client takes no more for now."""
+        self._is_full = True
+        if self._current is not None and self._current.conversation is not None:
+            self._current.conversation.client_full()
+
+    def resume_writing(self) -> None:
+        """Write on: the client takes bytes again."""
+        self._is_full = False
+        if self._current is not None and self._current.conversation is not None:
+            self._current.conversation.client_ready()
+        self._go_on_soon()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of requests."""
+        if len(data) >= FULL_READ_BYTES:
+            self.read_side.give_way()
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        if self._is_scheduled:
+            self._keep(data)
+        else:
+            self._take_all(data)
+
+    def _take_all(self, data: bytes) -> None:
+        """Take as much as this turn of the loop allows, and keep the rest."""
+        at = steps = 0
+        while at < len(data) and not self._ignores_input:
+            if steps == STEPS_PER_TURN:
+                self._is_scheduled = True
+                asyncio.get_running_loop().call_soon(self._go_on)
+                break
+            before = at
+            at = self._take(data, at)
+            if at == before:
+                break
+            steps += 1
+        if at < len(data):
+            self._keep(data[at:] if at else data)
+        else:
+            self.read_side.let_go("queue")
+
+    def _keep(self, rest: bytes) -> None:
+        if self._ignores_input:
+            return
+        self._rest = rest
+        # A head that is not complete must be read on, however long it may be.
+        if len(rest) > _MAX_WAITING_BYTES and not self._has_turn:
+            self.read_side.hold("queue")
+        else:
+            self.read_side.let_go("queue")
+
+    @property
+    def _has_turn(self) -> bool:
+        """True where the next request may be taken now."""
+        return self._current is None and not (self._is_full or self._is_scheduled)
+
+    def _go_on_soon(self) -> None:
+        # Not from within the engine's callback: many quick responses would become a deep stack.
+        if self._rest and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Take bytes that could not be taken when they came."""
+        self._is_scheduled = False
+        data, self._rest = self._rest, b""
+        self._take_all(data)
+        if self._is_last and self._has_turn and not self._ignores_input:
+            self.write_side.close()
+
+    def _take(self, data: bytes, at: int) -> int:
+        """Take a head, or a piece of a body, from the data behind a place in it.
+
+        Returns:
+            The place behind the bytes taken; the same where the next request must wait, for its bytes or for its turn.
+        """
+        incoming = self._receiving
+        if incoming is None:
+            return self._take_head(data, at) if self._current is None and not self._is_full else at
+        if self._chunks is not None:
+            return self._take_chunks(incoming, self._chunks, data, at)
+        if incoming.head.websocket:
+            self._body(incoming, data[at:] if at else data)
+            return len(data)
+        end = min(at + self._plain_bytes, len(data))
+        piece = data[at:end] if end - at < len(data) else data
+        self._plain_bytes -= len(piece)
+        self._body(incoming, piece)
+        if not self._plain_bytes:
+            self._complete(incoming)
+        return end
+
+    def _take_head(self, data: bytes, at: int) -> int:
+        if data[at] == _CR and data.startswith(b"\r\n", at):  # of old clients, behind a body (RFC 9112 2.2)
+            self._begin_head()
+            return at + 2
+        end = data.find(b"\r\n\r\n", at) + 4
+        limits = self._proxy.limits
+        if end < 4 or end - at > limits.max_header_bytes:  # noqa: PLR2004 - not found
+            self._begin_head()
+            self._check_start(data[at:] if at else data)
+            return at
+        self._is_within_head = False
+        head = parse_head(data[at:end])
+        if isinstance(head, Failure):
+            self._refuse(head)
+            return end
+        if head.declared_bytes > limits.max_body_bytes:
+            self._refuse(self._proxy.body_too_large, head)
+            return end
+        self._receiving = incoming = _Incoming(head)
+        incoming.is_complete = not (head.chunked or head.declared_bytes or head.websocket)
+        self._converse(incoming)
+        if head.chunked:
+            self._chunks = Chunks(self._proxy.head_too_large, self._proxy.limits.max_header_bytes)
+        elif head.declared_bytes:
+            self._plain_bytes = head.declared_bytes
+        elif not head.websocket:
+            self._complete(incoming)
+        return end
+
+    def _begin_head(self) -> None:
+        """Start the time that a head has, which none of its bytes renews."""
+        if not self._is_within_head:
+            self._is_within_head = True
+            self._quiet = 0
+
+    def _check_start(self, data: bytes) -> None:
+        """Refuse bytes that cannot become a head."""
+        if len(data) > self._proxy.limits.max_header_bytes:
+            self._refuse(self._proxy.head_too_large)
+        elif (not data[:1].isalpha() and data not in (b"", b"\r")) or has_bare_line_feed(data):
+            # No method, or line feeds alone: a client that speaks TLS, perhaps, and waits.
+            self._refuse(NOT_HTTP)
+
+    def _take_chunks(self, incoming: _Incoming, chunks: Chunks, data: bytes, at: int) -> int:
+        try:
+            body, rest = chunks.take(data[at:] if at else data)
+        except BadRequest as bad:
+            self._refuse(bad.failure)
+            return len(data)
+        if body:
+            self._body(incoming, body)
+        if chunks.is_complete and not self._ignores_input:
+            self._chunks = None
+            self._complete(incoming, chunks.trailers)
+        return len(data) - len(rest)
+
+    def _body(self, incoming: _Incoming, piece: bytes) -> None:
+        incoming.body_bytes += len(piece)
+        if incoming.body_bytes > self._proxy.limits.max_body_bytes and not incoming.head.websocket:
+            self._refuse(self._proxy.body_too_large)
+        elif incoming.conversation is not None:
+            incoming.conversation.body(piece)
+
+    def _complete(self, incoming: _Incoming, trailers: tuple[Header, ...] = ()) -> None:
+        self._receiving = None
+        incoming.is_complete = True
+        if incoming.conversation is not None:
+            incoming.conversation.body_ends(trailers)
+
+    # --- conversations ---
+
+    def _converse(self, incoming: _Incoming) -> None:
+        self._unsent_ticks = 0.0
+        head = incoming.head
+        where = self._route(head.method, head.path, head.websocket)
+        if self._is_surplus:
+            self._is_surplus = self._proxy.surplus_clients > 0
+            if self._is_surplus and (where.to == "engine" or where.path_class == LIVE_STREAM):
+                where = Destination("nowhere", refusal=self._proxy.too_many_connections)
+        if where.refusal is not None:
+            # A body, if one comes, is dropped; where the client waits for a 100 first, it could not be distinguished
+            # from the next request.
+            close = self._is_last or self._is_surplus or head.websocket or not head.keep_alive or head.expects_continue
+            self._write_error(where.refusal, head, close=close)
+            self._quiet = 0
+            if close:
+                self._end_after(incoming)
+            return
+        conversation: Conversation
+        if where.to == "sidecar":
+            config, server_state, app_state = self._uvicorn
+            conversation = SidecarConversation(
+                self._proxy, self, head, config=config, server_state=server_state, app_state=app_state
+            )
+        else:
+            conversation = Exchange(self._proxy, self, head, where.path_class)
+        self._current, incoming.conversation = incoming, conversation
+        if self._is_last:
+            conversation.shutdown()
+        conversation.start()
+        if self._is_surplus:
+            conversation.shutdown()
+
+    def response_done(self, *, close: bool) -> None:
+        """End the conversation: its response is complete."""
+        incoming = self._current
+        self._forget_current()
+        self._quiet = 0
+        if incoming is not None and (close or self._is_last or self._is_surplus or incoming.head.websocket):
+            self._end_after(incoming)
+        else:
+            self._go_on_soon()
+
+    def _forget_current(self) -> Conversation | None:
+        incoming, self._current = self._current, None
+        if incoming is None:
+            return None
+        conversation, incoming.conversation = incoming.conversation, None
+        return conversation
+
+    def cut(self, *, reset: bool) -> None:
+        """End the connection in the middle of a response."""
+        self._forget_current()
+        self._ignores_input = True
+        if reset:
+            self.write_side.reset()
+        else:
+            self.write_side.close()
+
+    def drop(self) -> None:
+        """Close at once; bytes that the client has not taken are lost."""
+        self.write_side.abort()
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes written that neither the client nor its socket has taken."""
+        return self.transport.get_write_buffer_size()
+
+    def shutdown(self) -> None:
+        """Close, now or after the response under way."""
+        self._is_last = True
+        if self._current is not None and self._current.conversation is not None:
+            self._current.conversation.shutdown()
+        elif self._has_turn or not self._rest:  # else requests may wait, and one of them is still served
+            self.write_side.close()
+
+    # --- refusals and ends ---
+
+    def _refuse(self, failure: Failure, head: RequestHead | None = None) -> None:
+        """End the connection with an error: its further bytes cannot, or should not, be understood."""
+        self._ignores_input = True
+        incoming, self._receiving = self._receiving, None
+        if incoming is None:
+            self._write_error(failure, head or RequestHead(b""), close=True)
+            self._linger()
+        elif incoming.conversation is not None:
+            incoming.conversation.fail(failure)
+        else:  # it has its response
+            self._linger()
+
+    def _write_error(self, failure: Failure, head: RequestHead, *, close: bool) -> None:
+        response = error_response(failure, head.request_id(), close=close, without_body=head.method == b"HEAD")
+        self.write_side.write(response)
+        self._proxy.refused(failure, head, self.peer, len(response))
+
+    def _end_after(self, incoming: _Incoming) -> None:
+        if incoming.is_complete and not self._ignores_input:
+            self._ignores_input = True
+            self.write_side.close()
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Close soon, or when the client does: closing on unread bytes would destroy the response on its way."""
+        self._ignores_input = self._is_lingering = True
+        self._quiet = 0
+        self._rest = b""
+        self.read_side.let_go_all()
+        self.write_side.finish()
+
+    def tick(self) -> None:
+        """Count one tick, and act on a deadline that has passed."""
+        self._quiet += 1
+        if not self._is_old:  # a connection that is over at once is spared these calls
+            self._is_old = True
+            keep_alive(self.transport)
+        if self._is_lingering:
+            if self._quiet > self._proxy.linger_ticks:
+                self.write_side.abort()
+        elif self._current is None:
+            self._check_unsent()
+            if self._quiet > self._patience():
+                self.write_side.close()
+        elif isinstance(self._current.conversation, SidecarConversation):  # the proxy ticks the exchanges
+            self._current.conversation.tick()
+        self._look_for_client()
+
+    def _look_for_client(self) -> None:
+        """Notice that a client left while it is not read.
+
+        Not of a tunnel: the client's last bytes are still for the engine.
+        """
+        is_tunnel = self._receiving is not None and self._receiving.head.websocket
+        if self.read_side.is_held and not is_tunnel and has_hung_up(self.transport):
+            self.write_side.abort()
+
+    def _patience(self) -> float:
+        """Return how many ticks the next request may take to come."""
+        if self._is_surplus:  # another client may need its place, for a probe
+            return self._proxy.linger_ticks
+        is_within_request = self._is_within_head or self._receiving is not None  # a body may come behind its response
+        return self._proxy.client_ticks if is_within_request else self._proxy.client_idle_ticks
+
+    def _check_unsent(self) -> None:
+        """Cut a client that does not take a complete response: it holds memory meanwhile."""
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent:
+            self._unsent = self._untaken_ticks = 0
+            self._unsent_ticks = 0.0
+            return
+        limits, ticks = self._proxy.limits, self._proxy.client_ticks
+        if not self._unsent_ticks:
+            self._unsent_patience = ticks + unsent / (limits.held_bytes_per_second * limits.tick_seconds)
+        self._unsent_ticks += 1
+        self._untaken_ticks = self._untaken_ticks + 1 if unsent == self._unsent else 0
+        self._unsent = unsent
+        self._quiet = 0  # it is not idle
+        if self._untaken_ticks > ticks or self._unsent_ticks > self._unsent_patience:
+            self.write_side.abort()
+
+
+def protocol(proxy: Proxy, route: Route) -> Callable[..., ClientConnection]:
+    """Return the factory of uvicorn's protocol for each connection: its ``http=``."""
+    return partial(ClientConnection, proxy, route)

@@ -1,0 +1,526 @@
+"""One request on its way to the engine, and the response back. The package's docstring draws the states."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from highwater.proxy.failures import (
+    CLIENT_LEFT,
+    CLIENT_NOT_READING,
+    CLIENT_SLOW,
+    CLIENT_STALLED,
+    DISCONNECTED,
+    NO_RESPONSE,
+    RESPONSE_STALLED,
+    SERVER_ERRORS,
+    UPLOAD_STALLED,
+    Failure,
+    error_response,
+)
+from highwater.proxy.gate import Admission, Shed
+from highwater.proxy.heads import NEVER_A_TRAILER, SAFE_METHODS, Header, RequestHead, ResponseHead, method_class
+from highwater.proxy.proxy import Proxy
+from highwater.proxy.roles import Client, Conversation, Requester
+from highwater.proxy.traffic import Result
+from highwater.proxy.upstream import EngineConnection
+
+# The request's body is too large, too slow, or not HTTP: the connection ends with the response.
+_UNREADABLE = frozenset({400, 408, 413, 431})
+# Bytes that wait until they can be sent to the engine; above it the client is not read.
+_MAX_WAITING_BYTES = 64 * 1024
+
+
+class State(Enum):
+    """The stages of a request."""
+
+    HELD = "held"
+    CONNECTING = "connecting"
+    SENDING = "sending"
+    RESPONDING = "responding"
+    TUNNEL = "tunnel"
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The way in which a request that failed ends for its client.
+
+    Attributes:
+        result: For the counters and the access log.
+        action: Nothing is sent; the response is cut; or the client gets an error response.
+        closes: The connection closes after the error, or is reset by the cut.
+    """
+
+    result: Result
+    action: Literal["nothing", "cut", "error"]
+    closes: bool = False
+
+
+class Exchange(Conversation, Requester):
+    """One request, from its head to the end of its response.
+
+    The gate counts it from the piece that makes it whole: without that the engine can do nothing with it. uvicorn calls
+    the application at the head, but FastAPI reads all of a body before it calls a handler that has one. A handler
+    without a body (`/ping`, `/v1/responses/{id}/cancel`) may run at the head and starts nothing in the model; a request
+    whose response begins early is counted from there on. So a body goes on as it comes, and only its last piece waits
+    while the gate is closed; a head that comes while it is closed waits with all that follows.
+
+    Args:
+        proxy: Has the gate, the pool, the limits, the counters and the logs.
+        client: Gets the response.
+        head: The request's.
+        path_class: A label for the counters.
+    """
+
+    # Defaults here and not in __init__: a plain request changes few of them.
+    _state = State.HELD
+    _engine: EngineConnection | None = None
+    _response: ResponseHead | None = None
+    _is_gated = False
+    _admission: Admission | None = None  # while the gate counts it
+    _last: bytes | None = None  # the piece that makes the request whole, until the gate lets it through
+    _body_ticks = 0  # in which more of the body was waited for
+    _task: asyncio.Task[None] | None = None
+    _code: int | None = None  # that the client has seen
+    _first_byte_seconds: float | None = None
+    _result: Result = "complete"
+    _reason: str | None = None  # for any other result
+    _request_bytes = 0  # of the body
+    _response_bytes = 0
+    _held_since: float | None = None  # while it waits at the gate
+    _held_seconds = 0.0
+    _was_reused: bool | None = None  # the engine's connection, once there is one
+    _engine_is_full = False
+    _client_is_full = False
+    _has_repeated = False
+    _waiting_bytes = 0
+    _quiet = 0  # ticks since anything moved
+    _patience = math.inf
+
+    def __init__(self, proxy: Proxy, client: Client, head: RequestHead, path_class: str) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._write = client.write_side.write
+        self._head = head
+        self._path_class = path_class
+        self._waiting: list[bytes] = []  # for the engine, until it can be sent
+        self._has_request = not (head.chunked or head.declared_bytes)  # all of the request has come
+        self._closes = not head.keep_alive
+        self._started = time.perf_counter()
+        self.to_head = head.method == b"HEAD"
+        self.wants_bare_body = head.is_http10
+        self.wants_tunnel = head.websocket
+
+    # --- the way to the engine ---
+
+    def start(self) -> None:
+        """Begin the way through the gate to a connection."""
+        self._proxy.exchanges.add(self)
+        self._proxy.observer.request_started()
+        if self._head.method not in SAFE_METHODS or self.wants_tunnel:
+            self._is_gated = True
+            gate = self._proxy.gate
+            if self._has_request:
+                self._admission = gate.try_enter()
+                passes = self._admission is not None
+            else:
+                passes = gate.passes_at_once
+            if not passes:
+                self._task = self._proxy.spawn(self._wait_at_gate())
+                return
+        self._connect()
+
+    async def _wait_at_gate(self) -> None:
+        gate = self._proxy.gate
+        self._held_since = time.perf_counter()
+        try:
+            admission = await gate.enter()
+        except Shed as shed:
+            self.fail(Failure(503, shed.reason, str(shed), shed.retry_after))
+            return
+        self._end_hold(time.perf_counter())
+        if self._state is not State.HELD:
+            self._admit(admission)
+            return
+        if self._has_request:
+            self._admission = admission
+        else:  # its turn has come, but it does not count yet
+            gate.leave(admission)
+        self._connect()
+
+    def _end_hold(self, now: float) -> None:
+        if self._held_since is not None:
+            self._held_seconds += now - self._held_since
+            self._held_since = None
+
+    def _connect(self) -> None:
+        self._state = State.CONNECTING
+        pooled = self._proxy.pool.take()
+        if pooled is not None:
+            self._send_head(pooled)
+        else:
+            self._task = self._proxy.spawn(self._open())
+
+    async def _open(self) -> None:
+        made = await self._proxy.pool.connect()
+        if isinstance(made, Failure):
+            self.fail(made)
+        else:
+            self._send_head(made)
+
+    def _send_head(self, engine: EngineConnection) -> None:
+        self._state = State.SENDING
+        self._engine = engine
+        self._was_reused = engine.served > 0
+        if self._was_reused:
+            self._proxy.requests_on_reused += 1
+        else:
+            self._proxy.requests_on_new += 1
+        self._quiet = 0
+        self._patience = self._proxy.first_byte_ticks if self._has_request else self._proxy.idle_ticks
+        engine.begin(self)
+        engine.write_side.write(self._proxy.head_for_engine(self._head, self._client.forwarding))
+        if self._waiting and not self.wants_tunnel:
+            self._send_waiting(engine)
+        if self._last is not None:
+            self._send_last(self._last)
+
+    def _send_waiting(self, engine: EngineConnection) -> None:
+        for piece in self._waiting:
+            engine.write_side.write(piece)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._client.read_side.let_go("waiting")
+
+    # --- called by the client's side ---
+
+    def body(self, piece: bytes) -> None:
+        """Send a piece of the request's body, or of a tunnel."""
+        self._request_bytes += len(piece)
+        if self._head.chunked:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        elif self._request_bytes == self._head.declared_bytes:
+            self._send_last(piece)
+            return
+        self._send(piece)
+
+    def _send_last(self, piece: bytes) -> None:
+        """Send what makes the request whole as soon as the gate counts it."""
+        if self._is_gated and self._admission is None and self._state is not State.HELD:
+            if self._state is State.CONNECTING:
+                self._last = piece
+                return
+            self._admission = self._proxy.gate.try_enter()
+            if self._admission is None:
+                self._last = piece
+                if self._state is State.SENDING:
+                    self._patience = math.inf  # the gate is waited for, up to gate.hold_seconds
+                self._task = self._proxy.spawn(self._wait_at_gate())
+                return
+        self._last = None
+        self._send(piece)
+
+    def _admit(self, admission: Admission) -> None:
+        if self._admission is None and self._state is not State.OVER:
+            self._admission = admission
+        else:  # a response came early, or the request ended while it waited
+            self._proxy.gate.leave(admission)
+        last, self._last = self._last, None
+        if last is not None:
+            self._send(last)
+        if self._state is State.SENDING:
+            self._patience = self._proxy.first_byte_ticks
+
+    def _leave_gate(self) -> None:
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            self._proxy.gate.leave(admission)
+
+    def _send(self, piece: bytes) -> None:
+        self._quiet = 0
+        engine = self._engine
+        if engine is not None and (not self.wants_tunnel or self._state is State.TUNNEL):
+            engine.write_side.write(piece)
+            return
+        self._waiting.append(piece)
+        self._waiting_bytes += len(piece)
+        if self._waiting_bytes > _MAX_WAITING_BYTES:
+            self._client.read_side.hold("waiting")
+
+    def body_ends(self, trailers: tuple[Header, ...]) -> None:
+        """Send the end of the request."""
+        if self._head.chunked:
+            kept = (b"%b: %b\r\n" % header for header in trailers if header[0].lower() not in NEVER_A_TRAILER)
+            self._send_last(b"0\r\n%b\r\n" % b"".join(kept))
+        self._has_request = True
+        if self._state is State.SENDING and self._last is None:
+            self._quiet = 0
+            self._patience = self._proxy.first_byte_ticks
+
+    def engine_full(self) -> None:
+        """Stop reading from the client."""
+        self._engine_is_full = True
+        self._client.read_side.hold("engine")
+
+    def engine_ready(self) -> None:
+        """Read on from the client."""
+        self._engine_is_full = False
+        self._quiet = 0
+        self._client.read_side.let_go("engine")
+
+    # --- called by the engine's connection ---
+
+    def interim_response(self, raw: bytes) -> None:
+        """Pass on a 1xx, unless the client speaks HTTP/1.0, which has none."""
+        if not self._head.is_http10:
+            self._response_bytes += len(raw)
+            self._write(raw)
+
+    def response_begins(self, head: ResponseHead, data: bytes) -> None:
+        """Pass on the head, and the part of the body that came with it."""
+        self._state = State.RESPONDING
+        if not (head.chunked or head.until_close):
+            # A declared length means that all of it is made: however slowly the client takes it, the engine is done.
+            self._leave_gate()
+        elif self._is_gated and self._admission is None:
+            self._admission = self._proxy.gate.admit()
+        self._response = head
+        self._code = head.status
+        # Without a 100 the client may leave the body out: then its next request would look like the body.
+        lacks_100 = self._head.expects_continue and not self._has_request
+        self._closes = self._closes or head.until_close or lacks_100
+        unchunked = self.wants_bare_body and head.chunked
+        if data:
+            self._first_byte_seconds = time.perf_counter() - self._started
+        data = head.for_client(self._head.request_id(), close=self._closes, unchunked=unchunked) + data
+        self._response_bytes += len(data)
+        self._write(data)
+        self._quiet = 0
+        self._patience = self._proxy.idle_ticks
+
+    def response_continues(self, data: bytes) -> None:
+        """Pass on a piece of the body."""
+        self._quiet = 0
+        if self._first_byte_seconds is None:
+            self._first_byte_seconds = time.perf_counter() - self._started
+        self._response_bytes += len(data)
+        self._write(data)
+
+    def response_ends(self, *, reusable: bool) -> None:
+        """End the exchange. The rest of a request that is still arriving is dropped."""
+        if self._first_byte_seconds is None:
+            self._first_byte_seconds = time.perf_counter() - self._started
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            if reusable and self._has_request and self._last is None:
+                engine.release()
+            else:
+                engine.cut()
+        self._end()
+        self._client.response_done(close=self._closes)
+
+    def tunnel_opens(self, head: ResponseHead) -> None:
+        """Pass on the 101, and from here on every byte: the engine speaks WebSocket now."""
+        self._state = State.TUNNEL
+        self._response = head
+        self._code = head.status
+        self._quiet = 0
+        self._patience = self._proxy.idle_ticks
+        self._proxy.tunnels += 1
+        self._first_byte_seconds = time.perf_counter() - self._started
+        if self._admission is not None:
+            self._admission.is_open_ended = True
+        data = head.for_tunnel(self._head.request_id())
+        self._response_bytes += len(data)
+        self._write(data)
+        if self._engine is not None:
+            self._send_waiting(self._engine)
+
+    def engine_failed(self, failure: Failure) -> None:
+        """Repeat the request where that is safe, else fail it."""
+        engine, self._engine = self._engine, None
+        unsent = None
+        if engine is not None:
+            unsent = engine.write_side.take_unsent()
+            engine.cut()
+        if self._state is State.TUNNEL:
+            # An end in order is in the frames that went through.
+            self._end()
+            self._client.cut(reset=False)
+        elif failure is DISCONNECTED and engine is not None and engine.served and self._may_repeat(unsent):
+            self._repeat(unsent or [])
+        else:
+            self.fail(failure)
+
+    def _may_repeat(self, unsent: list[bytes] | None) -> bool:
+        """Return whether it may be sent once more after the engine closed an idle connection.
+
+        Args:
+            unsent: The bytes for the engine, if none of them was sent. Else the engine may have acted on them, and only
+                a request that changes nothing is sent again.
+        """
+        changes_nothing = self._head.method in SAFE_METHODS and not self._head.has_body
+        return not self._has_repeated and (unsent is not None or changes_nothing)
+
+    def _repeat(self, unsent: list[bytes]) -> None:
+        self._has_repeated = True
+        self._proxy.pool.retries += 1
+        self._state = State.CONNECTING
+        body = unsent[1:]  # the head is written anew
+        self._waiting[:0] = body
+        self._waiting_bytes += sum(len(piece) for piece in body)
+        self._task = self._proxy.spawn(self._open())
+
+    def client_full(self) -> None:
+        """Stop reading from the engine."""
+        self._client_is_full = True
+        if self._engine is not None:
+            self._engine.read_side.hold("client")
+
+    def client_ready(self) -> None:
+        """Read on from the engine."""
+        self._client_is_full = False
+        self._quiet = 0
+        if self._engine is not None:
+            self._engine.read_side.let_go("client")
+
+    # --- ends other than a whole response ---
+
+    def client_left(self) -> None:
+        """End the exchange: nobody waits for the response any more."""
+        if self._state is State.TUNNEL:
+            if self._engine is not None:
+                self._engine.close()  # once the client's last bytes are sent
+            self._engine = None
+            self._end()
+        else:
+            self.fail(CLIENT_LEFT)
+
+    def fail(self, failure: Failure) -> None:
+        """End it, with an error for the client where one can still be sent."""
+        if self._state is State.OVER:
+            return
+        ending = self._ending(failure)
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.cut()
+        self._result, self._reason = ending.result, failure.reason
+        if ending.result != "client_left":
+            self._proxy.report(failure, self._head, self._client.peer, ending.result)
+            self._code = self._code or failure.status
+        error = b""
+        if ending.action == "error":
+            error = error_response(failure, self._head.request_id(), close=ending.closes, without_body=self.to_head)
+            self._response_bytes += len(error)
+        self._end()
+        if ending.action == "error":
+            self._write(error)
+            self._client.response_done(close=ending.closes)
+        elif ending.action == "cut":
+            self._client.cut(reset=ending.closes)
+
+    def _ending(self, failure: Failure) -> Ending:
+        """Decide how the client sees the failure; nothing is changed."""
+        has_begun, response = self._code is not None, self._response
+        if failure.status == CLIENT_LEFT.status:
+            if failure is CLIENT_LEFT:
+                return Ending("client_left", "nothing")
+            return Ending("client_left", "cut", closes=True)
+        if has_begun:
+            # Without framing, the connection's end would look like the response's.
+            bare = response is not None and (response.until_close or self.wants_bare_body)
+            # Within a response only the client's own body can still be refused; all else cuts it short.
+            return Ending("truncated" if failure.status in SERVER_ERRORS else "refused", "cut", closes=bare)
+        # The rest of the body is read and dropped, and the connection goes on; unless the body itself was the fault.
+        unread = not self._has_request and (self._head.expects_continue or failure.status in _UNREADABLE)
+        return Ending("refused", "error", closes=self._closes or unread)
+
+    def _end(self) -> None:
+        now = time.perf_counter()
+        self._end_hold(now)
+        if self._state is State.TUNNEL:
+            self._proxy.tunnels -= 1
+        self._state = State.OVER
+        proxy = self._proxy
+        proxy.exchanges.discard(self)
+        if self._task is not None and not self._task.done() and self._task is not asyncio.current_task():
+            self._task.cancel()
+        self._task = None
+        self._leave_gate()
+        if self._engine_is_full or self._waiting_bytes:
+            self._client.read_side.let_go("engine")
+            self._client.read_side.let_go("waiting")
+        self._count(now - self._started)
+
+    def _count(self, seconds: float) -> None:
+        proxy, head = self._proxy, self._head
+        code = self._code or CLIENT_LEFT.status
+        proxy.observer.request_ended(
+            self._path_class,
+            method_class(head.method),
+            code,
+            self._result,
+            seconds=seconds,
+            first_byte_seconds=self._first_byte_seconds,
+            request_bytes=len(head.raw) + self._request_bytes,
+            response_bytes=self._response_bytes,
+        )
+        if proxy.access_log is not None:
+            proxy.log_ended(
+                head,
+                self._client.peer,
+                self._path_class,
+                code,
+                result=self._result,
+                reason=self._reason,
+                request_bytes=self._request_bytes,
+                response_bytes=self._response_bytes,
+                seconds=seconds,
+                first_byte_seconds=self._first_byte_seconds,
+                held_seconds=self._held_seconds,
+                reused=self._was_reused,
+            )
+
+    def shutdown(self) -> None:
+        """Close the client's connection after this response."""
+        self._closes = True
+
+    # --- time ---
+
+    def tick(self) -> None:
+        """Count one tick, and act on a deadline that has passed."""
+        self._quiet += 1
+        if self._quiet > self._patience:
+            if self._state is State.TUNNEL:
+                self._end_idle_tunnel()
+            else:
+                self.fail(self._stalled())
+        elif self._engine is not None and not (self._has_request or self._engine_is_full):
+            self._wait_for_body()
+
+    def _wait_for_body(self) -> None:
+        """Fail a body that comes too slowly: each piece renews how long it may stand still, but not this time."""
+        self._body_ticks += 1
+        limits = self._proxy.limits
+        allowed = limits.slow_body_seconds + self._request_bytes / limits.body_bytes_per_second
+        if self._body_ticks * limits.tick_seconds > allowed:
+            self.fail(CLIENT_SLOW)
+
+    def _end_idle_tunnel(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.cut()
+        self._end()
+        self._client.cut(reset=False)
+
+    def _stalled(self) -> Failure:
+        if self._state is State.RESPONDING:
+            return CLIENT_NOT_READING if self._client_is_full else RESPONSE_STALLED
+        if self._has_request:
+            return NO_RESPONSE
+        return UPLOAD_STALLED if self._engine_is_full else CLIENT_STALLED

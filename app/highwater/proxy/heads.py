@@ -1,0 +1,424 @@
+"""Heads of requests and responses: what they declare, and how each is written for the other side. No I/O.
+
+llhttp has parsed every head that comes here, strictly: no bare CR or LF, no folded lines, no space before a colon, not
+both a length and chunks. What it accepts although it can be read in two ways is refused here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import httptools
+
+from highwater.proxy import allowlist
+from highwater.proxy.failures import BadRequest, Failure, bad_request
+from highwater.proxy.forwarded import Forwarding
+
+NOT_HTTP = bad_request("this is not an HTTP/1.1 request")
+
+Header = tuple[bytes, bytes]
+
+# RFC 9110 7.6.1 and what old clients still send. Whatever `Connection` names joins them, request by request.
+HOP_BY_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
+    | {b"trailer", b"transfer-encoding", b"upgrade"}
+)
+# Taken out of a request's head: they are hop by hop, or written anew for the engine. It gets its own host: vLLM up to
+# 0.21 derives the path it guards with --api-key from the Host header.
+TAKEN_OUT = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+_TAKEN_OUT = re.compile(rb"\r\n(%b):[ \t]*([^\r]*)" % b"|".join(sorted(TAKEN_OUT)), re.IGNORECASE)
+# What no trailer may bring: framing and routing (RFC 9110 6.5.1).
+NEVER_A_TRAILER = TAKEN_OUT | {
+    *(b"authorization", b"api-key", b"x-api-key", b"x-auth-token"),
+    *(b"content-encoding", b"content-type", b"cookie"),
+}
+# A response's framing is kept, and so are its trailers.
+_RESPONSE_HOP_BY_HOP = HOP_BY_HOP - {b"transfer-encoding", b"trailer"}
+# Headers whose values are URLs. Not Refresh, which is nobody's standard and which vLLM never sends.
+_LOCATIONS = frozenset({b"location", b"content-location"})
+# A head in lower case without any of these goes on as it came.
+_REWRITTEN = re.compile(rb"\n(?:%b):" % b"|".join(sorted(_RESPONSE_HOP_BY_HOP | _LOCATIONS | {b"x-request-id"})))
+
+_LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]+)")
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
+# A target's absolute form; one with a user's name in it does not match.
+_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)([^#]*)", re.IGNORECASE)
+_HTTP10 = b"HTTP/1.0"
+_VERSIONS = (b"HTTP/1.1", _HTTP10)
+# Of a Connection header: those that name no other header.
+_PLAIN_TOKENS = frozenset({b"keep-alive", b"close", b"upgrade", b""})
+_SANE_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+_DIGITS = re.compile(rb"[0-9]{1,18}")
+_BODILESS = frozenset({204, 304})
+_MAY_LACK_A_BODY = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT"})
+# Cannot reach the model: they pass the gate uncounted, for liveness must not wait for a reset.
+SAFE_METHODS = frozenset(method.encode() for method in allowlist.SAFE_METHODS)
+_METHODS = {name.encode(): name for name in allowlist.METHODS}
+
+_PATH_CLASSES = {
+    "/v1/chat/completions": "chat_completions",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/realtime": "realtime",
+    "/v1/models": "models",
+    "/tokenize": "tokenize",
+    "/detokenize": "tokenize",
+    "/health": "health",
+    "/ping": "health",
+}
+_PATH_CLASS_PREFIXES = (
+    ("/v1/models/", "models"),
+    ("/v1/responses/", "responses"),
+    ("/v1/audio/", "audio"),
+    ("/v1/", "other_v1"),
+    ("/v2/", "other_v2"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The destination of a request: the engine, the sidecar's application, or nowhere for the reason in `refusal`."""
+
+    to: Literal["engine", "sidecar", "nowhere"]
+    path_class: str = "other"
+    refusal: Failure | None = None
+
+
+LIVE_STREAM = "live_stream"
+"""The path class of a sidecar path whose response does not end by itself."""
+
+
+def path_class(path: str) -> str:
+    """Name a decoded path with one of a few words, as a metric's label."""
+    known = _PATH_CLASSES.get(path)
+    return known or next((name for prefix, name in _PATH_CLASS_PREFIXES if path.startswith(prefix)), "other")
+
+
+def method_class(method: bytes) -> str:
+    """Name a method with one of a few words, as a metric's label."""
+    return _METHODS.get(method, "other")
+
+
+def _request_ids() -> Iterator[bytes]:
+    # Asking the kernel for each costs more than the rest of a head. Not a counter: vLLM makes them part of the ids by
+    # which stored responses can be read.
+    while True:
+        block = os.urandom(4096).hex().encode()
+        yield from (block[at : at + 32] for at in range(0, len(block), 32))
+
+
+_fresh = _request_ids()
+
+
+class _NoCallbacks:
+    """Callbacks of a parser that only checks the form."""
+
+
+_NO_CALLBACKS = _NoCallbacks()
+
+
+class RequestHead:
+    """A request's head as the client sent it; `parse_head` makes one.
+
+    Attributes:
+        raw: All of it, with the empty line at its end.
+        method: In capitals.
+        target: As sent.
+        declared_bytes: The length of a counted body; 0 without one.
+        chunked: Whether the body comes in chunks.
+        expects_continue: Whether the client sends the body only after a 100.
+        is_http10: Whether it is HTTP/1.0; else it is 1.1.
+        keep_alive: Whether the client's connection may serve another request.
+        websocket: Whether it asks to speak WebSocket.
+        host: As the client sent it; empty without one.
+    """
+
+    # Defaults here and not in __init__: most heads change none of them.
+    declared_bytes = 0
+    chunked = False
+    expects_continue = False
+    is_http10 = False
+    keep_alive = True
+    websocket = False
+    host = b""
+    _upgrade: bytes | None = None
+    _request_id: bytes | None = None
+    _tokens: set[bytes] | None = None  # of its Connection lines
+
+    def __init__(self, raw: bytes, method: bytes = b"", target: bytes = b"", *, is_http10: bool = False) -> None:
+        self.raw = raw
+        self.method = method
+        self.target = target
+        # The lines that travel, each with the line end before it; between them name and value of those that do not.
+        self._parts = _TAKEN_OUT.split(raw)
+        if is_http10:
+            self.is_http10, self.keep_alive = True, False
+
+    def read_taken_out(self) -> None:
+        """Read the lines that do not travel.
+
+        Raises:
+            BadRequest: They contradict each other, or cannot be passed on.
+        """
+        hosts = framings = 0
+        parts = self._parts
+        for at in range(1, len(parts), 3):
+            name, value = parts[at].lower(), parts[at + 1].rstrip(b" \t")
+            if name == b"host":
+                hosts += 1
+                self.host = value
+            elif name == b"content-length":
+                framings += 1
+                if not _DIGITS.fullmatch(value):
+                    raise BadRequest(bad_request("Content-Length must be a number"))
+                self.declared_bytes = int(value)
+            elif name == b"transfer-encoding":
+                framings += 1
+                self.chunked = True
+                if value.lower() != b"chunked" or self.is_http10:
+                    raise BadRequest(bad_request("Transfer-Encoding can only be 'chunked', in HTTP/1.1"))
+            else:
+                self._read_rare_line(name, value)
+        if framings > 1:
+            raise BadRequest(bad_request("a request has one Content-Length, or one Transfer-Encoding"))
+        if hosts != 1 and (hosts or not self.is_http10):
+            raise BadRequest(bad_request("a request has one Host"))
+        if self._upgrade == b"websocket" and self._tokens and b"upgrade" in self._tokens:
+            # Any other protocol is not taken up: the request is served without it (RFC 9110 7.8).
+            # With another method it would be that method that the engine acts on.
+            self.websocket = self.method == b"GET" and not (self.has_body or self.is_http10)
+
+    def _read_rare_line(self, name: bytes, value: bytes) -> None:
+        if name == b"x-request-id":
+            self._request_id = value if _SANE_REQUEST_ID.fullmatch(value) else None
+        elif name == b"connection":
+            tokens = {token.strip() for token in value.lower().split(b",")}
+            # In place: a head may have thousands of these lines; a copy of all tokens for each would hold up the loop.
+            if self._tokens is None:
+                self._tokens = tokens
+            else:
+                self._tokens.update(tokens)
+            if b"close" in tokens:
+                self.keep_alive = False
+        elif name == b"expect":
+            self.expects_continue = value.lower() == b"100-continue" and not self.is_http10
+        elif name == b"upgrade":
+            self._upgrade = value.lower()
+
+    @property
+    def has_body(self) -> bool:
+        """True where bytes follow the head, or may."""
+        return self.chunked or self.declared_bytes > 0
+
+    @property
+    def path(self) -> bytes:
+        """The target without its query, as sent."""
+        return self.target.partition(b"?")[0]
+
+    def request_id(self) -> bytes:
+        """Return the client's own if it is fit for a log line, else one made for this request."""
+        if self._request_id is None:
+            self._request_id = next(_fresh)
+        return self._request_id
+
+    def for_engine(self, host_line: bytes, forwarding: Forwarding | None = None) -> bytes:
+        """Return the head for the engine.
+
+        Args:
+            host_line: The engine's own `Host`.
+            forwarding: Adds headers that name the client; None: those that the client sent go on as they are.
+        """
+        if self.declared_bytes:
+            framing = b"content-length: %d\r\n" % self.declared_bytes
+        elif self.chunked:
+            framing = b"transfer-encoding: chunked\r\n"
+        elif self.websocket:
+            framing = b"connection: Upgrade\r\nupgrade: websocket\r\n"
+        else:
+            # RFC 9110 8.6 asks for a length even of an empty body, of methods that have a use for one.
+            framing = b"" if self.method in _MAY_LACK_A_BODY else b"content-length: 0\r\n"
+        if self.expects_continue:
+            framing += b"expect: 100-continue\r\n"  # the engine asks for the body, or refuses it unseen
+        lines = b"".join(self._parts[0::3])
+        if self.is_http10:
+            lines = lines.replace(b" HTTP/1.0\r\n", b" HTTP/1.1\r\n", 1)
+        if self._tokens and self._tokens - _PLAIN_TOKENS:
+            lines = self._less_named(lines)
+        if forwarding is not None:
+            lines = forwarding.rewrite(lines, self.host)
+        return b"%b%b%bx-request-id: %b\r\n\r\n" % (lines[:-2], host_line, framing, self.request_id())
+
+    def _less_named(self, lines: bytes) -> bytes:
+        first, *rest = lines.split(b"\r\n")
+        named = self._tokens or set()
+        kept = (line for line in rest if line.partition(b":")[0].lower() not in named)
+        return b"\r\n".join([first, *kept])
+
+    def for_sidecar(self) -> bytes:
+        """Return the head for the sidecar's own server: as it came, less a protocol that we do not take up."""
+        return self.raw if self._upgrade is None else _UPGRADE.sub(b"", self.raw)
+
+
+def parse_head(raw: bytes) -> RequestHead | Failure:
+    """Parse a whole head, from its first byte to its empty line; return why, where it cannot be passed on.
+
+    llhttp checks the form and nothing else: what it accepts has one line for each header, so that reading the lines
+    finds the headers that llhttp found.
+    """
+    try:
+        return _parsed(raw)
+    except BadRequest as bad:
+        return bad.failure
+
+
+def _parsed(raw: bytes) -> RequestHead:
+    try:
+        httptools.HttpRequestParser(_NO_CALLBACKS).feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass  # the head is complete, and asks for another protocol
+    except httptools.HttpParserError:
+        raise BadRequest(NOT_HTTP) from None
+    first = raw[: raw.index(b"\r")].split(b" ")
+    # llhttp overlooks line ends before the method.
+    if len(first) != 3 or first[2] not in _VERSIONS or not first[0][:1].isalpha():  # noqa: PLR2004 - method, target, version
+        raise BadRequest(NOT_HTTP)
+    method, target, version = first
+    absolute = None if target.startswith(b"/") else _ABSOLUTE.fullmatch(target)
+    if absolute is not None:
+        # A request to a proxy of another kind; a server takes it all the same, as one for the rest (RFC 9112 3.2.2).
+        target = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
+        raw = b"%b %b %b%b" % (method, target, version, raw[raw.index(b"\r") :])
+    head = RequestHead(raw, method, target, is_http10=version == _HTTP10)
+    head.read_taken_out()
+    if absolute is not None and absolute[1].lower() != head.host.lower():
+        raise BadRequest(bad_request("the target's authority must be the Host"))
+    return head
+
+
+def has_bare_line_feed(start: bytes) -> bool:
+    """Return whether a head's start has a line feed without its carriage return: its end would never come."""
+    return start.count(b"\n") != start.count(b"\r\n")
+
+
+class EngineOrigin:
+    """The engine's name for itself in `Location`: the `Host` of the request to it, which leads clients nowhere.
+
+    Args:
+        authority: The engine's host, and its port if it has one.
+        root_path: The prefix below which the engine serves all paths as well. A proxy that takes it off on a client's
+            way here does not put it back into a response; with it the client's next request comes here either way.
+    """
+
+    def __init__(self, authority: str, root_path: str = "") -> None:
+        named = re.escape(authority.encode())
+        # vLLM believes a client about the scheme (X-Forwarded-Proto), so either may stand here; likewise its port.
+        ports = rb"(?::80|:443)?" if re.search(r":[0-9]+$", authority) is None else b""
+        # A path that would name another host by itself ("//", or "/\\" to browsers) stays as it came.
+        self._own = re.compile(rb"https?://%b%b(/(?![/\\])[^\r]*|[?#][^\r]*)?" % (named, ports), re.IGNORECASE)
+        self._root_path = root_path.encode()
+
+    def relative(self, location: bytes) -> bytes:
+        """Return a reference that leads where the engine meant it to, whatever host the client used."""
+        own = self._own.fullmatch(location)
+        if own is None:
+            return location
+        path: bytes = own[1] or b"/"
+        if not path.startswith(b"/"):
+            path = b"/" + path
+        has_prefix = path.startswith((self._root_path + b"/", self._root_path + b"?")) or path == self._root_path
+        return path if has_prefix else self._root_path + path
+
+
+class ResponseHead:
+    """A response's head as the engine sent it.
+
+    Args:
+        raw: All of it, with the empty line at its end.
+        status: As parsed.
+        to_head: Whether it is the response to a HEAD request.
+        origin: The engine's; URLs with it go to the client as relative references.
+
+    Attributes:
+        raw: As given.
+        status: As given.
+        chunked: Whether the body comes in chunks.
+        has_body: Whether bytes may follow.
+        until_close: Whether only the connection's end ends the body.
+    """
+
+    __slots__ = ("_lowered", "_origin", "chunked", "has_body", "raw", "status", "until_close")
+
+    def __init__(self, raw: bytes, status: int, *, to_head: bool, origin: EngineOrigin | None = None) -> None:
+        self.raw = raw
+        self._origin = origin
+        self._lowered = lowered = raw.lower()
+        self.status = status
+        self.has_body = not to_head and status not in _BODILESS
+        self.chunked = b"\ntransfer-encoding:" in lowered
+        self.until_close = self.has_body and not self.chunked and b"\ncontent-length:" not in lowered
+
+    def has_surplus(self, data: bytes, body_bytes: int) -> bool:
+        """Return whether line ends follow the body, which the parser skips silently and a client would not expect.
+
+        Args:
+            data: The last read, in which the parser has seen the end.
+            body_bytes: The length of all that came behind the head.
+        """
+        if not data.endswith((b"\r", b"\n")):
+            return False
+        if self.chunked:
+            return not b"\r\n\r\n".endswith(data[len(data.rstrip(b"\r\n")) :])
+        length = _LENGTH.search(self._lowered)
+        return length is not None and body_bytes > int(length[1])
+
+    def for_client(self, request_id: bytes, *, close: bool, unchunked: bool = False) -> bytes:
+        """Return the head for the client, its framing kept.
+
+        Args:
+            request_id: Added unless the engine has set one of its own.
+            close: Whether the client's connection ends with this response.
+            unchunked: Whether the body goes on without its framing, for a client of HTTP/1.0.
+        """
+        if not unchunked and _REWRITTEN.search(self._lowered) is None:
+            lines, has_id = self.raw[:-2], False
+        else:
+            lines, has_id = self._rewritten(unchunked=unchunked)
+        return b"%b%b%b\r\n" % (
+            lines,
+            b"" if has_id else b"x-request-id: %b\r\n" % request_id,
+            b"connection: close\r\n" if close else b"",
+        )
+
+    def _rewritten(self, *, unchunked: bool) -> tuple[bytes, bool]:
+        first, *lines = self.raw[:-4].split(b"\r\n")
+        named = [(line.partition(b":")[0].lower(), line) for line in lines]
+        less = set(_RESPONSE_HOP_BY_HOP)
+        for name, line in named:
+            if name == b"connection":
+                tokens = {token.strip().lower() for token in line.partition(b":")[2].split(b",")}
+                less |= tokens - {b"transfer-encoding", b"content-length"}
+        if unchunked:
+            less |= {b"transfer-encoding", b"trailer"}
+        kept = [(name, line) for name, line in named if name not in less]
+        lines = [self._located(line) if name in _LOCATIONS else line for name, line in kept]
+        return b"\r\n".join([first, *lines, b""]), any(name == b"x-request-id" for name, _ in kept)
+
+    def _located(self, line: bytes) -> bytes:
+        name, _, value = line.partition(b":")
+        if self._origin is None:
+            return line
+        location = value.strip(b" \t")
+        relative = self._origin.relative(location)
+        return line if relative == location else b"%b: %b" % (name, relative)
+
+    def for_tunnel(self, request_id: bytes) -> bytes:
+        """Return a 101's head for the client: its headers are hop by hop, and passed on all the same."""
+        if b"\nx-request-id:" in self._lowered:
+            return self.raw
+        return b"%bx-request-id: %b\r\n\r\n" % (self.raw[:-2], request_id)

@@ -1,0 +1,86 @@
+"""The limits of one request, and the interface that counts requests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from highwater.proxy.traffic import Result
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyLimits:
+    """Sizes in bytes, times in seconds."""
+
+    max_header_bytes: int = 64 * 1024
+    """A larger request head gets 431."""
+    max_body_bytes: int = 256 * 1024 * 1024
+    """A larger request body gets 413."""
+    connect_seconds: float = 5.0
+    first_byte_seconds: float = 600.0
+    """From the request's last byte to the response's head: prefill behind a queue takes minutes. 0: no limit."""
+    idle_seconds: float = 600.0
+    """Between two pieces of a response, of an upload or in a tunnel, whichever side is waited for. 0: no limit."""
+    slow_body_seconds: float = 300.0
+    """Waiting for pieces of an upload may take so long in all, and a second more for each body_bytes_per_second that
+    came: a byte now and then buys no time."""
+    body_bytes_per_second: int = 512
+    """No link that carries images, and no live audio, is slower."""
+    keepalive_seconds: float = 4.0
+    """Idle engine connections are dropped before uvicorn, the engine's server, drops them after 5 s."""
+    client_keepalive_seconds: float = 620.0
+    """A client's connection on which nothing happens is closed."""
+    client_wait_seconds: float = 75.0
+    """For a request's head from its first byte, for the whole body of a request to a sidecar path, and for a client to
+    take a response that the sidecar made."""
+    held_bytes_per_second: int = 8 * 1024
+    """A complete response that waits for its client has client_wait_seconds, and a second more for so many bytes: it is
+    memory that nobody else gets meanwhile. Responses that still come from the engine are not held, and may be read as
+    slowly as the client likes."""
+    max_unread_bytes: int = 64 * 1024 * 1024
+    """Response bytes that all clients together have not read; above it the clients with the most unread are cut."""
+    max_connections: int | None = None
+    """Clients connected at once that may send requests to the engine. None: no limit."""
+    linger_seconds: float = 5.0
+    """After an error that ends a connection, for the client to read it: closing on unread bytes would destroy it."""
+
+    @property
+    def tick_seconds(self) -> float:
+        """The time between two checks of all clocks; no limit is kept more exactly than this."""
+        shortest = min(
+            self.first_byte_seconds or math.inf,
+            self.idle_seconds or math.inf,
+            self.keepalive_seconds,
+            self.client_keepalive_seconds,
+            self.client_wait_seconds,
+            self.linger_seconds,
+        )
+        return min(max(shortest / 4, 0.005), 1.0)
+
+
+class ProxyObserver(Protocol):
+    """Counts requests. Every label that it gets comes from a small fixed set."""
+
+    def request_started(self) -> None:
+        """Count a request for the engine that arrived."""
+
+    def request_ended(
+        self,
+        path_class: str,
+        method: str,
+        code: int,
+        result: Result,
+        *,
+        seconds: float,
+        first_byte_seconds: float | None,
+        request_bytes: int,
+        response_bytes: int,
+    ) -> None:
+        """Count a request that is over; the code is what the client saw, 499 if it left before a response began."""
+
+    def upstream_error(self, reason: str) -> None:
+        """Count a request that the engine failed."""
+
+    def request_refused(self, reason: str) -> None:
+        """Count a request that the sidecar refused: it was not passed on, or not to its end."""

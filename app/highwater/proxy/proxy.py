@@ -1,0 +1,326 @@
+"""The state that all requests share: the engine's connections, the gate, the limits, the clock, counters and logs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from highwater.process.limited_log import LimitedLog, printable
+from highwater.proxy.access_log import AccessLog, EndedRequest
+from highwater.proxy.failures import (
+    ENGINE_FAULTS,
+    STOPPING,
+    Failure,
+    body_too_large,
+    head_too_large,
+    too_many_connections,
+)
+from highwater.proxy.forwarded import Forwarding, Mode
+from highwater.proxy.gate import Gate
+from highwater.proxy.heads import EngineOrigin, RequestHead
+from highwater.proxy.limits import ProxyLimits, ProxyObserver
+from highwater.proxy.traffic import Connections, Result
+from highwater.proxy.transports import WriteBatch
+from highwater.proxy.upstream import Pool
+
+log = logging.getLogger("highwater.proxy")
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Timed(Protocol):
+    """Checks its deadlines at each tick."""
+
+    def tick(self) -> None:
+        """Count one tick, and act on a deadline that has passed."""
+
+
+class Connected(Timed, Protocol):
+    """A client's connection."""
+
+    @property
+    def peer(self) -> str:
+        """The client's address and port."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes written to it that it has not taken yet."""
+
+    def drop(self) -> None:
+        """Close at once; bytes that it has not taken are lost."""
+
+
+class UnderWay(Timed, Protocol):
+    """A request on its way to the engine and back."""
+
+    def fail(self, failure: Failure) -> None:
+        """End now, for this reason."""
+
+
+class Proxy:
+    """The engine, as its clients see it.
+
+    Args:
+        upstream: The engine: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
+        observer: Counts requests, times and failures.
+        limits: Sizes and times.
+        gate: Admits requests that can reach the model, and holds them while a reset needs an idle engine.
+        tls: For an engine on https; the system's authorities where ``None``.
+        access_log: Gets a line for each request that ended; disabled where ``None``.
+        forwarded: How the headers that name the client to the engine are written.
+        root_path: The engine's.
+        withhold: Takes the lines out of each request's head that are not for the engine.
+        internal_error: Counts faults of the sidecar's own that were caught here.
+
+    Attributes:
+        exchanges: The requests under way.
+        clients: The clients' connections.
+        tunnels: The number of open tunnels.
+        requests_on_new: Requests sent over a connection opened for them.
+        requests_on_reused: Requests sent over a connection that had served another one.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        *,
+        observer: ProxyObserver,
+        limits: ProxyLimits | None = None,
+        gate: Gate | None = None,
+        tls: ssl.SSLContext | None = None,
+        access_log: AccessLog | None = None,
+        forwarded: Mode = "pass",
+        root_path: str | None = None,
+        withhold: Callable[[bytes], bytes] | None = None,
+        internal_error: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._internal_error = internal_error
+        parts = urlsplit(upstream)
+        if parts.scheme not in ("http", "https", "unix") or not (parts.hostname or parts.path):
+            raise ValueError(f"upstream {upstream!r}: must be http://host:port, https://host:port or unix:/path")
+        self._parts = parts
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        # Over a Unix socket the host is only a name for the Host header.
+        authority = parts.netloc or "localhost"
+        self.host_line = b"host: %b\r\n" % authority.encode()
+        self._origin = EngineOrigin(authority, root_path or "")
+        self.forwarded = forwarded
+        self.observer = observer
+        self.access_log = access_log
+        self.tunnels = self.requests_on_new = self.requests_on_reused = 0
+        self._log = LimitedLog(log)
+        self.gate = gate or Gate()
+        self._withhold = withhold
+        self.limits = limits or ProxyLimits()
+        self.body_too_large = body_too_large(self.limits.max_body_bytes)
+        self.head_too_large = head_too_large(self.limits.max_header_bytes)
+        self.too_many_connections = too_many_connections(self.limits.max_connections or 0)
+        self.first_byte_ticks = self._ticks(self.limits.first_byte_seconds)
+        self.idle_ticks = self._ticks(self.limits.idle_seconds)
+        self.client_idle_ticks = self._ticks(self.limits.client_keepalive_seconds)
+        self.client_ticks = self._ticks(self.limits.client_wait_seconds)
+        self.linger_ticks = self._ticks(self.limits.linger_seconds)
+        self.exchanges: set[UnderWay] = set()
+        self.clients: set[Connected] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._pool: Pool | None = None
+        self._write_batch: WriteBatch | None = None
+
+    def _ticks(self, seconds: float) -> float:
+        return math.ceil(seconds / self.limits.tick_seconds) if seconds else math.inf
+
+    @property
+    def surplus_clients(self) -> int:
+        """The number of clients connected above the limit; 0 or less: the limit is kept."""
+        limit = self.limits.max_connections
+        return 0 if limit is None else len(self.clients) - limit
+
+    @property
+    def pool(self) -> Pool:
+        """The connections to the engine, between ``start`` and ``aclose``."""
+        if self._pool is None:
+            raise RuntimeError("the proxy has not been started")
+        return self._pool
+
+    @property
+    def write_batch(self) -> WriteBatch:
+        """The writes of this turn of the loop, from ``start`` on."""
+        if self._write_batch is None:
+            raise RuntimeError("the proxy has not been started")
+        return self._write_batch
+
+    def connections(self) -> Connections:
+        """The connections that are open now, and the requests sent so far."""
+        pool = self._pool
+        return Connections(
+            clients=len(self.clients),
+            engine_active=0 if pool is None else pool.active,
+            engine_idle=0 if pool is None else pool.idle,
+            tunnels=self.tunnels,
+            requests_on_new=self.requests_on_new,
+            requests_on_reused=self.requests_on_reused,
+            retries=0 if pool is None else pool.retries,
+        )
+
+    def report(self, failure: Failure, head: RequestHead, peer: str, result: Result) -> None:
+        """Count a failure, and log it at a bounded rate: without the query, which may hold a secret.
+
+        Args:
+            failure: The failure.
+            head: The request's; an empty one where it could not be read.
+            peer: The client.
+            result: The request's end; a response that was cut was not refused.
+        """
+        if failure.status in ENGINE_FAULTS:
+            self.observer.upstream_error(failure.reason)
+        elif result == "refused":
+            self.observer.request_refused(failure.reason)
+        self._log.warning(
+            failure.reason,
+            "%s %s: %s, request_id=%s, peer=%s",
+            printable(head.method) or "-",
+            printable(head.path) or "-",
+            printable(failure.message),
+            head.request_id().decode(),
+            peer,
+        )
+
+    def refused(self, failure: Failure, head: RequestHead, peer: str, response_bytes: int) -> None:
+        """Count and log a request that got an error before a conversation began.
+
+        Args:
+            failure: The error that the client got.
+            head: The request's; an empty one where it could not be read.
+            peer: The client.
+            response_bytes: The length of the response.
+        """
+        self.report(failure, head, peer, "refused")
+        self.log_ended(
+            head,
+            peer,
+            None,
+            failure.status,
+            result="refused",
+            reason=failure.reason,
+            request_bytes=0,
+            response_bytes=response_bytes,
+        )
+
+    def log_ended(
+        self,
+        head: RequestHead,
+        peer: str,
+        path_class: str | None,
+        status: int,
+        *,
+        result: Result,
+        reason: str | None,
+        request_bytes: int,
+        response_bytes: int,
+        seconds: float = 0.0,
+        first_byte_seconds: float | None = None,
+        held_seconds: float = 0.0,
+        reused: bool | None = None,
+    ) -> None:
+        """Write a line of the access log, where there is one; `request_bytes` are those behind the head."""
+        if self.access_log is not None:
+            ended = EndedRequest(
+                peer=peer,
+                method=printable(head.method) or None,
+                path=printable(head.path) or None,
+                path_class=path_class,
+                status=status,
+                result=result,
+                reason=reason,
+                request_id=head.request_id().decode(),
+                request_bytes=len(head.raw) + request_bytes,
+                response_bytes=response_bytes,
+                duration_seconds=seconds,
+                time_to_first_byte_seconds=first_byte_seconds,
+                held_seconds=held_seconds,
+                engine_connection_reused=reused,
+            )
+            self.access_log.write(ended)
+
+    def head_for_engine(self, head: RequestHead, forwarding: Forwarding | None) -> bytes:
+        """Return a request's head for the engine."""
+        raw = head.for_engine(self.host_line, forwarding)
+        return raw if self._withhold is None else self._withhold(raw)
+
+    async def start(self) -> None:
+        """Open the connection pool; nothing is sent yet."""
+        self._write_batch = WriteBatch()
+        is_unix = self._parts.scheme == "unix"
+        self._pool = Pool(
+            host=self._parts.hostname or "",
+            port=self._parts.port or _DEFAULT_PORTS.get(self._parts.scheme, 0),
+            socket_path=self._parts.path if is_unix else None,
+            tls=self._tls,
+            write_batch=self.write_batch,
+            connect_seconds=self.limits.connect_seconds,
+            keepalive_seconds=self.limits.keepalive_seconds,
+            origin=self._origin,
+        )
+        self._tick()
+
+    async def aclose(self) -> None:
+        """Cut what is still under way, and close every connection to the engine, and the access log."""
+        for exchange in list(self.exchanges):
+            exchange.fail(STOPPING)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+        await asyncio.sleep(0)  # closed transports notify their protocols in the next turn
+        if self.access_log is not None:
+            self.access_log.close()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine, and keep it alive."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _shed_unread(self) -> None:
+        """Cut the clients with the most unread bytes, where all clients together leave too many.
+
+        A response of the sidecar's own is made whole, and one connection has one of them at most; but connections are
+        many, and some responses have megabytes.
+        """
+        unread = [(size, id(client), client) for client in self.clients if (size := client.unread_bytes)]
+        total = sum(size for size, _, _ in unread)
+        for size, _, client in sorted(unread, reverse=True):
+            if total <= self.limits.max_unread_bytes:
+                return
+            total -= size
+            self._log.warning(
+                "unread",
+                "%s has not read %d bytes of its responses, and all clients together left too many unread: cut",
+                client.peer,
+                size,
+            )
+            client.drop()
+
+    def _tick(self) -> None:
+        """Check every deadline: a timer per request would cost more than the request's own bookkeeping."""
+        self._timer = asyncio.get_running_loop().call_later(self.limits.tick_seconds, self._tick)
+        self.pool.sweep()
+        self._shed_unread()
+        for ticks in (*self.exchanges, *self.clients):
+            try:
+                ticks.tick()
+            except Exception:
+                # Broad: one connection's fault must not take every other one's deadlines away. It is logged each time,
+                # and counted.
+                self._internal_error()
+                log.exception("a connection's deadlines could not be checked")

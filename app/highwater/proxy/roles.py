@@ -1,0 +1,124 @@
+"""The parts that speak to one another in the data plane. Base classes, not protocols: compiled, a call is a C call."""
+
+from __future__ import annotations
+
+import asyncio
+
+from mypy_extensions import trait
+
+from highwater.proxy.failures import Failure
+from highwater.proxy.forwarded import Forwarding
+from highwater.proxy.heads import Header, ResponseHead
+from highwater.proxy.transports import ReadSide, WriteSide, peer_of
+
+
+class Conversation:
+    """One request of a client's and its response; notified of what the client does."""
+
+    def start(self) -> None:
+        """Begin to serve the request."""
+        raise NotImplementedError
+
+    def body(self, piece: bytes) -> None:
+        """Take a piece of the request's body, or of a tunnel."""
+        raise NotImplementedError
+
+    def body_ends(self, trailers: tuple[Header, ...]) -> None:
+        """Take the end of the request."""
+        raise NotImplementedError
+
+    def client_full(self) -> None:
+        """Write no more for now."""
+        raise NotImplementedError
+
+    def client_ready(self) -> None:
+        """Write on."""
+        raise NotImplementedError
+
+    def client_left(self) -> None:
+        """End it: nobody waits for the response any more."""
+        raise NotImplementedError
+
+    def fail(self, failure: Failure) -> None:
+        """End it for this reason, with an error for the client where one can still be sent."""
+        raise NotImplementedError
+
+    def shutdown(self) -> None:
+        """Let this be the connection's last response."""
+        raise NotImplementedError
+
+
+@trait
+class Requester:
+    """The sender of a request to the engine; notified of what the engine does.
+
+    Attributes:
+        to_head: The request is a HEAD.
+        wants_bare_body: The client cannot read chunks.
+        wants_tunnel: The request is for a WebSocket.
+    """
+
+    to_head: bool
+    wants_bare_body: bool
+    wants_tunnel: bool
+
+    def interim_response(self, raw: bytes) -> None:
+        """Take a 1xx head."""
+        raise NotImplementedError
+
+    def response_begins(self, head: ResponseHead, data: bytes) -> None:
+        """Take the head, and the part of the body that came with it."""
+        raise NotImplementedError
+
+    def response_continues(self, data: bytes) -> None:
+        """Take a piece of the body, in its framing unless `wants_bare_body`; or of a tunnel."""
+        raise NotImplementedError
+
+    def response_ends(self, *, reusable: bool) -> None:
+        """Take the end of the response; `reusable` where the connection may serve another request."""
+        raise NotImplementedError
+
+    def tunnel_opens(self, head: ResponseHead) -> None:
+        """Take the 101 by which the engine switched protocols; bytes follow."""
+        raise NotImplementedError
+
+    def engine_failed(self, failure: Failure) -> None:
+        """Take the end of the connection, or of what could be understood of it."""
+        raise NotImplementedError
+
+    def engine_full(self) -> None:
+        """Send no more for now."""
+        raise NotImplementedError
+
+    def engine_ready(self) -> None:
+        """Send on."""
+        raise NotImplementedError
+
+
+class Client:
+    """The client's side of a conversation.
+
+    Attributes:
+        transport: Of the connection.
+        read_side: Held while the client's bytes cannot be taken.
+        write_side: The one way to send the client something.
+        forwarding: The headers that name the client to the engine; None: none are added.
+    """
+
+    transport: asyncio.Transport
+    read_side: ReadSide
+    write_side: WriteSide
+    forwarding: Forwarding | None
+
+    @property
+    def peer(self) -> str:
+        """The client's address and port."""
+        return peer_of(self.transport)
+
+    def response_done(self, *, close: bool) -> None:
+        """End the conversation: its response is complete."""
+        raise NotImplementedError
+
+    def cut(self, *, reset: bool) -> None:
+        """End the response here, incomplete; `reset` where the connection's end alone would look like a clean one."""
+        raise NotImplementedError

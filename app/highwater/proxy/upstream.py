@@ -1,0 +1,368 @@
+"""Connections to the engine: one request at a time on each, and a pool of those that may serve another.
+
+llhttp follows a response's framing, which is kept: bytes go on as they arrive, and the parser only finds where the
+response ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from collections import deque
+from typing import Any, cast
+
+import httptools
+
+from highwater.proxy.failures import (
+    BROKEN_OFF,
+    CONNECT,
+    CONNECT_TIMEOUT,
+    DISCONNECTED,
+    MALFORMED,
+    NO_DESCRIPTORS,
+    Failure,
+)
+from highwater.proxy.heads import EngineOrigin, ResponseHead
+from highwater.proxy.roles import Requester
+from highwater.proxy.transports import FULL_READ_BYTES, ReadSide, WriteBatch, WriteSide, has_hung_up, keep_alive
+
+INFORMATIONAL = range(100, 200)
+SWITCHING_PROTOCOLS = 101
+_NONE = -1
+_HEAD_ENDS = b"\r\n\r\n"
+# No engine's head is so long; one that never ends must not fill our memory.
+_MAX_HEAD_BYTES = 256 * 1024
+# This process, or the machine, may have no more files open.
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+class EngineConnection:
+    """One connection; an ``asyncio.Protocol`` in all but name, for a compiled class cannot have that base.
+
+    Args:
+        pool: Keeps it while it is idle.
+
+    Attributes:
+        transport: Once connected.
+        read_side: Held while the client takes no more.
+        write_side: The one way to send the engine something.
+        is_counted: The pool counts it as open.
+        served: Requests served so far.
+        idle_since: Loop time.
+    """
+
+    transport: asyncio.Transport
+    read_side: ReadSide
+    write_side: WriteSide
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.is_counted = False
+        self.served = 0
+        self.idle_since = 0.0
+        self._requester: Requester | None = None
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._bare_body: list[bytes] | None = None
+        self._is_tunnel = False
+        self._head = b""
+        self._status = _NONE  # of a complete head that is not handed on yet
+        self._interims = 0
+        self._response: ResponseHead | None = None
+        self._keeps_alive = False
+        self._has_ended = False
+        self._has_surplus = False
+        self._body_bytes = 0  # of the response so far
+
+    # --- called by the exchange ---
+
+    def begin(self, requester: Requester) -> None:
+        """Take a request; its bytes follow through ``write_side``."""
+        self._requester = requester
+        self.write_side.keep_unsent()
+        if requester.wants_bare_body:
+            self._bare_body = []
+            self._parser = httptools.HttpResponseParser(_WithBody(self, self._bare_body))
+
+    def release(self) -> None:
+        """Keep it for the next request: this one and its response are complete."""
+        self._requester = self._response = None
+        self._head, self._status, self._body_bytes, self._has_ended = b"", _NONE, 0, False
+        self.served += 1
+        self.read_side.let_go("client")
+        self._pool.keep(self)
+
+    def cut(self) -> None:
+        """Close it now; the engine notices that its client left."""
+        self._requester = None
+        self.write_side.abort()
+
+    def close(self) -> None:
+        """Close it once all is sent."""
+        self._requester = None
+        self.write_side.close()
+
+    # --- called by the transport ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to read and write."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.read_side = ReadSide(self.transport)
+        self.write_side = WriteSide(self.transport, self._pool.write_batch)
+        keep_alive(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the request that is under way, whichever side closed."""
+        if self.is_counted:
+            self._pool.open -= 1
+        requester, self._requester = self._requester, None
+        self._parser = None  # it holds our methods: a cycle would be the garbage collector's work
+        if requester is None:
+            self._pool.forget(self)
+        elif self._response is None:
+            requester.engine_failed(MALFORMED if self._head else DISCONNECTED)
+        elif self._response.until_close and exc is None:
+            requester.response_ends(reusable=False)
+        else:
+            requester.engine_failed(BROKEN_OFF)
+
+    def eof_received(self) -> None:
+        """Let the transport close: the engine will send no more."""
+
+    def pause_writing(self) -> None:
+        """Stop the client: the socket's buffer and the transport's are full."""
+        if self._requester is not None:
+            self._requester.engine_full()
+
+    def resume_writing(self) -> None:
+        """Let the client go on: the buffers have room again."""
+        if self._requester is not None:
+            self._requester.engine_ready()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of a response."""
+        requester, parser = self._requester, self._parser
+        if requester is None or parser is None:  # unrequested bytes could be taken for part of a later response
+            self.transport.abort()
+            return
+        if len(data) >= FULL_READ_BYTES:
+            self.read_side.give_way()
+        if self._is_tunnel:
+            requester.response_continues(data)
+            return
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade as switch:
+            self._switch(requester, data, switch.args[0])
+        except httptools.HttpParserError:
+            self._fail(requester)
+        else:
+            self._hand_on(requester, data)
+
+    def _hand_on(self, requester: Requester, data: bytes) -> None:
+        """Hand on data that the parser accepted."""
+        if self._has_surplus:
+            self._fail(requester)
+        elif self._response is not None:
+            self._body(requester, self._response, data)
+        elif self._status != _NONE:
+            self._take_head(requester, self._head + data)
+        else:
+            self._head += data
+            if len(self._head) > _MAX_HEAD_BYTES:
+                self._fail(requester)
+
+    def _take_head(self, requester: Requester, data: bytes) -> None:
+        """Split the data that completed a head: heads of 1xx may come before it, and a body behind it."""
+        while self._interims:
+            self._interims -= 1
+            end = data.index(_HEAD_ENDS) + 4
+            requester.interim_response(data[:end])
+            data = data[end:]
+        if self._status in INFORMATIONAL:
+            self._head, self._status = data, _NONE
+            return
+        end = data.index(_HEAD_ENDS) + 4
+        response = ResponseHead(data[:end], self._status, to_head=requester.to_head, origin=self._pool.origin)
+        data = data[end:]
+        if not response.has_body:
+            if data:
+                self._fail(requester)
+                return
+            if not self._has_ended:  # the parser would wait for the length that the response to a HEAD declares
+                self._parser = httptools.HttpResponseParser(self)
+            self._has_ended = True
+        if not response.raw.startswith(b"HTTP/1.") or self._status < INFORMATIONAL.start:
+            self._fail(requester)
+            return
+        self._body(requester, response, data)
+
+    def _body(self, requester: Requester, response: ResponseHead, data: bytes) -> None:
+        self._body_bytes += len(data)
+        if self._has_ended and response.has_surplus(data, self._body_bytes):
+            self._fail(requester)
+            return
+        if self._bare_body is not None:
+            data = self._bare(self._bare_body)
+        if self._response is None:
+            self._response = response
+            requester.response_begins(response, data)
+        elif data:
+            requester.response_continues(data)
+        if self._has_ended:
+            requester.response_ends(reusable=self._keeps_alive and self._bare_body is None)
+
+    @staticmethod
+    def _bare(pieces: list[bytes]) -> bytes:
+        data = b"".join(pieces)
+        pieces.clear()
+        return data
+
+    def _switch(self, requester: Requester, data: bytes, offset: int) -> None:
+        if self._status != SWITCHING_PROTOCOLS or self._interims or not requester.wants_tunnel:
+            self._fail(requester)
+            return
+        self._is_tunnel = True
+        self._response = ResponseHead(self._head + data[:offset], self._status, to_head=False)
+        requester.tunnel_opens(self._response)
+        if offset < len(data):
+            requester.response_continues(data[offset:])
+
+    def _fail(self, requester: Requester) -> None:
+        requester.engine_failed(MALFORMED if self._response is None else BROKEN_OFF)
+
+    # --- called by llhttp ---
+
+    def on_message_begin(self) -> None:
+        """Notice whether a second response begins, which was never requested."""
+        self._has_surplus = self._has_ended
+
+    def on_headers_complete(self) -> None:
+        """Take a complete head, of a 1xx or of the response."""
+        if self._has_surplus:
+            return
+        parser = cast("httptools.HttpResponseParser", self._parser)
+        self._status = status = parser.get_status_code()
+        if status in INFORMATIONAL and status != SWITCHING_PROTOCOLS:
+            self._interims += 1
+        else:
+            self._keeps_alive = parser.should_keep_alive()
+
+    def on_message_complete(self) -> None:
+        """Take the end of a response; a 1xx is not one."""
+        self._has_ended = self._status not in INFORMATIONAL
+
+
+class _WithBody:
+    """The parser's callbacks where the body is wanted without its framing."""
+
+    def __init__(self, connection: EngineConnection, pieces: list[bytes]) -> None:
+        self.on_message_begin = connection.on_message_begin
+        self.on_headers_complete = connection.on_headers_complete
+        self.on_message_complete = connection.on_message_complete
+        self.on_body = pieces.append
+
+
+class Pool:
+    """Idle connections, the last used first, and the way to a new one.
+
+    Args:
+        host: The engine's host; unused with `socket_path`.
+        port: The engine's port; unused with `socket_path`.
+        socket_path: The path of the engine's Unix socket; None: it listens on host and port.
+        tls: For an engine on https.
+        write_batch: Sends the writes of all connections.
+        connect_seconds: The longest that connecting may take.
+        keepalive_seconds: The longest that a connection may be idle and still be used.
+        origin: The engine's name for itself.
+
+    Attributes:
+        open: Connections that are open, in use or not.
+        retries: Requests sent once more, on a new connection.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        socket_path: str | None,
+        tls: ssl.SSLContext | None,
+        write_batch: WriteBatch,
+        connect_seconds: float,
+        keepalive_seconds: float,
+        origin: EngineOrigin | None = None,
+    ) -> None:
+        self._host, self._port, self._socket_path, self._tls = host, port, socket_path, tls
+        self.write_batch = write_batch
+        self.open = 0
+        self.origin = origin
+        self.retries = 0
+        self._connect_seconds = connect_seconds
+        self._keepalive_seconds = keepalive_seconds
+        self._idle: deque[EngineConnection] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
+
+    @property
+    def idle(self) -> int:
+        """The number of connections that wait for a request."""
+        return len(self._idle)
+
+    @property
+    def active(self) -> int:
+        """The number of connections that serve a request, or are being closed."""
+        return self.open - len(self._idle)
+
+    def take(self) -> EngineConnection | None:
+        """Take an idle connection that the engine will surely not close at this moment; None without one."""
+        idle = self._idle
+        while idle:
+            newest = idle.pop()
+            transport = newest.transport
+            is_young = self._time() - newest.idle_since < self._keepalive_seconds
+            # The engine may have closed it already, and the loop has not come to that event yet.
+            if is_young and not transport.is_closing() and not has_hung_up(transport):
+                return newest
+            transport.close()
+        return None
+
+    async def connect(self) -> EngineConnection | Failure:
+        """Open a new connection; where that fails, return why."""
+        made = EngineConnection(self)
+        protocol: Any = lambda: made  # noqa: E731 - it is not an asyncio.Protocol for the type checker
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                if self._socket_path is not None:
+                    await self._loop.create_unix_connection(protocol, self._socket_path)
+                else:
+                    await self._loop.create_connection(protocol, self._host, self._port, ssl=self._tls)
+        except TimeoutError:
+            return CONNECT_TIMEOUT
+        except OSError as exc:  # refused, no such name, no such file; and a TLS handshake that fails
+            return NO_DESCRIPTORS if exc.errno in _NO_DESCRIPTOR else CONNECT
+        # Here and not in connection_made: of one whose client has left meanwhile, uvloop reports no end.
+        made.is_counted = True
+        self.open += 1
+        return made
+
+    def keep(self, connection: EngineConnection) -> None:
+        """Take back a connection that may serve another request."""
+        connection.idle_since = self._time()
+        self._idle.append(connection)
+
+    def forget(self, connection: EngineConnection) -> None:
+        """Forget a connection that closed."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def sweep(self) -> None:
+        """Close the connections that were idle for too long."""
+        oldest = self._time() - self._keepalive_seconds
+        while self._idle and self._idle[0].idle_since <= oldest:
+            self._idle.popleft().transport.close()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        while self._idle:
+            self._idle.pop().transport.close()

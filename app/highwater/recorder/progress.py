@@ -1,0 +1,320 @@
+"""Whether the ranks move: what each one's recorder says, made into one verdict. Pure; no I/O, no clock.
+
+It would rather say that it does not know than cry wolf: a long step is busy until its limit, a request that no step
+follows is not held against an engine whose loop answers calls, and an engine that is asked for nothing is never stuck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from highwater.readings import Progress, ProgressVerdict
+
+# alive: it writes. silent: it should have written by now. dead: so, and its process is gone. stopped: so, and its
+# process is held by a signal or a debugger. ended: it wrote that it would write no more.
+RankStatus: TypeAlias = Literal["alive", "silent", "dead", "stopped", "ended"]
+
+LOST_SECONDS = 5.0
+"""How long a rank's process may be dead or stopped: the engine may be about to end, or a debugger to let go."""
+SILENT_SECONDS = 30.0
+"""How long a rank whose process is there may write nothing: a machine that swaps holds one up for many seconds."""
+NO_STEP_SECONDS = 10.0
+"""How long the loop may owe a step, or the answer to a call."""
+LONG_SECONDS = 1.0
+"""From here on a step or a call is worth a word; the recorder adds a stack from there on too."""
+MAX_STEP_SECONDS = 120.0
+FIRST_STEPS = 10
+FIRST_STEP_FACTOR = 5.0
+"""By so much longer may one of a recorder's first steps last, or one that compiles or captures: kernels and graphs are
+made at the first use of a shape, which takes minutes on some devices."""
+
+_LOST: frozenset[RankStatus] = frozenset({"silent", "dead", "stopped"})
+_WHY_LOST = {
+    "silent": "has written nothing",
+    "dead": "is dead: its process is gone, and it has written nothing",
+    "stopped": "is stopped by a signal or a debugger, and has written nothing",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProgress:
+    """What a worker said last of its steps and of our calls in it; seconds as of then.
+
+    Attributes:
+        steps_begun: So many so far.
+        steps_ended: So many of them.
+        step_seconds: How long the current step has lasted; ``None`` outside of one.
+        last_step_age_seconds: Since a step began or ended last; ``None`` before the first.
+        output_seconds: How long somebody has waited for what a step returned, with asynchronous scheduling; ``None``
+            where nobody waits.
+        rpc: The operation of ours that is running.
+        rpc_seconds: For how long.
+        call: What else the engine has called of the worker, outside of a step: to load weights, an adapter, to wake up.
+        call_seconds: For how long at least.
+        is_compiling: Whether what lasts is seen to compile or to capture graphs.
+        stack: Where the thread is that is in it, innermost first; empty where nothing has lasted for long.
+    """
+
+    steps_begun: int = 0
+    steps_ended: int = 0
+    step_seconds: float | None = None
+    last_step_age_seconds: float | None = None
+    output_seconds: float | None = None
+    rpc: str | None = None
+    rpc_seconds: float | None = None
+    call: str | None = None
+    call_seconds: float | None = None
+    is_compiling: bool = False
+    stack: tuple[str, ...] = ()
+
+
+class Recorded(Protocol):
+    """What is needed of a rank's record."""
+
+    @property
+    def name(self) -> str:
+        """The rank as an operator calls it."""
+
+    @property
+    def status(self) -> RankStatus:
+        """Whether it writes."""
+
+    @property
+    def age_seconds(self) -> float:
+        """Since it wrote last."""
+
+    @property
+    def progress(self) -> RankProgress | None:
+        """What it wrote last; ``None`` before the first sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What the engine is asked for at this moment.
+
+    Attributes:
+        requests_running: As the engine counts them; ``None`` where it does not tell.
+        requests_waiting: Likewise.
+        proxied_requests: Under way through this sidecar. They count only where the engine does not tell: the API
+            server may spend a minute on a request, downloading its images, before the engine is asked for anything.
+        rpc_outstanding_seconds: How long the worker call that is under way has waited; ``None`` without one.
+        rpc_answer_age_seconds: Since the workers answered a call last; ``None`` if they never did.
+        is_held: Whether the engine is paused or asleep on purpose: requests may wait then.
+    """
+
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    proxied_requests: int = 0
+    rpc_outstanding_seconds: float | None = None
+    rpc_answer_age_seconds: float | None = None
+    is_held: bool = False
+
+
+_Finding: TypeAlias = tuple[ProgressVerdict, float | None, str]
+
+
+def requested_since(before: float | None, demand: Demand, now: float) -> float | None:
+    """Since when requests have been asked for without a break.
+
+    Args:
+        before: What this returned last time.
+        demand: What is asked for now.
+        now: On any clock that is not set.
+
+    Returns:
+        The time to keep and to hand in next time; ``None`` while no request is there.
+    """
+    if _requests(demand) is None:
+        return None
+    return now if before is None else before
+
+
+def judge(
+    ranks: Sequence[Recorded],
+    demand: Demand,
+    *,
+    requested_seconds: float = 0.0,
+    max_step_seconds: float = MAX_STEP_SECONDS,
+) -> Progress:
+    """What the records say, all in all.
+
+    Args:
+        ranks: Every rank's last record.
+        demand: What the engine is asked for.
+        requested_seconds: For how long requests have been there without a break (``requested_since``).
+        max_step_seconds: The longest step, or call of ours, that may be in order.
+    """
+    verdict, since, summary = (
+        _lost(ranks) or _held_up(ranks, max_step_seconds) or _untold(ranks) or _owed(ranks, demand, requested_seconds)
+    )
+    if verdict == "stuck" and demand.is_held and not any(rank.status == "dead" for rank in ranks):
+        verdict = "busy"  # asleep, paused, or on its way there or back: nobody waits for a step
+    return Progress(
+        verdict=verdict,
+        since_seconds=since,
+        ranks=tuple(f"{rank.name} {_doing(rank)}" for rank in ranks),
+        summary=summary,
+    )
+
+
+# --- one finding after the other; the first that has something to say has the word ---
+
+
+def _lost(ranks: Sequence[Recorded]) -> _Finding | None:
+    alive = [rank for rank in ranks if rank.status == "alive"]
+    lost = [rank for rank in ranks if rank.status in _LOST and rank.age_seconds >= _patience(rank.status)]
+    # Where nobody lives, the engine is gone, or its files are not where they were: others know better. A process that
+    # is held is a fact by itself.
+    if lost and (alive or any(rank.status == "stopped" for rank in lost)):
+        beside = f"; {_count(len(alive), 'other rank')} alive" if alive else ""
+        named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in lost)
+        return "stuck", max(rank.age_seconds for rank in lost), named + beside
+    if not alive:
+        named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in ranks)
+        return "unknown", None, f"no rank writes: {named}" if ranks else "no rank has a recorder"
+    return None
+
+
+def _patience(status: RankStatus) -> float:
+    return SILENT_SECONDS if status == "silent" else LOST_SECONDS
+
+
+def _held_up(ranks: Sequence[Recorded], max_step_seconds: float) -> _Finding | None:
+    """The longest step or call that a rank is in."""
+    holds = [(hold[1], hold[0], rank) for rank in ranks if rank.status == "alive" and (hold := _hold(rank.progress))]
+    if not holds:
+        return None
+    seconds, what, rank = max(holds, key=lambda hold: hold[0])
+    place = f"{rank.name} has been {what} for {_seconds(seconds)}{_place(rank.progress)}"
+    limit = max_step_seconds * (FIRST_STEP_FACTOR if _may_compile(rank.progress) else 1.0)
+    # What somebody else asked of the worker, and a compilation, end by themselves: a restart would only begin anew.
+    may_last = rank.progress is not None and (rank.progress.call is not None or rank.progress.is_compiling)
+    if seconds > limit and not may_last:
+        return "stuck", seconds, f"{place}: longer than the {_seconds(limit)} that may be in order"
+    if seconds >= LONG_SECONDS:
+        return "busy", seconds, place
+    return "progressing", None, f"steps begin and end; {rank.name} is in one"
+
+
+def _may_compile(progress: RankProgress | None) -> bool:
+    if progress is None or (progress.step_seconds is None and progress.output_seconds is None):
+        return False
+    return progress.is_compiling or progress.steps_begun <= FIRST_STEPS
+
+
+def _untold(ranks: Sequence[Recorded]) -> _Finding | None:
+    """Somebody of whom nothing is known may be in a step."""
+    untold = [rank for rank in ranks if rank.status != "alive" or rank.progress is None]
+    if not untold:
+        return None
+    named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in untold)
+    return "unknown", None, f"not every rank tells whether it moves: {named}"
+
+
+def _owed(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float) -> _Finding:
+    """No rank is in a step: whether the engine owes one, or the answer to a call."""
+    quiet = _quiet_seconds(ranks)
+    requests, call_seconds = _requests(demand), demand.rpc_outstanding_seconds or 0.0
+    last = "no step has begun yet" if quiet == math.inf else f"the last step was {_seconds(quiet)} ago"
+    if quiet >= NO_STEP_SECONDS and call_seconds >= NO_STEP_SECONDS:
+        waits = f"a worker call has waited for {_seconds(call_seconds)}"
+        return _no_work(min(quiet, call_seconds), f"{waits} and {requests}" if requests else waits, last)
+    if requests is None:
+        return _unasked(demand, quiet, last)
+    if quiet < NO_STEP_SECONDS:
+        return "progressing", None, f"{last}, with {requests}"
+    asked = f"{requests} for {_seconds(requested_seconds)}"
+    if requested_seconds < NO_STEP_SECONDS:
+        return "unknown", None, f"{last}, with {asked}: too early to tell"
+    if _loop_answers(demand):
+        # vLLM's loop makes a step between two calls wherever it has a request; its counts are as of the last step, and
+        # stay where they were when the last requests were aborted.
+        return "unknown", None, f"{last}, with {asked}, but the engine's loop answers calls: its counts may be old"
+    return _no_work(min(quiet, requested_seconds), asked, last)
+
+
+def _unasked(demand: Demand, quiet: float, last: str) -> _Finding:
+    since = None if quiet == math.inf else quiet
+    if demand.is_held:
+        return "idle", since, f"the engine is paused or asleep; {last}"
+    if demand.requests_running is not None and demand.requests_waiting is not None:
+        return "idle", since, f"nothing is asked for; {last}"
+    if quiet < NO_STEP_SECONDS:
+        return "progressing", None, f"{last}; the engine does not tell what it is asked for"
+    if _loop_answers(demand):
+        return "idle", since, f"{last}, and the engine's loop answers calls"
+    return "unknown", None, f"{last}; the engine does not tell what it is asked for"
+
+
+def _no_work(seconds: float, asked: str, last: str) -> _Finding:
+    return "stuck", seconds, f"the engine's loop hands out no work: {asked}, no rank is in a step, and {last}"
+
+
+# --- what the records and the demand come to ---
+
+
+def _requests(demand: Demand) -> str | None:
+    """The requests that the engine's loop has, in words; ``None`` where it has none, or may let them wait."""
+    if demand.is_held:
+        return None
+    running, waiting = demand.requests_running, demand.requests_waiting
+    if running or waiting:
+        return f"{running or 0} running and {_count(waiting or 0, 'waiting request')}"
+    if (running is None or waiting is None) and demand.proxied_requests:
+        return f"{_count(demand.proxied_requests, 'request')} under way through the sidecar"
+    return None
+
+
+def _loop_answers(demand: Demand) -> bool:
+    age = demand.rpc_answer_age_seconds
+    return age is not None and age < NO_STEP_SECONDS
+
+
+def _quiet_seconds(ranks: Sequence[Recorded]) -> float:
+    """Since any rank began or ended a step; infinite before the first."""
+    ages = [rank.progress.last_step_age_seconds for rank in ranks if rank.progress is not None]
+    return min((age for age in ages if age is not None), default=math.inf)
+
+
+def _hold(progress: RankProgress | None) -> tuple[str, float] | None:
+    """What a rank is in, and for how long. A short call of ours is nothing: every poll makes one, idle or not."""
+    if progress is None:
+        return None
+    holds = [] if progress.step_seconds is None else [("in one step", progress.step_seconds)]
+    if progress.output_seconds is not None:
+        holds.append(("waiting for a step's output", progress.output_seconds))
+    if progress.rpc is not None and (progress.rpc_seconds or 0.0) >= LONG_SECONDS:
+        holds.append((f"in our call {progress.rpc}", progress.rpc_seconds or 0.0))
+    if progress.call is not None:
+        holds.append((f"in the engine's call {progress.call}", progress.call_seconds or 0.0))
+    return max(holds, key=lambda hold: hold[1], default=None)
+
+
+def _doing(rank: Recorded) -> str:
+    """What a rank is doing, as the end of a sentence that begins with its name."""
+    if rank.status in _WHY_LOST:
+        return f"{_WHY_LOST[rank.status]} for {_seconds(rank.age_seconds)}{_place(rank.progress)}"
+    if rank.status == "ended":
+        return f"ended its recorder {_seconds(rank.age_seconds)} ago"
+    if rank.progress is None:
+        return "has not told yet"
+    hold = _hold(rank.progress)
+    if hold is not None:
+        return f"is {hold[0]} for {_seconds(hold[1])}{_place(rank.progress)}"
+    age = rank.progress.last_step_age_seconds
+    return "has begun no step yet" if age is None else f"is in no step, the last one {_seconds(age)} ago"
+
+
+def _place(progress: RankProgress | None) -> str:
+    return f", at {progress.stack[0]}" if progress is not None and progress.stack else ""
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= NO_STEP_SECONDS else f"{seconds:.1f} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

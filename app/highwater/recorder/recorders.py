@@ -1,0 +1,289 @@
+"""The workers' recorders, from our side: started with each life of the engine, then read at every poll.
+
+The call that starts them runs on every data-parallel engine although only the first one's workers answer it, so a rank
+counts as soon as its file is there. Recorders that somebody else started are read and left alone: those of another
+sidecar, and those of this one before it was restarted. Nothing here depends on them: without a folder, or where they do
+not start, the workers' own answers are all there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from highwater.accounting.attribution import rank_key
+from highwater.accounting.points import MemoryPoint
+from highwater.engine.client import Engine
+from highwater.errors import EngineError
+from highwater.readings import EngineLoad, Progress
+from highwater.recorder.folder import MAX_FILES, RankRecord, Recorder
+from highwater.recorder.progress import Demand, judge, requested_since
+from highwater.recorder.ring import Identity, RingUnusable
+
+RETRY_SECONDS = 30.0
+# The files of former lives stay so long: an incident report may want them.
+STALE_SECONDS = 600.0
+SWEEP_SECONDS = 60.0
+# Until a reading is newer than a remedy. A worker writes one at its end, and for two seconds after it a heartbeat every
+# 0.1 s, which says that the reading still holds; one that has long been idle writes a heartbeat a second.
+WAIT_SECONDS = 1.3
+WAIT_STEP_SECONDS = 0.1
+# Readings of one moment may be told apart by less: the clocks are floating-point numbers.
+_INSTANT = 0.001
+SAMPLES_WHOLE = 200
+# Of all ranks in one answer: writing many megabytes of JSON would hold up every stream of the proxy.
+MAX_SAMPLES = 8000
+
+
+class Recorders:
+    """The recorders of one engine's workers.
+
+    Attributes:
+        records: What they said last; after the engine's end too.
+
+    Args:
+        engine: The engine.
+        folder: Shared with the workers, under the same path.
+        rate: Samples in a second.
+        seconds: How long they reach back.
+        max_step_seconds: The longest step that may be in order.
+        proxied: Requests under way through this sidecar.
+        clock: Unix seconds.
+        monotonic: ``CLOCK_MONOTONIC``, which the workers of this machine share.
+        sleep: Waits for so many seconds.
+        proc: Where processes are told of.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        *,
+        rate: float,
+        seconds: float,
+        max_step_seconds: float,
+        proxied: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self.records: tuple[RankRecord, ...] = ()
+        self._engine = engine
+        self._folder = folder
+        self._rate = rate
+        self._seconds = seconds
+        self._max_step_seconds = max_step_seconds
+        self._proxied = proxied
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._recorder = Recorder(folder, clock=clock, monotonic=monotonic, proc=proc)
+        self._refusal: str | None = None
+        self._started = 0  # so many workers said that theirs runs
+        self._begun_at: float | None = None
+        self._swept_at = monotonic()
+        self._requested: float | None = None
+        self._reading = asyncio.Lock()
+
+    @property
+    def recorder(self) -> Recorder:
+        """The files."""
+        return self._recorder
+
+    @property
+    def problem(self) -> str | None:
+        """Why the recorders were not started, or not all, or cannot be read; ``None`` where all is well."""
+        if self._refusal is not None:
+            return self._refusal
+        if self._recorder.problems:
+            return self._recorder.problems[0]
+        if len(self.records) < self._started:
+            there = f"{len(self.records)} of {self._started} workers"
+            return f"recorder_dir: {self._folder} has the files of {there}: do all have it under the same path?"
+        return None
+
+    # --- starting ---
+
+    def must_begin(self) -> bool:
+        """Whether not all recorders of this life of the engine are there, and it is time to try."""
+        if self._started and self._refusal is None and len(self.records) >= self._started:
+            return False
+        return self._begun_at is None or self._monotonic() - self._begun_at >= RETRY_SECONDS
+
+    async def begin(self) -> None:
+        """Start the recorders. What goes wrong is kept in ``problem``, and tried again later."""
+        self._begun_at = self._monotonic()
+        # One name for a whole life: the call may come late, or to some only, and whoever runs already goes on then.
+        instance = self._recorder.instance or secrets.token_hex(8)
+        self._recorder.follow(instance)
+        try:
+            answers = await self._start(instance)
+            theirs = _other_instance(answers)
+            if theirs is not None:
+                # Ours may run on some, also of those engines whose workers do not answer: all are to have one name.
+                await self._engine.rpc("recorder_stop", {"instance": instance})
+                self._recorder.follow(theirs)
+                answers = await self._start(theirs)
+        except EngineError as exc:
+            self._refusal = f"the recorders were not started: {exc}"
+            return
+        refusals = [answer for answer in answers if not answer.get("ok")]
+        self._started = len(answers) - len(refusals)
+        self._refusal = _refusal(refusals[0]) if refusals else self._elsewhere(answers)
+
+    async def _start(self, instance: str) -> Sequence[Mapping[str, Any]]:
+        payload = {"directory": str(self._folder), "instance": instance, "rate": self._rate, "seconds": self._seconds}
+        return await self._engine.rpc("recorder_start", payload)
+
+    def _elsewhere(self, answers: Sequence[Mapping[str, Any]]) -> str | None:
+        """What is wrong where the recorders that run write into another folder; ``None`` where they do not."""
+        told = (answer.get("path") for answer in answers)
+        paths = (Path(path) for path in told if isinstance(path, str) and path.isprintable())
+        folder = next((path.parent for path in paths if path.parent != self._folder), None)
+        if folder is None:
+            return None
+        return (
+            f"recorder_dir: the workers' recorders, which another sidecar started, write to {folder}, "
+            f"not {self._folder}"
+        )
+
+    def forget(self) -> None:
+        """The engine is gone; the next one has recorders of its own."""
+        self._recorder.follow(None)
+        self._refusal, self._started = None, 0
+        self._begun_at = self._requested = None
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._recorder.close()
+
+    # --- reading ---
+
+    async def read(self, *, within_seconds: float | None = None) -> tuple[RankRecord, ...]:
+        """What every rank says of itself.
+
+        Args:
+            within_seconds: Wait, for a little, until every rank that writes has told its memory as of so many seconds
+                ago or later.
+        """
+        if self._recorder.instance is None:
+            return ()
+        if self._monotonic() - self._swept_at >= SWEEP_SECONDS:
+            self._swept_at = self._monotonic()
+            await asyncio.to_thread(self._recorder.remove_stale, (), STALE_SECONDS)
+        # Not in the loop: with many ranks it is milliseconds, which every stream of the proxy would wait for.
+        records = await asyncio.to_thread(self._recorder.read)
+        asked_at = self._monotonic()
+        for _ in range(round(WAIT_SECONDS / WAIT_STEP_SECONDS) if within_seconds is not None else 0):
+            limit = (within_seconds or 0.0) + self._monotonic() - asked_at
+            if all(_is_within(record, limit) for record in records):
+                break
+            await self._sleep(WAIT_STEP_SECONDS)
+            records = await asyncio.to_thread(self._recorder.read)
+        self.records = records
+        return records
+
+    async def is_another_writing(self, than: str | None) -> bool:
+        """Whether recorders write in the folder that are not of the life of that name: another engine is loading."""
+        others = await asyncio.to_thread(self._recorder.others)
+        return any(other.status == "alive" and other.instance != than for other in others)
+
+    async def samples(self, since: float) -> list[dict[str, Any]]:
+        """Each rank's samples at or after a moment (Unix seconds), oldest first, thinned. One reader at a time."""
+        instance = self._recorder.instance
+        if instance is None:
+            return []
+        async with self._reading:
+            return await asyncio.to_thread(self._samples, instance, since)
+
+    def _samples(self, instance: str, since: float) -> list[dict[str, Any]]:
+        rings = sorted(self._last_samples(instance), key=lambda ring: rank_key(ring[0]))
+        most = max(MAX_SAMPLES // max(len(rings), 1), 1)
+        return [
+            {
+                "dp_rank": identity.dp_rank,
+                "rank": identity.rank,
+                "pid": identity.pid,
+                "samples": [
+                    {"at": point.at, **point.row()} for point in thinned([s for s in samples if s.at >= since], most)
+                ],
+            }
+            for identity, samples in rings
+        ]
+
+    def _last_samples(self, instance: str) -> Iterator[tuple[Identity, tuple[MemoryPoint, ...]]]:
+        for path in islice(self._folder.glob(f"highwater-{instance}-*.ring"), MAX_FILES):
+            with suppress(RingUnusable):
+                yield self._recorder.last_samples(path)
+
+    def last_minutes(self, instance: str) -> dict[int, tuple[MemoryPoint, ...]]:
+        """The samples of one life's files by their writers' pids, thinned; slow, and safe in a thread.
+
+        Args:
+            instance: Of this life or a former one.
+        """
+        return {
+            # The last ones whole, what was before them coarser.
+            identity.pid: (*thinned(samples[:-SAMPLES_WHOLE], SAMPLES_WHOLE), *samples[-SAMPLES_WHOLE:])
+            for identity, samples in self._last_samples(instance)
+        }
+
+    def progress(self, records: Sequence[RankRecord], load: EngineLoad | None, *, held: bool) -> Progress | None:
+        """Whether the ranks move; ``None`` where there are no records.
+
+        Args:
+            records: Of every rank.
+            load: What the engine last said that it has to do.
+            held: Whether it is paused or asleep on purpose.
+        """
+        if not records:
+            return None
+        load = load or EngineLoad()
+        demand = Demand(
+            requests_running=load.requests_running,
+            requests_waiting=load.requests_waiting,
+            proxied_requests=self._proxied(),
+            rpc_outstanding_seconds=self._engine.rpc_outstanding_seconds,
+            rpc_answer_age_seconds=self._engine.rpc_answer_age_seconds,
+            is_held=held,
+        )
+        now = self._monotonic()
+        self._requested = requested_since(self._requested, demand, now)
+        requested = 0.0 if self._requested is None else now - self._requested
+        return judge(records, demand, requested_seconds=requested, max_step_seconds=self._max_step_seconds)
+
+
+def thinned(samples: Sequence[MemoryPoint], most: int) -> Sequence[MemoryPoint]:
+    """No more than so many of them, evenly, the last one always."""
+    step = -(-len(samples) // most)
+    return samples if step <= 1 else samples[(len(samples) - 1) % step :: step]
+
+
+def _other_instance(answers: Sequence[Mapping[str, Any]]) -> str | None:
+    """The name of recorders that somebody else started; ``None`` where none of them was."""
+    names = (answer.get("instance") for answer in answers if answer.get("ok") and answer.get("other"))
+    return next((name for name in names if isinstance(name, str) and re.fullmatch("[0-9a-f]{16}", name)), None)
+
+
+def _refusal(answer: Mapping[str, Any]) -> str:
+    said = answer.get("error")
+    reason = said.get("message") if isinstance(said, dict) else said
+    return f"rank {answer.get('rank')} did not start its recorder: {reason}"
+
+
+def _is_within(record: RankRecord, seconds: float) -> bool:
+    if (
+        record.status != "alive"
+        or record.reading_age_seconds is None
+        or record.reading_age_seconds < seconds - _INSTANT
+    ):
+        return True
+    # In the middle of a step there is no reading to come.
+    return record.progress is not None and (record.progress.step_seconds or 0.0) > WAIT_SECONDS

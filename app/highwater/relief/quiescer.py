@@ -1,0 +1,191 @@
+"""Sees to it that no request is between a client and the engine, for as long as a remedy needs that.
+
+New requests wait at the gate, those under way finish, and the engine's own counts must agree. Where that is not to be
+had in time it refuses: requests are not cut short, and the held ones go on. Nobody is held at all where something under
+way has already taken longer than requests are given to finish.
+
+The engine itself is never paused: a pause would outlive this process, and the gate cannot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_fixed
+
+from highwater.engine.client import Engine
+from highwater.memory.sources.engine_metrics import EngineMetrics
+from highwater.proxy.gate import Gate
+from highwater.readings import EngineLoad, Moment, Report
+from highwater.relief.states import States
+
+# The engine's counts lag behind its answers by a step; requests that others sent stay longer.
+SETTLE_SECONDS = 2.0
+LOOK_SECONDS = 0.1
+# The same, and one answer of the engine's that comes late.
+DRAINED_SECONDS = 3.0
+# For so long after the engine was seen to work on what did not pass the gate, the gate is no proof of anything.
+BYPASS_SECONDS = 60.0
+# What a remedy may take while requests are held for it.
+CALL_SECONDS = 10.0
+# The gate's own deadline comes after those of the states in which it is closed, so that they tell what went wrong.
+GATE_MARGIN_SECONDS = 1.0
+
+
+class CannotQuiesce(Exception):
+    """Requests cannot be held, or did not finish in time; nothing was done. The message says why, and what would help.
+
+    Attributes:
+        held_seconds: How long new requests waited in vain, where any did.
+    """
+
+    held_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Quiesced:
+    """How it was done.
+
+    Attributes:
+        moment: Whether requests were held.
+        held_seconds: How long new requests waited, known when it is over; ``None`` where none had to.
+    """
+
+    moment: Moment
+    held_seconds: float | None = None
+
+
+class Quiescer:
+    """Holds requests for remedies.
+
+    Args:
+        engine: The engine.
+        gate: Where the data plane's requests pass.
+        drain_seconds: How long requests under way may take to finish.
+        clock: Seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        gate: Gate,
+        *,
+        drain_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load = EngineMetrics(engine)
+        self._gate = gate
+        self._drain_seconds = drain_seconds
+        self._clock = clock
+        self._bypassed_at: float | None = None
+
+    def notice(self, report: Report) -> None:
+        """Look out for requests that the engine has and the gate has not seen."""
+        running = (report.engine.requests_running or 0) + (report.engine.requests_waiting or 0)
+        quiet = not self._gate.in_flight and self._clock() - self._gate.idle_since > SETTLE_SECONDS
+        if running and quiet:
+            self._bypassed_at = self._clock()
+
+    def plan(self) -> str:
+        """What would be done now, for a dry run."""
+        if (reason := self._takes_too_long()) is not None:
+            return f"would be refused now: {reason}"
+        return f"would hold new requests for at most {self._drain_seconds:g} s until those under way are done"
+
+    @asynccontextmanager
+    async def quiet(self, states: States, *, then_pace: bool) -> AsyncIterator[Quiesced]:
+        """Hold new requests, with none under way, for as long as the block lasts.
+
+        Args:
+            states: Of the relief that needs it.
+            then_pace: Let requests through one by one for a while afterwards: those that come together would overtake
+                each other in vLLM, and it fails a request that overtakes another one with the same new image.
+
+        Raises:
+            CannotQuiesce: Requests cannot be held, or did not finish in time; none is held any more.
+            EngineError: The engine could not be asked.
+        """
+        if self._bypassed_at is not None and (ago := self._clock() - self._bypassed_at) < BYPASS_SECONDS:
+            raise CannotQuiesce(
+                f"{ago:.0f} s ago the engine had requests that are none of this sidecar's (or whose clients had left); "
+                "they cannot be held here. Send all traffic through the sidecar"
+            )
+        if (reason := self._takes_too_long()) is not None:
+            raise CannotQuiesce(reason)
+        began, quiesced = self._clock(), Quiesced("gate")
+        at_most = self._drain_seconds + DRAINED_SECONDS + CALL_SECONDS + GATE_MARGIN_SECONDS
+        with self._gate.closed(at_most, then_pace=then_pace):
+            try:
+                async with states.enter("closing", self._drain_seconds):
+                    await self._gate.drained()
+            except TimeoutError as exc:
+                raise self._in_vain(
+                    f"{self._gate.in_flight} requests were still under way after {self._drain_seconds:g} s "
+                    "(gate.drain_seconds); they were left alone, and new ones were held no longer",
+                    began,
+                ) from exc
+            try:
+                async with states.enter("drained", DRAINED_SECONDS):
+                    await self._engine_is_idle(began)
+            except TimeoutError as exc:
+                late = f"the engine did not tell within {DRAINED_SECONDS:g} s whether requests run"
+                raise self._in_vain(late, began) from exc
+            try:
+                yield quiesced
+            finally:
+                quiesced.held_seconds = self._clock() - began
+
+    def _takes_too_long(self) -> str | None:
+        """Why requests would be held in vain, if that can be known before."""
+        if lasting := self._gate.open_ended:
+            sessions = (
+                "1 WebSocket is open, which ends" if lasting == 1 else f"{lasting} WebSockets are open, which end"
+            )
+            return f"{sessions} when the client wants; no request was held. Try again when none is open"
+        seconds = self._gate.oldest_seconds()
+        if seconds is None or seconds <= self._drain_seconds:
+            return None
+        return (
+            f"a request has been under way for {seconds:.0f} s, longer than requests are given to finish "
+            f"(gate.drain_seconds, {self._drain_seconds:g} s); no request was held. Try again when it has ended, or "
+            "set gate.drain_seconds to more than it takes"
+        )
+
+    def _in_vain(self, message: str, began: float) -> CannotQuiesce:
+        refusal = CannotQuiesce(message)
+        refusal.held_seconds = self._clock() - began
+        return refusal
+
+    async def _engine_is_idle(self, began: float) -> None:
+        """The engine's own counts say the same.
+
+        Raises:
+            CannotQuiesce: It has requests that did not pass the gate, or does not tell.
+            EngineError: It could not be asked.
+        """
+        looks = AsyncRetrying(
+            retry=retry_if_result(lambda load: not load.is_idle),
+            stop=stop_after_delay(SETTLE_SECONDS),
+            wait=wait_fixed(LOOK_SECONDS),
+        )
+        try:
+            await looks(self._look, began)
+        except RetryError as exc:
+            load: EngineLoad = exc.last_attempt.result()
+            self._bypassed_at = self._clock()
+            raise self._in_vain(
+                f"the engine has {load.requests_running} requests running and {load.requests_waiting} waiting that are "
+                "none of this sidecar's (or whose clients have left); they cannot be held here. Send all traffic "
+                "through the sidecar",
+                began,
+            ) from exc
+
+    async def _look(self, began: float) -> EngineLoad:
+        load = (await self._load.read()).load
+        if load is None or load.requests_running is None or load.requests_waiting is None:
+            unknown = "the engine does not tell its requests (was it started with --disable-log-stats?)"
+            raise self._in_vain(unknown, began)
+        return load

@@ -1,0 +1,406 @@
+"""Act, measure, record: carries one remedy out at a time, while it harms nobody.
+
+One that was done is measured by a fresh poll before and after it. Every remedy asked for leaves an event, also one that
+was refused, failed or cancelled. What it waits for, and for how long at most, stands in ``states``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from highwater.accounting.attribution import freed, total
+from highwater.accounting.freed import credit
+from highwater.engine.capabilities import Capabilities, no_extension
+from highwater.engine.client import Engine, EngineAnswer
+from highwater.engine.verdict import in_words
+from highwater.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
+from highwater.memory.history import History
+from highwater.memory.poller import Poller
+from highwater.readings import UNNEEDED, Caller, Mode, Outcome, RankReading, RemedyResult, Report, Target, Trigger
+from highwater.relief.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
+from highwater.relief.remedies import PLAIN, Ask, Remedy, Run
+from highwater.relief.remedies.remedy import operators_only
+from highwater.relief.remedies.rounds import MAX_SECONDS, tell_workers_in_rounds
+from highwater.relief.states import State, States
+from highwater.units import MIB, mib
+
+JUST_BEFORE_SECONDS = 0.25
+# How long a remedy may be tried again that the engine puts off: its blocks come free a step after its requests.
+PATIENCE_SECONDS = 2.0
+# What one poll asks besides the workers.
+QUESTIONS_SECONDS = 20.0
+# Beyond what the calls of a state may take by themselves, so that they tell what went wrong.
+MARGIN_SECONDS = 1.0
+
+log = logging.getLogger("highwater.relief")
+
+
+class RemedyObserver(Protocol):
+    """Who counts remedies."""
+
+    def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
+        """One remedy was run, refused or failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A remedy's result with the readings around it and, on the drop-in paths, the engine's own answer."""
+
+    result: RemedyResult
+    before: tuple[RankReading, ...]
+    after: tuple[RankReading, ...]
+    answer: EngineAnswer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One remedy that an operator asks for, and how far it shall go."""
+
+    remedy: str
+    target: Target = UNNEEDED
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What to run and on whose behalf."""
+
+    remedy: Remedy
+    trigger: Trigger
+    mode: Mode = "safe"
+    rule: str | None = None
+    ask: Ask = PLAIN
+    force: bool = False
+    dry_run: bool = False
+    release_after: bool = True
+    caller: Caller | None = None
+
+
+class Relief:
+    """Runs remedies, on the policy's behalf and on operators'.
+
+    Args:
+        engine: The engine.
+        poller: For capabilities, and for fresh readings around each remedy.
+        history: Where events go.
+        quiescer: Holds requests where a remedy needs that.
+        remedies: All there are.
+        observer: Who counts remedies.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        poller: Poller,
+        history: History,
+        quiescer: Quiescer,
+        *,
+        remedies: Sequence[Remedy],
+        observer: RemedyObserver,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.remedies: Mapping[str, Remedy] = {remedy.name: remedy for remedy in remedies}
+        self._engine = engine
+        self._poller = poller
+        self._history = history
+        self._quiescer = quiescer
+        self._observer = observer
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._states = States()
+
+    @property
+    def state(self) -> State:
+        """What the relief under way is doing; ``idle`` without one."""
+        return self._states.now
+
+    @property
+    def busy(self) -> bool:
+        """Whether a remedy is being carried out."""
+        return self._turn.locked()
+
+    async def for_rule(self, rule: str, name: str, *, target: Target = UNNEEDED, observe: bool = False) -> Measured:
+        """Run one remedy on a rule's behalf, or only record that it would have been.
+
+        Raises:
+            NotAvailable: The engine is not there to be asked. That is recorded as a failed reset.
+        """
+        order = _Order(self.remedies[name], "policy", rule=rule, ask=Ask(target=target))
+        if observe:
+            result = _result(order.remedy, "observed", reason="the policy is in observe mode")
+            self._record(order, result)
+            return Measured(result, (), ())
+        return await self._carry_out(order)
+
+    async def reclaim(
+        self, wishes: Sequence[Wish], *, mode: Mode, dry_run: bool, caller: Caller | None = None
+    ) -> list[Measured]:
+        """Run remedies in this order on an operator's behalf; none named: what frees the device's caches here.
+
+        Raises:
+            UnknownName: There is no such remedy.
+            NotAvailable: The engine is not there to be asked.
+        """
+        wishes = wishes or self._usual()
+        for wish in wishes:
+            if wish.remedy not in self.remedies:
+                raise UnknownName("remedies", wish.remedy, self.remedies)
+        return [
+            await self._carry_out(
+                _Order(
+                    self.remedies[wish.remedy],
+                    "reclaim",
+                    mode=mode,
+                    ask=Ask(target=wish.target),
+                    dry_run=dry_run,
+                    caller=caller,
+                )
+            )
+            for wish in wishes
+        ]
+
+    def _usual(self) -> Sequence[Wish]:
+        # A trim keeps what a reset then drops: one of the two.
+        cache = "reset_encoder_cache" if self._poller.capabilities.reset_encoder_cache else "trim_encoder_cache"
+        return (Wish("release"), Wish(cache))
+
+    async def drop_in(
+        self, name: str, *, query: str, mode: Mode, force: bool, caller: Caller | None = None
+    ) -> Measured:
+        """Run one of vLLM's own resets, as a client asked for it.
+
+        Raises:
+            Refused: It could hang or kill this engine.
+            NotAvailable: The engine is not there to be asked.
+        """
+        # No release after it: a client that asks for vLLM's reset gets that and nothing more.
+        order = _Order(
+            self.remedies[name],
+            "drop-in",
+            mode=mode,
+            ask=Ask(query=query),
+            force=force,
+            release_after=False,
+            caller=caller,
+        )
+        measured = await self._carry_out(order)
+        if measured.result.outcome == "refused":
+            raise Refused(f"{name}: {measured.result.reason}")
+        return measured
+
+    async def restore(self, *, caller: Caller | None = None) -> list[Mapping[str, Any]]:
+        """Bring back what a trim moved to host memory; what each worker said of it, in rank order.
+
+        Raises:
+            Refused: The workers cannot be asked, or one of them could not do it.
+            NotAvailable: The engine is not there to be asked.
+        """
+        if (problem := no_extension(self._poller.capabilities)) is not None:
+            raise Refused(problem)
+        async with self._turn:
+            with self._states.one_relief():
+                try:
+                    async with self._states.enter("calling", self._rounds_seconds()):
+                        run = await tell_workers_in_rounds(self._engine, "restore", {})
+                except EngineError as exc:
+                    raise NotAvailable(self._not_restored(str(exc), caller)) from exc
+                except TimeoutError as exc:
+                    late = f"it has not ended within {self._rounds_seconds():g} s"
+                    raise NotAvailable(self._not_restored(late, caller)) from exc
+                report = await self._poll("measuring") if run.ok else None
+        if not run.ok:
+            raise Refused(self._not_restored(str(run.reason), caller))
+        spilled = report.encoder_cache.host_bytes if report is not None and report.encoder_cache else None
+        left = "what is left on the host is not known" if spilled is None else f"{mib(spilled)} MiB left on the host"
+        self._history.record(
+            "reset",
+            f"encoder outputs brought back to the device, {left}",
+            caller=caller,
+        )
+        return list(run.detail)
+
+    def _not_restored(self, reason: str, caller: Caller | None) -> str:
+        said = f"restore: {reason}"
+        self._history.record("reset", said, caller=caller)
+        return said
+
+    # --- carrying out ---
+
+    async def _carry_out(self, order: _Order) -> Measured:
+        async with self._turn:
+            with self._states.one_relief():
+                try:
+                    return await self._relieve(order)
+                except RequestError:
+                    raise  # recorded where it arose
+                except BaseException as exc:
+                    # Cancelled, or what nobody thought of: raised again, and told first, as the remedy may have run.
+                    what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
+                    self._record(order, _result(order.remedy, "failed", reason=f"{what} while {self.state}"))
+                    raise
+
+    async def _relieve(self, order: _Order) -> Measured:
+        before = await self._before(order)
+        capabilities = self._poller.capabilities
+        refusal = _refusal(order, capabilities, before)
+        if refusal is not None:
+            return self._refused(order, before, refusal)
+        is_held = not order.force and order.remedy.needs_gate(capabilities, order.mode)
+        if order.dry_run:
+            plan = f"dry run; {self._quiescer.plan() if is_held else 'no request has to wait for it'}"
+            return Measured(_result(order.remedy, "observed", reason=plan), before.ranks, before.ranks)
+
+        started = self._clock()
+        quiesced: Quiesced | None = None
+        try:
+            if is_held:
+                async with self._quiescer.quiet(self._states, then_pace=order.remedy.paces_after) as quiesced:
+                    run = await self._call(order, CALL_SECONDS)
+            else:
+                quiesced, run = Quiesced("any"), await self._call(order, self._rounds_seconds())
+        except CannotQuiesce as exc:
+            return self._refused(order, before, str(exc), exc.held_seconds)
+        except EngineError as exc:
+            # The gate's question before the remedy: nothing was done.
+            run = Run(ok=False, reason=str(exc))
+        if run.refused:
+            return self._refused(order, before, run.reason or "refused by the workers")
+        is_released = order.release_after and self._engine.rpc_allowed
+        if run.ok and order.remedy.needs_release and is_released:
+            run = await self._release_after(run)
+        readings, unmeasured = await self._after(before) if quiesced is not None else ((), None)
+        if not run.ok:
+            # Nobody knows how much of it was done, nor by when: the difference would be anybody's.
+            readings, unmeasured = (), "not measured"
+        deltas = freed(before.ranks, readings)
+        freed_bytes, freed_components = total(deltas)
+        credited = credit(order.remedy.name, before.ranks, readings, run.detail, is_released=is_released)
+        result = replace(
+            _result(order.remedy, "done" if run.ok else "failed", reason=_joined(run.reason, unmeasured)),
+            seconds=self._clock() - started,
+            freed_bytes=freed_bytes,
+            freed_components=freed_components,
+            ranks=deltas,
+            credited_bytes=credited.freed_bytes,
+            credited_components=credited.components,
+            moment=quiesced.moment if quiesced is not None else None,
+            held_seconds=quiesced.held_seconds if quiesced is not None else None,
+            detail=run.detail,
+        )
+        self._record(order, result)
+        return Measured(result, before.ranks, readings, run.answer)
+
+    async def _call(self, order: _Order, seconds: float) -> Run:
+        """The remedy itself. What fails here has its place in the result, so that the gate opens in order."""
+        ask = replace(order.ask, patience_seconds=PATIENCE_SECONDS if order.mode == "safe" else 0.0)
+        try:
+            async with self._states.enter("calling", seconds):
+                return await order.remedy.run(self._engine, ask)
+        except TimeoutError:
+            return Run(ok=False, reason=f"it has not ended within {seconds:g} s")
+        except EngineError as exc:
+            return Run(ok=False, reason=str(exc))
+
+    async def _release_after(self, run: Run) -> Run:
+        """Have the allocator give back what the remedy gave it: only then does the device see the bytes."""
+        seconds = 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
+        try:
+            async with self._states.enter("releasing", seconds):
+                await self._engine.rpc("release")
+        except TimeoutError:
+            return replace(run, ok=False, reason=f"done, but the release after it has not ended within {seconds:g} s")
+        except EngineError as exc:
+            return replace(run, ok=False, reason=f"done, but not the release after it: {exc}")
+        return run
+
+    async def _after(self, before: Report) -> tuple[tuple[RankReading, ...], str | None]:
+        """The readings after a remedy that was done, and why there are none where there were some before it."""
+        report = await self._poll("measuring")
+        if report is None:
+            return (), f"not measured, as no reading came within {self._poll_seconds():g} s"
+        # The poller keeps the very same readings where a round brought none: an engine that was late once is not lost.
+        readings = () if report.stale or report.ranks is before.ranks else report.ranks
+        if before.ranks and not readings:
+            return (), f"not measured, as no reading came after it: {report.engine.hint or report.engine.state}"
+        return readings, None
+
+    async def _poll(self, state: State) -> Report | None:
+        """One poll; ``None`` where it does not end in time."""
+        try:
+            async with self._states.enter(state, self._poll_seconds()):
+                return await self._poller.poll()
+        except TimeoutError:
+            return None
+
+    def _poll_seconds(self) -> float:
+        return self._engine.rpc_deadline_seconds + QUESTIONS_SECONDS
+
+    def _rounds_seconds(self) -> float:
+        # The first call may wait for a poll's, and the last one begins just before the rounds' own time is up.
+        return MAX_SECONDS + 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
+
+    def _refused(self, order: _Order, before: Report, reason: str, held_seconds: float | None = None) -> Measured:
+        result = replace(_result(order.remedy, "refused", reason=reason), held_seconds=held_seconds)
+        if not order.dry_run:
+            self._record(order, result)
+        return Measured(result, before.ranks, before.ranks)
+
+    async def _before(self, order: _Order) -> Report:
+        """A reading of now; the last one if it was taken just before, as on the policy's behalf it was.
+
+        Raises:
+            NotAvailable: The engine is not there to be asked. That is recorded as a failed reset.
+        """
+        report = self._poller.current()
+        age = report.age_seconds
+        # Now means from now on: an operator's own measurement must not begin before it.
+        if order.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
+            polled = await self._poll("reading")
+            if polled is None:
+                raise self._not_available(order, f"no reading came within {self._poll_seconds():g} s")
+            report = polled
+        traits = report.engine.traits
+        if not traits.is_up or (report.stale and traits.is_late):
+            raise self._not_available(order, in_words(report.engine))
+        return replace(report, ranks=()) if report.stale else report
+
+    def _not_available(self, order: _Order, reason: str) -> NotAvailable:
+        self._record(order, _result(order.remedy, "failed", reason=reason))
+        return NotAvailable(reason)
+
+    def _record(self, order: _Order, result: RemedyResult) -> None:
+        self._observer.remedy_ended(result, order.trigger)
+        kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
+        summary = f"{result.remedy} {result.outcome}"
+        if result.outcome == "done" and result.credited_bytes is not None:
+            summary += f", freed {mib(result.credited_bytes)} MiB in {result.seconds:.2f} s"
+            beside = (result.freed_bytes or 0) - result.credited_bytes
+            if abs(beside) >= MIB:
+                summary += f"; use beside it {'fell' if beside > 0 else 'grew'} by {mib(abs(beside))} MiB"
+        if result.reason:
+            summary += f": {result.reason}"
+        self._history.record(kind, summary, trigger=order.trigger, rule=order.rule, result=result, caller=order.caller)
+        by = f"{order.trigger} by {order.caller.address or 'an unknown peer'}" if order.caller else order.trigger
+        log.info("%s (%s)", summary, order.rule or by)
+
+
+def _refusal(order: _Order, capabilities: Capabilities, before: Report) -> str | None:
+    if order.force:
+        return None
+    theirs = operators_only(order.remedy, capabilities) if order.trigger == "policy" else None
+    return theirs or order.remedy.refusal(capabilities, before.engine, order.mode)
+
+
+def _joined(*reasons: str | None) -> str | None:
+    return "; ".join(reason for reason in reasons if reason) or None
+
+
+def _result(remedy: Remedy, outcome: Outcome, *, reason: str | None) -> RemedyResult:
+    return RemedyResult(
+        remedy=remedy.name, outcome=outcome, reason=reason, frees=remedy.frees, does_not_free=remedy.does_not_free
+    )

@@ -1,0 +1,1 @@
+"""Values as people read them: tables, titles, and foreign text made printable."""

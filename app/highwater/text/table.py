@@ -1,0 +1,136 @@
+"""Reports as text tables for a terminal. Formats, and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from highwater.accounting.attribution import COMPONENTS
+from highwater.accounting.components import BY_NAME
+from highwater.accounting.outlook import can_give, pressure_of, seconds_to_high_water, short_ranks
+from highwater.readings import Device, MissingRank, Report, RuleStatus
+from highwater.units import UNKNOWN, mib, share_text, size_text, span_text
+
+
+def component_title(name: str) -> str:
+    """``kv_cache_bytes`` as ``KV cache``, and other sizes likewise in words."""
+    return BY_NAME[name].title if name in BY_NAME else name.removesuffix("_bytes").replace("_", " ")
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A plain table, the first column left, the others right."""
+    align = ("left", *("right" for _ in headers[1:]))
+    return tabulate(rows, headers, tablefmt="simple", colalign=align if rows else None, disable_numparse=True)
+
+
+def device_title(device: Device) -> str:
+    """``npu:0``, or ``cpu``."""
+    kind = device.type or "unknown"
+    return kind if device.index is None else f"{kind}:{device.index}"
+
+
+def rank_title(dp_rank: int | None, rank: int | None, unknown: str = "?") -> str:
+    """``1``, or ``2.1`` in data-parallel engine 2: each engine numbers its ranks from 0."""
+    number = unknown if rank is None else str(rank)
+    return f"{dp_rank}.{number}" if dp_rank else number
+
+
+def missing_text(ranks: Sequence[MissingRank]) -> str:
+    """Missing ranks by place, which those too have that were never heard of: ``dp 1 pp 0 tp 0 (dead)``."""
+    return ", ".join(f"dp {rank.dp_rank} pp {rank.pp_rank} tp {rank.tp_rank} ({rank.status})" for rank in ranks)
+
+
+def report_text(report: Report) -> str:
+    """The report as an operator reads it at a terminal, in MiB."""
+    parts = [_headline(report)]
+    if report.engine.hint:
+        parts.append(f"hint: {report.engine.hint}")
+    if report.ranks_missing:
+        parts.append(f"missing: {missing_text(report.ranks_missing)}")
+    if report.ranks:
+        parts.append(_ranks_table(report))
+        parts.extend(f"note: rank {r.rank}: {n.name}: {n.reason}" for r in report.ranks for n in r.notes)
+    parts.append(_footer(report))
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _headline(report: Report) -> str:
+    engine = report.engine
+    what = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
+    ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
+    age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
+    return f"{what} at {engine.url}: {engine.state}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
+
+
+def _ranks_table(report: Report) -> str:
+    ranks = report.ranks
+    pressures = [pressure_of(report, rank) for rank in ranks]
+    headers = ["MiB", *(f"rank {rank_title(rank.dp_rank, rank.rank, UNKNOWN)}" for rank in ranks)]
+    rows = [
+        ["device", *(device_title(rank.device) for rank in ranks)],
+        ["total", *(mib(rank.total_bytes) for rank in ranks)],
+        ["used", *(mib(rank.used_bytes) for rank in ranks)],
+    ]
+    rows += [
+        [f"- {component_title(name)}", *(mib(getattr(rank.components, name)) for rank in ranks)] for name in COMPONENTS
+    ]
+    rows += [
+        ["releasable", *(mib(rank.releasable_bytes) for rank in ranks)],
+        ["free", *(mib(rank.free_bytes) for rank in ranks)],
+        ["high water", *(mib(one.high_free_bytes if one is not None else None) for one in pressures)],
+        ["used ratio", *(UNKNOWN if rank.used_ratio is None else f"{rank.used_ratio:.3f}" for rank in ranks)],
+    ]
+    # Without a rule on the device there is no high water.
+    return table(headers, [row for row in rows if row[0] != "high water" or any(pressures)])
+
+
+def _footer(report: Report) -> str:
+    lines = []
+    cache = report.encoder_cache
+    if cache is not None:
+        capacity = "" if cache.capacity_embeds is None else f", capacity {cache.capacity_embeds:,} embeddings"
+        lines.append(
+            f"encoder cache: {cache.entries} entries, {mib(cache.device_bytes)} MiB on devices, "
+            f"{mib(cache.host_bytes)} MiB on the host{capacity}"
+        )
+    if report.growth.since_ready_bytes is not None:
+        slope = report.growth.bytes_per_second
+        pace = "" if slope is None else f", {mib(slope, signed=True)} MiB/s over the last minute"
+        ends = {"high water": seconds_to_high_water(report), "full": report.growth.seconds_to_full}
+        left = "".join(f", {what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
+        lines.append(f"growth: {mib(report.growth.since_ready_bytes, signed=True)} MiB since ready{pace}{left}")
+    engine = report.engine
+    if engine.requests_running is not None:
+        usage = "" if engine.kv_cache_usage_ratio is None else f", KV cache {engine.kv_cache_usage_ratio:.0%} used"
+        lines.append(f"requests: {engine.requests_running} running, {engine.requests_waiting or 0} waiting{usage}")
+    if report.progress is not None:
+        lines.append(f"progress: {report.progress.summary}")
+    if report.policy is not None:
+        lines.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
+        lines += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
+    return "\n".join(lines)
+
+
+def _rule(rule: RuleStatus, said: str) -> str:
+    """Return how a rule stands, and what could be given back on the ranks that are short."""
+    waters = waters_text(rule)
+    shown = f"{rule.phase}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
+    why = f"; {rule.reason}" if rule.reason and rule.reason not in said else ""
+    gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short_ranks(rule)).items())
+    return f"{shown}{why}{f'; could give there: {gains}' if gains else ''}"
+
+
+def signal_text(signal: str, value: float | None) -> str:
+    """The value of a policy's signal in its unit."""
+    return share_text(value) if signal.endswith("_ratio") else size_text(value)
+
+
+def waters_text(rule: RuleStatus) -> str:
+    """Return where a rule acts and where it stops, in its signal's unit; empty where that is not known yet."""
+    if rule.high_water is None or rule.low_water is None:
+        return ""
+    # Of what is free, a rule acts on less, and stops at more.
+    word = "acts below" if rule.high_water < rule.low_water else "acts at"
+    high, low = signal_text(rule.signal, rule.high_water), signal_text(rule.signal, rule.low_water)
+    return f"{word} {high}, stops at {low}"

@@ -1,0 +1,345 @@
+"""Recorders beside real engines: every rank is heard of, a hang is told from work, a death is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import time
+from contextlib import asynccontextmanager, contextmanager
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psutil
+import pytest
+
+from highwater.text.table import rank_title
+from tests.engines import worker_pids
+
+from .conftest import MOST_TOKENS, ask_all, sidecar_beside, wait_for
+from .test_sidecar import cpu_seconds, rss_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from highwater.demo.engine import Engine
+    from highwater.demo.sidecar import DemoSidecar
+
+PATIENCE_SECONDS = 40.0
+IDLE_SECONDS = 8.0
+WELL = {"/livez": 200, "/readyz": 200, "/health/deep": 200}
+NOT_WELL = {"/livez": 200, "/readyz": 503, "/health/deep": 503}
+TWO_ENGINES = pytest.param("two engines", marks=pytest.mark.long("relief"))
+on_two_engines = pytest.mark.parametrize("engine", [TWO_ENGINES], indirect=True)
+on_two_workers = pytest.mark.parametrize("engine", ["two workers"], indirect=True)
+on_either = pytest.mark.parametrize("engine", [TWO_ENGINES, "two workers"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest, engine_factory: Callable[..., Engine]) -> Iterator[Engine]:
+    """Two engines with a rank each, or one with two."""
+    if request.param == "two engines":
+        engine = engine_factory(multimodal=False, data_parallel=2)
+    else:
+        engine = request.getfixturevalue("two_workers")
+    yield engine
+    engine.stop()
+
+
+@on_two_engines
+def test_without_recorders_two_engines_are_counted_although_one_answers(engine: Engine, tmp_path: Path) -> None:
+    """vLLM returns engine 0 only: the report says 1 of 2, and why."""
+    with sidecar_beside(engine, tmp_path) as sidecar:
+        report = wait_for(sidecar, lambda report: report["ranks_reported"] > 0)
+        assert (report["ranks_reported"], report["ranks_expected"]) == (1, 2)
+        assert "data-parallel" in report["engine"]["hint"]
+
+
+@contextmanager
+def flying(engine: Engine, folder: Path, **settings: str) -> Iterator[DemoSidecar]:
+    """A sidecar that acts only when told to, and hears of both ranks.
+
+    The recorders that the first one starts outlive it, and the next one reads them on.
+    """
+    settings = {
+        "HIGHWATER_POLICY__MODE": "observe",
+        "HIGHWATER_RECORDER_DIR": str(engine.folder / "recorders"),
+        "HIGHWATER_ENGINE_LOG": str(engine.log_path),
+        **settings,
+    }
+    with sidecar_beside(engine, folder, **settings) as sidecar:
+        wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
+        yield sidecar
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def status(url: str) -> int:
+    return httpx.get(url, trust_env=False, timeout=10).status_code
+
+
+def probes(sidecar: DemoSidecar) -> dict[str, int]:
+    """What probes are answered with."""
+    return {path: status(sidecar.url + path) for path in WELL}
+
+
+def is_ready(report: dict[str, Any]) -> bool:
+    return bool(report["engine"]["state"] == "ready")
+
+
+def is_unresponsive(report: dict[str, Any]) -> bool:
+    return bool(report["engine"]["state"] in {"stuck", "not_answering"})
+
+
+def incidents(sidecar: DemoSidecar) -> list[dict[str, Any]]:
+    """Headlines, newest first."""
+    listed: list[dict[str, Any]] = sidecar.call("GET", "/memory/incidents")["incidents"]
+    return listed
+
+
+def wait_for_incident(
+    sidecar: DemoSidecar, wanted: Callable[[dict[str, Any]], bool], seconds: float = PATIENCE_SECONDS
+) -> dict[str, Any]:
+    """The first incident that is as wanted, whole: it is written beside the loop that tells the state."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = [headline for headline in incidents(sidecar) if wanted(headline)]
+        if found:
+            incident: dict[str, Any] = sidecar.call("GET", f"/memory/incidents/{found[-1]['id']}")
+            return incident
+        assert time.monotonic() < deadline, incidents(sidecar)
+        time.sleep(0.2)
+
+
+def core_of(worker_pid: int) -> int:
+    """The process of the worker's loop, which started it."""
+    core = psutil.Process(worker_pid).parent()
+    assert core is not None
+    assert "VLLM::EngineCore" in core.cmdline()[0]
+    return core.pid
+
+
+def worker_calls(engine: Engine) -> int:
+    """How many the engine has answered so far."""
+    return engine.log_path.read_text(errors="replace").count("POST /collective_rpc")
+
+
+# --- who is heard of ---
+
+
+@on_two_engines
+def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: Engine, tmp_path: Path) -> None:
+    """Each with its own place, process and memory; a remedy measures both."""
+    with flying(engine, tmp_path) as sidecar:
+        report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
+        assert (report["ranks_expected"], report["ranks_missing"], report["engine"]["hint"]) == (2, [], None)
+        ranks = report["ranks"]
+        assert [(rank["dp_rank"], rank["tp_rank"], rank["pp_rank"]) for rank in ranks] == [(0, 0, 0), (1, 0, 0)]
+        assert sorted(rank["pid"] for rank in ranks) == sorted(worker_pids(engine))
+        for rank in ranks:
+            assert f"(EngineCore_DP{rank['dp_rank']} pid={core_of(rank['pid'])})" in engine.log_path.read_text()
+        assert ranks[0]["source"] in {"rpc", "recorder"}
+        assert ranks[1]["source"] == "recorder"
+        for rank in ranks:
+            assert rank["used_bytes"] == pytest.approx(rss_bytes(rank["pid"]), rel=0.1)
+            assert sum(value or 0 for value in rank["components"].values()) == rank["used_bytes"]
+        (result,) = sidecar.call("POST", "/memory/reclaim", {"remedies": ["release"]})["results"]
+        assert result["outcome"] == "done"
+        assert [rank["dp_rank"] for rank in result["freed_bytes"]["ranks"]] == [0, 1]
+
+
+@pytest.mark.skipif("TEST_TOPOLOGIES" not in os.environ, reason="two minutes; TEST_TOPOLOGIES=1 asks for them")
+@pytest.mark.parametrize(
+    ("engines", "stages", "shards"),
+    [(1, 2, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)],
+    ids=["pp2", "pp2-tp2", "dp2-tp2", "dp2-pp2"],
+)
+def test_every_rank_of_a_product_is_heard_of(
+    engine_factory: Callable[..., Engine], tmp_path: Path, engines: int, stages: int, shards: int
+) -> None:
+    """Each with its own place and process; a killed one is missing by its place."""
+    places = [*product(range(engines), range(stages), range(shards))]
+    options = {"data_parallel": engines, "pipeline_parallel": stages, "tensor_parallel": shards}
+    with (
+        engine_factory(multimodal=False, **options) as engine,
+        sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(tmp_path / "recorders")) as sidecar,
+    ):
+        report = wait_for(sidecar, lambda report: report["ranks_reported"] == len(places))
+        assert (report["ranks_expected"], report["ranks_missing"]) == (len(places), [])
+        ranks = report["ranks"]
+        assert [(rank["dp_rank"], rank["pp_rank"], rank["tp_rank"]) for rank in ranks] == places
+        assert sorted(rank["pid"] for rank in ranks) == sorted(worker_pids(engine))
+        for rank in ranks:
+            assert rank["used_bytes"] == pytest.approx(rss_bytes(rank["pid"]), rel=0.1)
+        with stopped(ranks[-1]["pid"]):
+            (missing,) = wait_for(sidecar, is_unresponsive)["ranks_missing"]
+        assert (missing["dp_rank"], missing["pp_rank"], missing["tp_rank"]) == places[-1]
+
+
+@on_two_workers
+def test_an_idle_engine_does_not_hang_and_is_left_alone(engine: Engine, tmp_path: Path) -> None:
+    """Files are read instead of workers asked: vLLM's spin for a second after each call."""
+    with flying(engine, tmp_path) as sidecar:
+        began, calls = time.monotonic(), worker_calls(engine)
+        used = {pid: cpu_seconds(pid) for pid in worker_pids(engine)}
+        seen = []
+        while time.monotonic() - began < IDLE_SECONDS:
+            seen.append(sidecar.call("GET", "/memory"))
+            time.sleep(0.25)
+        assert {(report["engine"]["state"], report["ranks_reported"]) for report in seen} == {("ready", 2)}
+        assert {report["progress"]["verdict"] for report in seen} == {"idle"}
+        assert statistics.median(report["age_seconds"] for report in seen) < 3.0
+        calls = worker_calls(engine) - calls
+        shares = [(cpu_seconds(pid) - before) / IDLE_SECONDS for pid, before in used.items()]
+        assert calls <= 3
+        assert max(shares) < 0.5
+        assert incidents(sidecar) == []
+
+
+@pytest.fixture
+def folder_without_room(tmp_path: Path) -> Iterator[Path]:
+    """A file system smaller than one recorder's file."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=False)
+    if mounted.returncode:
+        pytest.skip("only root may mount a small file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@on_two_workers
+def test_a_folder_without_room_is_told_and_costs_the_recorders_only(
+    engine: Engine, tmp_path: Path, folder_without_room: Path
+) -> None:
+    """Both ranks are asked, as where no folder is shared."""
+    for ring in (engine.folder / "recorders").glob("*.ring"):  # or they would go on
+        ask_all(engine, "recorder_stop", json.dumps({"instance": ring.name.split("-")[1]}))
+    with sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(folder_without_room)) as sidecar:
+        report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2 and report["engine"]["hint"])
+        assert re.search(r"rank 0 did not start .*No space left on device", report["engine"]["hint"])
+        assert [(rank["source"], rank["used_bytes"] > 0) for rank in report["ranks"]] == [("rpc", True)] * 2
+        assert not any(folder_without_room.rglob("*.ring"))
+        assert probes(sidecar) == WELL
+
+
+# --- hangs, and what is none ---
+
+
+@on_either
+def test_a_stopped_worker_is_a_hang_until_it_goes_on(engine: Engine, tmp_path: Path) -> None:
+    """The rank is named while vLLM's own health check is good, and an incident has a beginning and an end."""
+    with flying(engine, tmp_path) as sidecar:
+        pids = [rank["pid"] for rank in sidecar.call("GET", "/memory")["ranks"]]
+        time.sleep(2.0)  # of which the series will tell
+        with stopped(pids[1]):
+            report = wait_for(sidecar, is_unresponsive, PATIENCE_SECONDS)
+            (missing,) = report["ranks_missing"]
+            assert (missing["pid"], missing["status"]) == (pids[1], "stopped")
+            name = rank_title(missing["dp_rank"], missing["rank"])
+            assert re.search(rf"rank {name} \(pid {pids[1]} on \S+\) is stopped", report["engine"]["hint"])
+            assert (probes(sidecar), status(f"{engine.url}/health")) == (NOT_WELL, 200)
+            incident = wait_for_incident(sidecar, lambda incident: incident["kind"] == "hung")
+            assert incident["ended_at"] is None
+            found = [(rank["pid"], rank["status"], len(rank["series"]) > 1) for rank in incident["ranks"]]
+            assert found == [(pids[0], "alive", True), (pids[1], "stopped", True)]
+        wait_for(sidecar, is_ready, PATIENCE_SECONDS)
+        ended = wait_for_incident(sidecar, lambda incident: incident["ended_at"] is not None)
+        assert (ended["id"], len(incidents(sidecar))) == (incident["id"], 1)
+        wait_for(sidecar, lambda report: report["ranks_reported"] == 2 and not report["ranks_missing"])
+        assert (probes(sidecar), status(f"{engine.url}/health")) == (WELL, 200)
+
+
+@asynccontextmanager
+async def a_request_under_way(engine: Engine, sidecar: DemoSidecar) -> AsyncIterator[None]:
+    """An answer that is read through the sidecar as it comes."""
+    body = {"model": engine.served_model, "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+    async def read(response: httpx.Response) -> None:
+        async for _ in response.aiter_bytes():
+            pass
+
+    async with (
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
+        client.stream("POST", f"{sidecar.url}/v1/completions", json=body) as response,
+    ):
+        assert response.status_code == httpx.codes.OK
+        reading = asyncio.create_task(read(response))
+        try:
+            await asyncio.to_thread(wait_for, sidecar, lambda report: report["engine"]["requests_running"] == 1)
+            yield
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+
+@on_two_workers
+async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: Engine, tmp_path: Path) -> None:
+    """Both workers live and wait for what EngineCore does not send them."""
+    with flying(engine, tmp_path) as sidecar:
+        async with a_request_under_way(engine, sidecar):
+            with stopped(core_of(worker_pids(engine)[0])):
+                report = await asyncio.to_thread(wait_for, sidecar, is_unresponsive, PATIENCE_SECONDS)
+                assert (report["ranks_reported"], report["progress"]["verdict"]) == (2, "stuck")
+                assert "hands out no work" in report["engine"]["hint"]
+                assert (probes(sidecar), status(f"{engine.url}/health")) == (NOT_WELL, 200)
+            await asyncio.to_thread(wait_for, sidecar, is_ready, PATIENCE_SECONDS)
+        incident = await asyncio.to_thread(wait_for_incident, sidecar, lambda one: one["ended_at"] is not None)
+        assert (incident["kind"], len(incident["ranks"])) == ("hung", 2)
+
+
+@on_two_workers
+async def test_a_long_step_is_no_hang(engine: Engine, tmp_path: Path) -> None:
+    """It lasts several times what a worker call may: the engine is busy, and ready."""
+    body = {"model": engine.served_model, "prompt": [1] * (MOST_TOKENS - 200), "max_tokens": 1}
+    with flying(engine, tmp_path, HIGHWATER_RPC_DEADLINE_SECONDS="1") as sidecar:
+        async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False, timeout=60) as client:
+            asked = asyncio.create_task(client.post("/v1/completions", json=body))
+            seen = []
+            while not asked.done():
+                seen.append(await asyncio.to_thread(sidecar.call, "GET", "/memory"))
+                await asyncio.sleep(0.1)
+        assert (await asked).status_code == httpx.codes.OK
+        assert {report["engine"]["state"] for report in seen} <= {"ready", "busy"}
+        busy = [report["progress"] for report in seen if report["progress"]["verdict"] == "busy"]
+        assert max(progress["since_seconds"] for progress in busy) > 2.0
+        assert "in one step" in busy[-1]["summary"]
+        assert incidents(sidecar) == []
+
+
+# --- a death; the last test, as it ends the engine ---
+
+
+@on_two_workers
+def test_a_killed_worker_leaves_an_incident_with_its_last_minutes(engine: Engine, tmp_path: Path) -> None:
+    """Each rank's last reading and series are there, and the message in the engine's log that tells the cause."""
+    folder = tmp_path / "incidents"
+    folder.mkdir()
+    with flying(engine, tmp_path, HIGHWATER_INCIDENTS__FOLDER=str(folder)) as sidecar:
+        pids = [rank["pid"] for rank in sidecar.call("GET", "/memory")["ranks"]]
+        time.sleep(2.0)
+        os.kill(pids[1], signal.SIGKILL)
+        wait_for(sidecar, lambda report: report["engine"]["state"] == "gone", 60.0)
+        incident = wait_for_incident(sidecar, lambda incident: incident["kind"] == "died")
+        assert [(rank["rank"], rank["pid"]) for rank in incident["ranks"]] == [*enumerate(pids)]
+        for rank in incident["ranks"]:
+            assert rank["reading"]["used_bytes"] > 0
+            assert len(rank["series"]) > 1
+            assert rank["series"][-1]["used_bytes"] > 0
+        assert incident["ranks"][1]["status"] == "dead"
+        assert "worker_died" in {message["name"] for message in incident["messages"]}
+        assert (folder / f"{incident['id']}.json").is_file()
+        assert probes(sidecar) == NOT_WELL

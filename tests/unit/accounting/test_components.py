@@ -1,0 +1,94 @@
+"""A component of device memory is known in few places, and every one of them has it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+from helm.source.panels import COMPONENT_COLORS
+from highwater.accounting import components
+from highwater.accounting.attribution import COMPONENTS
+from highwater.accounting.components import BY_NAME, STACKED
+from highwater.accounting.points import ROW
+from highwater.commands.top.bars import PARTS
+from highwater.readings import Components
+
+ROOT = Path(__file__).parents[3]
+SOURCES = [
+    path
+    for folder, ending in (
+        ("app", "py"),
+        ("app", "js"),
+        ("app", "css"),
+        ("highwater_worker", "py"),
+        ("helm/source", "py"),
+    )
+    for path in (ROOT / folder).rglob(f"*.{ending}")
+]
+# Written by `make docs` from app/highwater/accounting/components.py.
+WRITTEN = {"app/highwater/dashboard/facts.js", "app/highwater/dashboard/components.css"}
+
+
+def test_every_component_has_its_row():
+    """In the order of the accounting, and nothing twice that must tell them apart."""
+    assert tuple(BY_NAME) == COMPONENTS == tuple(field.name for field in fields(Components))
+    for what in ("title", "meaning", "explained", "letter", "terminal", "light", "dark", "grafana", "layer"):
+        assert len({getattr(row, what) for row in components.COMPONENTS}) == len(COMPONENTS), what
+    assert sorted(row.layer for row in STACKED) == list(range(len(COMPONENTS)))
+
+
+def test_everybody_who_shows_components_shows_them_all():
+    """History, terminal, page and Grafana take theirs from the rows."""
+    page = (ROOT / "app/highwater/dashboard/facts.js").read_text()
+    style = (ROOT / "app/highwater/dashboard/components.css").read_text()
+    assert set(COMPONENTS) <= set(ROW)
+    assert [name for name, *_ in PARTS] == list(COMPONENTS)
+    assert list(COMPONENT_COLORS) == [row.label for row in components.COMPONENTS]
+    assert re.findall(r'field: "(\w+)"', page) == [row.name for row in STACKED]
+    for row in components.COMPONENTS:
+        assert style.count(f"{row.variable}:") == 3, "light, dark, and the system's dark"
+
+
+def test_one_more_component_touches_six_files_at_most():
+    """Those that name one that is read of the worker and placed on its own: the weights stand for the next one.
+
+    What the worker calls it before it answers is its own (`worker_ext/highwater_worker/memory/weights.py` reads them),
+    and a finding about one
+    component is about that one.
+    """
+    naming = {
+        path.relative_to(ROOT).as_posix()
+        for path in SOURCES
+        if re.search(r"\bweights_bytes\b|\"weights\"|--c-weights\b", path.read_text(encoding="utf-8"))
+    }
+    places = {name for name in naming - WRITTEN if name.startswith(("app/", "helm/"))}
+    # Beside them only the style sheet of a measured load's page, where there is one.
+    assert places - {"app/experiment/page.css"} == {
+        "app/highwater/accounting/attribution.py",
+        "app/highwater/accounting/components.py",
+        "app/highwater/readings.py",
+        "app/highwater/recorder/folder.py",
+    }
+    assert {name for name in naming if name.startswith("worker_ext/")} <= {
+        "worker_ext/highwater_worker/operations/memory.py",
+        "worker_ext/highwater_worker/recorder/sampler.py",
+        "worker_ext/highwater_worker/memory/weights.py",  # reads this one
+        "worker_ext/highwater_worker/encoder_cache/sleep.py",  # vLLM's word for what it lets sleep
+    }
+
+
+def test_a_component_that_is_added_is_written_everywhere(monkeypatch):
+    """One more row: the page, its colours and the documentation have it without another change."""
+    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    added = replace(BY_NAME["weights_bytes"], name="graphs_bytes", title="graphs", light="#123456", layer=6)
+    for name, rows in (("COMPONENTS", components.COMPONENTS), ("STACKED", STACKED)):
+        monkeypatch.setattr(tables, name, (*rows, added))
+    assert 'field: "graphs_bytes", name: "graphs", variable: "--c-graphs"' in tables.facts_module()
+    assert "--c-graphs: #123456;" in tables.components_style()
+    assert "| `graphs_bytes` " in tables.components_table()

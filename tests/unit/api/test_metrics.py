@@ -1,0 +1,439 @@
+"""`/metrics`: a golden file of the story, every family that is promised, and nothing of a dead engine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from highwater import __version__
+from highwater.accounting.attribution import encoder_totals, freed, growth, total
+from highwater.accounting.freed import credit
+from highwater.api.metrics import Exporter
+from highwater.proxy.traffic import Connections
+from highwater.readings import (
+    Components,
+    EngineStatus,
+    HostMemory,
+    PolicyStatus,
+    RankPressure,
+    RemedyResult,
+    Report,
+    RuleStatus,
+    TorchMemory,
+)
+from tests.fakes.engine import FakeClock, FakeEngine
+
+GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
+
+# As docs and ARCHITECTURE.md promise them, without the prefix.
+_NAMES = (
+    "device_info devices_memory_total_bytes devices_memory_used_bytes device_releasable_bytes host_memory_pinned_bytes "
+    "device_memory_total_bytes device_memory_free_bytes device_memory_used_bytes device_memory_used_ratio "
+    "memory_component_bytes torch_allocated_bytes torch_reserved_bytes torch_peak_allocated_bytes "
+    "torch_alloc_retries_total torch_ooms_total encoder_cache_bytes encoder_cache_entries "
+    "encoder_cache_oldest_age_seconds host_memory_rss_bytes host_memory_used_ratio growth_bytes "
+    "growth_bytes_per_second device_memory_seconds_to_full "
+    "engine_up engine_state ranks_expected ranks_reported report_age_seconds "
+    "poll_duration_seconds poll_failures_total policy_state policy_high_water_bytes policy_low_water_bytes "
+    "resets_total reset_freed_bytes_total reset_duration_seconds proxy_requests_total proxy_requests_in_flight "
+    "proxy_time_to_first_byte_seconds proxy_client_disconnects_total proxy_upstream_errors_total build_info "
+    "encoder_cache_spills_total encoder_cache_restores_total encoder_cache_restore_seconds_total "
+    "reset_hold_seconds proxy_requests_held proxy_requests_shed_total engine_info engine_requests_running "
+    "engine_requests_waiting engine_kv_cache_usage_ratio policy_mode policy_rule_info policy_signal_bytes "
+    "policy_signal_ratio policy_high_water_ratio policy_low_water_ratio policy_level policy_actions_last_hour "
+    "policy_short_bytes policy_actions_total "
+    "encoder_cache_embeds encoder_cache_capacity_embeds proxy_request_duration_seconds proxy_request_bytes_total "
+    "proxy_response_bytes_total proxy_refused_total proxy_connections proxy_engine_connections "
+    "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total control_denied_total "
+    "engine_restarts_total incidents_total internal_errors_total"
+)
+PROMISED = tuple(_NAMES.split())
+FILLING = [(10.0 * number, 2.0**20 * number) for number in range(7)]
+PER_RANK = {name for name in PROMISED if re.match(r"devices?_|memory_|torch_|encoder_|host_|growth_", name)}
+
+
+def story() -> tuple[Report, RemedyResult]:
+    """After the benchmark and one reset of the encoder cache with release, a second ago."""
+    clock = FakeClock()
+    fake = FakeEngine(clock=clock)
+    ready = fake.readings()
+    fake.serve_images()
+    grown = fake.readings()
+    clock.advance(60.0)
+    fake.workers[1].forget_entries()
+    fake.workers[1].release()
+    now = fake.readings()
+    result = RemedyResult(remedy="reset_encoder_cache", outcome="done", seconds=0.4, moment="gate", held_seconds=0.2)
+    freed_bytes, components = total(freed(grown, now))
+    status = EngineStatus(
+        url="http://engine:8000",
+        state="ready",
+        version="0.32.0",
+        model=fake.model,
+        requests_running=3,
+        requests_waiting=0,
+        kv_cache_usage_ratio=0.41,
+    )
+    report = Report(
+        taken_at=now[0].taken_at,
+        age_seconds=0.5,
+        stale=False,
+        engine=status,
+        ranks_expected=2,
+        ranks_reported=2,
+        ranks=now,
+        encoder_cache=encoder_totals(now),
+        growth=growth(ready, now, [(0.0, 0.0), (1.0, 812.0), (2.0, 1624.0)], {(0, 0): FILLING}),
+    )
+    credited = credit("reset_encoder_cache", grown, now)
+    return report, replace(
+        result,
+        freed_bytes=freed_bytes,
+        freed_components=components,
+        credited_bytes=credited.freed_bytes,
+        credited_components=credited.components,
+    )
+
+
+POLICY = PolicyStatus(
+    level="short",
+    mode="act",
+    summary="short by 1,024 MiB on rank 1",
+    rules=(
+        RuleStatus(
+            name="device",
+            signal="device_free_bytes",
+            high_water=1_636_302_848,
+            low_water=3_272_605_696,
+            phase="resting",
+            value=2_198_863_872,
+            ranks=(
+                RankPressure(rank=0, dp_rank=0, short_bytes=0),
+                RankPressure(rank=1, dp_rank=0, short_bytes=1_073_741_824),
+            ),
+        ),
+        RuleStatus(
+            name="share", signal="device_used_ratio", high_water=0.98, low_water=0.95, phase="calm", value=0.936
+        ),
+    ),
+    actions_last_hour=3,
+)
+
+
+CONNECTIONS = Connections(
+    clients=5, engine_active=3, engine_idle=2, tunnels=1, requests_on_new=4, requests_on_reused=6, retries=1
+)
+# Path class, status code, result, duration, time to the first byte.
+ENDED = (
+    ("chat_completions", 200, "complete", 8.0, 0.2),
+    ("chat_completions", 200, "truncated", 70.0, 0.3),
+    ("chat_completions", 200, "client_left", 700.0, 0.4),
+    ("chat_completions", 499, "client_left", 3.0, None),
+    ("chat_completions", 503, "refused", 30.0, None),
+    ("health", 200, "complete", 0.001, 0.001),
+)
+
+
+def exporter_of(report: Report, result: RemedyResult | None = None) -> Exporter:
+    exporter = Exporter(
+        lambda: report,
+        lambda: POLICY,
+        lambda: 3,
+        lambda: CONNECTIONS,
+        lambda: 2,
+        incidents=lambda: {"died": 2, "hung": 0},
+    )
+    exporter.internal_errors.counter("poller")()
+    exporter.polled(0.003)
+    exporter.poll_failed("workers", "garbled")
+    if result is not None:
+        exporter.remedy_ended(result, "policy")
+    exporter.remedy_ended(RemedyResult(remedy="reset_mm_cache", outcome="refused"), "drop-in")
+    for _ in range(7):
+        exporter.traffic.request_started()
+    for path_class, code, how, seconds, first_byte_seconds in ENDED:
+        exporter.traffic.request_ended(
+            path_class,
+            "POST",
+            code,
+            how,
+            seconds=seconds,
+            first_byte_seconds=first_byte_seconds,
+            request_bytes=1000,
+            response_bytes=2000,
+        )
+    exporter.traffic.upstream_error("connect")
+    exporter.traffic.request_refused("gate_full")
+    exporter.traffic.request_refused("not_admitted")
+    return exporter
+
+
+def classic(exporter: Exporter) -> str:
+    return exporter.expose("text/plain")[0].decode()
+
+
+def without_creation_times(text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if not re.match(r"(# \w+ )?\w+_created\b", line))
+
+
+def families(text: str) -> set[str]:
+    """The names that TYPE lines tell, without the prefix; counters in the classic format end in _total."""
+    return {line.split()[2].removeprefix("highwater_") for line in text.splitlines() if line.startswith("# TYPE ")}
+
+
+def samples(text: str, name: str, *by: str) -> dict[tuple[str, ...], float]:
+    """Values by the named labels; two series with the same would be one too few."""
+    found = [
+        (tuple(sample.labels[label] for label in by), sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == f"highwater_{name}"
+    ]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def test_the_page_is_the_golden_one():
+    """Every name, help, label and value. After a change that is meant: HIGHWATER_GOLDEN=write pytest, and read it."""
+    text = without_creation_times(classic(exporter_of(*story()))).replace(f'"{__version__}"', '"VERSION"')
+    if os.environ.get("HIGHWATER_GOLDEN") == "write":
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_every_promised_family_is_there_and_no_other():
+    """What is not documented is not exported."""
+    assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
+    assert len(PROMISED) == 78
+
+
+def test_promtool_has_nothing_to_say():
+    """Names, units, help texts and types by Prometheus' own lint."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        if os.environ.get("CI"):
+            pytest.fail("promtool is not there, and CI must have it: make tools")
+        pytest.skip("promtool is not installed; make tools brings it")
+    told = subprocess.run(
+        [promtool, "check", "metrics"], input=exporter_of(*story()).expose("")[0], capture_output=True, check=False
+    )
+    assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_a_help_text_is_a_sentence(name):
+    """It begins with a capital (or PyTorch's own name) and ends with a full stop."""
+    (told,) = re.findall(rf"^# HELP highwater_{name} (.*)$", GOLDEN.read_text(encoding="utf-8"), re.MULTILINE)
+    assert told[0].isupper() or told[0] == "1"
+    assert told.endswith(".")
+
+
+def test_a_stale_report_shows_no_rank():
+    """A dead engine's numbers must not look alive: per-rank families vanish, the rest says why."""
+    report, _ = story()
+    text = classic(exporter_of(replace(report, stale=True, age_seconds=60.0)))
+    assert families(text) & PER_RANK == set()
+    assert samples(text, "ranks_reported") == {(): 0.0}
+    assert samples(text, "report_age_seconds") == {(): 60.0}
+
+
+@pytest.mark.parametrize(
+    ("state", "up"),
+    [
+        *[(state, 1) for state in ("ready", "busy", "slow", "paused", "sleeping")],
+        *[(state, 0) for state in ("starting", "stuck", "not_answering", "gone")],
+    ],
+)
+def test_one_state_is_one(state, up):
+    """engine_state has a series for each state, so that alerts need no absent()."""
+    report, _ = story()
+    text = classic(exporter_of(replace(report, engine=replace(report.engine, state=state))))
+    states = samples(text, "engine_state", "state")
+    assert {name for (name,), value in states.items() if value} == {state}
+    assert len(states) == 9
+    assert samples(text, "engine_up") == {(): up}
+
+
+def test_what_is_not_known_has_no_series():
+    """Never a zero for absent knowledge: on CPU there is no allocator, in a text model no encoder cache."""
+    report, _ = story()
+    ranks = tuple(
+        replace(
+            rank,
+            torch=TorchMemory(),
+            encoder_cache=None,
+            components=Components(weights_bytes=5, non_torch_bytes=6),
+            host_memory=HostMemory(rss_bytes=7),
+        )
+        for rank in report.ranks
+    )
+    text = classic(exporter_of(replace(report, ranks=ranks)))
+    for name in ("torch_allocated_bytes", "torch_ooms_total", "encoder_cache_bytes", "host_memory_used_ratio"):
+        assert samples(text, name) == {}
+    parts = samples(text, "memory_component_bytes", "rank", "component")
+    assert {component for _, component in parts} == {"weights", "non_torch"}
+
+
+def test_before_the_first_reading_the_page_is_there():
+    """A scrape never fails, whatever the engine does."""
+    text = classic(Exporter(lambda: Report(engine=EngineStatus(url="x", state="starting")), lambda: POLICY))
+    assert samples(text, "engine_up") == {(): 0.0}
+    assert samples(text, "report_age_seconds") == {}
+    assert samples(text, "ranks_expected") == {}
+    assert samples(text, "engine_requests_running") == {}
+    assert samples(text, "engine_info", "version", "model") == {("", ""): 1.0}
+
+
+def test_the_policy_tells_its_mode_and_what_each_rule_watches():
+    """One mode is 1; a rule's value is there where it is known, and its signal gives the unit."""
+    text = classic(exporter_of(*story()))
+    assert samples(text, "policy_mode", "mode") == {("act",): 1.0, ("observe",): 0.0}
+    assert samples(text, "policy_rule_info", "rule", "signal") == {
+        ("device", "device_free_bytes"): 1.0,
+        ("share", "device_used_ratio"): 1.0,
+    }
+
+
+def test_no_family_of_the_policy_mixes_units():
+    """Bytes and shares in one family would be summed by the first dashboard."""
+    text = classic(exporter_of(*story()))
+    assert samples(text, "policy_signal_bytes", "rule") == {("device",): 2_198_863_872}
+    assert samples(text, "policy_signal_ratio", "rule") == {("share",): 0.936}
+    assert samples(text, "policy_high_water_bytes", "rule") == {("device",): 1_636_302_848}
+    assert samples(text, "policy_low_water_ratio", "rule") == {("share",): 0.95}
+    assert "highwater_policy_signal_value" not in text
+
+
+def test_the_policy_tells_what_is_missing_and_what_it_did():
+    """By rank, by level, by outcome, and of the last hour."""
+    exporter = exporter_of(*story())
+    exporter.policy_acted("device", "release", "ineffective")
+    text = classic(exporter)
+    assert samples(text, "policy_short_bytes", "rule", "rank") == {
+        ("device", "0"): 0.0,
+        ("device", "1"): 1_073_741_824,
+    }
+    assert samples(text, "policy_level", "level")["short",] == 1.0
+    assert samples(text, "policy_actions_last_hour") == {(): 3.0}
+    actions = samples(text, "policy_actions_total", "rule", "remedy", "outcome")
+    assert actions == {("device", "release", "ineffective"): 1.0}
+
+
+def test_components_sum_to_used_in_the_page_too():
+    """sum(highwater_memory_component_bytes) == highwater_device_memory_used_bytes."""
+    text = classic(exporter_of(*story()))
+    parts = samples(text, "memory_component_bytes", "rank", "component")
+    for (rank,), used in samples(text, "device_memory_used_bytes", "rank").items():
+        assert sum(size for (of, _), size in parts.items() if of == rank) == used
+
+
+def test_data_parallel_ranks_are_told_apart():
+    """Each engine numbers its ranks from 0: without the engine two series would be one."""
+    report, _ = story()
+    ranks = (*report.ranks, *(replace(rank, dp_rank=1) for rank in report.ranks))
+    text = classic(exporter_of(replace(report, ranks=ranks)))
+    assert set(samples(text, "device_memory_used_bytes", "rank")) == {("0",), ("1",), ("1.0",), ("1.1",)}
+
+
+def test_what_a_remedy_freed_is_counted_as_it_is_credited():
+    """By component; what it cannot free has no series."""
+    report, _ = story()
+    exporter = exporter_of(report)
+    credited = Components(torch_cached_bytes=1_000, non_torch_bytes=200)
+    for _ in range(2):
+        exporter.remedy_ended(RemedyResult(remedy="release", outcome="done", credited_components=credited), "policy")
+    told = samples(classic(exporter), "reset_freed_bytes_total", "remedy", "component")
+    assert {key: size for key, size in told.items() if key[0] == "release"} == {
+        ("release", "torch_cached"): 2_000.0,
+        ("release", "non_torch"): 400.0,
+    }
+
+
+def test_what_was_not_run_has_no_duration():
+    """A refusal is counted, and measures nothing."""
+    text = classic(exporter_of(story()[0]))
+    told = samples(text, "resets_total", "remedy", "trigger", "outcome")
+    assert told == {("reset_mm_cache", "drop-in", "refused"): 1.0}
+    assert samples(text, "reset_duration_seconds_count") == {}
+
+
+def test_a_stream_that_broke_off_is_no_plain_200():
+    """The code is what the client saw; how it ended is the result."""
+    text = classic(exporter_of(*story()))
+    told = samples(text, "proxy_requests_total", "path_class", "code", "result")
+    assert told == {
+        ("chat_completions", "200", "complete"): 1.0,
+        ("chat_completions", "200", "truncated"): 1.0,
+        ("chat_completions", "200", "client_left"): 1.0,
+        ("chat_completions", "499", "client_left"): 1.0,
+        ("chat_completions", "503", "refused"): 1.0,
+        ("health", "200", "complete"): 1.0,
+    }
+    assert samples(text, "proxy_client_disconnects_total") == {(): 2.0}
+
+
+def test_probes_are_in_no_latency():
+    """A kubelet's /health every second would drown what clients wait for; nor do refusals make the engine look fast."""
+    text = classic(exporter_of(*story()))
+    assert samples(text, "proxy_time_to_first_byte_seconds_count", "path_class") == {("chat_completions",): 3.0}
+    assert samples(text, "proxy_request_duration_seconds_count", "path_class") == {("chat_completions",): 4.0}
+    assert samples(text, "proxy_request_duration_seconds_sum", "path_class") == {("chat_completions",): 781.0}
+
+
+def test_what_was_shed_at_the_gate_is_among_the_refused():
+    """One count, shown twice."""
+    text = classic(exporter_of(*story()))
+    assert samples(text, "proxy_refused_total", "reason") == {("gate_full",): 1.0, ("not_admitted",): 1.0}
+    assert samples(text, "proxy_requests_shed_total", "reason") == {("gate_full",): 1.0}
+
+
+def test_an_answer_of_ten_minutes_has_a_bucket():
+    """Long generations are no overflow."""
+    text = classic(exporter_of(*story()))
+    counted = samples(text, "proxy_request_duration_seconds_bucket", "path_class", "le")
+    assert counted["chat_completions", "600.0"] == 3.0
+    assert counted["chat_completions", "1200.0"] == 4.0
+
+
+def test_a_host_name_cannot_break_the_page():
+    """Label values are escaped."""
+    report, _ = story()
+    name = 'a"b\\c\nd'
+    text = classic(exporter_of(replace(report, ranks=(replace(report.ranks[0], host=name),))))
+    assert set(samples(text, "device_memory_used_bytes", "host")) == {(name,)}
+
+
+def test_openmetrics_is_spoken_where_it_is_asked_for():
+    """With its own content type and end."""
+    body, content_type = exporter_of(*story()).expose("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+    assert len(list(parse_openmetrics(body.decode()))) == len(PROMISED)
+
+
+def test_the_engines_own_families_follow_ours():
+    """One scrape for both, in the classic format, every family once."""
+    body, content_type = exporter_of(*story()).expose_with("# TYPE vllm:x gauge\nvllm:x 1.0\n")
+    assert content_type.startswith("text/plain")
+    names = [family.name for family in text_string_to_metric_families(body.decode())]
+    assert names[-1] == "vllm:x"
+    assert len(names) == len(set(names))
+
+
+def test_a_device_with_two_ranks_counts_once_in_the_sums():
+    """Each rank shows the whole device; the info metric tells by the device's identity that it is the same."""
+    report, _ = story()
+    shared = tuple(replace(rank, device=replace(rank.device, uuid="npu-a")) for rank in report.ranks)
+    text = classic(exporter_of(replace(report, ranks=shared)))
+    whole = samples(text, "device_memory_used_bytes", "rank")
+    assert samples(text, "devices_memory_used_bytes") == {(): whole["0",]}
+    assert samples(text, "devices_memory_total_bytes") == {(): float(report.ranks[0].total_bytes)}
+    assert samples(text, "device_info", "rank", "uuid") == {("0", "npu-a"): 1.0, ("1", "npu-a"): 1.0}

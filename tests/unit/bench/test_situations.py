@@ -1,0 +1,311 @@
+"""The situations' own arithmetic: a clock that jumped too far, or a judge that looked away, could fail no policy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bench.situations.clock import run_virtually
+from bench.situations.device import GIB, MIB, Card, DeviceFullError, Plan, Rank
+from bench.situations.engine import EngineModel, Traffic
+from bench.situations.judge import (
+    FIRST_SECONDS,
+    MIN_GAIN,
+    NEXT_SECONDS,
+    Judge,
+    Outcome,
+    Remedy,
+    marks,
+    missed_goals,
+)
+from bench.situations.page import with_results
+from bench.situations.rows import SITUATIONS
+from bench.situations.run import Result
+from bench.situations.wire import InProcess
+from bench.situations.worker import EngineOptions, modelled_workers
+from highwater_worker.operations import OPERATIONS
+
+PLAN = Plan(
+    weights=4 * GIB,
+    kv_cache=4 * GIB,
+    context=GIB,
+    peak=GIB,
+    text_peak=256 * MIB,
+    graphs_free=64 * MIB,
+    outside=128 * MIB,
+    image=64 * MIB,
+    image_embeds=256,
+    encoder_budget_embeds=2048,
+)
+OPTIONS = EngineOptions(kind="cuda", ranks=1, utilization=0.9)
+
+
+@dataclass
+class Due:
+    """What is due, unless a test says else: nothing in particular."""
+
+    fits: bool = False
+    may_die: bool = False
+    most_remedies: int | None = None
+    needs: int = 0
+
+
+def remedy(at: float, gave: int, *, kind: str = "release", was_working: bool = True) -> Remedy:
+    return Remedy(kind, at, at + 0.4, (gave,), was_working)
+
+
+# --- the clock ---
+
+
+def test_an_hour_of_sleep_takes_no_time():
+    async def main(loop):
+        began = loop.time(), time.monotonic(), time.time()
+        await asyncio.sleep(3600)
+        return [now - was for was, now in zip(began, (loop.time(), time.monotonic(), time.time()), strict=True)]
+
+    began = time.perf_counter()
+    assert run_virtually(main) == pytest.approx([3600, 3600, 3600])
+    assert time.perf_counter() - began < 60
+
+
+def test_time_stands_still_while_a_thread_works():
+    """A timer of a millisecond does not overtake a job that takes ten."""
+
+    async def main(loop):
+        order = []
+        loop.call_later(0.001, order.append, "timer")
+        await loop.run_in_executor(None, time.sleep, 0.01)
+        order.append("thread")
+        await asyncio.sleep(0.002)
+        return order
+
+    assert run_virtually(main) == ["thread", "timer"]
+
+
+def test_an_engine_answers_at_once_or_breaks_off_or_refuses():
+    """A timeout of the client's never fires for an engine that answers; one that went is told apart from a slow one."""
+
+    async def main(loop):
+        engine = EngineModel(plan=PLAN, cards=(Card(16 * GIB),), options=OPTIONS, version="0.32.0", clock=loop.time)
+        await engine.face.appear()
+        began, met = loop.time(), []
+        async with httpx.AsyncClient(base_url="http://engine", transport=InProcess(engine.face), timeout=1.0) as client:
+            statuses = {(await client.get("/health")).status_code for _ in range(50)}
+            at_once = loop.time() - began
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post("/v1/chat/completions")
+            loop.call_later(0.5, engine.face.vanish)
+            for failure in (httpx.ReadError, httpx.ConnectError):
+                with pytest.raises(failure):
+                    await client.post("/v1/chat/completions")
+                met.append(loop.time() - began)
+        return statuses, at_once, met
+
+    assert run_virtually(main) == ({200}, 0.0, [1.5, 1.5])
+
+
+# --- the model ---
+
+
+def test_an_allocation_takes_what_the_allocator_keeps_before_it_asks_the_driver():
+    card = Card(16 * GIB)
+    rank = Rank(card, 0, PLAN)
+    free = card.free
+    rank.take_for_a_moment(GIB, "activations")
+    rank.take_for_a_moment(GIB, "activations")
+    assert (card.free, rank.releasable, rank.retries) == (free - GIB, GIB, 0)
+
+
+def test_a_full_device_is_tried_once_more_with_empty_hands():
+    card = Card(16 * GIB)
+    rank = Rank(card, 0, PLAN)
+    rank.stray = card.free - 100 * MIB
+    rank.take_for_a_moment(GIB, "activations")
+    assert (rank.retries, rank.stray) == (1, 0)
+
+
+def test_memory_outside_of_the_allocator_finds_no_such_help():
+    """This is how an engine dies beside gigabytes of unused reserve."""
+    card = Card(16 * GIB)
+    rank = Rank(card, 0, PLAN)
+    rank.stray = card.free - 100 * MIB
+    with pytest.raises(DeviceFullError, match="tried to allocate 128 MiB; 100 MiB free"):
+        rank.take_outside(128 * MIB, "a workspace")
+
+
+def _engine(clock=time.monotonic) -> EngineModel:
+    return EngineModel(plan=PLAN, cards=(Card(16 * GIB),), options=OPTIONS, version="0.32.0", clock=clock)
+
+
+def _asked(op: str, payload: str = "{}", *, traffic: Traffic | None = None) -> list[dict[str, object]]:
+    """Answers of a model's workers after a few steps, over the wire."""
+
+    async def main(loop):
+        engine = _engine(loop.time)
+        engine.load_seconds, engine.traffic = 0.0, traffic
+        with modelled_workers(engine.torch):
+            engine.begin()
+            steps = asyncio.create_task(engine.run())
+            await asyncio.sleep(5.1)
+            async with httpx.AsyncClient(base_url="http://engine", transport=InProcess(engine.face)) as client:
+                body = {"method": "highwater_rpc", "args": [op, payload]}
+                answer = await client.post("/collective_rpc", json=body)
+            steps.cancel()
+            await engine.close()
+        return [json.loads(result) for result in answer.json()["results"]]
+
+    return run_virtually(main)
+
+
+def test_the_workers_answer_through_the_real_extension():
+    """The figures are the model's: what the extension works out of them is right."""
+    (answer,) = _asked("memory", traffic=Traffic(images=2.0, stray=100 * MIB, split=10 * MIB))
+    assert answer["ok"]
+    images = 10  # within five seconds
+    assert answer["torch"]["inactive_split_bytes"] == images * 10 * MIB
+    # A step's peak, less what the last image's fragments took of it, and all free segments; the graphs' pool stays.
+    assert answer["releasable_bytes"] == GIB - 110 * MIB + images * 100 * MIB
+    assert answer["encoder_cache"]["device_bytes"] == 8 * 64 * MIB
+
+
+@pytest.mark.parametrize("op", ["release", "trim", "hello", "encoder_cache", "memory"])
+def test_every_operation_that_the_sidecar_asks_for_works_on_the_model(op: str):
+    (answer,) = _asked(op, traffic=Traffic(images=2.0))
+    assert answer["ok"], answer
+    assert op in OPERATIONS
+
+
+# --- the judge ---
+
+
+def test_the_marks_are_those_of_the_story():
+    """A quarter of what the plan leaves; 0.76 GiB for the 8B model at 0.95, 1.5 for the 32B one at 0.90."""
+    total = 65_452_113_920
+    found = [marks(total, int(total * share), 0) for share in (0.95, 0.90)]
+    assert [round(one.high / GIB, 2) for one in found if one] == [0.76, 1.52]
+    assert marks(total, int(total * 0.997), 0) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "due", "word"),
+    [
+        (Outcome(deaths=["x"], covered_deaths=["x, y"]), Due(may_die=True), "though it was covered"),
+        (Outcome(deaths=["x"]), Due(), "died once: x"),
+        (Outcome(remedies=[remedy(10, GIB)]), Due(fits=True), "under steady traffic"),
+        (Outcome(remedies=[remedy(10, 0), remedy(3000, 255 * MIB)]), Due(), "2 remedies in vain within an hour"),
+        (Outcome(late=["no first remedy"]), Due(), "late once"),
+        (Outcome(crowded_idle_periods=["at 5 s"]), Due(), "more than one release"),
+        (Outcome(remedies=[remedy(10, GIB)]), Due(most_remedies=0), "1 remedies where 0"),
+        (Outcome(), Due(needs=1), "0 remedies where 1"),
+        (Outcome(problems=["GET /livez answered 503"]), Due(), "503"),
+    ],
+)
+def test_each_goal_can_be_missed(outcome: Outcome, due: Due, word: str):
+    (missed,) = missed_goals(outcome, due)
+    assert word in missed
+
+
+@pytest.mark.parametrize(
+    ("outcome", "due"),
+    [
+        (Outcome(deaths=["x"]), Due(may_die=True)),
+        (Outcome(remedies=[remedy(10, GIB, was_working=False)]), Due(fits=True)),
+        (Outcome(remedies=[remedy(10, 0), remedy(3700, 0)]), Due()),
+        (Outcome(remedies=[remedy(10, GIB)]), Due(most_remedies=1, needs=1)),
+    ],
+)
+def test_what_is_due_misses_no_goal(outcome: Outcome, due: Due):
+    assert missed_goals(outcome, due) == []
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _watched(seconds: float, *, remedies: dict[float, int], stray: int = 20 * GIB) -> Outcome:
+    """A judge beside an engine that is urgently short from the tenth second on; what is given back, and when."""
+    clock = Clock()
+    engine = _engine(clock)
+    card = engine.cards[0]
+    judge = engine.watcher = Judge(engine)
+
+    async def main(_):
+        engine.load_seconds = 0.0
+        with modelled_workers(engine.torch):
+            engine.begin()
+            await asyncio.sleep(1)
+        engine.face.vanish()
+
+    run_virtually(main)
+    memory = engine.workers[0].memory
+    while clock.now < seconds:
+        clock.now += 0.25
+        if clock.now == 10:
+            memory.stray = min(stray, card.free - 100 * MIB)
+        if clock.now in remedies:
+            memory.stray -= remedies[clock.now]
+            judge.remedy("release", clock.now, (remedies[clock.now],))
+        judge.looked(0.25)
+    return judge.finish()
+
+
+def test_urgent_pressure_without_a_remedy_is_late():
+    outcome = _watched(20, remedies={})
+    assert outcome.late == ["no first remedy within 2 s of 10 s on rank 0"]
+    assert outcome.seconds_short > 9
+
+
+def test_a_remedy_in_time_is_not_late_and_its_delay_is_counted():
+    outcome = _watched(20, remedies={11.5: 5 * GIB})
+    assert (outcome.late, outcome.first_delays) == ([], [1.5])
+
+
+def test_a_first_remedy_that_did_not_suffice_needs_a_next_one():
+    few = 10 * MIB
+    assert _watched(30, remedies={11.0: few}).late == ["no next remedy within 6 s of 11 s on rank 0"]
+    outcome = _watched(30, remedies={11.0: few, 16.5: 5 * GIB})
+    assert (outcome.late, outcome.next_delays) == ([], [5.5])
+
+
+def test_a_trim_has_its_own_component_and_the_release_after_it_no_credit():
+    """A trim that found nothing was in vain, whatever the release after it gave."""
+    clock = Clock()
+    judge = Judge(_engine(clock))
+    judge.remedy("trim", 0.0, (0,))
+    judge.remedy("release", 0.1, (GIB,))
+    (one,) = judge.outcome.remedies
+    assert (one.kind, one.in_vain, judge.outcome.given_back) == ("trim", True, GIB)
+
+
+def test_the_second_release_of_an_idle_period_is_one_too_many():
+    outcome = _watched(20, remedies={12.0: 0, 15.0: 0}, stray=0)
+    assert outcome.crowded_idle_periods == ["at 15 s"]
+
+
+# --- the page ---
+
+PAGE = Path("docs/policy-situations.md")
+
+
+def test_the_page_names_every_row():
+    results = [Result(row, Outcome(), (), ()) for row in SITUATIONS]
+    text = with_results(PAGE.read_text(encoding="utf-8"), results, command="python -m bench.situations")
+    assert all(f"`{row.name}`" in text for row in SITUATIONS)
+    assert f"{len(SITUATIONS)} of {len(SITUATIONS)} situations meet all goals" in text
+
+
+def test_the_page_in_the_documentation_has_the_rows_and_the_goals_that_there_are():
+    written = PAGE.read_text(encoding="utf-8")
+    assert [row.name for row in SITUATIONS if f"`{row.name}`" not in written] == []
+    assert f"gave its own component less than {MIN_GAIN // MIB} MiB on every rank" in written
+    assert f"to the first remedy at most\n  {FIRST_SECONDS:g} s; where that did not suffice" in written
+    assert f"from its end to the next at most {NEXT_SECONDS:g} s." in written

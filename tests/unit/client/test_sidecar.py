@@ -1,0 +1,222 @@
+"""The client of a sidecar: what it sends, what it makes of the answers, the one line that it says when all fails."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from highwater.client.sidecar import SidecarClient
+from highwater.errors import SidecarRefused, SidecarUnreachable
+
+TOKEN = "correct-horse-battery"
+OURS = {"error": {"code": "refused", "message": "it is busy"}}
+VLLM = {"error": {"message": "Not Found", "type": "NotFoundError", "param": None, "code": 404}}
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """`answering(answer)` has every call answered so; what was sent is kept in the list that it returns."""
+    client = httpx.Client
+
+    def answer_with(answer):
+        sent: list[httpx.Request] = []
+
+        def handle(request):
+            sent.append(request)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        def in_process(**options):
+            assert options["trust_env"] is False
+            return client(transport=httpx.MockTransport(handle), **{k: v for k, v in options.items() if k != "verify"})
+
+        monkeypatch.setattr(httpx, "Client", in_process)
+        return sent
+
+    return answer_with
+
+
+def refused(answering, answer, **options) -> SidecarRefused:
+    answering(answer)
+    with SidecarClient("http://s:1", **options) as sidecar, pytest.raises(SidecarRefused) as caught:
+        sidecar.get("/memory")
+    return caught.value
+
+
+def unreachable(answering, answer, *, url="http://s:1") -> str:
+    answering(answer)
+    with SidecarClient(url) as sidecar, pytest.raises(SidecarUnreachable) as caught:
+        sidecar.get("/memory")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_sent(answering):
+    """Path, query, body and token; a call without a body has none."""
+    sent = answering(httpx.Response(200, json={"ok": True}))
+    with SidecarClient("http://s:1/", token=TOKEN) as sidecar:
+        assert sidecar.get("/memory", {"since": "a b"}) == {"ok": True}
+        sidecar.post("/memory/reclaim", {"dry_run": True}, {"x": "1"})
+        sidecar.post("/memory/reclaim")
+        sidecar.put("/policy", {"mode": "act"})
+    assert [(r.method, str(r.url), r.content) for r in sent] == [
+        ("GET", "http://s:1/memory?since=a+b", b""),
+        ("POST", "http://s:1/memory/reclaim?x=1", b'{"dry_run":true}'),
+        ("POST", "http://s:1/memory/reclaim", b""),
+        ("PUT", "http://s:1/policy", b'{"mode":"act"}'),
+    ]
+    assert {request.headers["authorization"] for request in sent} == {f"Bearer {TOKEN}"}
+
+
+@pytest.mark.parametrize(
+    ("url", "base"), [("localhost:8001", "http://localhost:8001"), ("https://h/x/?q#f", "https://h/x")]
+)
+def test_a_url_is_taken_as_people_type_it(url, base):
+    """A scheme may be missing; what is no part of the base goes."""
+    with SidecarClient(url) as sidecar:
+        assert sidecar.url == base
+
+
+@pytest.mark.parametrize("url", ["", "http://", "ftp://h", "http://[::1", "http://h:0", "http://h:99999", "unix:///x"])
+def test_a_url_that_is_none_is_said(url):
+    """With one that is."""
+    with pytest.raises(SidecarUnreachable, match=r"http://127\.0\.0\.1:8001"):
+        SidecarClient(url)
+
+
+def test_a_url_with_a_secret_in_it_is_refused_and_not_shown():
+    """The token has a place of its own."""
+    with pytest.raises(SidecarUnreachable, match="HIGHWATER_ADMIN_TOKEN") as caught:
+        SidecarClient(f"http://me:{TOKEN}@h:1")
+    assert TOKEN not in str(caught.value)
+
+
+def test_a_token_that_no_header_can_carry_is_not_shown():
+    """The library's own complaint would show it."""
+    with pytest.raises(SidecarUnreachable, match="line break") as caught:
+        SidecarClient("http://h:1", token=f"{TOKEN}\n")
+    assert TOKEN not in str(caught.value)
+
+
+def test_a_refusal_is_the_sidecars_own_word(answering):
+    """With status, code, message and body."""
+    exc = refused(answering, httpx.Response(409, json=OURS))
+    assert (exc.status, exc.code, exc.message, exc.body, str(exc)) == (409, "refused", "it is busy", OURS, "it is busy")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"schema": 1, "results": [{"remedy": "release", "reason": "it sleeps"}]}, "release: it sleeps"),
+        ({"ready": False, "engine": "gone", "reason": "nothing answers"}, "nothing answers"),
+        ({"error": {"message": "/x is not. The sidecar's own: /memory", "code": 404}}, "of this version?"),
+    ],
+)
+def test_other_errors_of_a_sidecar_are_its_own_too(answering, body, message):
+    """A reclaim of which all was refused, a readiness that says no, a path that it does not have."""
+    assert message in str(refused(answering, httpx.Response(503, json=body)))
+
+
+def test_who_may_not_is_told_of_the_token(answering):
+    """Where it came from, or why none was found; and it is never shown."""
+    no = httpx.Response(401, json={"error": {"code": "unauthorized", "message": "needs the admin token"}})
+    none = str(refused(answering, no, token_source="/x.token does not exist"))
+    assert "found no token: /x.token does not exist" in none
+    wrong = str(refused(answering, no, token=TOKEN, token_source="/x.token"))
+    assert "The token from /x.token is not this sidecar's" in wrong
+    assert TOKEN not in wrong
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (httpx.Response(404, html="<h1>404</h1>", headers={"server": "nginx/1.22"}), "404 Not Found from nginx/1.22"),
+        (httpx.Response(200, html="<h1>Welcome</h1>"), "a web page"),
+        (httpx.Response(404, json=VLLM, headers={"server": "uvicorn"}), "vLLM itself"),
+        (httpx.Response(404, json={"detail": "Not Found"}), "no Highwater sidecar"),
+        (httpx.Response(301, headers={"location": "https://elsewhere/"}), "301 Moved Permanently"),
+        (httpx.Response(200, content=b"\x00\xff"), "what is no JSON"),
+        (httpx.Response(502, json=[1]), "502 Bad Gateway"),
+        (httpx.ConnectError("[Errno 111] Connection refused"), "highwater serve"),
+        (httpx.ConnectError("[Errno -2] Name or service not known"), "Name or service not known"),
+        (httpx.ConnectTimeout(""), "accepts no connection in time"),
+        (httpx.ReadTimeout(""), "does not answer in time"),
+        (httpx.RemoteProtocolError("Server disconnected"), "does it want https://?"),
+        (httpx.ReadError(""), "ReadError"),
+    ],
+)
+def test_what_is_no_sidecar_is_said(answering, answer, words):
+    """In one line, with what to do."""
+    text = unreachable(answering, answer)
+    assert words in text
+    assert "http://s:1" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate", "SSL_CERT_FILE"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "try http://"),
+    ],
+)
+def test_a_handshake_that_fails_says_what_to_change(answering, reason, words):
+    """The authority, or the scheme."""
+    assert words in unreachable(answering, httpx.ConnectError(reason), url="https://s:1")
+
+
+def test_what_answers_cannot_command_the_terminal(answering):
+    """Nor fill it."""
+    text = unreachable(answering, httpx.Response(500, headers={"server": "a\x1b[2Jb" + "x" * 9000}))
+    assert text.isprintable()
+    assert len(text) < 1000
+
+
+def test_a_text_is_no_web_page(answering):
+    """Who answers every path with one is no sidecar."""
+    answering(httpx.Response(200, text="a table"))
+    with SidecarClient("http://s:1") as sidecar:
+        assert sidecar.get_text("/memory", {"format": "text"}) == "a table"
+    answering(httpx.Response(200, html="<p>"))
+    with SidecarClient("http://s:1") as sidecar, pytest.raises(SidecarUnreachable, match="a web page"):
+        sidecar.get_text("/memory")
+
+
+def stream(*parts: str, kind: str = "text/event-stream") -> httpx.Response:
+    return httpx.Response(200, content="".join(parts).encode(), headers={"content-type": kind})
+
+
+def test_events_come_one_by_one(answering):
+    """Comments and ids are nothing to a reader."""
+    body = {"engine": {}}
+    answering(
+        stream(": ping\n\n", f"event: report\ndata: {json.dumps(body)}\n\n", 'event: event\nid: 4\ndata: {"id": 4}\n\n')
+    )
+    with SidecarClient("http://s:1") as sidecar:
+        assert list(sidecar.events()) == [("report", body), ("event", {"id": 4})]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        stream("data: {}\n\n", kind="text/html"),
+        stream("event: report\ndata: <p>\n\n"),
+        httpx.Response(404, html="<p>"),
+        httpx.ReadTimeout(""),
+        httpx.RemoteProtocolError("peer closed connection without sending complete message body"),
+    ],
+)
+def test_a_stream_that_is_none_is_said(answering, answer):
+    """As with every other call."""
+    answering(answer)
+    with SidecarClient("http://s:1") as sidecar, pytest.raises(SidecarUnreachable):
+        list(sidecar.events())
+
+
+def test_too_many_readers_are_refused(answering):
+    """The sidecar's own word."""
+    answering(httpx.Response(503, json={"error": {"code": "engine_not_available", "message": "64 readers"}}))
+    with SidecarClient("http://s:1") as sidecar, pytest.raises(SidecarRefused, match="64 readers"):
+        list(sidecar.events())

@@ -1,0 +1,197 @@
+"""Each rule of `check`: what it finds, and what it says to change."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from highwater.commands import checks
+from highwater.commands.check import check_json, check_text
+from highwater.commands.checks import CHECKS, Facts, checked, exit_code
+from highwater.readings import MissingRank, Note, Progress, RemedyState
+from highwater.settings import keys, variable
+from tests.unit.commands.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
+
+MOVING = Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end")
+INCIDENT = {"id": "20261121T143233Z-died", "at": NOW - 100, "last_at": None, "summary": "the engine died"}
+
+
+def facts(url="http://127.0.0.1:8001", **changed) -> Facts:
+    """All is as it should be, but for what a test changes; keys that are not of the facts are of the report."""
+    own = {
+        "policy": {"source": "settings", "kept": False, "kept_in": None},
+        "incidents": {"incidents": [], "folder": "/var/lib/highwater", "problem": None},
+        "events": [],
+        "without_token": "served",
+        "with_token": None,
+        "token_source": "HIGHWATER_ADMIN_TOKEN",
+        "sidecar_version": "0.1.0",
+        "own_version": "0.1.0",
+    }
+    given = {name: changed.pop(name) for name in own if name in changed}
+    rules = {"policy": changed.pop("rules")} if "rules" in changed else {}
+    can = changed.pop("can", None)
+    if can is not None:
+        changed["capabilities"] = CAPABILITIES | can
+    told = report(**{"progress": MOVING} | changed | rules)
+    return Facts(url=url, now=NOW, report=told, **own | given)
+
+
+ODD = replace(DEVICE, ranks=(pressure(0), pressure(1, note="asleep: weights")))
+NO_REMEDY = replace(DEVICE, remedies=(RemedyState(name="release", unavailable="not loaded"),))
+ONE_LESS = replace(
+    DEVICE,
+    remedies=(RemedyState(name="release"), RemedyState(name="reset_encoder_cache", unavailable="before vLLM 0.16")),
+)
+GONE = {"state": "starting", "version": None, "capabilities": {}, "hint": "is vLLM running there?", "ranks": (),
+        "taken_at": None, "age_seconds": None, "stale": True, "progress": None, "ranks_expected": None,
+        "ranks_reported": 0}  # fmt: skip
+
+
+def test_all_is_as_it_should_be():
+    """No rule has anything to change."""
+    findings = checked(facts())
+    assert [(finding.name, finding.text) for finding in findings if finding.level != "ok"] == []
+    assert exit_code(findings) == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "changed", "level", "text", "change"),
+    [
+        ("sidecar", {"sidecar_version": None}, "warn", "does not report its version", ""),
+        ("sidecar", {"sidecar_version": "0.2.0"}, "warn", "version 0.2.0", "the same version"),
+        ("engine", GONE, "fail", "starting", "is vLLM running there?"),
+        ("engine", {"state": "starting", "hint": "loads"}, "warn", "starting", "loads"),
+        ("engine", {"state": "gone"}, "fail", "gone", "HIGHWATER_ENGINE_URL"),
+        ("engine", {"state": "stuck", "hint": "rank 0 is stuck"}, "fail", "stuck", "rank 0 is stuck"),
+        ("engine", {"state": "paused"}, "warn", "paused", "/resume"),
+        ("engine", {"state": "sleeping"}, "warn", "sleeping", "/wake_up"),
+        ("version", {"version": None}, "warn", "unknown", "GET /version"),
+        ("version", {"version": "0.10.2"}, "warn", "outside the tested range 0.11 to 0.33", "--dry-run"),
+        ("version", {"version": "0.34.0"}, "warn", "outside the tested range 0.11 to 0.33", "--dry-run"),
+        ("version", {"version": "0.12.0rc1"}, "warn", "no /reset_encoder_cache", "0.16 or newer"),
+        ("version", {"version": "0.33.1"}, "ok", "0.33.1", None),
+        ("dev_mode", {"can": {"dev_mode": False}}, "fail", "off", "VLLM_SERVER_DEV_MODE=1"),
+        ("extension", {"can": {"collective_rpc": False, "extension": None}}, "fail", "not loaded", "highwater_worker."),
+        ("extension", {"can": {"collective_rpc": False, "extension": "x.Y"}}, "fail", "x.Y", "ENGINE_HAS_EXTENSION"),
+        ("extension", {"can": {"extension": "x.Y"}}, "ok", "x.Y is loaded", None),
+        ("ranks", {"ranks_expected": None}, "warn", "is unknown", None),
+        ("ranks", {"ranks_expected": 4, "can": {"data_parallel": 2}, "progress": None}, "fail", "2 of", "RECORDER"),
+        (
+            "ranks",
+            {"ranks_expected": 3, "ranks_missing": (MissingRank(dp_rank=1, pp_rank=0, tp_rank=0, status="dead"),)},
+            "fail",
+            "2 of 3",
+            "dp 1 pp 0 tp 0 (dead)",
+        ),
+        ("readings", {"stale": True, "hint": "no answer"}, "fail", "0.4 s ago", "no answer"),
+        ("readings", {"age_seconds": None}, "fail", "never", "log"),
+        (
+            "readings",
+            {"ranks": (replace(ranks()[0], notes=(Note(name="weights_bytes", reason="not known"),)),)},
+            "warn",
+            "weights_bytes: not known",
+            None,
+        ),
+        ("recorder", {"progress": None}, "warn", "a hang cannot be told", "HIGHWATER_RECORDER_DIR"),
+        ("recorder", {"progress": replace(MOVING, verdict="stuck", summary="1 step")}, "fail", "1 step", None),
+        ("thresholds", {"rules": replace(policy(), rules=())}, "warn", "no rules", "policy.md"),
+        ("thresholds", {"rules": policy(HELD)}, "fail", "cannot be reached", "PUT /policy"),
+        ("thresholds", {"rules": policy(), "stale": True}, "skip", "unknown until", None),
+        ("thresholds", {"rules": policy(replace(HELD, is_dormant=False)), "state": "sleeping"}, "ok", "acts at", None),
+        ("thresholds", {"rules": policy(ODD)}, "warn", "rank 1: asleep: weights", "policy.md"),
+        ("thresholds", {}, "ok", "device acts below 1.52 GiB, stops at 3.05 GiB", None),
+        ("mode", {"rules": policy(mode="observe")}, "warn", "only observes", "HIGHWATER_POLICY__MODE=act"),
+        ("mode", {"rules": policy(NO_REMEDY)}, "warn", "can only observe here: release: not loaded", "relief.md"),
+        ("mode", {"rules": policy(ONE_LESS)}, "ok", "not by itself here: reset_encoder_cache: before vLLM 0.16", None),
+        ("mode", {}, "ok", "acts; 1 action in the last hour", None),
+        ("state_file", {"policy": {"source": "put", "kept": False}}, "warn", "ends with", "HIGHWATER_STATE_FILE"),
+        ("state_file", {"policy": {"source": "put", "kept": True, "kept_in": "/s"}}, "ok", "/s", None),
+        ("state_file", {"events": [event("/s is /s.corrupt-1", kind="recovery")]}, "warn", "corrupt", "policy.md"),
+        ("control", {"without_token": "no token"}, "warn", "none was found here", "HIGHWATER_ADMIN_TOKEN"),
+        ("control", {"without_token": "no token", "with_token": "served"}, "ok", "the one here is right", None),
+        ("control", {"without_token": "no token", "with_token": "wrong token"}, "fail", "does not accept", "own"),
+        ("control", {"without_token": "closed"}, "fail", "has no admin token", "HIGHWATER_ADMIN_TOKEN_FILE"),
+        ("control", {"without_token": "served"}, "ok", "trust_loopback is set", None),
+        ("control", {"without_token": "unknown"}, "skip", "not known", None),
+        ("transport", {"url": "http://gpu-7:8001", "with_token": "served"}, "warn", "in plain HTTP", "TLS__CERT_FILE"),
+        ("transport", {"url": "http://gpu-7:8001"}, "ok", "no token is sent", None),
+        ("transport", {"url": "https://gpu-7:8001", "with_token": "served"}, "ok", "TLS", None),
+        ("exposure", {"can": {}, "engine_url": "http://10.0.0.7:8000"}, "warn", "10.0.0.7", "--host 127.0.0.1"),
+        ("exposure", {"engine_url": "unix:/run/vllm.sock"}, "ok", "unix:", None),
+        ("exposure", {"engine_url": "http://localhost:8000"}, "ok", "localhost", None),
+        ("incidents", {"incidents": {"incidents": [], "folder": None}}, "warn", "in memory only", "INCIDENTS__FOLDER"),
+        ("incidents", {"incidents": {"problem": "no room"}}, "fail", "no room", "incidents.folder"),
+        ("incidents", {"incidents": {"incidents": [INCIDENT], "folder": "/x"}}, "warn", "died", INCIDENT["id"]),
+        ("incidents", {"incidents": {"incidents": [INCIDENT | {"at": 1.0}], "folder": "/x"}}, "ok", "none", None),
+    ],
+)  # fmt: skip
+def test_each_rule_finds_what_is_wrong(rule, changed, level, text, change):
+    """With the flag, variable or call that mends it."""
+    changed = dict(changed)
+    engine_url = changed.pop("engine_url", None)
+    made = facts(**changed)
+    if engine_url is not None:
+        engine = replace(made.report.engine, url=engine_url)
+        made = replace(made, report=replace(made.report, engine=engine))
+    finding = getattr(checks, rule)(made)
+    assert finding.level == level
+    assert text in finding.text
+    assert finding.change is None if change is None else change in (finding.change or "")
+
+
+def test_statistics_that_the_engine_keeps_to_itself():
+    """Then nobody knows when it is quiet."""
+    made = facts()
+    mute = replace(made.report, engine=replace(made.report.engine, requests_running=None))
+    finding = checks.statistics(replace(made, report=mute))
+    assert (finding.level, "--disable-log-stats" in (finding.change or "")) == ("warn", True)
+
+
+def test_notes_of_a_cpu_are_as_they_should_be():
+    """It has no allocator statistics."""
+    rank = ranks()[0]
+    cpu = replace(rank, device=replace(rank.device, type="cpu"), notes=(Note(name="torch", reason="none"),))
+    assert checks.readings(facts(ranks=(cpu,))).level == "ok"
+
+
+def test_without_an_engine_one_thing_is_wrong():
+    """What cannot be told before is not called wrong."""
+    findings = checked(facts(**GONE))
+    assert [finding.name for finding in findings if finding.level == "fail"] == ["engine"]
+    assert {"dev mode", "extension", "ranks", "vLLM"} <= {f.name for f in findings if f.level == "skip"}
+    assert exit_code(findings) == 2
+
+
+def test_every_rule_is_asked_once():
+    """And says what it is about."""
+    names = [finding.name for finding in checked(facts())]
+    assert len(set(names)) == len(names) == len(CHECKS)
+    public = {name for name, value in vars(checks).items() if callable(value) and value in CHECKS}
+    assert len(public) == len(CHECKS)
+
+
+def test_every_variable_that_is_named_exists():
+    """Or the advice would be refused as a typo."""
+    known = {variable(key) for key, _ in keys()}
+    text = Path(checks.__file__).read_text(encoding="utf-8")
+    assert set(re.findall(r"HIGHWATER_[A-Z_]+[A-Z]", text)) <= known
+
+
+def test_the_lines_tell_what_to_change():
+    """Beneath what they are about; the last one counts."""
+    shown = check_text(checked(facts(rules=policy(mode="observe"))))
+    lines = shown.splitlines()
+    at = next(index for index, line in enumerate(lines) if "only observes" in line)
+    assert "HIGHWATER_POLICY__MODE=act" in lines[at + 1]
+    assert lines[-1] == "0 wrong, 1 to look at, 15 as it should be"
+
+
+def test_for_programs():
+    """Every finding, with its level and what to change."""
+    body = check_json(checked(facts(rules=policy(mode="observe"))))
+    assert body["exit_code"] == 1
+    assert {finding["level"] for finding in body["findings"]} == {"ok", "warn"}

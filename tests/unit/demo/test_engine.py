@@ -1,0 +1,115 @@
+"""What can be said of the engine's starting and ending without starting vLLM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from highwater.demo import keeper
+from highwater.demo.engine import Engine, EngineOptions, bind_threads, link_extension
+from highwater.demo.environment import EngineEnvironment
+from highwater.demo.errors import DemoError
+from highwater.demo.process import answers, free_port
+from tests.engines import dialect_of, log_tail
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "expected"),
+    [([0, 1], 2, "0|1"), ([0, 1, 2, 3], 2, "0,1|2,3"), ([4, 6, 8], 2, "4|6"), ([5], 2, "5|5")],
+)
+def test_ranks_share_the_cpus(cpus: list[int], ranks: int, expected: str) -> None:
+    assert bind_threads(cpus, ranks) == expected
+
+
+def test_the_engine_sees_the_extension_and_nothing_else(tmp_path: Path) -> None:
+    folder = link_extension(tmp_path / "extension")
+    assert link_extension(folder) == folder  # a second start finds the first one's link
+    (link,) = folder.iterdir()
+    assert link.name == "highwater_worker"
+    assert (link / "__init__.py").is_file()
+
+
+def test_a_free_port_has_no_healthy_server() -> None:
+    assert not answers(free_port(), "/health")
+
+
+def test_the_error_of_a_program_that_failed_tells_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("\n".join(f"line {number}" for number in range(100)))
+    text = str(DemoError.with_log("it failed", log, lines=2))
+    assert text == f"it failed\nThe log is {log}; its last lines are:\nline 98\nline 99"
+
+
+def test_the_error_of_a_program_that_said_nothing_says_so(tmp_path: Path) -> None:
+    assert "(the log is empty)" in str(DemoError.with_log("it failed", tmp_path / "none.log"))
+
+
+def fake_environment(tmp_path: Path, script: str) -> EngineEnvironment:
+    """Return an environment whose `python` is a shell script."""
+    python = tmp_path / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    return EngineEnvironment("0.32.0", tmp_path / "environment")
+
+
+def test_an_engine_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path) -> None:
+    environment = fake_environment(tmp_path, "echo out of luck; exit 3")
+    with pytest.raises(DemoError, match=r"ended with status 3 while it started(.|\n)*out of luck"):
+        Engine(environment, EngineOptions(extension=False), folder=tmp_path / "run").start()
+
+
+def test_an_engine_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
+    environment = fake_environment(tmp_path, "echo $$; exec sleep 60")
+    engine = Engine(environment, EngineOptions(extension=False), folder=tmp_path / "run")
+    with pytest.raises(DemoError, match=r"not ready within 0\.3 s"):
+        engine.start(timeout_seconds=0.3)
+    assert not engine.is_running()
+    assert not Path("/proc", log_tail(engine, 1)).exists()
+
+
+SAY_ALL = 'echo "$@"; echo "KV=$VLLM_CPU_KVCACHE_SPACE DYNAMO=$TORCHDYNAMO_DISABLE"; exit 3'
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [("0.12.0", "KV=1 DYNAMO=1"), ("0.23.0", "KV= DYNAMO=1"), ("0.32.0", "KV= DYNAMO="), ("", "KV= DYNAMO=")],
+)
+def test_each_version_is_spoken_to_as_it_expects(
+    version: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version of an environment that somebody else made may be unknown: it counts as the current one."""
+    for name in ("VLLM_CPU_KVCACHE_SPACE", "TORCHDYNAMO_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    environment = EngineEnvironment(version, fake_environment(tmp_path, SAY_ALL).root)
+    options = EngineOptions(tensor_parallel=2, extra_args=("--dtype", "float32"))
+    engine = Engine(environment, options, folder=tmp_path / "run", dialect=dialect_of(version))
+    with pytest.raises(DemoError):
+        engine.start()
+    command, environ = log_tail(engine, 2).splitlines()
+    assert environ == says
+    assert ("--shutdown-timeout" in command) == (version != "0.12.0")
+    assert command.index("--dtype bfloat16") < command.index("--dtype float32")
+
+
+def test_nothing_is_left_when_the_pipe_to_the_keeper_closes() -> None:
+    """Also a grandchild that lost its parent and ignores SIGTERM."""
+    script = "trap '' TERM; (trap '' TERM; sleep 60 & echo $!; wait) & wait"
+    command = [sys.executable, "-I", "-S", keeper.__file__, "0.1", "/bin/sh", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        sleeper = int(process.stdout.readline())
+        assert sleeper in keeper.session_pids(process.pid)
+        process.stdin.close()
+        process.wait(10)
+    assert keeper.session_pids(process.pid) == []
+
+
+def test_the_keeper_passes_the_status_on() -> None:
+    command = [sys.executable, "-I", "-S", keeper.__file__, "0.1", "/bin/sh", "-c", "exit 7"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        assert process.wait(10) == 7

@@ -1,0 +1,146 @@
+"""What each vLLM can do is found out without acting on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from highwater.engine.capabilities import PROBED_PATHS, Capabilities, detect, parse_version
+from highwater.engine.client import Engine
+from highwater.errors import EngineUnreachable
+from tests.fakes.engine import EXTENSION, FakeEngine
+
+# version: reset_mm_cache, reset_encoder_cache, is_paused
+MATRIX = {
+    "0.11.0": (False, False, False),
+    "0.12.0": (True, False, True),
+    "0.16.0": (True, True, True),
+    "0.28.0": (True, True, True),
+    "0.32.0": (True, True, True),
+    "0.33.0": (True, True, True),
+}
+versions = pytest.mark.parametrize("version", MATRIX)
+documented = pytest.mark.parametrize("openapi", [True, False], ids=["openapi", "probed"])
+
+
+async def detected(fake: FakeEngine, *, assume_extension: bool = False) -> Capabilities:
+    async with Engine("http://engine:8000", transport=fake.transport()) as engine:
+        return await detect(engine, assume_extension=assume_extension)
+
+
+@versions
+@documented
+async def test_the_matrix_of_versions(version, openapi):
+    """The OpenAPI page and the 405 probes lead to the same, on every version."""
+    found = await detected(FakeEngine(version, openapi=openapi))
+    mm, encoder, is_paused = MATRIX[version]
+    assert (found.reset_mm_cache, found.reset_encoder_cache) == (mm, encoder)
+    assert (found.version, found.dev_mode, found.collective_rpc, found.server_info) == (version, True, True, True)
+    assert (found.reset_prefix_cache, found.is_sleeping, found.is_paused) == (True, True, is_paused)
+    assert (found.tensor_parallel, found.ranks_expected, found.executor) == (2, 2, "mp")
+    assert (found.model, found.gpu_memory_utilization) == ("Qwen/Qwen3-VL-32B-Instruct", 0.9)
+
+
+@versions
+@documented
+async def test_without_development_mode_there_is_little(version, openapi):
+    """No worker calls and no resets."""
+    found = await detected(FakeEngine(version, openapi=openapi, dev_mode=False))
+    assert not any((found.dev_mode, found.collective_rpc, found.server_info, found.is_sleeping))
+    assert not any((found.reset_prefix_cache, found.reset_mm_cache, found.reset_encoder_cache))
+    assert (found.extension, found.ranks_expected) == (None, None)
+
+
+@versions
+@documented
+async def test_detection_never_acts(version, openapi):
+    """A POST would act, and CORS middleware answers every OPTIONS: only GETs are sent."""
+    fake = FakeEngine(version, openapi=openapi)
+    await detected(fake)
+    assert {call.method for call in fake.calls} == {"GET"}
+    assert bool(fake.asked("/collective_rpc")) is not openapi, "the page is enough where there is one"
+
+
+@pytest.mark.parametrize(
+    ("extension", "assume", "allowed"),
+    [
+        (EXTENSION, False, True),
+        ("mine.Both", False, False),
+        ("mine.Both", True, True),
+        (None, False, False),
+        (None, True, True),
+    ],
+)
+async def test_worker_calls_need_our_extension(extension, assume, allowed):
+    """Known by /server_info alone, or by the operator's word for a subclass."""
+    found = await detected(FakeEngine(extension=extension), assume_extension=assume)
+    assert (found.collective_rpc, found.extension) == (allowed, extension)
+
+
+async def test_the_operators_word_makes_no_route():
+    """Without /collective_rpc nothing can be called, whatever is assumed."""
+    assert not (await detected(FakeEngine(dev_mode=False), assume_extension=True)).collective_rpc
+
+
+@pytest.mark.parametrize("status", [422, 500])
+async def test_an_engine_that_cannot_dump_its_configuration(status):
+    """Versions that answer /server_info with an error: the extension is not known, so it is not called."""
+    fake = FakeEngine()
+    fake.failing["/server_info"] = status
+    found = await detected(fake)
+    assert (found.collective_rpc, found.extension, found.ranks_expected) == (False, None, None)
+    assert (found.dev_mode, found.server_info) == (True, False)
+
+
+async def test_an_engine_that_is_not_there_raises():
+    """No capabilities are made up."""
+    fake = FakeEngine()
+    fake.down = True
+    with pytest.raises(EngineUnreachable):
+        await detected(fake)
+
+
+async def test_an_encoder_cache_connector_is_seen():
+    """It keeps references into the cache."""
+    fake = FakeEngine()
+    fake.ec_connector = True
+    assert (await detected(fake)).ec_connector
+    assert not (await detected(FakeEngine())).ec_connector
+
+
+async def test_ranks_are_counted_over_all_engines():
+    """Tensor times pipeline times data parallel."""
+    assert (await detected(FakeEngine(tensor_parallel=4, data_parallel=2))).ranks_expected == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [("0.32.0", "0.32.0"), ("0.32.0+cpu", "0.32.0"), ("0.12.0rc1", "0.12.0"), ("0.31.1.dev5+gabc", "0.31.1")],
+)
+def test_a_version_is_compared_by_its_release(text, release):
+    """Builds, release candidates and development versions count as their release."""
+    assert str(parse_version(text)) == release
+    assert Capabilities(version=text).at_least(release)
+    assert not Capabilities(version=text).at_least("0.99")
+
+
+@pytest.mark.parametrize("text", [None, "", "dev", "v?"])
+def test_an_unknown_version_is_no_version(text):
+    """It is at least nothing."""
+    assert parse_version(text) is None
+    assert not Capabilities(version=text).at_least("0.0.1")
+
+
+def test_what_is_shown_repeats_nothing():
+    """Version and model stand beside the capabilities in the report."""
+    assert {"version", "model"}.isdisjoint(Capabilities(version="0.32.0").public())
+    assert len(PROBED_PATHS) == len(set(PROBED_PATHS))
+
+
+@pytest.mark.parametrize("root_path", ["", "/llm", "/llm/prod"])
+async def test_the_root_path_is_what_the_page_says(root_path):
+    """FastAPI lists it as the first server; without the page nobody can tell."""
+    fake = FakeEngine()
+    fake.root_path = root_path
+    assert (await detected(fake)).root_path == root_path
+    fake.openapi = False
+    assert (await detected(fake)).root_path is None

@@ -1,0 +1,297 @@
+"""The words said to vLLM: what the client refuses to do, and how it maps what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+
+import httpx
+import pytest
+
+from highwater.engine.client import Engine, EngineAnswer
+from highwater.errors import EngineError, EngineGarbled, EngineRefused, EngineUnreachable, EngineUnresponsive
+from tests.fakes.engine import FakeEngine
+
+
+@pytest.fixture
+def fake() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def engine(fake):
+    # The deadline is wall time inside asyncio.wait: nothing sleeps, and a hanging call ends at once.
+    async with Engine("http://engine:8000", rpc_deadline_seconds=0.02, transport=fake.transport()) as client:
+        client.rpc_allowed = True
+        yield client
+
+
+async def until(true) -> None:
+    """Give the loop turns until it is so."""
+    for _ in range(1000):
+        if true():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError
+
+
+# --- worker calls ---
+
+
+async def test_a_worker_call_answers_for_each_rank(engine):
+    """In rank order, as objects."""
+    answers = await engine.rpc("memory")
+    assert [(answer["op"], answer["rank"]) for answer in answers] == [("memory", 0), ("memory", 1)]
+
+
+async def test_how_long_a_worker_call_has_waited_is_told(engine, fake):
+    """And since when the workers have answered nothing; an answer that came too late is none."""
+    assert (engine.rpc_outstanding_seconds, engine.rpc_answer_age_seconds) == (None, None)
+    fake.hang = asyncio.Event()
+    with pytest.raises(EngineUnresponsive):
+        await engine.rpc("memory")
+    engine._outstanding_since -= 60.0
+    assert engine.rpc_outstanding_seconds == pytest.approx(60.0, abs=5.0)
+    fake.hang.set()
+    await asyncio.wait({engine._outstanding})
+    assert (engine.rpc_outstanding_seconds, engine.rpc_answer_age_seconds) == (None, None)
+    await engine.rpc("memory")
+    engine._answered_at -= 60.0
+    assert engine.rpc_answer_age_seconds == pytest.approx(60.0, abs=5.0)
+    assert engine.rpc_outstanding_seconds is None
+
+
+async def test_no_worker_call_before_the_extension_is_known(engine, fake):
+    """A missing method would desynchronise vLLM's queues for ever."""
+    engine.rpc_allowed = False
+    with pytest.raises(EngineRefused, match="not known to be loaded"):
+        await engine.rpc("memory")
+    assert fake.calls == []
+
+
+async def test_a_worker_call_carries_no_timeout(engine, fake):
+    """On the wire: one method, two positional texts, and nothing else."""
+    await engine.rpc("encoder_cache", {"limit": 5})
+    body = json.loads(fake.calls[0].body)
+    assert body == {"method": "highwater_rpc", "args": ["encoder_cache", '{"limit": 5}']}
+    assert b"timeout" not in fake.calls[0].body
+
+
+async def test_one_worker_call_in_flight_at_most(engine, fake):
+    """However many ask, they go one after the other."""
+    answers = await asyncio.gather(*(engine.rpc("memory") for _ in range(10)))
+    assert len(answers) == len(fake.ops()) == 10
+    assert fake.most_rpcs_in_flight == 1
+
+
+async def test_a_late_call_is_unresponsive_and_never_repeated(engine, fake):
+    """After the deadline: said so, left running, and nobody else's call goes out meanwhile."""
+    fake.hang = asyncio.Event()
+    for _ in range(3):
+        with pytest.raises(EngineUnresponsive, match="worker call memory sent 0 s ago has not come back"):
+            await engine.rpc("memory")
+    assert len(fake.calls) == 1
+    assert fake.rpcs_in_flight == 1
+    fake.hang.set()
+
+
+async def test_it_recovers_when_the_late_call_comes_back(engine, fake):
+    """The late answer is dropped, and the next call is its own."""
+    fake.hang = asyncio.Event()
+    with pytest.raises(EngineUnresponsive):
+        await engine.rpc("memory")
+    late = engine._outstanding
+    fake.hang.set()
+    await asyncio.wait({late})
+    fake.hang = None
+    assert {answer["op"] for answer in await engine.rpc("release")} == {"release"}
+    assert fake.ops() == ["memory", "release"]
+
+
+async def test_those_who_wait_behind_a_late_call_are_told_too(engine, fake):
+    """Nobody hangs with it."""
+    fake.hang = asyncio.Event()
+    ends = await asyncio.gather(*(engine.rpc("memory") for _ in range(4)), return_exceptions=True)
+    assert [type(end) for end in ends] == [EngineUnresponsive] * 4
+    assert len(fake.calls) == 1
+    fake.hang.set()
+
+
+async def test_a_caller_that_is_cancelled_leaves_the_call_running(engine, fake):
+    """A client that went away must not make room for a second call."""
+    fake.hang = asyncio.Event()
+    caller = asyncio.create_task(engine.rpc("memory"))
+    await until(lambda: fake.calls)
+    caller.cancel()
+    await asyncio.wait({caller})
+    with pytest.raises(EngineUnresponsive):
+        await engine.rpc("memory")
+    assert len(fake.calls) == 1
+    fake.hang.set()
+
+
+async def test_an_abandoned_call_that_fails_is_looked_at(engine, fake, caplog):
+    """asyncio has nothing to complain about when nobody waits any more."""
+    fake.hang, fake.breaks = asyncio.Event(), True
+    caller = asyncio.create_task(engine.rpc("memory"))
+    await until(lambda: fake.calls)
+    caller.cancel()
+    await asyncio.wait({caller})
+    fake.hang.set()
+    await asyncio.wait({engine._outstanding})
+    del caller
+    engine._outstanding = None  # the last reference to the call goes
+    gc.collect()
+    assert caplog.text == ""
+
+
+async def test_closing_lets_go_of_a_late_call(fake):
+    """Shutting down never waits for a stuck engine."""
+    fake.hang = asyncio.Event()
+    async with Engine("http://engine", rpc_deadline_seconds=0.01, transport=fake.transport()) as engine:
+        engine.rpc_allowed = True
+        with pytest.raises(EngineUnresponsive):
+            await engine.rpc("memory")
+    assert engine._outstanding.cancelled()
+    assert fake.rpcs_in_flight == 0
+
+
+GARBLED = {
+    "no object": lambda _: [],
+    "no results": lambda _: {"answer": []},
+    "results are null": lambda _: {"results": None},
+    "results are a text": lambda _: {"results": "[]"},
+    "results are a number": lambda _: {"results": 5},
+    "nobody answered": lambda _: {"results": []},
+    "an object, not its text": lambda answers: {"results": answers},
+    "no JSON": lambda _: {"results": ["hello"]},
+    "a list in JSON": lambda _: {"results": ["[]"]},
+    "null of one rank": lambda answers: {"results": [json.dumps(answers[0]), None]},
+    "a number of one rank": lambda answers: {"results": [json.dumps(answers[0]), "5"]},
+    "another op": lambda answers: {"results": [json.dumps(answer | {"op": "release"}) for answer in answers]},
+    "another op of one rank": lambda answers: {
+        "results": [json.dumps(answers[0]), json.dumps(answers[1] | {"op": "hello"})]
+    },
+    "no op": lambda answers: {"results": [json.dumps(answer | {"op": None}) for answer in answers]},
+}
+
+
+@pytest.mark.parametrize("garble", GARBLED.values(), ids=GARBLED)
+async def test_an_answer_outside_the_contract_is_garbled(engine, fake, garble):
+    """Never believed, never an exception of another kind."""
+    fake.garble = garble
+    with pytest.raises(EngineGarbled):
+        await engine.rpc("memory")
+
+
+async def test_queues_out_of_step_are_called_that(engine, fake):
+    """The answer to an earlier call shows that the ranks lag by one for ever."""
+    fake.garble = GARBLED["another op of one rank"]
+    with pytest.raises(EngineGarbled, match=r"answered with \['hello'\]: its worker queues are out of step"):
+        await engine.rpc("memory")
+
+
+async def test_a_worker_call_that_the_engine_refuses(engine, fake):
+    """An HTTP error keeps its status."""
+    fake.failing["/collective_rpc"] = 500
+    with pytest.raises(EngineRefused, match="answered 500") as caught:
+        await engine.rpc("memory")
+    assert caught.value.status == 500
+
+
+async def test_no_connection_is_unreachable(engine, fake):
+    """For worker calls and for plain ones alike; the next call works again."""
+    fake.down = True
+    for ask in (engine.rpc("memory"), engine.get_text("/metrics"), engine.post("/reset_mm_cache")):
+        with pytest.raises(EngineUnreachable, match="All connection attempts failed"):
+            await ask
+    fake.down = False
+    assert await engine.rpc("memory")
+
+
+# --- plain questions ---
+
+
+async def test_no_answer_in_time_is_unresponsive(engine, fake):
+    """Connected, but nothing comes."""
+    fake.late = {"/metrics", "/reset_mm_cache"}
+    for ask in (engine.get_text("/metrics"), engine.post("/reset_mm_cache")):
+        with pytest.raises(EngineUnresponsive, match="no answer in time"):
+            await ask
+
+
+@pytest.mark.parametrize(
+    ("raised", "mapped"),
+    [
+        (httpx.ConnectTimeout("slow"), EngineUnreachable),
+        (httpx.PoolTimeout("full"), EngineUnresponsive),
+        (httpx.RemoteProtocolError("cut"), EngineUnreachable),
+        (httpx.ReadError(""), EngineUnreachable),
+    ],
+)
+async def test_foreign_errors_are_mapped_at_the_door(raised, mapped):
+    """No httpx exception gets past the client."""
+
+    def handler(_):
+        raise raised
+
+    async with Engine("http://engine", transport=httpx.MockTransport(handler)) as engine:
+        engine.rpc_allowed = True
+        with pytest.raises(mapped):
+            await engine.get_json("/version")
+        with pytest.raises(EngineError):
+            await engine.rpc("memory")
+
+
+async def test_json_that_is_none_is_none(engine, fake):
+    """A status of 400 or more, or a body that is no JSON."""
+    assert await engine.get_json("/version") == {"version": "0.32.0"}
+    assert await engine.get_json("/nothing") is None
+    assert await engine.get_json("/metrics") is None
+
+
+async def test_text_with_an_error_status_is_refused(engine):
+    """A page of errors is no exposition."""
+    with pytest.raises(EngineRefused) as caught:
+        await engine.get_text("/nothing")
+    assert caught.value.status == 404
+
+
+async def test_a_post_only_route_is_found_without_acting(engine, fake):
+    """405 where it is, 404 where not, 200 where a GET is served."""
+    assert await engine.has_post("/reset_mm_cache")
+    assert not await engine.has_post("/reset_nothing")
+    assert not await engine.has_post("/version")
+    assert await engine.exists("/is_paused")
+    assert not await engine.exists("/is_nothing")
+    assert {call.method for call in fake.calls} == {"GET"}
+
+
+async def test_a_post_keeps_its_query_string_and_has_no_body(engine, fake):
+    """As the client of a drop-in path wrote it."""
+    answer = await engine.post("/reset_prefix_cache", "device=%5B0%5D&x=a+b")
+    assert (answer.status, answer.json_object()) == (200, {"success": True})
+    assert (fake.calls[0].query, fake.calls[0].body) == ("device=%5B0%5D&x=a+b", b"")
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"[1]", b"ok", b"\xff"])
+def test_an_answer_that_is_no_object_is_an_empty_one(body):
+    """vLLM answers most resets with an empty 200."""
+    assert EngineAnswer(200, "text/plain", body).json_object() == {}
+
+
+async def test_a_proxy_variable_does_not_catch_calls_to_the_neighbour(monkeypatch):
+    """HTTP_PROXY is for the internet."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    async with Engine("http://127.0.0.1:8000") as engine:
+        assert engine._client._mounts == {}
+
+
+async def test_a_unix_socket_is_an_engine_too():
+    """unix:/path: the connection goes to the socket."""
+    async with Engine("unix:/nowhere/vllm.sock") as engine:
+        assert engine._client.base_url == "http://localhost"
+        with pytest.raises(EngineUnreachable):
+            await engine.get_json("/version")

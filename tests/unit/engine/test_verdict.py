@@ -1,0 +1,159 @@
+"""The verdict: every row of its table, and what only nearly looks so."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from highwater.engine.verdict import GONE_SECONDS, Contact, EngineVerdict, Seen, decide, in_words
+from highwater.readings import STATES, EngineState, EngineStatus, Progress
+
+ROOT = Path(__file__).parents[3]
+LOST = {name for name, traits in STATES.items() if traits.is_lost}
+UP = EngineVerdict(state="ready", since=0.0, reason=None, has_answered=True)
+
+
+def moves(verdict: str, seconds: float | None = None) -> Progress:
+    return Progress(verdict=verdict, since_seconds=seconds, ranks=(), summary=f"the ranks are {verdict}")
+
+
+def after(*rounds: Seen, before: EngineVerdict = UP, every: float = 1.0) -> EngineVerdict:
+    """The verdict after these rounds."""
+    for number, seen in enumerate(rounds):
+        before = decide(before, seen, 100.0 + number * every, max_step_seconds=120.0)
+    return before
+
+
+REFUSED = Seen(contact="refused", failure="refused")
+LATE = Seen(contact="late", failure="late")
+CALL_LATE = Seen(contact="worker_call_late", failure="late")
+BROKEN = Seen(contact="broken", failure="broken")
+ANSWERED = Seen(contact="answered")
+
+ROWS = [
+    ("it answers", [ANSWERED], "ready"),
+    ("one refusal", [REFUSED], "ready"),
+    ("two refusals", [REFUSED, REFUSED], "gone"),
+    ("two refusals with an answer between", [REFUSED, ANSWERED, REFUSED], "ready"),
+    ("one refusal, its workers dead", [Seen(contact="refused", workers="dead")], "gone"),
+    ("one refusal, its workers ended in order", [Seen(contact="refused", workers="ended")], "gone"),
+    ("connections that break", [BROKEN] * 20, "slow"),
+    ("an API server that is late", [LATE], "slow"),
+    ("an API server that is late, the core idle", [Seen(contact="late", progress=moves("idle"))], "slow"),
+    ("an API server that is late, the core in steps", [Seen(contact="late", progress=moves("progressing"))], "slow"),
+    ("an API server that is late in a long step", [Seen(contact="late", progress=moves("busy", 5.0))], "busy"),
+    ("a worker call that is late, no recorder", [CALL_LATE], "busy"),
+    (
+        "a worker call that is late among steps",
+        [Seen(contact="worker_call_late", progress=moves("progressing"))],
+        "ready",
+    ),
+    (
+        "a worker call that is late, nobody in a step",
+        [Seen(contact="worker_call_late", progress=moves("idle"))],
+        "slow",
+    ),
+    ("a step of nine seconds", [Seen(contact="answered", progress=moves("busy", 9.0))], "ready"),
+    ("a step of ten seconds", [Seen(contact="answered", progress=moves("busy", 10.0))], "busy"),
+    ("recorders that say stuck", [Seen(contact="answered", progress=moves("stuck", 130.0))], "stuck"),
+    ("an API server without workers", [Seen(contact="answered", workers="dead")], "stuck"),
+    ("asleep", [Seen(contact="answered", sleeping=True)], "sleeping"),
+    ("paused", [Seen(contact="answered", paused=True)], "paused"),
+    ("paused, then late", [Seen(contact="answered", paused=True), CALL_LATE], "paused"),
+]
+
+
+@pytest.mark.parametrize(("rounds", "state"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_the_state_is_that_of_the_table(rounds, state):
+    """Of an engine that was ready."""
+    assert after(*rounds).state == state
+
+
+def test_what_never_answered_is_starting_however_long_it_does_not():
+    """Also where a port is open already."""
+    for seen in (REFUSED, LATE, BROKEN):
+        assert after(*[seen] * 50, before=EngineVerdict(), every=60.0).state == "starting"
+
+
+@pytest.mark.parametrize("seen", [LATE, CALL_LATE, BROKEN], ids=["late", "call", "broken"])
+def test_no_answer_for_longer_than_any_step_is_no_hang(seen):
+    """Not ready, and not restarted: nobody tells what it does."""
+    verdict = after(*[seen] * 3, every=60.0)
+    assert (verdict.state, verdict.since) == ("not_answering", 220.0)
+    assert after(seen, seen, ANSWERED, seen, every=60.0).state != "not_answering", "an answer begins it anew"
+
+
+def test_an_end_is_told_for_a_minute_and_then_the_next_engine_is_waited_for():
+    """It may load for twenty; whoever listens there is the next one at once."""
+    gone = after(REFUSED, REFUSED)
+    assert decide(gone, REFUSED, 101.0 + GONE_SECONDS - 0.1, max_step_seconds=120.0).state == "gone"
+    assert decide(gone, REFUSED, 101.0 + GONE_SECONDS, max_step_seconds=120.0).state == "starting"
+    assert after(LATE, before=gone).state == "starting"
+    assert after(Seen(contact="refused", is_another_loading=True), before=gone).state == "starting"
+    assert after(ANSWERED, before=gone).state == "ready"
+
+
+def test_what_follows_from_a_state_is_said_once():
+    """Every state has its row, and no row contradicts itself."""
+    assert tuple(STATES) == get_args(EngineState)
+    for traits in STATES.values():
+        assert traits.is_up or not (traits.serves or traits.answers or traits.takes_remedies or traits.is_held)
+        assert not (traits.is_up and (traits.is_lost or traits.is_absent or traits.is_hung))
+        assert (traits.level == "bad") == (traits.is_hung or traits.is_lost)
+    assert [name for name, traits in STATES.items() if traits.level == "good"] == ["ready"]
+
+
+def test_nobody_else_keeps_a_list_of_states():
+    """Which states mean what is said in app/highwater/readings.py: a second list is forgotten when a state is added."""
+    states = set(get_args(EngineState))
+
+    def is_list(node: ast.AST) -> bool:
+        literals = node.elts if isinstance(node, ast.Set | ast.Tuple | ast.List) else ()
+        names = {one.value for one in literals if isinstance(one, ast.Constant)}
+        return len(names) > 1 and names <= states
+
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in (ROOT / "app").rglob("*.py")}
+    lists = [f"{path.name}:{node.lineno}" for path, tree in trees.items() for node in ast.walk(tree) if is_list(node)]
+    assert [found for found in lists if not found.startswith("readings.py:")] == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "app" / "highwater" / "dashboard").glob("*.js")), ids=lambda path: path.name
+)
+def test_the_page_keeps_no_list_of_states_either(path):
+    """What follows from a state it has from facts.js, which is written from the same table."""
+    lists = re.findall(r"\[([^\[\]]*)\]", path.read_text("utf-8"))
+    names = [set(re.findall(r'"(\w+)"', one)) for one in lists]
+    assert not [one for one in names if len(one) > 1 and one <= set(get_args(EngineState))]
+
+
+def test_a_state_is_told_in_words():
+    """With why, where that is known."""
+    engine = EngineStatus(url="http://e", state="not_answering", hint="a call is late")
+    assert in_words(engine) == "the engine is not answering: a call is late"
+
+
+seens = st.builds(
+    Seen,
+    contact=st.sampled_from(get_args(Contact)),
+    failure=st.none() | st.just("f"),
+    progress=st.none() | st.builds(moves, st.sampled_from(["progressing", "idle", "busy"]), st.floats(0, 500)),
+    sleeping=st.none() | st.booleans(),
+    paused=st.none() | st.booleans(),
+)
+
+
+@given(rounds=st.lists(seens, max_size=30), every=st.floats(0.1, 300))
+def test_without_a_recorders_word_and_without_refusals_nobody_restarts_the_engine(rounds, every):
+    """Whatever else is late or breaks, for however long."""
+    before = UP
+    for number, seen in enumerate(rounds):
+        if seen.contact != "refused":
+            before = decide(before, seen, number * every, max_step_seconds=120.0)
+            assert before.state not in LOST

@@ -1,0 +1,62 @@
+"""The limit of open files is raised, and connections stay below it."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from highwater.process import descriptors
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """Set the limits that the process has, soft and hard; the list is what it has asked for since."""
+
+    def set_limits(soft: int, hard: int, *, refuses: bool = False) -> list[tuple[int, int]]:
+        held, asked = [(soft, hard)], []
+
+        def setrlimit(_, wanted):
+            if refuses:
+                raise ValueError("current limit exceeds maximum limit")
+            asked.append(wanted)
+            held[:] = [wanted]
+
+        monkeypatch.setattr(resource, "getrlimit", lambda _: held[0])
+        monkeypatch.setattr(resource, "setrlimit", setrlimit)
+        return asked
+
+    return set_limits
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one(limits):
+    """The soft one is for programs that use select(2): systemd and shells set 1,024."""
+    asked = limits(1024, 524_288)
+    assert descriptors.raise_limit() == 524_288
+    assert asked == [(524_288, 524_288)]
+
+
+def test_a_limit_that_is_not_granted_stays(limits):
+    """macOS names a hard limit of no end and grants less."""
+    limits(256, resource.RLIM_INFINITY, refuses=True)
+    assert descriptors.raise_limit() == 256
+
+
+@pytest.mark.parametrize("limit", [256, 1024, 4096, 20_000])
+def test_connections_leave_room_for_all_else(limits, limit):
+    """Each may cost two descriptors: the client's, and the engine's for its request."""
+    limits(limit, limit)
+    assert 2 * descriptors.default_connections() + descriptors.RESERVED <= limit
+    assert descriptors.default_connections() == descriptors.room_at_most()
+
+
+def test_there_is_an_end_where_files_have_none(limits):
+    """Each connection costs memory too."""
+    limits(resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    assert descriptors.default_connections() == descriptors.MAX_CONNECTIONS
+
+
+def test_there_is_room_for_one_where_there_is_none(limits):
+    """A limit so small is nobody's intention, and a sidecar that serves nobody nobody's wish."""
+    limits(32, 32)
+    assert descriptors.default_connections() == 1

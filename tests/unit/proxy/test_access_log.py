@@ -1,0 +1,175 @@
+"""The access log's writer: files that are moved away, disks that are full, readers that have stopped."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import threading
+import time
+
+import pytest
+
+from highwater.proxy.access_log import AccessLog, EndedRequest
+
+ENDED = EndedRequest(
+    peer="10.0.0.1:40000",
+    method="POST",
+    path="/v1/completions",
+    path_class="completions",
+    status=200,
+    result="complete",
+    reason=None,
+    request_id="r1",
+    request_bytes=10,
+    response_bytes=20,
+    duration_seconds=0.1234567891,
+    time_to_first_byte_seconds=None,
+    held_seconds=0.0,
+    engine_connection_reused=True,
+)
+
+
+def until(condition):
+    """Wait for the writing thread."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def numbered(number):
+    return ENDED._replace(request_id=str(number))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "access.log"
+
+
+@pytest.fixture
+def access_log(path):
+    opened = AccessLog(str(path))
+    yield opened
+    opened.close()
+
+
+def test_a_line_is_one_json_object(access_log, path):
+    """UTC to the millisecond, times to the microsecond, null for what is not known."""
+    access_log.write(ENDED)
+    access_log.close()
+    (line,) = lines(path)
+    assert line.pop("time").endswith("Z")
+    assert line == {**ENDED._asdict(), "duration_seconds": 0.123457}
+
+
+def test_lines_come_in_order_behind_what_is_there(path):
+    """A restart goes on in the same file."""
+    for start in (0, 100):
+        access_log = AccessLog(str(path))
+        for number in range(start, start + 100):
+            access_log.write(numbered(number))
+        access_log.close()
+    assert [line["request_id"] for line in lines(path)] == [str(number) for number in range(200)]
+
+
+def test_a_file_is_not_for_every_user(access_log, path):
+    """It tells who asked for what."""
+    access_log.write(ENDED)
+    assert stat.S_IMODE(path.stat().st_mode) & 0o007 == 0
+
+
+def test_a_file_that_was_moved_away_is_made_anew(access_log, path):
+    """As logrotate does it, without a word to us."""
+    moved = path.with_suffix(".1")
+    access_log.write(numbered(1))
+    until(path.read_text)
+    path.rename(moved)
+    access_log.write(numbered(2))
+    access_log.close()
+    assert [line["request_id"] for file in (moved, path) for line in lines(file)] == ["1", "2"]
+
+
+def test_reopen_makes_it_anew_at_once(access_log, path):
+    """Also where no request ends: what was moved away can be compressed."""
+    path.rename(path.with_suffix(".1"))
+    access_log.reopen()
+    until(path.exists)
+    access_log.close()
+    assert access_log.dropped == 0
+
+
+def test_a_folder_that_is_gone_costs_lines_and_is_told(tmp_path, caplog):
+    """The writer goes on when the folder is back, and nothing else notices."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    path = folder / "access.log"
+    access_log = AccessLog(str(path))
+    path.unlink()
+    folder.rmdir()
+    access_log.write(numbered(1))
+    until(lambda: access_log.dropped == 1)
+    folder.mkdir()
+    access_log.write(numbered(2))
+    access_log.close()
+    assert [line["request_id"] for line in lines(path)] == ["2"]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "No such file" in told
+    assert told.endswith("lines dropped: 1")
+
+
+class Blocked:
+    """A pipe's end that nobody reads: writes wait."""
+
+    def __init__(self):
+        self.goes_on = threading.Event()
+        self.text = ""
+
+    def write(self, text):
+        self.goes_on.wait()
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_a_reader_that_stopped_holds_up_nobody(monkeypatch, caplog):
+    """What does not fit into the queue is dropped, counted and told at a bounded rate; the rest comes when it reads."""
+    blocked = Blocked()
+    monkeypatch.setattr("sys.stdout", blocked)
+    access_log = AccessLog("-", queue_lines=10)
+    with caplog.at_level(logging.WARNING):
+        for number in range(1000):
+            access_log.write(numbered(number))
+    assert 989 <= access_log.dropped <= 990
+    assert len(caplog.records) == 5
+    assert "the queue is full" in caplog.text
+    blocked.goes_on.set()
+    access_log.close()
+    kept = [json.loads(line)["request_id"] for line in blocked.text.splitlines()]
+    assert len(kept) == 1000 - access_log.dropped
+    assert kept[:10] == [str(number) for number in range(10)]
+
+
+def test_the_end_does_not_wait_for_a_reader_that_stopped(monkeypatch):
+    """What waits is lost then, and the sidecar ends."""
+    blocked = Blocked()
+    monkeypatch.setattr("sys.stdout", blocked)
+    monkeypatch.setattr("highwater.proxy.access_log.CLOSE_SECONDS", 0.05)
+    access_log = AccessLog("-", queue_lines=1)
+    access_log.write(ENDED)
+    access_log.write(ENDED)
+    access_log.close()
+    assert blocked.text == ""
+    blocked.goes_on.set()  # the threads may end
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_at_the_start(tmp_path):
+    """And not the loss of every line later."""
+    with pytest.raises(OSError, match=os.strerror(21)):
+        AccessLog(str(tmp_path))

@@ -1,0 +1,130 @@
+"""Moves of many bytes are asked for in rounds: each stops the engine for a bounded time only."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from highwater.engine.client import Engine
+from highwater.errors import EngineError
+from highwater.readings import Target
+from highwater.relief.remedies import PLAIN, Ask
+from highwater.relief.remedies.rounds import tell_workers_in_rounds
+from highwater.relief.remedies.trim_encoder_cache import TrimEncoderCache
+from tests.fakes.engine import IMAGE_BYTES, IMAGES, FakeEngine
+
+
+@pytest.fixture
+def fake() -> FakeEngine:
+    engine = FakeEngine()
+    engine.serve_images()
+    for worker in engine.workers:
+        worker.entries_a_call = 4
+    return engine
+
+
+@pytest.fixture
+async def engine(fake):
+    async with Engine("http://engine", transport=fake.transport()) as client:
+        client.rpc_allowed = True
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def rests(monkeypatch) -> list[float]:
+    """How long was rested between two calls; nothing waits for that."""
+    rested: list[float] = []
+
+    async def rest(seconds: float) -> None:
+        rested.append(seconds)
+
+    monkeypatch.setitem(tell_workers_in_rounds.__kwdefaults__, "rest", rest)
+    return rested
+
+
+def payloads(fake: FakeEngine) -> list[dict[str, object]]:
+    return [json.loads(json.loads(call.body)["args"][1]) for call in fake.calls]
+
+
+async def test_a_trim_goes_on_until_its_target_is_reached(engine, fake, rests):
+    """The engine has as long to step between two calls as a call took; the answer tells of all of them."""
+    run = await TrimEncoderCache().run(engine, Ask(target=Target(free_bytes=10 * IMAGE_BYTES)))
+    assert (run.ok, run.reason, fake.ops()) == (True, None, ["trim"] * 3)
+    assert [answer["spilled_entries"] for answer in run.detail] == [10, 10]
+    assert [answer["asked_bytes"] for answer in run.detail] == [10 * IMAGE_BYTES] * 2
+    assert run.detail[0]["elapsed_ms"] == 36.0
+    assert rests == [0.012, 0.012]
+
+
+async def test_ranks_that_came_further_end_where_the_others_do(engine, fake):
+    """They hold the same outputs, and one that let go more would bring it back in vain."""
+    fake.workers[1].entries_a_call = 7
+    await TrimEncoderCache(host_budget_bytes=9).run(engine, Ask(target=Target(free_bytes=10 * IMAGE_BYTES)))
+    assert [len(worker.spilled) for worker in fake.workers] == [10, 10]
+    keep = {"keep_bytes": (IMAGES - 10) * IMAGE_BYTES, "host_budget_bytes": 9}
+    assert payloads(fake) == [{"free_bytes": 10 * IMAGE_BYTES, "host_budget_bytes": 9}, keep, keep]
+
+
+async def test_without_a_target_everything_goes(engine, fake):
+    """The same call again and again."""
+    run = await TrimEncoderCache().run(engine, PLAIN)
+    assert [answer["spilled_entries"] for answer in run.detail] == [IMAGES] * 2
+    assert payloads(fake) == [{}] * 8
+
+
+async def test_what_takes_too_long_is_left_and_said(engine, fake):
+    """Whoever wants more asks again."""
+    now = iter(range(0, 1000, 10))
+    run = await tell_workers_in_rounds(engine, "trim", {}, clock=lambda: next(now))
+    assert (run.ok, [answer["spilled_entries"] for answer in run.detail]) == (True, [12, 12])
+    assert run.reason == "stopped after 30 s: up to 19 entries (2,318.0 MiB) a rank are left; ask again"
+
+
+async def test_a_refusal_after_a_part_of_it_is_the_end_of_it(engine, fake):
+    """As where the host's budget is used up: what was moved is moved."""
+    fake.garble = refusing_from(2, fake)
+    run = await TrimEncoderCache().run(engine, PLAIN)
+    assert (run.ok, run.refused, [answer["spilled_entries"] for answer in run.detail]) == (True, False, [4, 4])
+    assert run.reason == "after a part of it: 2 of 2 ranks: the host's budget is used up"
+
+
+async def test_a_failure_after_a_part_of_it_is_a_failure(engine, fake):
+    """With what was done until then."""
+
+    def gone(answers):
+        fake.failing["/collective_rpc"] = 500
+        return {"results": [json.dumps(answer) for answer in answers]}
+
+    fake.garble = gone
+    run = await TrimEncoderCache().run(engine, PLAIN)
+    assert (run.ok, [answer["spilled_entries"] for answer in run.detail]) == (False, [4, 4])
+    assert (run.reason or "").startswith("after a part of it: ")
+
+
+async def test_an_engine_that_gives_no_answer_at_all_raises(engine, fake):
+    """Nothing is known to be done."""
+    fake.failing["/collective_rpc"] = 500
+    with pytest.raises(EngineError):
+        await TrimEncoderCache().run(engine, PLAIN)
+
+
+async def test_workers_that_know_no_rounds_are_asked_once(engine, fake):
+    """Those of an older extension do all of it in one call."""
+
+    def older(answers):
+        return {"results": [json.dumps({k: v for k, v in one.items() if k != "complete"}) for one in answers]}
+
+    fake.garble = older
+    assert (await TrimEncoderCache().run(engine, PLAIN)).ok
+    assert fake.ops() == ["trim"]
+
+
+def refusing_from(call: int, fake: FakeEngine):
+    no = {"ok": False, "error": {"code": "refused", "message": "the host's budget is used up"}}
+
+    def garble(answers):
+        refuse = len(fake.ops()) >= call
+        return {"results": [json.dumps(one | no if refuse else one) for one in answers]}
+
+    return garble

@@ -1,0 +1,82 @@
+"""The map: source roots, folders that import downwards, tests beside what they test, and names that are ours alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from highwater import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+APP, WORKER = ROOT / "app", ROOT / "worker_ext"
+TESTS = Path(__file__).parent
+MAX_FILES_AT_THE_ROOT = 12
+BIN = Path(sys.executable).parent
+# Folders of tests that mirror none of ours: the benchmarks', and the worker extension's.
+OTHER_FOLDERS = {"bench", "worker_ext"}
+ENTRY_POINTS = {
+    "the console script": [str(BIN / "highwater"), "--version"],
+    "the module": [sys.executable, "-m", "highwater", "--version"],
+    "the worker extension": [
+        *(sys.executable, "-c"),
+        "import highwater_worker as w; print(w.MemoryExtension.__name__, 'version', w.__file__)",
+    ],
+}
+
+
+def test_imports_run_downwards_only():
+    """By folder, without a circle, and each library in its module: the contracts stand in pyproject.toml."""
+    command = [str(BIN / "lint-imports"), "--no-logo", "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_source_root_holds_one_package():
+    """Neither is a package itself: `app` and `worker_ext` are no names to install into other people's environments."""
+    packages = [path.name for root in (APP, WORKER) for path in root.iterdir() if path.is_dir()]
+    assert [name for name in packages if name != "__pycache__"] == ["highwater", "highwater_worker"]
+    assert not [path for root in (APP, WORKER) for path in root.glob("*.py")]
+
+
+@pytest.mark.parametrize("package", [APP / "highwater", WORKER / "highwater_worker"], ids=lambda path: path.name)
+def test_a_package_has_at_most_a_dozen_files_at_its_root(package: Path):
+    """What belongs to one noun lies in its folder."""
+    assert len([path for path in package.iterdir() if path.is_file()]) <= MAX_FILES_AT_THE_ROOT
+
+
+def test_the_tests_mirror_the_tree():
+    """A folder of unit tests has the name and the place of the folder that it tests."""
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    ours = {folder for folder in folders if folder.parts and folder.parts[0] not in OTHER_FOLDERS}
+    assert [str(folder) for folder in sorted(ours) if not (APP / "highwater" / folder).is_dir()] == []
+    workers = {folder.relative_to("worker_ext") for folder in folders if folder.parts[:1] == ("worker_ext",)}
+    assert [str(folder) for folder in sorted(workers) if not (WORKER / "highwater_worker" / folder).is_dir()] == []
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A folder of somebody else's, with packages that are called as our folders are, and end whoever imports them."""
+    for name in ("app", "worker_ext", "tests"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('a foreign package was imported')\n")
+    for name in ("app", "worker_ext"):
+        (tmp_path / name / "cli.py").write_text("raise SystemExit('a foreign module was imported')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ENTRY_POINTS.values(), ids=list(ENTRY_POINTS))
+@pytest.mark.parametrize("where", ["in the repository", "in a foreign folder", "with a foreign folder on the path"])
+def test_a_foreign_app_folder_harms_nothing(command: list[str], where: str, foreign: Path):
+    """Every way in works wherever it is started, whatever lies there."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    if where == "with a foreign folder on the path":
+        environ["PYTHONPATH"] = str(foreign)
+    folder = ROOT if where == "in the repository" else foreign
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "version" in done.stdout
+    assert __version__ in done.stdout or str(WORKER) in done.stdout

@@ -1,0 +1,19 @@
+"""Foreign text at a terminal."""
+
+from __future__ import annotations
+
+from highwater.text.printable import one_line, printable
+
+HOSTILE = "a\x1b[2Jb\nc\ud800d\u202ee"
+
+
+def test_nothing_that_a_terminal_obeys_is_left():
+    """Control characters, halves of characters, and what turns the writing round."""
+    assert printable(HOSTILE) == "a[2Jbcde"
+    assert printable(HOSTILE, instead="?") == "a?[2Jb?c?d?e"
+    assert printable(HOSTILE, keep="\n") == "a[2Jb\ncde"
+
+
+def test_a_line_is_one_line():
+    """Whatever breaks it."""
+    assert one_line("a\r\n  b\tc") == "a b c"

@@ -1,0 +1,169 @@
+"""The report as an operator reads it at a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from highwater.accounting.attribution import encoder_totals
+from highwater.readings import (
+    Components,
+    Device,
+    EngineStatus,
+    Growth,
+    MissingRank,
+    Note,
+    PolicyStatus,
+    Progress,
+    Report,
+)
+from highwater.text.table import device_title, report_text, table
+from highwater.units import mib
+from tests.fakes.engine import FakeEngine
+from tests.unit.commands.reports import DEVICE, HELD, policy, report, short_policy
+
+STATUS = EngineStatus(
+    url="http://engine:8000",
+    state="ready",
+    version="0.32.0",
+    model="Qwen/Qwen3-VL-32B-Instruct",
+    requests_running=3,
+    kv_cache_usage_ratio=0.41,
+)
+
+
+@pytest.fixture
+def story() -> Report:
+    fake = FakeEngine()
+    fake.serve_images()
+    ranks = fake.readings()
+    return Report(
+        taken_at=1.0,
+        age_seconds=0.4,
+        stale=False,
+        engine=STATUS,
+        ranks_expected=2,
+        ranks_reported=2,
+        ranks=ranks,
+        encoder_cache=encoder_totals(ranks),
+        growth=Growth(since_ready_bytes=2 * 3782 * 1024**2, bytes_per_second=-(1024.0**2)),
+        policy=PolicyStatus(level="short", mode="observe", summary="short by 100 MiB on rank 0"),
+    )
+
+
+def test_the_story_at_a_terminal(story):
+    """Every number of one rank in one column, in MiB; then the cache, the growth, the load and the policy."""
+    assert report_text(story) == (
+        "vLLM 0.32.0 Qwen/Qwen3-VL-32B-Instruct at http://engine:8000: ready, 2 of 2 ranks, read 0.4 s ago\n"
+        "MiB                    rank 0    rank 1\n"
+        "-------------------  --------  --------\n"
+        "device                  npu:0     npu:1\n"
+        "total                62,420.0  62,420.0\n"
+        "used                 58,432.0  58,432.0\n"
+        "- weights            30,001.8  30,001.8\n"
+        "- KV cache           20,542.7  20,542.7\n"
+        "- encoder cache       3,782.0   3,782.0\n"
+        "- other tensors         256.0     256.0\n"
+        "- allocator reserve   2,671.5   2,671.5\n"
+        "- non-torch           1,178.0   1,178.0\n"
+        "releasable            2,671.5   2,671.5\n"
+        "free                  3,988.0   3,988.0\n"
+        "used ratio              0.936     0.936\n"
+        "encoder cache: 31 entries, 7,564.0 MiB on devices, 0.0 MiB on the host, capacity 16,384 embeddings\n"
+        "growth: +7,564.0 MiB since ready, -1.0 MiB/s over the last minute\n"
+        "requests: 3 running, 0 waiting, KV cache 41% used\n"
+        "policy: short (observe): short by 100 MiB on rank 0\n"
+    )
+
+
+def test_the_rules_say_where_they_act_and_what_could_be_given_back():
+    """With each rank's own high water, how long until then, who is missing, and whether the ranks go on."""
+    told = report(
+        policy=short_policy(can_release=100 * 1024**2),
+        progress=Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end"),
+        growth=Growth(since_ready_bytes=0, bytes_per_second=2e6, seconds_to_full=8_100.0),
+        ranks_missing=(MissingRank(dp_rank=1, pp_rank=0, tp_rank=0, status="dead"),),
+    )
+    text = report_text(told)
+    assert "missing: dp 1 pp 0 tp 0 (dead)\n" in text
+    assert "\nhigh water" in text
+    assert ", full in 2 h 15 m\n" in text
+    assert "progress: steps begin and end\n" in text
+    assert "rule device: short, device_free_bytes 1.43 GiB (acts below 1.52 GiB, stops at 3.05 GiB)" in text
+    assert text.endswith("could give there: release 100 MiB\n")
+
+
+def test_a_rule_that_is_held_says_why():
+    """Also beside one that is calm, of which the summary tells."""
+    text = report_text(report(policy=policy(DEVICE, replace(HELD, name="own"))))
+    assert next(line for line in text.splitlines() if line.startswith("rule own")).endswith(f"; {HELD.reason}")
+
+
+def test_before_the_first_reading_it_says_what_is_missing():
+    """No table of nothing: the state, the hint, and that it was never read."""
+    status = EngineStatus(url="http://engine:8000", state="starting", hint="nothing answers yet")
+    assert report_text(Report(engine=status)) == (
+        "vLLM (version unknown) at http://engine:8000: starting, 0 of ? ranks, never read (STALE)\n"
+        "hint: nothing answers yet\n"
+    )
+
+
+def test_what_is_not_known_is_a_dash(story):
+    """Never a zero."""
+    ranks = tuple(replace(r, used_ratio=None, components=Components(), free_bytes=None) for r in story.ranks)
+    text = report_text(replace(story, ranks=ranks))
+    assert text.count("       -         -") == 8
+    assert "0.936" not in text
+
+
+def test_notes_and_problems_are_shown_in_full(story):
+    """They are why an operator looks."""
+    noted = replace(story.ranks[1], notes=(Note(name="torch", reason="no memory_stats"),))
+    policy = PolicyStatus(level="urgent", mode="act", summary="short by 900 MiB on rank 0; nothing here to give back")
+    text = report_text(replace(story, ranks=(noted,), policy=policy, stale=True))
+    assert "note: rank 1: torch: no memory_stats\n" in text
+    assert "policy: urgent (act): short by 900 MiB on rank 0; nothing here to give back\n" in text
+    assert "(STALE)" in text
+
+
+def test_data_parallel_ranks_are_told_apart(story):
+    """Each engine numbers its ranks from 0."""
+    ranks = (story.ranks[0], replace(story.ranks[0], dp_rank=1), replace(story.ranks[0], rank=None))
+    header = report_text(replace(story, ranks=ranks)).splitlines()[1]
+    assert header.split() == ["MiB", "rank", "0", "rank", "1.0", "rank", "-"]
+
+
+@pytest.mark.parametrize(
+    ("device", "title"),
+    [
+        (Device(type="npu", index=3), "npu:3"),
+        (Device(type="cuda", index=0), "cuda:0"),
+        (Device(type="cpu"), "cpu"),
+        (Device(), "unknown"),
+    ],
+)
+def test_a_device_is_named_as_torch_does(device, title):
+    """Type and index; on CPU there is only one."""
+    assert device_title(device) == title
+
+
+@pytest.mark.parametrize(
+    ("size", "signed", "shown"),
+    [
+        (None, False, "-"),
+        (0, False, "0.0"),
+        (3_965_714_432, False, "3,782.0"),
+        (-(1024**2), False, "-1.0"),
+        (-100, False, "0.0"),
+        (1024**2, True, "+1.0"),
+    ],
+)
+def test_bytes_are_shown_as_mib(size, signed, shown):
+    """One decimal, thousands separated, signed where a difference is meant."""
+    assert mib(size, signed=signed) == shown
+
+
+def test_a_table_without_rows_is_its_head():
+    """Nothing to align."""
+    assert table(["a", "b"], []).split() == ["a", "b", "---", "---"]

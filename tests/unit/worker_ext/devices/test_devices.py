@@ -1,0 +1,240 @@
+"""Every family answers through the same seam, and every call names its device."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from highwater_worker.devices import FAMILIES, device_of
+from highwater_worker.devices.host import HostMemory
+from highwater_worker.errors import UnreadableError
+from tests.unit.worker_ext.fakes import ask, fake_worker, refusal
+
+ACCELERATORS = ("npu", "cuda", "xpu")
+
+
+def in_a_thread(work):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_the_families_are_these():
+    """One line each."""
+    assert [family.type for family in FAMILIES] == [*ACCELERATORS, "cpu"]
+
+
+@pytest.mark.parametrize("kind", ACCELERATORS)
+def test_every_call_names_the_workers_device(kind, torch_device):
+    """One without an index would make a context on device 0 in every rank."""
+    module = torch_device(kind)
+    worker = fake_worker(kind, 5)
+    for op in ("hello", "memory", "release"):
+        ask(worker, op)
+    assert {index for name, index in module.calls if name != "empty_cache"} == {5}
+
+
+@pytest.mark.parametrize("kind", ACCELERATORS)
+def test_the_main_thread_keeps_its_device(kind, torch_device):
+    """What the engine set there is the engine's."""
+    module = torch_device(kind)
+    ask(fake_worker(kind), "memory")
+    assert "set_device" not in dict(module.calls)
+
+
+@pytest.mark.parametrize("kind", ACCELERATORS)
+def test_another_thread_gets_the_device_first(kind, torch_device):
+    """A fresh thread has none: its first call would go to device 0."""
+    module = torch_device(kind)
+    worker = fake_worker(kind, 3)
+    in_a_thread(lambda: ask(worker, "memory"))
+    assert module.calls[0] == ("set_device", 3)
+
+
+def test_a_worker_without_a_device_has_its_runners():
+    """vllm-ascend 0.11 keeps it there alone."""
+    runner = SimpleNamespace(device=SimpleNamespace(type="npu", index=4))
+    device = device_of(fake_worker(device=None, model_runner=runner))
+    assert (device.type, device.index) == ("npu", 4)
+
+
+def test_a_worker_whose_configuration_says_cpu_is_one():
+    """Before the runner is there."""
+    worker = fake_worker(device=None, device_config=SimpleNamespace(device_type="cpu"))
+    assert device_of(worker).type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [
+        ({"device": None}, "the worker's device is of type None; known: npu, cuda, xpu, cpu"),
+        ({"device": SimpleNamespace(type="hpu", index=0)}, "the worker's device is of type hpu; known: npu,"),
+        ({"device": SimpleNamespace(type="cuda", index=None)}, "the worker's device is cuda without an index"),
+    ],
+)
+def test_an_unknown_device_is_refused(attributes, reason):
+    """Nothing is guessed, least of all index 0."""
+    with pytest.raises(UnreadableError, match=reason):
+        device_of(fake_worker(**attributes))
+
+
+def test_an_older_torch_tells_only_an_xpus_total(torch_device, monkeypatch):
+    """What is free stays null, and says why."""
+    module = torch_device("xpu")
+    monkeypatch.delattr(type(module), "mem_get_info")
+    answer = ask(fake_worker("xpu"), "memory")
+    assert (answer["total_bytes"], answer["free_bytes"], answer["used_bytes"]) == (5_000, None, None)
+    assert {"name": "free_bytes", "reason": "torch.xpu does not report what is free"} in answer["notes"]
+
+
+# --- integrated GPUs ---
+
+
+@pytest.fixture
+def machine_gives(monkeypatch):
+    """`machine_gives(3_000)`: what /proc/meminfo tells to be available."""
+
+    def put(available):
+        host = HostMemory(10, None, None, 5_000, available)
+        for module in ("memory", "release"):
+            monkeypatch.setattr(f"highwater_worker.operations.{module}.read_host", lambda _: host)
+
+    return put
+
+
+def space(worker):
+    answer = ask(worker, "memory")
+    return answer["total_bytes"], answer["free_bytes"], answer["used_bytes"]
+
+
+def test_an_integrated_gpu_can_have_what_the_machine_can_give(torch_device, machine_gives):
+    """Its driver leaves out the file pages that the kernel would drop: the device would look full all day."""
+    torch_device("cuda").properties["is_integrated"] = 1
+    machine_gives(3_000)
+    worker = fake_worker("cuda")
+    assert space(worker) == (5_000, 3_000, 2_000)
+    assert ask(worker, "release")["before"]["free_bytes"] == 3_000
+    machine_gives(9_000)  # of a machine that shows more than the device may have
+    assert space(worker) == (5_000, 5_000, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "properties", "hip"),
+    [
+        ("cuda", {"is_integrated": 0}, None),
+        ("cuda", {}, None),
+        ("cuda", {"is_integrated": 1}, "7.0"),
+        ("npu", {}, None),
+    ],
+)
+def test_any_other_device_is_its_drivers_word(kind, properties, hip, torch_device, machine_gives):
+    """vLLM makes the exception for NVIDIA's alone."""
+    torch_device(kind).properties.update(properties)
+    sys.modules["torch"].version = SimpleNamespace(hip=hip)
+    machine_gives(3_000)
+    assert space(fake_worker(kind)) == (5_000, 1_000, 4_000)
+
+
+def test_an_integrated_gpu_without_proc_is_its_drivers_word(torch_device, machine_gives):
+    """Nothing is guessed."""
+    torch_device("cuda").properties["is_integrated"] = 1
+    machine_gives(None)
+    assert space(fake_worker("cuda")) == (5_000, 1_000, 4_000)
+
+
+# --- which card it is ---
+
+
+def identity(kind, index=1):
+    device = ask(fake_worker(kind, index), "hello")["device"]
+    return device["uuid"], device["physical_index"]
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("604ac76c-d9cf-fef3-62e9-d92044ab6e52", "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"),
+        ("GPU-604ac76c", "GPU-604ac76c"),
+        ("00000000-0000-0000-0000-000000000000", None),
+        ("", None),
+        (None, None),
+        (b"\x60\x4a", "GPU-604a"),
+    ],
+)
+def test_a_gpus_identity_is_written_as_nvidia_smi_does(told, shown, torch_device):
+    """So that DCGM's metrics join with ours. Zeros are no identity: by them all devices would be one."""
+    torch_device("cuda").properties["uuid"] = told
+    assert identity("cuda")[0] == shown
+
+
+@pytest.mark.parametrize("kind", ["npu", "xpu"])
+def test_another_devices_identity_is_as_torch_tells_it(kind, torch_device):
+    """Older versions of torch_npu have none."""
+    properties = torch_device(kind).properties
+    properties["uuid"] = "604ac76c"
+    assert identity(kind)[0] == "604ac76c"
+    torch_device(kind).properties.pop("uuid")
+    assert identity(kind)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "physical"),
+    [(None, 1), ("", 1), ("4,5,6", 5), ("4, 6", 6), ("4", None), ("GPU-a,GPU-b", None)],
+)
+def test_a_devices_number_on_the_machine_is_that_of_its_driver(visible, physical, torch_device, monkeypatch):
+    """Two engines that see one NPU each both call it 0."""
+    torch_device("npu")
+    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", visible)
+    assert identity("npu")[1] == physical
+
+
+def test_a_slice_of_a_gpu_is_a_device_of_its_own(torch_device, monkeypatch):
+    """Its properties may tell the whole GPU's identity."""
+    torch_device("cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
+    assert identity("cuda") == ("MIG-2", None)
+
+
+def test_a_drivers_properties_are_asked_for_once(torch_device):
+    """They never change, and a poll comes every second."""
+    module, worker = torch_device("npu"), fake_worker()
+    for _ in range(3):
+        ask(worker, "memory")
+    assert [name for name, _ in module.calls].count("get_device_properties") == 1
+
+
+# --- suspended by somebody else ---
+
+
+def suspended_by(name, state):
+    worker = fake_worker("cuda")
+    worker._sleep_mode_backend = type(name, (), {"_state": state})()
+    return worker
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "RESUMING"])
+def test_a_device_that_was_taken_away_is_not_asked(state, torch_device):
+    """A call to its driver would wait for the engine to resume, on the thread that resumes it."""
+    module = torch_device("cuda")
+    worker = suspended_by("ProcessCheckpoint", state)
+    answer = ask(worker, "memory")
+    assert (answer["total_bytes"], answer["free_bytes"], answer["used_bytes"]) == (None, None, None)
+    assert [note["name"] for note in answer["notes"]] == ["total_bytes"]
+    assert ask(worker, "hello")["device"]["type"] == "cuda"
+    assert module.looks == 0
+    assert "suspended by ProcessCheckpoint" in refusal(worker, "release")
+    assert not {"mem_get_info", "empty_cache"} & {name for name, _ in module.calls}
+
+
+@pytest.mark.parametrize(("name", "state"), [("CuMemBackend", "SUSPENDED"), ("ProcessCheckpoint", "RUNNING")])
+def test_a_device_that_is_there_is_asked(name, state, torch_device):
+    """vLLM's own sleep mode unmaps memory, and leaves the device as it is."""
+    torch_device("cuda")
+    assert ask(suspended_by(name, state), "memory")["free_bytes"] == 1_000

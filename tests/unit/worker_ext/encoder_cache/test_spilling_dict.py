@@ -1,0 +1,388 @@
+"""The dict that spills is a dict: whatever is done to it, it holds and answers what a plain one would."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from highwater_worker.encoder_cache.spilling_dict import Ledger, Spilled, SpilledGroup, SpillingDict
+
+KEYS = st.sampled_from("abcdef")
+
+
+class NoRoomError(RuntimeError):
+    """What a device without room raises."""
+
+
+class Bench:
+    """A spilling dict whose device holds texts and whose host holds them in lists."""
+
+    def __init__(self, contents: dict[Any, Any] | None = None) -> None:
+        self.ledger = Ledger()
+        self.brought: list[Any] = []
+        self.has_room = True
+        self.now = 100.0
+        self.cache = SpillingDict(contents or {}, self, self.ledger, clock=lambda: self.now)
+        self.reserve_bytes = 0
+
+    def bring(self, cache: SpillingDict, spilled: Spilled, *, is_urgent: bool) -> Any:
+        del cache, is_urgent
+        if not self.has_room:
+            raise NoRoomError
+        self.brought.append(spilled.host[0])
+        return spilled.host[0]
+
+    def settle(self, cache: SpillingDict, notes: object) -> None:
+        """For the engine's sleep alone."""
+
+    def drop_reserve(self) -> None:
+        self.reserve_bytes = 0
+
+    def spill(self, *keys: Any) -> Bench:
+        away = {key: value for key, value in dict.items(self.cache) if key in keys and type(value) is not Spilled}
+        group = SpilledGroup(1)
+        self.cache.put_away({key: Spilled([value], "device", 1, ("device", 7), group) for key, value in away.items()})
+        self.reserve_bytes = 1 if self.away() else 0
+        return self
+
+    def away(self) -> int:
+        return sum(type(value) is Spilled for value in dict.values(self.cache))
+
+
+@pytest.fixture
+def bench():
+    """Three entries, all of them in host memory."""
+    return Bench({"a": "A", "b": "B", "c": "C"}).spill("a", "b", "c")
+
+
+PLAIN = {"a": "A", "b": "B", "c": "C"}
+# Each way to read a value, with what a plain dict answers.
+READS = {
+    "[]": lambda d: d["b"],
+    "get": lambda d: d.get("b"),
+    "get with a default": lambda d: d.get("b", 1),
+    "get of what is not there": lambda d: d.get("z", 1),
+    "pop": lambda d: d.pop("b"),
+    "pop with a default": lambda d: d.pop("b", None),
+    "pop of what is not there": lambda d: d.pop("z", None),
+    "popitem": lambda d: d.popitem(),
+    "setdefault": lambda d: d.setdefault("b", 1),
+    "setdefault of what is not there": lambda d: d.setdefault("z", 1),
+    "items": lambda d: list(d.items()),
+    "values": lambda d: list(d.values()),
+    "keys": lambda d: list(d.keys()),
+    "keys as a set": lambda d: d.keys() - {"a"},
+    "items contain": lambda d: ("b", "B") in d.items(),
+    "values contain": lambda d: "B" in d.values(),
+    "lengths": lambda d: (len(d), len(d.items()), len(d.values()), bool(d)),
+    "in": lambda d: ("b" in d, "z" in d),
+    "iter": list,
+    "reversed": lambda d: (list(reversed(d)), list(reversed(d.items())), list(reversed(d.values()))),
+    "copy": lambda d: d.copy(),
+    "dict()": dict,
+    "dict() with names": lambda d: dict(d, z=1),
+    "**": lambda d: {**d},
+    "call with **": lambda d: _named(**d),
+    "update another": lambda d: _updated({"z": 1}, d),
+    "|": lambda d: d | {"b": 1, "z": 2},
+    "| from the right": lambda d: {"b": 1, "z": 2} | d,
+    "|= of another": lambda d: _ior({"b": 1}, d),
+    "==": lambda d: (d == PLAIN, d == {"a": 1}, d == dict(PLAIN), d == 3),
+    "!=": lambda d: (d != PLAIN, d != {"a": 1}, d != dict(PLAIN), d != 3),
+    "copy.copy": copy.copy,
+    "copy.deepcopy": copy.deepcopy,
+    "pickle": lambda d: pickle.loads(pickle.dumps(d)),  # noqa: S301 - our own
+    "fromkeys": lambda d: d.fromkeys("ab", 1),
+}
+
+
+def _named(**named):
+    return named
+
+
+def _updated(target, source):
+    target.update(source)
+    return target
+
+
+def _ior(target, source):
+    target |= source
+    return target
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_every_way_to_a_value_brings_it_back(read, bench):
+    """No placeholder is ever seen, and what is left is what a plain dict has left."""
+    plain = dict(PLAIN)
+    expected = read(plain)
+    assert read(bench.cache) == expected
+    assert dict(bench.cache) == plain
+    assert list(bench.cache) == list(plain)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [len, list, bool, repr, lambda d: "a" in d, lambda d: d.keys() | {"x"}, lambda d: d.get("z"), set],
+)
+def test_what_asks_for_no_value_moves_nothing(ask, bench):
+    """vLLM asks `in` and for the keys; a log line prints."""
+    ask(bench.cache)
+    assert bench.brought == []
+
+
+def test_one_access_brings_back_one_entry_once(bench):
+    """The others stay where they are."""
+    assert [bench.cache["b"], bench.cache.get("b")] == ["B", "B"]
+    assert bench.brought == ["B"]
+    assert (bench.ledger.spills, bench.ledger.restores) == (3, 1)
+    assert repr(bench.cache) == "<SpillingDict of 3 entries, 2 of them in host memory>"
+
+
+def test_overwriting_or_dropping_an_entry_brings_nothing_back(bench):
+    """Its value is not wanted."""
+    bench.cache["a"] = "new"
+    bench.cache.update({"b": "new"})
+    del bench.cache["c"]
+    assert (bench.brought, dict(bench.cache)) == ([], {"a": "new", "b": "new"})
+    bench.spill("a").cache.clear()
+    assert (bench.brought, len(bench.cache)) == ([], 0)
+
+
+def test_an_entry_that_is_freed_is_not_brought_back_first(bench):
+    """vLLM frees with pop and ignores the answer: that must neither wait for the device nor allocate on it."""
+    for key, free in zip("abc", FREEING, strict=True):
+        free(bench.cache, key)
+    assert (bench.brought, len(bench.cache), bench.ledger.restores) == ([], 0, 0)
+
+
+def _update_states(cache, key):
+    cache.pop(key, None)
+
+
+def _process_encoder_cache_scheduler_output(cache, key):
+    cache.pop(key, None)
+
+
+def free_encoder_cache(cache, key):
+    cache.pop(key)
+
+
+FREEING = (_update_states, _process_encoder_cache_scheduler_output, free_encoder_cache)
+
+
+def test_whoever_else_pops_gets_the_value_from_its_device(bench):
+    """Also from C, where no bytecode shows what becomes of it, and where a function of that name keeps it."""
+    found = deque(map(bench.cache.pop, "a"))
+
+    def _update_states(cache, key):
+        value = cache.pop(key, None)
+        found.append(value)
+
+    _update_states(bench.cache, "b")
+    bench.cache.pop("c")
+    assert (list(found), bench.brought) == (["A", "B"], ["A", "B", "C"])
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda cache: [cache.pop(key) for key in "abc"],
+        lambda cache: [free(cache, key) for free, key in zip(FREEING, "abc", strict=True)],
+        lambda cache: [cache.popitem() for _ in "abc"],
+        lambda cache: [cache.__delitem__(key) for key in "abc"],
+        lambda cache: cache.clear(),
+        lambda cache: cache.update(dict.fromkeys("abc", 1)),
+        lambda cache: list(cache.values()),
+    ],
+    ids=["popped", "freed", "taken", "deleted", "cleared", "overwritten", "used"],
+)
+def test_nothing_is_kept_for_the_way_back_once_nothing_is_away(leave, bench):
+    """However the last entry leaves host memory; and not before."""
+    bench.cache["a"]
+    assert bench.reserve_bytes == 1
+    leave(bench.spill("a").cache)
+    assert (bench.away(), bench.reserve_bytes) == (0, 0)
+
+
+def test_a_freed_entry_goes_also_when_the_device_is_full(bench):
+    """What is left to give is the tensor in host memory."""
+    bench.has_room = False
+    assert bench.cache.pop("a") == ["A"]
+    assert bench.cache.popitem() == ("c", ["C"])
+    assert (list(bench.cache), bench.ledger.restores) == (["b"], 0)
+
+
+def test_an_entry_for_which_there_is_no_room_stays_spilled(bench):
+    """The access fails as an allocation does; the next one may not."""
+    bench.has_room = False
+    with pytest.raises(NoRoomError):
+        bench.cache["b"]
+    assert ("b" in bench.cache, bench.ledger.restores) == (True, 0)
+    bench.has_room = True
+    assert bench.cache["b"] == "B"
+
+
+def test_missing_keys_are_missing(bench):
+    """As in any dict."""
+    for ask in (lambda d: d["z"], lambda d: d.pop("z"), lambda d: d.__delitem__("z")):
+        with pytest.raises(KeyError):
+            ask(bench.cache)
+    with pytest.raises(KeyError):
+        Bench().cache.popitem()
+    with pytest.raises(TypeError):
+        bench.cache.update({}, {})
+    with pytest.raises(TypeError):
+        hash(bench.cache)
+
+
+def test_update_takes_what_a_dicts_takes_one_by_one():
+    """vLLM hands in a zip, and a generator that encodes while it is read."""
+    bench = Bench()
+    seen = []
+
+    def encode():
+        for key in "ab":
+            seen.append(len(bench.cache))
+            yield key, key.upper()
+
+    bench.cache.update(encode())
+    bench.cache.update(zip("c", "C", strict=True), d="D")
+    bench.cache |= {"e": "E"}
+    assert dict(bench.cache) == {"a": "A", "b": "B", "c": "C", "d": "D", "e": "E"}
+    assert seen == [0, 1]
+
+
+def test_an_operand_that_is_no_dict_is_refused(bench):
+    """As a dict refuses it."""
+    with pytest.raises(TypeError):
+        bench.cache | [("a", 1)]
+    with pytest.raises(TypeError):
+        [("a", 1)] | bench.cache
+
+
+def test_copies_are_plain(bench):
+    """Nobody watches them."""
+    copies = (bench.cache.copy(), copy.copy(bench.cache), copy.deepcopy(bench.cache), bench.cache | {})
+    assert {type(made) for made in copies} == {dict}
+
+
+def test_the_last_use_is_counted_not_timed():
+    """Ranks see the same accesses in the same order, at times of their own."""
+    bench = Bench(dict(PLAIN))
+    assert [bench.cache.last_use(key) for key in "abc"] == [0, 0, 0]
+    bench.cache.get("b")
+    bench.cache["d"] = "D"
+    bench.cache["a"]
+    assert [bench.cache.last_use(key) for key in "abcd"] == [3, 1, 0, 2]
+    bench.cache.pop("a")
+    bench.cache["a"] = "A"
+    assert bench.cache.last_use("a") == 4
+
+
+def test_moving_an_entry_is_no_use_of_it():
+    """Only the engine's accesses count."""
+    bench = Bench(dict(PLAIN)).spill("a", "b", "c")
+    for key, value in list(dict.items(bench.cache)):
+        bench.cache.bring_back(key, value)
+    assert [bench.cache.last_use(key) for key in "abc"] == [0, 0, 0]
+
+
+def test_idle_time_counts_from_the_last_use_or_from_when_it_was_first_watched():
+    """What was before is not known."""
+    bench = Bench(dict(PLAIN))
+    bench.now += 5
+    bench.cache["a"]
+    bench.now += 2
+    assert [bench.cache.idle_seconds(key) for key in "ab"] == [2.0, 7.0]
+
+
+def test_an_entry_that_came_back_is_not_one_made_anew():
+    """Its age goes on; that of one made anew does not."""
+    bench = Bench(dict(PLAIN)).spill("a", "b", "c")
+    assert (bench.cache["a"], bench.cache.origin("a")) == ("A", ("device", 7))
+    bench.cache["a"] = "new"
+    assert bench.cache.origin("a") is None
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("set"), KEYS, st.integers(0, 99)),
+    st.tuples(st.sampled_from(["[]", "get", "pop", "pop!", "del", "in", "setdefault"]), KEYS, st.integers(0, 99)),
+    st.tuples(st.sampled_from(["popitem", "clear", "copy", "items", "values", "keys", "len"]), KEYS, st.just(0)),
+    st.tuples(st.sampled_from(["update", "|", "|=", "=="]), KEYS, st.integers(0, 99)),
+    st.tuples(st.sampled_from(["spill", "spill all", "restore"]), KEYS, st.just(0)),
+)
+
+
+def step(target: dict[Any, Any], name: str, key: str, value: int) -> Any:  # noqa: C901, PLR0911, PLR0912 - a table
+    match name:
+        case "set":
+            target[key] = value
+        case "[]":
+            return target[key]
+        case "get":
+            return target.get(key, value)
+        case "pop":
+            return target.pop(key, value)
+        case "pop!":
+            return target.pop(key)
+        case "del":
+            del target[key]
+        case "in":
+            return key in target
+        case "setdefault":
+            return target.setdefault(key, value)
+        case "popitem":
+            return target.popitem()
+        case "clear":
+            target.clear()
+        case "copy":
+            return target.copy()
+        case "items":
+            return list(target.items())
+        case "values":
+            return list(target.values())
+        case "keys":
+            return list(target.keys())
+        case "len":
+            return len(target)
+        case "update":
+            return target.update({key: value, "a": 1})
+        case "|":
+            return target | {key: value}, {key: value} | target
+        case "|=":
+            target |= {key: value}
+        case "==":
+            return target == {key: value}
+    return None
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.lists(STEPS, max_size=40))
+def test_it_behaves_as_a_plain_dict_under_any_operations(steps):
+    """Mixed with spills and restores in any order: same answers, same errors, same entries, same order."""
+    bench, plain = Bench(), {}
+    for name, key, value in steps:
+        if name.startswith("spill"):
+            bench.spill(*(plain if name == "spill all" else key))
+            continue
+        if name == "restore":
+            for held, raw in list(dict.items(bench.cache)):
+                if type(raw) is Spilled:
+                    bench.cache.bring_back(held, raw)
+            continue
+        outcomes = []
+        for target in (plain, bench.cache):
+            try:
+                outcomes.append(step(target, name, key, value))
+            except KeyError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+        assert bench.reserve_bytes == (bench.away() > 0)
+        raw = {held: kept.host[0] if type(kept) is Spilled else kept for held, kept in dict.items(bench.cache)}
+        assert list(raw.items()) == list(plain.items())

@@ -1,0 +1,100 @@
+"""Resident bytes are measured seldom, and a whole allocation only once."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+from highwater_worker.memory.residency import Residency, resident_bytes
+from highwater_worker.memory.storages import Storage
+
+
+class Clock:
+    """A clock that a measurement moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Measure:
+    """Answers `part` of every allocation after `cost` seconds."""
+
+    def __init__(self, clock: Clock, part: float = 1.0, cost: float = 0.001) -> None:
+        self.clock, self.part, self.cost, self.calls = clock, part, cost, 0
+
+    def __call__(self, _pointer: int, nbytes: int) -> int | None:
+        self.calls += 1
+        self.clock.now += self.cost
+        return int(nbytes * self.part) if self.part >= 0 else None
+
+
+STORAGES = [Storage(4096, 1000, "cpu"), Storage(8192, 500, "cpu")]
+
+
+def test_a_whole_allocation_is_never_measured_again():
+    """vLLM gives no page of its KV cache back."""
+    clock = Clock()
+    measure = Measure(clock)
+    residency = Residency(measure, clock)
+    assert residency.total(STORAGES) == 1500
+    clock.now += 1e6
+    assert residency.total(STORAGES) == 1500
+    assert measure.calls == 2
+
+
+def test_a_partial_measurement_holds_for_two_seconds_at_least():
+    """Then the pages written since are seen."""
+    clock = Clock()
+    measure = Measure(clock, part=0.5, cost=0.0)
+    residency = Residency(measure, clock)
+    assert residency.total(STORAGES[:1]) == 500
+    clock.now, measure.part = 1.9, 0.75
+    assert residency.total(STORAGES[:1]) == 500
+    clock.now = 2.0
+    assert residency.total(STORAGES[:1]) == 750
+
+
+def test_a_dear_measurement_holds_longer():
+    """A thousand times its cost: 20 ms are paid once in 20 s."""
+    clock = Clock()
+    measure = Measure(clock, part=0.5, cost=0.02)
+    residency = Residency(measure, clock)
+    residency.total(STORAGES[:1])
+    clock.now += 19
+    residency.total(STORAGES[:1])
+    assert measure.calls == 1
+    clock.now += 2
+    residency.total(STORAGES[:1])
+    assert measure.calls == 2
+
+
+def test_what_cannot_be_measured_is_not_known():
+    """No sum of the rest is passed off as all."""
+    clock = Clock()
+    assert Residency(Measure(clock, part=-1), clock).total(STORAGES) is None
+
+
+def test_untouched_pages_are_not_resident():
+    """The kernel gives a page when it is first written."""
+    pages = 64
+    with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:
+        view = ctypes.c_char.from_buffer(memory)
+        start = ctypes.addressof(view)
+        for page in range(8):
+            memory[page * mmap.PAGESIZE] = 1
+        assert resident_bytes(start, pages * mmap.PAGESIZE) == 8 * mmap.PAGESIZE
+        assert resident_bytes(start + 10, 3 * mmap.PAGESIZE) == 3 * mmap.PAGESIZE
+        del view
+
+
+def test_an_address_that_is_not_mapped_is_not_known():
+    """The C library says so; nothing is touched."""
+    assert resident_bytes(mmap.PAGESIZE, mmap.PAGESIZE) is None
+
+
+def test_a_c_library_without_mincore_is_not_known(monkeypatch):
+    """Windows; some sandboxes."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    assert resident_bytes(4096, 4096) is None

@@ -1,0 +1,1 @@
+"""The encoder cache: its entries, when they were seen, whether its pools are asleep."""

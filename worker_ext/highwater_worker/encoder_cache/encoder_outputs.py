@@ -1,0 +1,283 @@
+"""The encoder cache of one worker, read without changing it: entries, sizes, and the requests that need them.
+
+Both model runners are known: V1 keeps a dict on the runner, V2 an `EncoderCache` around one. It refuses to change
+anything: an entry that the scheduler believes to be there and is not ends the engine (`Encoder cache miss`). Entries in
+host memory are read there.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from highwater_worker.attributes import look_up, whole
+from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
+from highwater_worker.errors import UnreadableError
+from highwater_worker.identity import pp_rank
+from highwater_worker.memory.storages import Storage, is_tensor, storage_of, tensors_in, view_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from highwater_worker.encoder_cache.sightings import Sightings
+    from highwater_worker.encoder_cache.spilling_dict import Ledger
+    from highwater_worker.memory.storages import Tensor
+
+_HOST = "host"
+"""In place of a device's type, for storages that we put into host memory: on a CPU worker the types are the same."""
+
+
+class Entry(NamedTuple):
+    """The output of one multimodal item."""
+
+    mm_hash: str
+    tensors: list[Tensor]
+    storages: dict[tuple[str, int], Storage]
+    origin: tuple[str, int] | None = None
+    """The storage that it was made in."""
+    idle_seconds: float | None = None
+    """The time since the engine's last access; None where the cache is not watched."""
+    value: object = None
+    """The raw value in the dict."""
+
+
+class EncoderOutputs:
+    """The cache's content when it was read.
+
+    Args:
+        kind: `dict` (model runner V1) or `encoder_outputs` (V2).
+        entries: Its entries.
+        device_type: The worker's own device type; storages elsewhere are in host memory.
+    """
+
+    def __init__(self, kind: str, entries: list[Entry], device_type: str) -> None:
+        self.kind = kind
+        self.entries = entries
+        self.storages = {key: storage for entry in entries for key, storage in entry.storages.items()}
+        self._device_type = device_type
+        self.restore_reserve_bytes = 0
+        """The bytes kept on the device for entries to come back into; no other figure includes them."""
+
+    def is_on_device(self, storage: Storage) -> bool:
+        """Return whether a storage is on the worker's device; on a CPU worker that is host memory too."""
+        return storage.device_type == self._device_type
+
+    @property
+    def device_bytes(self) -> int:
+        """The bytes of all storages on the device, each once."""
+        return sum(storage.nbytes for storage in self.storages.values() if self.is_on_device(storage))
+
+    @property
+    def host_bytes(self) -> int:
+        """The bytes of all storages in host memory, each once."""
+        return sum(storage.nbytes for storage in self.storages.values() if not self.is_on_device(storage))
+
+    @property
+    def host_entries(self) -> int:
+        """The entries that lie in host memory."""
+        return sum(
+            bool(entry.storages) and not any(map(self.is_on_device, entry.storages.values())) for entry in self.entries
+        )
+
+    def ages(self, sightings: Sightings) -> dict[str, float]:
+        """Return the seconds since each entry was first seen."""
+        return sightings.ages({entry.mm_hash: entry.origin for entry in self.entries})
+
+
+def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | None:
+    """Return the worker's encoder cache, None where it has none: a text-only model, or a later pipeline stage.
+
+    Raises:
+        UnreadableError: It is of an unknown kind.
+    """
+    found = find_encoder_cache(worker)
+    if found is None:
+        return None
+    kind, outputs = found
+    # dict's own items(): a subclass that brings entries back from the host at access must not do that for us. And a
+    # copy at once: under Ray's compiled graphs a step may run beside us.
+    items = list(dict.items(outputs))
+    read = EncoderOutputs(kind, [read_entry(outputs, mm_hash, value) for mm_hash, value in items], device_type)
+    if isinstance(outputs, SpillingDict):
+        read.restore_reserve_bytes = outputs.way_back.reserve_bytes
+    return read
+
+
+def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
+    """Return one entry.
+
+    Args:
+        outputs: The dict that it is in.
+        key: Its key there.
+        value: Its raw value.
+    """
+    entry = _entry(str(key), value)
+    if isinstance(outputs, SpillingDict):
+        return entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
+    return entry
+
+
+def encoder_cache_block(
+    worker: object, device_type: str, sightings: Sightings, ledger: Ledger
+) -> dict[str, Any] | None:
+    """Return the figures of the cache as it is now, None where the worker has none; no reference to it is left."""
+    # In a function of its own, with whose end its references to tensors go: an exception may hold the caller's frame.
+    return encoder_cache_figures(worker, read_encoder_outputs(worker, device_type), sightings, ledger)
+
+
+def encoder_cache_figures(
+    worker: object, outputs: EncoderOutputs | None, sightings: Sightings, ledger: Ledger
+) -> dict[str, Any] | None:
+    """Return the cache's figures for an answer, None where the worker has no cache.
+
+    Args:
+        worker: The worker.
+        outputs: Its cache, as it was read.
+        sightings: The worker's own.
+        ledger: The worker's own.
+    """
+    if outputs is None:
+        return None
+    oldest = max(outputs.ages(sightings).values(), default=None)
+    return {
+        "entries": len(outputs.entries),
+        "device_bytes": outputs.device_bytes,
+        "host_bytes": outputs.host_bytes,
+        "host_entries": outputs.host_entries,
+        "capacity_embeds": capacity_embeds(worker),
+        "embeds": sum(map(entry_embeds, outputs.entries)),
+        "oldest_age_seconds": None if oldest is None else round(oldest, 3),
+        "restore_reserve_bytes": outputs.restore_reserve_bytes,
+        **moves(ledger),
+    }
+
+
+def moves(ledger: Ledger) -> dict[str, Any]:
+    """Return for an answer the counts of moves between device and host since the engine started."""
+    return {
+        "spills": ledger.spills,
+        "restores": ledger.restores,
+        "restore_seconds": round(ledger.restore_seconds, 6),
+    }
+
+
+def find_encoder_cache(worker: object) -> tuple[str, dict[Any, Any]] | None:
+    """Return the kind of the worker's encoder cache and the dict that holds its entries; None where it has none."""
+    runner = look_up(worker, "model_runner")
+    cache = look_up(runner, "encoder_cache")
+    if cache is None:
+        return None
+    if isinstance(cache, dict):
+        # V1 has the dict for every model (vllm 0.12.0 v1/worker/gpu_model_runner.py:367, vllm 0.32.0
+        # v1/worker/gpu_model_runner.py:579, `__init__`).
+        unused = look_up(runner, "supports_mm_inputs") is False and not dict.__len__(cache)
+        return None if unused else ("dict", cache)
+    outputs = look_up(cache, "encoder_outputs")  # no truth test of `cache`: an empty EncoderCache is falsy
+    if isinstance(outputs, dict):
+        return "encoder_outputs", outputs
+    raise UnreadableError(f"model_runner.encoder_cache is a {type(cache).__name__}, neither a dict nor around one")
+
+
+def spilling_cache(worker: object) -> SpillingDict | None:
+    """Return the worker's encoder cache where it is a `SpillingDict` already; None where it is not, or is absent."""
+    found = find_encoder_cache(worker)
+    return found[1] if found and isinstance(found[1], SpillingDict) else None
+
+
+def odd_absence(worker: object) -> str | None:
+    """Return why it is odd that `find_encoder_cache` found none, None where a worker like this one has none.
+
+    It is the only sign of an engine that keeps its encoder outputs in an unknown place.
+    """
+    runner = look_up(worker, "model_runner")
+    if runner is None or look_up(worker, "vllm_config", "model_config", "is_multimodal_model") is not True:
+        return None
+    # Also of a multimodal model: one configured for text alone, and the later stages of a pipeline
+    # (vllm 0.32.0 v1/worker/gpu/model_runner.py:269).
+    is_first_stage = look_up(runner, "is_first_pp_rank") is not False and not pp_rank(worker)
+    if look_up(runner, "supports_mm_inputs") is False or not is_first_stage:
+        return None
+    return "the model is multimodal, but no encoder cache was found where vLLM 0.11 to 0.33 keeps it"
+
+
+def restore_reserve_bytes(worker: object) -> int:
+    """Return the bytes kept on the device so that entries can come back; 0 where nothing was moved."""
+    cache = spilling_cache(worker)
+    return 0 if cache is None else cache.way_back.reserve_bytes
+
+
+def capacity_embeds(worker: object) -> int | None:
+    """Return the embeddings that the scheduler lets the cache hold, None where that is unknown."""
+    # V1's budget includes the rule that one item of the largest kind always fits; V2 keeps no budget object.
+    budget = whole(look_up(worker, "model_runner", "mm_budget", "encoder_cache_size"))
+    if budget is not None:
+        return budget
+    return whole(look_up(worker, "vllm_config", "scheduler_config", "encoder_cache_size"))
+
+
+def needed_hashes(worker: object) -> set[str] | None:
+    """Return the cache keys that running requests have not yet computed past; None where that is unknown.
+
+    Requests that still wait are unknown to a worker, though the scheduler may count on an entry for them: absence from
+    this set is no permission to drop an entry.
+    """
+    pairs = _features_with_progress(worker)
+    if pairs is None:
+        return None
+    needed: set[str] = set()
+    for feature, computed in pairs:
+        offset = whole(look_up(feature, "mm_position", "offset"))
+        length = whole(look_up(feature, "mm_position", "length"))
+        if computed is None or offset is None or length is None or computed < offset + length:
+            needed.add(str(look_up(feature, "identifier")))
+    return needed
+
+
+def _features_with_progress(worker: object) -> Iterator[tuple[object, int | None]] | None:
+    requests = look_up(worker, "model_runner", "requests")
+    if isinstance(requests, dict):
+        return (
+            (feature, whole(look_up(request, "num_computed_tokens")))
+            for request in list(requests.values())
+            for feature in look_up(request, "mm_features") or ()
+        )
+    features = look_up(worker, "model_runner", "encoder_cache", "mm_features")
+    if isinstance(features, dict):
+        return (
+            (feature, _computed_in_v2(worker, request_id))
+            for request_id, items in list(features.items())
+            for feature in items
+        )
+    return None
+
+
+def _computed_in_v2(worker: object, request_id: str) -> int | None:
+    # Kept in host memory beside a copy on the device, which we must not wait for. Not num_computed_tokens_np: that one
+    # runs ahead of the device (vllm 0.32.0 v1/worker/gpu/states.py:65).
+    states = look_up(worker, "model_runner", "req_states")
+    index = (look_up(states, "req_id_to_index") or {}).get(request_id)
+    computed = look_up(states, "num_computed_prefill_tokens")
+    return None if index is None or computed is None else whole(computed[index])
+
+
+def _entry(mm_hash: str, value: object) -> Entry:
+    # Nearly always one tensor; a cache holds thousands of them, and every call of ours stops the engine.
+    if is_tensor(value):
+        storage = storage_of(value)
+        return Entry(mm_hash, [value], {storage.key: storage} if storage.nbytes else {}, storage.key, None, value)
+    if isinstance(value, Spilled):
+        storage = Storage(storage_of(value.host).pointer, value.host_bytes, _HOST)
+        return Entry(mm_hash, [value.host], {storage.key: storage}, value.origin, None, value)
+    tensors = list(tensors_in(value))
+    storages = {storage.key: storage for storage in map(storage_of, tensors) if storage.nbytes}
+    return Entry(mm_hash, tensors, storages, next(iter(storages), None), None, value)
+
+
+def entry_embeds(entry: Entry) -> int:
+    """Return the embeddings of the entry, the unit of the cache's capacity: its rows, each as wide as the model."""
+    return sum(prod(tensor.shape[:-1]) for tensor in entry.tensors)
+
+
+def entry_bytes(entry: Entry) -> int:
+    """Return the bytes of the entry's own elements, without the other bytes of its storages."""
+    return sum(map(view_bytes, entry.tensors))

@@ -1,0 +1,163 @@
+"""The engine's memory pools that are asleep: unmapped, and perhaps used by another process meanwhile.
+
+vLLM's worker is put to sleep and woken by methods of its own, pool by pool (tags such as `weights` and `kv_cache`); no
+version keeps a record of it that a worker could read. So the methods are watched from our first call on. Earlier
+changes are read where the allocator shows them, and are unknown elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from highwater_worker.attributes import look_up
+from highwater_worker.encoder_cache.encoder_outputs import spilling_cache
+from highwater_worker.errors import RefusedError
+from highwater_worker.notes import Notes
+from highwater_worker.wrapping import wrap_method
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ALL_TAGS = frozenset({"weights", "kv_cache"})
+"""All pools that `sleep` takes (vllm 0.12.0 v1/executor/abstract.py:304, vllm 0.32.0 v1/executor/abstract.py:37)."""
+
+# Singletons that hold the pools: CUDA's, Intel's, Ascend's.
+ALLOCATORS = (
+    ("vllm.device_allocator.cumem", "CuMemAllocator"),
+    ("vllm.device_allocator.xpumem", "XpuMemAllocator"),
+    ("vllm_ascend.device_allocator.camem", "CaMemAllocator"),
+)
+
+
+class SleepRecord:
+    """The pools put to sleep and woken since the worker is watched."""
+
+    def __init__(self) -> None:
+        self.is_watching = False
+        self.tags: set[str] = set()
+        """The pools that are asleep, as far as the calls show."""
+        self.is_complete = False
+        """True where the calls show everything: all pools were put to sleep or woken at once since they are watched."""
+
+
+def watch_sleep(worker: object, record: SleepRecord) -> None:
+    """Record from now on the pools put to sleep and woken; a second call does nothing.
+
+    Args:
+        worker: The worker; it is not kept alive.
+        record: The worker's own.
+    """
+    if record.is_watching:
+        return
+    record.is_watching = True
+    reference = weakref.ref(worker)
+
+    def sleep(method: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            # Before the call: the pools go somewhere within it, also where it fails later.
+            record.tags |= ALL_TAGS
+            record.is_complete = True
+            _attempt(_drop_reserve, reference())
+            return method(*arguments, **named)
+
+        return watched
+
+    def wake_up(method: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            result = method(*arguments, **named)
+            tags = arguments[0] if arguments else named.get("tags")
+            record.tags -= record.tags if tags is None else _names(tags)
+            record.is_complete = record.is_complete or tags is None
+            if not record.tags:
+                _attempt(_keep_reserve, reference())
+            return result
+
+        return watched
+
+    def discard(method: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            record.tags |= _names(arguments[0] if arguments else named.get("tags"))
+            return method(*arguments, **named)
+
+        return watched
+
+    # `discard` puts single pools to sleep (vllm 0.32.0 v1/worker/gpu_worker.py:358; not in 0.27).
+    for name, make in (("sleep", sleep), ("wake_up", wake_up), ("discard", discard)):
+        wrap_method(worker, name, make)
+
+
+def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
+    """Return the pools that are asleep; None where that is not known."""
+    shown = _shown_by_allocators()
+    tags = record.tags | (shown or set())
+    # Of other backends than the allocators, and of engines that fell asleep before we watched. After a partial wake-up
+    # it says RUNNING (vllm 0.27.0 device_allocator/sleep_mode_backend.py:133, vllm 0.32.0
+    # device_allocator/sleep_mode_backend.py:145).
+    if not tags and look_up(worker, "_sleep_mode_backend", "_state") not in {None, "RUNNING"}:
+        tags = set(ALL_TAGS)
+    if shown is None and not record.is_complete:
+        tags |= _seen_late(worker)
+        return sorted(tags) if tags else None
+    return sorted(tags)
+
+
+def refuse_while_asleep(worker: object, record: SleepRecord) -> None:
+    """Check that no memory of the engine's is unmapped; `memory_parts.refuse_suspended` checks that its device answers.
+
+    Raises:
+        RefusedError: Some is. What was given up may be somebody else's now, and what is taken now may be missing when
+            the engine wakes. Where it is unknown nothing is refused: the caller can read /is_sleeping.
+    """
+    tags = asleep_tags(worker, record)
+    if tags:
+        raise RefusedError(f"the engine sleeps ({', '.join(tags)}): its memory is not to be touched until it wakes")
+
+
+def _shown_by_allocators() -> set[str] | None:
+    """Return the pools that the allocators show as asleep; None where one has pools and does not show it."""
+    asleep: set[str] = set()
+    for data in _allocations():
+        is_asleep = look_up(data, "is_asleep")  # from vLLM 0.27 on; vllm-ascend has no such thing
+        if is_asleep is None:
+            return None
+        if is_asleep:
+            asleep.add(str(look_up(data, "tag")))
+    return asleep
+
+
+def _seen_late(worker: object) -> set[str]:
+    """Return the pools of which copies show that they fell asleep before we watched; a wake-up drops the copies."""
+    seen = {str(look_up(data, "tag")) for data in _allocations() if look_up(data, "cpu_backup_tensor") is not None}
+    return seen | {"weights"} if look_up(worker, "_sleep_saved_buffers") else seen
+
+
+def _allocations() -> Iterator[object]:
+    for module, name in ALLOCATORS:
+        yield from list((look_up(sys.modules.get(module), name, "instance", "pointer_to_data") or {}).values())
+
+
+def _names(tags: object) -> set[str]:
+    if isinstance(tags, str):
+        return {tags}
+    return set(map(str, tags)) if isinstance(tags, (list, tuple, set, frozenset)) else set()
+
+
+def _attempt(work: Callable[[object], None], worker: object) -> None:
+    with suppress(Exception):  # a fault of ours must not fail the engine's sleep or wake-up
+        work(worker)
+
+
+def _drop_reserve(worker: object) -> None:
+    """Give the whole of the device up, as the engine does: `sleep` empties the allocator's cache after that."""
+    cache = spilling_cache(worker)
+    if cache is not None:
+        cache.way_back.drop_reserve()
+
+
+def _keep_reserve(worker: object) -> None:
+    cache = spilling_cache(worker)
+    if cache is not None:
+        cache.way_back.settle(cache, Notes())

@@ -1,0 +1,343 @@
+"""The dict in the place of the engine's encoder cache: some values lie in host memory until the engine reads them.
+
+It refuses to lose a key: a spilled entry keeps its key and its place, and every way to its value brings it back to the
+device first. The engine never notices, but for the time that takes. The raw values (`dict.items(cache)`) are for
+this package alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import ItemsView, ValuesView
+from dataclasses import dataclass
+from opcode import opmap
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping
+
+    from highwater_worker.memory.storages import Tensor
+    from highwater_worker.notes import Notes
+
+# The functions of vLLM and vllm-ascend that pop entries, all of them to free them: runner V1's up to 0.23 and from 0.27
+# on, and V2's (`tests.engine.test_vendor_wheels` reads them in published packages).
+FREEING = frozenset({"_update_states", "_process_encoder_cache_scheduler_output", "free_encoder_cache"})
+_POP_TOP = opmap["POP_TOP"]
+_CACHE = opmap.get("CACHE", 0)
+
+
+@dataclass(frozen=True, eq=False)
+class SpilledGroup:
+    """The entries that were views of one storage, and went together."""
+
+    nbytes: int
+    """The bytes that the device got back for all of them."""
+
+
+@dataclass(frozen=True)
+class Spilled:
+    """The value in the dict of an entry that lies in host memory."""
+
+    host: Tensor
+    device: Any
+    """The device that it came from, and goes back to."""
+    host_bytes: int
+    """The bytes of the host that the copy takes; more than its elements' where the allocator rounds up."""
+    origin: tuple[str, int]
+    """The storage that it was made in: by it an entry that came back differs from one made anew."""
+    group: SpilledGroup
+    is_pinned: bool = False
+    """True where its pages are locked in place: the device can then read them while Python goes on."""
+
+
+@dataclass
+class Ledger:
+    """The moves since the engine started, counted in entries; an entry that went twice counts twice."""
+
+    spills: int = 0
+    restores: int = 0
+    restore_seconds: float = 0.0
+
+
+class EntryRestorer(Protocol):
+    """Brings spilled entries back to their device."""
+
+    @property
+    def reserve_bytes(self) -> int:
+        """The bytes kept on the device for entries to come back into."""
+
+    def bring(self, cache: SpillingDict, spilled: Spilled, *, is_urgent: bool) -> Tensor:
+        """Return the entry on its device; one that the engine needs now is urgent, and others may make room for it.
+
+        Raises:
+            RuntimeError: There is no room.
+        """
+
+    def settle(self, cache: SpillingDict, notes: Notes, freed: int = 0) -> None:
+        """Make the reserve as large as entries in host memory need; where that is impossible, it is noted."""
+
+    def drop_reserve(self) -> None:
+        """Keep nothing on the device: nothing lies in host memory any more, or the engine goes to sleep."""
+
+
+class SpillingDict(dict[Any, Any]):
+    """A dict of encoder outputs, some of them in host memory.
+
+    Args:
+        contents: Its first entries, in this order.
+        way_back: Brings a spilled entry back to its device; may raise, and the entry then stays spilled.
+        ledger: Counts the moves.
+        clock: Seconds that only grow.
+    """
+
+    __slots__ = ("_away", "_clock", "_groups", "_ledger", "_origins", "_since", "_tick", "_uses", "way_back")
+
+    def __init__(
+        self,
+        contents: Mapping[Any, Any],
+        way_back: EntryRestorer,
+        ledger: Ledger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(contents)
+        self.way_back = way_back
+        self._ledger = ledger
+        self._clock = clock
+        self._since = clock()
+        # Counted, not timed: ranks that share a model see the same accesses in the same order, and so agree on which
+        # entry was used last; by their clocks they would not.
+        self._tick = 0
+        self._uses: dict[Any, tuple[int, float]] = {}
+        self._origins: dict[Any, tuple[str, int]] = {}
+        self._groups: dict[Any, SpilledGroup] = {}
+        # Keys that may lie in host memory. One is added before its entry goes and taken out after it came back, so that
+        # no key is missing, whatever ends a move in the middle.
+        self._away: set[Any] = set()
+
+    # --- for trim and restore ---
+
+    def last_use(self, key: Hashable) -> int:
+        """Return the number of the engine's last access to an entry; 0 where there was none since we watch."""
+        use = self._uses.get(key)
+        return use[0] if use else 0
+
+    def idle_seconds(self, key: Hashable) -> float:
+        """Return the seconds since that access, or since we watch."""
+        use = self._uses.get(key)
+        return self._clock() - (use[1] if use else self._since)
+
+    def origin(self, key: Hashable) -> tuple[str, int] | None:
+        """Return the storage that an entry was made in, None where it still lies there."""
+        return self._origins.get(key)
+
+    def group(self, key: Hashable) -> SpilledGroup | None:
+        """Return the group that an entry came back from, None where it never did."""
+        return self._groups.get(key)
+
+    def put_away(self, spilled: Mapping[Any, Spilled]) -> None:
+        """Put entries' copies in host memory in their place. This counts as no access: their last use stays."""
+        for key, value in spilled.items():
+            self._away.add(key)
+            super().__setitem__(key, value)
+            self._ledger.spills += 1
+
+    def bring_back(self, key: Hashable, value: Spilled, *, is_urgent: bool = False) -> Tensor:
+        """Return a spilled entry's value, on its device again; where that fails, it stays spilled and this raises.
+
+        Args:
+            key: Its key.
+            value: Its copy.
+            is_urgent: Whether others may make room for it.
+        """
+        tensor = self._timed(value, is_urgent=is_urgent)
+        self._groups[key] = value.group
+        self._origins.setdefault(key, value.origin)  # the first, however often it goes and comes back
+        super().__setitem__(key, tensor)
+        self._ledger.restores += 1
+        self._left_the_host(key)
+        return tensor
+
+    # --- for the engine: single entries ---
+
+    def __getitem__(self, key: Hashable) -> Any:  # noqa: ANN401 - a dict's values are of any type
+        value = super().__getitem__(key)
+        if type(value) is Spilled:
+            value = self.bring_back(key, value, is_urgent=True)
+        self._tick += 1
+        self._uses[key] = self._tick, self._clock()
+        return value
+
+    def get(self, key: Hashable, default: Any = None) -> Any:  # noqa: ANN401 - as above
+        """Return an entry's value, or the default for a key that is missing."""
+        return self[key] if key in self else default  # noqa: SIM401 - it is what is being defined
+
+    def __setitem__(self, key: Hashable, value: object) -> None:
+        super().__setitem__(key, value)
+        self._origins.pop(key, None)
+        self._groups.pop(key, None)
+        self._left_the_host(key)
+        self._tick += 1
+        self._uses[key] = self._tick, self._clock()
+
+    def setdefault(self, key: Hashable, default: Any = None) -> Any:  # noqa: ANN401 - as above
+        """Return an entry's value, made first where it is not there."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def __delitem__(self, key: Hashable) -> None:
+        super().__delitem__(key)
+        self._forget(key)
+
+    def pop(self, key: Hashable, *default: Any) -> Any:  # noqa: ANN401 - as above
+        """Take an entry out, and return its value if the caller wants it."""
+        value = super().pop(key, *default)
+        self._forget(key)
+        if type(value) is Spilled and _caller_drops_the_result():
+            # To bring the entry back for that would wait for the device, and allocate on it, for a value that the
+            # next instruction throws away.
+            return value.host
+        return self._last_value(value)
+
+    def popitem(self) -> tuple[Any, Any]:
+        """Take the last entry out, and return it."""
+        key, value = super().popitem()
+        self._forget(key)
+        return key, self._last_value(value)
+
+    def _last_value(self, value: Any) -> Any:  # noqa: ANN401 - as above
+        if type(value) is not Spilled:
+            return value
+        try:
+            tensor = self._timed(value, is_urgent=True)
+        except Exception:  # noqa: BLE001 - the entry is gone, as it had to: to free must not fail for want of memory
+            return value.host  # the same tensor, and all that is left to give
+        self._ledger.restores += 1
+        return tensor
+
+    def _timed(self, value: Spilled, *, is_urgent: bool) -> Tensor:
+        started = time.perf_counter()
+        try:
+            return self.way_back.bring(self, value, is_urgent=is_urgent)
+        finally:
+            self._ledger.restore_seconds += time.perf_counter() - started
+
+    def _forget(self, key: Hashable) -> None:
+        self._uses.pop(key, None)
+        self._origins.pop(key, None)
+        self._groups.pop(key, None)
+        self._left_the_host(key)
+
+    def _left_the_host(self, key: Hashable) -> None:
+        if key in self._away:
+            self._away.discard(key)
+            if not self._away:
+                self.way_back.drop_reserve()
+
+    # --- for the engine: all entries ---
+
+    def clear(self) -> None:
+        """Drop everything, wherever it lies."""
+        super().clear()
+        self._uses.clear()
+        self._origins.clear()
+        self._groups.clear()
+        if self._away:
+            self._away.clear()
+            self.way_back.drop_reserve()
+
+    def update(self, *others: Any, **named: Any) -> None:  # noqa: ANN401 - as dict's: a mapping or pairs
+        """Put entries in: those of a mapping, pairs, or named ones."""
+        # dict's own would write past __setitem__. Pairs are taken one by one: vLLM hands in generators that encode.
+        if len(others) > 1:
+            raise TypeError(f"update expected at most 1 argument, got {len(others)}")
+        for other in others:
+            pairs = ((key, other[key]) for key in other.keys()) if hasattr(other, "keys") else other  # noqa: SIM118 - of any mapping
+            for key, value in pairs:
+                self[key] = value
+        for name, value in named.items():
+            self[name] = value
+
+    # In Python, though it adds nothing: `dict(cache)`, `{**cache}`, `other.update(cache)` copy raw values from a dict
+    # whose __iter__ is dict's own (CPython, Objects/dictobject.c, `dict_merge`), and go by keys() and [] otherwise.
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__()
+
+    def values(self) -> Any:  # noqa: ANN401 - dict's type for it cannot be made in Python
+        """Return a view of the values that brings back each as it comes to it."""
+        return _Values(self)
+
+    def items(self) -> Any:  # noqa: ANN401 - as above
+        """Return a view of the entries that brings back each as it comes to it."""
+        return _Items(self)
+
+    def copy(self) -> dict[Any, Any]:
+        """Return a plain dict with the values as they are now; the copy is not watched."""
+        return dict(self)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[type, tuple[dict[Any, Any]]]:  # noqa: ANN401 - object's own
+        # For copy.copy, copy.deepcopy and pickle: again a plain dict.
+        return dict, (dict(self),)
+
+    @classmethod
+    def fromkeys(cls, keys: Any, value: Any = None) -> dict[Any, Any]:  # noqa: ANN401 - as dict's
+        """Return a plain dict."""
+        return dict.fromkeys(keys, value)
+
+    def __or__(self, other: Any) -> Any:  # noqa: ANN401 - as dict's
+        return dict(self) | other if isinstance(other, dict) else NotImplemented
+
+    def __ror__(self, other: Any) -> Any:  # noqa: ANN401 - as dict's
+        return other | dict(self) if isinstance(other, dict) else NotImplemented
+
+    def __ior__(self, other: Any) -> Any:  # noqa: ANN401 - as dict's
+        self.update(other)
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return dict(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return dict(self) != other
+
+    __hash__ = None  # as dict's
+
+    def __repr__(self) -> str:
+        # Without the values: printing a cache must not move its entries.
+        spilled = sum(type(value) is Spilled for value in dict.values(self))
+        return f"<{type(self).__name__} of {len(self)} entries, {spilled} of them in host memory>"
+
+
+# collections.abc's views go through the dict's [], which brings back one entry at a time. Theirs lack __reversed__.
+class _Values(ValuesView[Any]):
+    def __init__(self, cache: SpillingDict) -> None:
+        super().__init__(cache)
+        self._cache = cache
+
+    def __reversed__(self) -> Iterator[Any]:
+        return (self._cache[key] for key in reversed(self._cache))
+
+
+class _Items(ItemsView[Any, Any]):
+    def __init__(self, cache: SpillingDict) -> None:
+        super().__init__(cache)
+        self._cache = cache
+
+    def __reversed__(self) -> Iterator[tuple[Any, Any]]:
+        return ((key, self._cache[key]) for key in reversed(self._cache))
+
+
+def _caller_drops_the_result() -> bool:
+    """Say whether our caller's caller is known to pop only to free, and throws its call's result away at once.
+
+    Both, because either alone can err: a later version may use the result, and a call from C (`map(cache.pop, keys)`)
+    is not in the bytecode. Where the answer is False, the result is as good as any dict's.
+    """
+    frame = sys._getframe(2)
+    if frame.f_code.co_name not in FREEING:
+        return False
+    code, position = frame.f_code.co_code, frame.f_lasti + 2  # instructions are two bytes wide
+    while position < len(code) and code[position] == _CACHE:  # room that newer interpreters leave behind a call
+        position += 2
+    return position < len(code) and code[position] == _POP_TOP

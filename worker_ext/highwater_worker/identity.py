@@ -1,0 +1,114 @@
+"""The worker's ranks, host and process, for the head of every answer.
+
+A rank that the engine does not show is null, never guessed: two workers that claim one rank would be added up wrongly.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from highwater_worker.attributes import look_up, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_ROOT = Path("/")
+_STARTED_FIELD = 22
+
+
+def identity(worker: object) -> dict[str, Any]:
+    """Return `rank`, `local_rank`, `dp_rank`, `tp_rank`, `pp_rank`, `host`, `pid` and `pid_started`."""
+    return {
+        "rank": _or_none(lambda: whole(look_up(worker, "rank"))),
+        "local_rank": _or_none(lambda: whole(look_up(worker, "local_rank"))),
+        "dp_rank": _or_none(lambda: _dp_rank(worker)),
+        "tp_rank": _or_none(lambda: _tp_rank(worker)),
+        "pp_rank": _or_none(lambda: pp_rank(worker)),
+        "host": _or_none(socket.gethostname),
+        "pid": os.getpid(),
+        "pid_started": _or_none(pid_started),
+    }
+
+
+def pid_started(root: Path = _ROOT) -> int:
+    """Return the process's start in the kernel's ticks since boot: it differs from that of a later process of its pid.
+
+    Args:
+        root: The file system's root; a test brings its own.
+
+    Raises:
+        OSError: The kernel does not report it.
+        ValueError: The report is not understood.
+        IndexError: Likewise.
+    """
+    # The second field is the program's name, in brackets, with whatever it likes between them (proc_pid_stat(5)).
+    _, _, after = (root / "proc/self/stat").read_text("ascii", "replace").rpartition(")")
+    return int(after.split()[_STARTED_FIELD - 3])
+
+
+def _dp_rank(worker: object) -> int | None:
+    parallel = _parallel_config(worker)
+    # For models without experts newer engines reset data_parallel_rank to 0 in every replica, and only the index still
+    # tells them apart (vllm 0.32.0 v1/engine/core.py:1481, `run_engine_core`). Older engines have the rank alone.
+    index = whole(look_up(parallel, "data_parallel_index"))
+    return whole(look_up(parallel, "data_parallel_rank")) if index is None else index
+
+
+# The ranks of a world lie as (external DP x DP x) PP x PCP x TP, the last varying fastest
+# (vllm 0.32.0 distributed/parallel_state.py:2126, `initialize_model_parallel`). A worker's `rank` counts within its own
+# replica, and across replicas only under an external launcher; the remainders below are right for both.
+def _tp_rank(worker: object) -> int | None:
+    rank = whole(look_up(worker, "rank"))
+    tensor = _size(worker, "tensor_parallel_size")
+    return None if rank is None or tensor is None else rank % tensor
+
+
+def pp_rank(worker: object) -> int | None:
+    """Return the worker's stage of the pipeline, None where the engine does not show it."""
+    rank = whole(look_up(worker, "rank"))
+    tensor = _size(worker, "tensor_parallel_size")
+    pipeline = _size(worker, "pipeline_parallel_size")
+    if rank is None or tensor is None or pipeline is None:
+        return None
+    if hasattr(_parallel_config(worker), "prefill_context_parallel_size"):
+        context = _size(worker, "prefill_context_parallel_size")
+    else:  # engines before it came lay their ranks as PP x TP
+        context = 1
+    return None if context is None else rank // (tensor * context) % pipeline
+
+
+def ranks_expected(worker: object) -> int | None:
+    """Return how many workers the whole engine has, all data-parallel replicas counted; None where it does not tell."""
+    sizes = [
+        _size(worker, "tensor_parallel_size"),
+        _size(worker, "pipeline_parallel_size"),
+        _size(worker, "data_parallel_size"),
+    ]
+    if hasattr(_parallel_config(worker), "prefill_context_parallel_size"):
+        sizes.append(_size(worker, "prefill_context_parallel_size"))
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
+
+
+def _size(worker: object, name: str) -> int | None:
+    size = whole(look_up(_parallel_config(worker), name))
+    return size if size is not None and size > 0 else None
+
+
+def _parallel_config(worker: object) -> object:
+    own = look_up(worker, "parallel_config")
+    found: object = look_up(worker, "vllm_config", "parallel_config") if own is None else own
+    return found
+
+
+def _or_none(read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    except Exception:  # noqa: BLE001 - the head of an error's own answer: what cannot be read stays null
+        return None

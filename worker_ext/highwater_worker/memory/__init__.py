@@ -1,0 +1,1 @@
+"""One worker's device memory, part by part."""

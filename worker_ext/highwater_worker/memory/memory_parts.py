@@ -1,0 +1,140 @@
+"""The parts of one worker's memory, each read on its own: for the answer to `memory`, and for the recorder.
+
+A part that cannot be read costs only itself, and is noted by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from highwater_worker.attributes import fraction, look_up, whole
+from highwater_worker.devices.figures import AllocatorFigures, Space
+from highwater_worker.errors import RefusedError
+from highwater_worker.memory.kv_cache import kv_cache_storages
+
+if TYPE_CHECKING:
+    from highwater_worker.devices import Device
+    from highwater_worker.devices.host import HostMemory
+    from highwater_worker.memory.allocator_reserve import AllocatorReserve
+    from highwater_worker.memory.residency import Residency
+    from highwater_worker.notes import Notes
+
+NO_DEVICE = "the worker's device is not known; see the note on device"
+
+
+class KvCache(NamedTuple):
+    """The memory of keys and values in bytes, None where it could not be read."""
+
+    resident_bytes: int | None
+    reserved_bytes: int | None
+
+
+def read_space(worker: object, device: Device | None, host: HostMemory, notes: Notes) -> Space:
+    """Return the device's memory as its driver sees it; all unknown where its driver must not be called."""
+    unknown = Space(None, None, None)
+    suspended_by = suspending_backend(worker)
+    if suspended_by is not None:
+        notes.add("total_bytes", _suspended(suspended_by))
+        return unknown
+    if device is None:
+        notes.add("total_bytes", NO_DEVICE)
+        return unknown
+    space = notes.attempt("total_bytes", lambda: device.family.space(device.index, host)) or unknown
+    if space.total_bytes is not None and space.free_bytes is None:
+        notes.add("free_bytes", f"torch.{device.type} does not report what is free")
+    return space
+
+
+def suspending_backend(worker: object) -> str | None:
+    """Return the backend that suspended the engine, None where it is not suspended.
+
+    vLLM's own sleep mode unmaps memory and leaves the device usable. Another backend may checkpoint the whole process's
+    state on the device: a call to the driver then waits until the engine resumes, on the very thread that resumes it
+    (vllm 0.27.0 device_allocator/sleep_mode_backend.py:109, vllm 0.32.0 device_allocator/sleep_mode_backend.py:116).
+    """
+    backend = look_up(worker, "_sleep_mode_backend")
+    suspended = look_up(backend, "_state") not in (None, "RUNNING")
+    name = type(backend).__name__
+    return name if suspended and name != "CuMemBackend" else None
+
+
+def refuse_suspended(worker: object) -> None:
+    """Check that the device's driver may be called; `sleep.refuse_while_asleep` checks that memory may be touched.
+
+    Raises:
+        RefusedError: A call to its driver might never return.
+    """
+    suspended_by = suspending_backend(worker)
+    if suspended_by is not None:
+        raise RefusedError(_suspended(suspended_by))
+
+
+def _suspended(backend: str) -> str:
+    return f"the engine is suspended by {backend}: its device is not read until it resumes"
+
+
+def look_at_segments_once(worker: object, device: Device | None, reserve: AllocatorReserve) -> None:
+    """Learn from the allocator's segments what it keeps, at the first call that finds a device that may be read."""
+    if suspending_backend(worker) is None:
+        reserve.look_once(device)
+
+
+def read_allocator(device: Device | None, notes: Notes) -> AllocatorFigures:
+    """Return the figures of torch's caching allocator."""
+    if device is None:
+        notes.add("torch", NO_DEVICE)
+        return AllocatorFigures()
+    return device.family.allocator(device.index, notes)
+
+
+def pinned_bytes(device: Device | None, notes: Notes) -> int | None:
+    """Return the host memory that torch keeps locked in place for copies; None where it does not report it."""
+    return notes.attempt("host_memory.pinned_bytes", device.family.pinned_bytes) if device is not None else None
+
+
+def read_kv_cache(worker: object, kind: str, residency: Residency, notes: Notes) -> KvCache:
+    """Return the memory of keys and values.
+
+    Args:
+        worker: The worker.
+        kind: The type of its device.
+        residency: The caller's own; on CPU it measures which pages are there.
+        notes: Gets the names of values that could not be read.
+    """
+    storages = notes.attempt("kv_cache_bytes", lambda: kv_cache_storages(worker, kind))
+    if storages is None:
+        return KvCache(None, None)
+    reserved = sum(storage.nbytes for storage in storages)
+    if kind != "cpu":
+        return KvCache(reserved, reserved)
+    resident = notes.attempt("kv_cache_bytes", lambda: residency.total(storages))
+    notes.missing("kv_cache_bytes", resident, "the C library cannot show which pages are resident")
+    return KvCache(resident, reserved)
+
+
+def read_budget(worker: object, notes: Notes) -> dict[str, Any]:
+    """Return the memory that the engine was configured to take, and the free memory at its start; constant."""
+    cache_config = look_up(worker, "vllm_config", "cache_config")
+    return {
+        "gpu_memory_utilization": notes.attempt(
+            "budget.gpu_memory_utilization", lambda: fraction(look_up(cache_config, "gpu_memory_utilization"))
+        ),
+        "requested_bytes": notes.attempt("budget.requested_bytes", lambda: _requested_bytes(worker, cache_config)),
+        "init_free_bytes": notes.attempt("budget.init_free_bytes", lambda: _init_free_bytes(worker)),
+    }
+
+
+def _requested_bytes(worker: object, cache_config: object) -> int | None:
+    # With the KV cache's size given, the utilization has no effect: vLLM computes the number and leaves it unused
+    # (vllm 0.32.0 v1/worker/gpu_worker.py:649, vllm 0.32.0 v1/worker/cpu_worker.py:213, `determine_available_memory`).
+    if look_up(cache_config, "kv_cache_memory_bytes") is not None:
+        return None
+    names = ("requested_memory", "requested_cpu_memory")
+    return next((value for name in names if (value := whole(look_up(worker, name))) is not None), None)
+
+
+def _init_free_bytes(worker: object) -> int | None:
+    # vllm-ascend up to 0.13 kept the free bytes alone (vllm_ascend 0.12.0rc1 worker/worker_v1.py:216, vllm_ascend
+    # 0.13.0 worker/worker.py:240, `_init_device`).
+    paths = (("init_snapshot", "free_memory"), ("init_npu_memory",))
+    return next((value for path in paths if (value := whole(look_up(worker, *path))) is not None), None)

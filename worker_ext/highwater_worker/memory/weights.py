@@ -1,0 +1,120 @@
+"""The memory of the model's weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from highwater_worker.attributes import look_up, whole
+from highwater_worker.errors import UnreadableError
+from highwater_worker.memory.storages import is_tensor, unique_storages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeGuard  # novermin: from Python 3.10 on, but only annotations use it
+
+    from highwater_worker.memory.storages import Tensor
+
+
+class WeightCount:
+    """The bytes of models' weights, counted once: weights keep their size, and a large model has thousands of them."""
+
+    def __init__(self) -> None:
+        self._models: tuple[int, ...] = ()
+        self._nbytes = 0
+
+    def of(self, models: list[Module], device_type: str) -> int:
+        """Return the bytes on devices of one type; counted anew for other models."""
+        identities = tuple(map(id, models))
+        if self._models != identities:
+            self._models, self._nbytes = identities, _counted(models, device_type)
+        return self._nbytes
+
+
+class Module(Protocol):
+    """The part of a model's interface that is used here."""
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Yield the weights."""
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Yield the tensors kept beside the weights."""
+
+    def modules(self) -> Iterator[object]:
+        """Yield the model's layers, itself included."""
+
+
+def weights_bytes(worker: object, device_type: str, count: WeightCount) -> int:
+    """Return the bytes of all weights on the worker's device, a drafter's included.
+
+    Raises:
+        UnreadableError: No model was found.
+    """
+    runner = look_up(worker, "model_runner")
+    # Measured by the engine while it loaded (vllm 0.12.0 v1/worker/gpu_model_runner.py:3548, vllm 0.32.0
+    # v1/worker/gpu_model_runner.py:5137, `load_model`), with what no parameter shows.
+    measured = _measured(runner, device_type)
+    if measured is not None:
+        return measured
+    models = _models(runner)
+    if not models:
+        raise UnreadableError("model_runner has neither model_memory_usage nor a model")
+    return count.of(models, device_type)
+
+
+def counting_caveat(worker: object, device_type: str) -> str | None:
+    """Return a note about tensors that the count leaves out, None where weights are measured or nothing is left out."""
+    runner = look_up(worker, "model_runner")
+    if device_type == "cpu" or runner is None or _measured(runner, device_type) is not None:
+        return None
+    # Such as the matrices that attention with a compressed KV cache derives from its weights, plain attributes of its
+    # implementation (vllm_ascend 0.13.0 attention/mla_v1.py:807).
+    return (
+        "the engine keeps no measurement of its loading: parameters and buffers were counted, and tensors that layers "
+        "derive from them are with the other tensors"
+    )
+
+
+def _measured(runner: object, device_type: str) -> int | None:
+    # Not on CPU, where V1 has no such number and V2's is a difference of the process's peak resident size.
+    measured = whole(look_up(runner, "model_memory_usage"))
+    return measured if device_type != "cpu" and measured is not None and measured > 0 else None
+
+
+def _models(runner: object) -> list[Module]:
+    model = _called(look_up(runner, "get_model")) or look_up(runner, "model")
+    draft = _called(look_up(runner, "get_draft_model")) or look_up(runner, "drafter", "model")
+    return [found for found in (model, draft) if _is_module(found)]
+
+
+def _is_module(value: object) -> TypeGuard[Module]:
+    return all(hasattr(value, name) for name in ("parameters", "buffers", "modules"))
+
+
+def _called(method: Callable[[], object] | None) -> object:
+    return method() if callable(method) else None
+
+
+def _counted(models: list[Module], device_type: str) -> int:
+    tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+    packed = [part for model in models for part in _packed(model)] if device_type == "cpu" else []
+    tensors += [part for part in packed if not isinstance(part, int)]
+    handles = sum(part for part in packed if isinstance(part, int))
+    return handles + sum(storage.nbytes for storage in unique_storages(tensors, device_type))
+
+
+def _packed(model: Module) -> Iterator[Tensor | int]:
+    """Yield the packed copies of linear weights of the CPU backend: a tensor, or the bytes behind a oneDNN handle.
+
+    It keeps the packed copy in the closure of the layer's `cpu_linear` and drops the parameter (vllm 0.32.0
+    model_executor/layers/utils.py:588, `dispatch_cpu_unquantized_gemm`): without it nearly all weights would be
+    missing. A handle has its matrix's shape only; oneDNN pads a little more than that.
+    """
+    for module in model.modules():
+        cells = getattr(getattr(module, "cpu_linear", None), "__closure__", None) or ()
+        for cell in cells:
+            content = cell.cell_contents
+            rows, columns = whole(look_up(content, "k")), whole(look_up(content, "n"))
+            if is_tensor(content):
+                yield content
+            elif rows and columns and rows > 0 and columns > 0:
+                yield rows * columns * (whole(look_up(module, "weight", "dtype", "itemsize")) or 0)

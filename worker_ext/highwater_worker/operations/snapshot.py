@@ -1,0 +1,125 @@
+"""`snapshot`: PyTorch's own memory snapshot into a file, for its viewer; or only how large it would be.
+
+It refuses to write where the file would not leave the disk as much room again, and to leave half a file. It is
+not for regular use: it walks every block of the allocator, and the engine waits meanwhile. Of the allocator's
+history only the newest entries are written; that torch makes objects of all of it first cannot be helped from here.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from highwater_worker.devices import device_of
+from highwater_worker.errors import BadPayloadError, NoSpaceError
+from highwater_worker.identity import identity
+from highwater_worker.new_file import new_file
+from highwater_worker.notes import Notes
+from highwater_worker.operations.operation import Operation
+from highwater_worker.payload import boolean, text
+from highwater_worker.spill.spilling import refuse_now
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ROOM = 2
+"""The free space needed, in file sizes: other ranks write theirs beside it."""
+_MAX_TRACE_ENTRIES = 200_000
+"""For each device. With stacks of 40 frames that is about 50 MB; the whole of a long history can be gigabytes."""
+_OWNER_ONLY, _WITH_GROUP = 0o600, 0o640
+
+
+def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer's body."""
+    started, notes = time.perf_counter(), Notes()
+    path = None if arguments["dry_run"] else _path(worker, arguments)
+    # The allocator's lock is waited for with Python's held, and sleep mode's calls Python under its own.
+    refuse_now(worker)
+    device = device_of(worker)
+    taken = _with_newest_history(device.family.snapshot(device.index), notes)
+    # As torch's own `_dump_snapshot` does (torch 2.13.0 cuda/memory.py:1148). Whole first: it is small beside the
+    # objects that it is made of, and its size is known before anything is written.
+    pickled = pickle.dumps(taken)
+    free: int | None = None
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free = _free_bytes(path.parent)
+        _write(path, pickled, free)
+    elif arguments["directory"] is not None:
+        free = notes.attempt("free_bytes", lambda: _free_bytes(Path(arguments["directory"])))
+    return {
+        "path": None if path is None else str(path),
+        "bytes": len(pickled),
+        "segments": len(taken["segments"]),
+        "blocks": sum(len(segment["blocks"]) for segment in taken["segments"]),
+        "trace_entries": sum(map(len, taken.get("device_traces") or ())),
+        "free_bytes": free,
+        "notes": notes.as_list(),
+        "elapsed_ms": round((time.perf_counter() - started) * 1000, 3),
+    }
+
+
+OPERATION = Operation(
+    "snapshot",
+    {
+        "directory": text(r"/[^\0]{0,999}", "an absolute path").or_null(),
+        "name": text("[0-9A-Za-z_]{1,64}", "1 to 64 letters, digits and underscores").or_null(),
+        "dry_run": boolean(default=False),
+    },
+    snapshot,
+)
+
+
+def _with_newest_history(taken: dict[str, Any], notes: Notes) -> dict[str, Any]:
+    traces = taken.get("device_traces") or ()
+    found = sum(map(len, traces))
+    kept = [trace[-_MAX_TRACE_ENTRIES:] for trace in traces]
+    if sum(map(len, kept)) == found:
+        return taken
+    notes.add("trace_entries", f"the newest {_MAX_TRACE_ENTRIES} of each device, of {found} in all")
+    return {**taken, "device_traces": kept}
+
+
+def _path(worker: object, arguments: Mapping[str, Any]) -> Path:
+    missing = next((key for key in ("directory", "name") if arguments[key] is None), None)
+    if missing is not None:
+        raise BadPayloadError(f"payload key {missing!r} is missing; only with dry_run it may be")
+    who = identity(worker)
+    ranks = "-".join("x" if who[key] is None else str(who[key]) for key in ("dp_rank", "rank"))
+    return Path(arguments["directory"], f"highwater-snapshot-{arguments['name']}-{ranks}-{os.getpid()}.pickle")
+
+
+def _free_bytes(directory: Path) -> int:
+    disk = os.statvfs(directory)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _write(path: Path, pickled: bytes, free: int) -> None:
+    if free < _ROOM * len(pickled):
+        raise NoSpaceError(
+            f"{path.parent} has {free} bytes free; a snapshot of {len(pickled)} bytes is written where there are "
+            f"{_ROOM} times as many"
+        )
+    with new_file(path, _OWNER_ONLY) as descriptor:
+        _share_with_the_folders_group(descriptor, path.parent)
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(pickled)
+    os.close(descriptor)
+
+
+def _share_with_the_folders_group(descriptor: int, folder: Path) -> None:
+    """Let the group read that may write into the folder: the sidecar's, where it is another user.
+
+    Nobody else: it may hold stack traces of the engine's code, and the sidecar gives it to administrators only.
+    """
+    status = os.stat(folder)
+    if not status.st_mode & stat.S_IWGRP:
+        return
+    with suppress(OSError):  # a group that this process is not in; then it stays the owner's
+        os.fchown(descriptor, -1, status.st_gid)
+        os.fchmod(descriptor, _WITH_GROUP)

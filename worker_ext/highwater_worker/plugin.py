@@ -1,0 +1,108 @@
+"""What vLLM loads in each of its processes where this package is installed: entry point `vllm.general_plugins`.
+
+It wraps `WorkerBase.__init__`, and there, on the worker's instance, binds `highwater_rpc` where it is missing, follows
+the start and, where `HIGHWATER_RECORDER_DIR` names a folder, starts the recorder. It leaves the setting
+`worker_extension_cls` alone, opens no development mode, and lets no exception out: one would end vLLM's process.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import weakref
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from highwater_worker.encoder_cache.sleep import watch_sleep
+from highwater_worker.extension import MemoryExtension
+from highwater_worker.notes import Notes
+from highwater_worker.recorder.begin import begin_recorder, instance_of, options_from
+from highwater_worker.start_phases import StartPhases
+from highwater_worker.state import running_recorder, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DIRECTORY = "HIGHWATER_RECORDER_DIR"
+_WORKERS = "vllm.v1.worker.worker_base"
+_MARK = "_highwater_plugin"
+
+# Beneath vLLM's own logger, so that it is written where vLLM writes.
+log = logging.getLogger("vllm.highwater_worker")
+
+
+def register() -> None:
+    """Wrap vLLM's worker class; a second call does nothing."""
+    try:
+        _wrap(import_module(_WORKERS).WorkerBase)
+    except Exception as error:  # noqa: BLE001 - vLLM calls this unguarded: what is raised here ends its process
+        log.warning("Highwater's worker plugin cannot work with this vLLM, and changes nothing: %r", error)
+
+
+def _wrap(worker_class: Any) -> None:  # noqa: ANN401 - vLLM's class, of any version
+    original: Callable[..., None] = worker_class.__init__
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: ANN401, N807 - vLLM's own
+        original(self, *arguments, **named)
+        try:
+            attach(self)
+        except Exception as error:  # noqa: BLE001 - the worker must come up without us then
+            log.warning("Highwater's worker plugin could not attach to a worker, and leaves it alone: %r", error)
+
+    setattr(__init__, _MARK, True)
+    worker_class.__init__ = __init__
+
+
+def attach(worker: Any) -> None:  # noqa: ANN401 - vLLM's worker, of any version
+    """Bind everything to one worker; a second call does nothing."""
+    state = state_of(worker)
+    if state.start is not None:
+        return
+    _bind_rpc(worker)
+    watch_sleep(worker, state.sleep)
+    reference = weakref.ref(worker)
+    state.start = StartPhases(worker, ended=lambda: _phase_ended(reference()))
+    state.start.watch()
+
+
+def _bind_rpc(worker: Any) -> None:  # noqa: ANN401 - as above
+    """Make `highwater_rpc` callable on the instance, where no extension class brings it."""
+    if hasattr(worker, "highwater_rpc"):
+        return
+    reference = weakref.ref(worker)
+
+    @functools.wraps(MemoryExtension.highwater_rpc)
+    def highwater_rpc(*arguments: object, **named: object) -> str:
+        return MemoryExtension.highwater_rpc(reference(), *arguments, **named)  # type: ignore[arg-type]
+
+    worker.highwater_rpc = highwater_rpc
+
+
+def _phase_ended(worker: object) -> None:
+    """Start the recorder once the device is known, and write down each phase."""
+    if worker is None:
+        return
+    recorder = running_recorder(worker)
+    if recorder is not None:
+        recorder.start_changed()
+    elif os.environ.get(DIRECTORY):
+        _start_recorder(worker)
+
+
+def _start_recorder(worker: object) -> None:
+
+    try:
+        options = options_from(os.environ, instance_of(worker))
+        recorder = begin_recorder(worker, options, Notes(), is_starting=True)
+    except Exception as error:  # noqa: BLE001 - an engine without a recorder serves as well as one with it
+        if not getattr(worker, _MARK, False):  # once, not after every phase
+            with suppress(Exception):
+                setattr(worker, _MARK, True)
+            log.warning("Highwater's recorder was not started: %s", error)
+    else:
+        log.info("Highwater's recorder writes to %s", recorder.path)

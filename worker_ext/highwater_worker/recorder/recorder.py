@@ -1,0 +1,427 @@
+"""The recorder of one worker: it samples and writes until it is stopped, or worker or process end.
+
+Samples are taken where the engine calls its worker, after a step: on the process's main thread and nowhere else. The
+thread that is started here writes heartbeats. Both refuse to raise into anything, to hold the engine up for longer than
+a sample takes, and to keep their worker alive.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import time
+import weakref
+from collections import deque
+from contextlib import suppress
+from multiprocessing.util import Finalize
+from threading import Event, Thread, get_ident, main_thread
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from highwater_worker.devices.host import read_host
+from highwater_worker.memory.memory_parts import read_budget
+from highwater_worker.notes import Notes
+from highwater_worker.recorder.bodies import encoded
+from highwater_worker.recorder.calls import Calls
+from highwater_worker.recorder.ring import MAX_ROWS, Layout
+from highwater_worker.recorder.sampler import NO_HOST, Sampler
+from highwater_worker.recorder.stacks import Stacks
+from highwater_worker.recorder.steps import Steps
+from highwater_worker.recorder.watchdog import GIVES_WAY, Watchdog, is_timer_taken
+from highwater_worker.state import state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from highwater_worker.recorder.ring import Ring
+
+BUSY_SECONDS = 0.1
+IDLE_SECONDS = 1.0
+_LINGER_SECONDS = 2.0
+"""For so long after the last step or operation heartbeats still come quickly: a caller may wait for the outcome."""
+_HOST_SECONDS = 1.0
+_SAMPLE_SHARE = 100
+"""A sample is followed by so many times its duration without one: at most a 100th of the engine's thread."""
+_RETRY_SECONDS = 1.0
+"""The pause in writing after a write that failed."""
+_STOP_SECONDS = 1.0
+"""The time that a stop waits for the thread, which the disk may hold."""
+NOT_ENDED = "has not ended within a second: the disk holds its thread, and it ends once let go"
+_EARLY = 100
+"""Above every priority that multiprocessing gives its own finalizers: they take down things still read here."""
+_MAX_WAITING = 256
+"""Samples that wait for a disk; older ones are dropped."""
+
+
+class Options(NamedTuple):
+    """The options that a recorder was started with."""
+
+    directory: Path
+    instance: str
+    rate: float
+    seconds: float
+
+    @property
+    def slots(self) -> int:
+        """The samples that the file holds: those of its rate, and one more a second for samples that cannot wait."""
+        return math.ceil(self.seconds * (self.rate + 1))
+
+    def layout(self, *, has_entries: bool) -> Layout:
+        """Return the places of the file's parts.
+
+        Args:
+            has_entries: Whether the worker has an encoder cache.
+        """
+        return Layout(self.slots, MAX_ROWS if has_entries else 0)
+
+    def path(self, pid: int) -> Path:
+        """Return the path of one process's file."""
+        return self.directory / f"highwater-{self.instance}-{pid}.ring"
+
+
+class _Now(NamedTuple):
+    """The time by both clocks."""
+
+    at: float
+    mono: float
+
+    def record(self, kind: str, **values: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever a record holds
+        return {"kind": kind, "at": round(self.at, 6), "mono": round(self.mono, 6), **values}
+
+
+class Recorder:
+    """Records one worker.
+
+    Args:
+        worker: The worker.
+        ring: The file; the thread closes it.
+        options: Its options.
+        in_memory: Whether the file is in memory, so that the engine's thread may write into it; else ours does. To
+            change a file on a disk can wait for its journal, for seconds.
+        clock: Monotonic seconds, the same in all processes of a machine.
+        wall_clock: Unix seconds.
+        wait: Waits for so many seconds, and returns whether to stop; by default until `stop`.
+        watchdog: Notices a hang that holds Python's lock.
+    """
+
+    def __init__(
+        self,
+        worker: object,
+        ring: Ring,
+        options: Options,
+        *,
+        in_memory: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        wait: Callable[[float], bool] | None = None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        self.options = options
+        self.ring = ring
+        self.steps = Steps(clock, self._after_call)
+        self.calls = Calls(clock, began=self._wake, ended=self._after_operation)
+        # Called on the engine's thread only: the caller may hold the last reference, and would then free its tensors.
+        self._worker = weakref.ref(worker, self._forget_worker)
+        self._is_worker_gone = False
+        self._sampler = Sampler()
+        self._stacks = Stacks()
+        self._watchdog = watchdog or Watchdog(ring, gives_way=is_timer_taken())
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._stopping = False
+        self._woken = Event()
+        self._wait = wait or self._wait_for_news
+        self._pid = os.getpid()
+        self._thread: Thread | None = None
+        self._finalizer: Finalize[bool] | None = None
+        # Of the engine's thread:
+        self._main_thread = main_thread().ident
+        self._tick = 0
+        self._rest_until = self._write_from = float("-inf")
+        self._last_cost_ms: float | None = None
+        self._has_table = False
+        # Of ours:
+        self._host = NO_HOST
+        self._host_due = float("-inf")
+        self._activity = -1
+        self._busy_until = float("-inf")
+        # From the engine's to ours:
+        self._samples: deque[bytes] | None = None if in_memory else deque(maxlen=_MAX_WAITING)
+        self._table: tuple[bytes, bytes] | None = None
+
+    # --- starting and stopping ---
+
+    def start(self, notes: Notes) -> None:
+        """Count the worker's steps, take a first sample, and start the thread.
+
+        Args:
+            notes: Gets the names of values that will not be recorded.
+
+        Raises:
+            RuntimeError: No thread can be started; everything is as it was then, but for the file.
+        """
+        worker = self._worker()
+        if get_ident() != self._main_thread:
+            notes.add("samples", "this call does not run on the process's main thread: there may be no samples")
+        self.steps.attach(worker, notes)
+        self._watchdog.start()
+        if self._watchdog.gives_way:
+            notes.add("stack", GIVES_WAY)
+        self._read_host(self._clock())
+        self._sample(whole=True)
+        # A daemon: a thread that the disk holds must not hold the interpreter's end.
+        thread = Thread(target=self.run, name="highwater-recorder", daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            self._stopping = True
+            self._watchdog.stop()
+            self.steps.detach(worker)
+            raise
+        self._thread = thread
+        # Workers are mostly multiprocessing's children, which run its finalizers, and `atexit` only where they were
+        # spawned, not forked. Neither reaches the worker from here.
+        atexit.register(self._end)
+        self._finalizer = Finalize(None, self._end, exitpriority=_EARLY)
+
+    @property
+    def instance(self) -> str:
+        """The engine life that is recorded, as the starter named it."""
+        return self.options.instance
+
+    @property
+    def path(self) -> Path:
+        """The path of the file."""
+        return self.ring.path
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the file."""
+        return self.ring.layout.nbytes
+
+    @property
+    def slots(self) -> int:
+        """The number of samples that the file holds."""
+        return self.ring.layout.slots
+
+    def has_file(self) -> bool:
+        """Return whether the file is still in its place."""
+        return self.ring.is_there()
+
+    def operation(self, op: str) -> AbstractContextManager[None]:
+        """Record an operation while it runs."""
+        return self.calls.running(op)
+
+    def is_running(self) -> bool:
+        """Return whether the thread runs; in a forked child of its process it does not."""
+        return self._thread is not None and self._pid == os.getpid() and self._thread.is_alive()
+
+    def stop(self) -> bool:
+        """Stop counting and recording, and return whether the thread has ended.
+
+        A thread that has not ended within a second ends as soon as it gets on, and writes nothing but its last record.
+        """
+        worker = self._worker()
+        if worker is not None:
+            self.steps.detach(worker)
+        self._forget_end()
+        return self._end()
+
+    def _forget_worker(self, _: object) -> None:
+        self._is_worker_gone = True
+        self._woken.set()
+
+    def _forget_end(self) -> None:
+        atexit.unregister(self._end)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
+
+    def _end(self) -> bool:
+        self._stopping = True
+        self._woken.set()
+        if not self.is_running() or self._thread is None:
+            return True
+        self._thread.join(_STOP_SECONDS)
+        return not self._thread.is_alive()
+
+    # --- on the engine's thread ---
+
+    def _after_call(self, must_look: bool) -> None:
+        tick = math.floor(self._wall_clock() * self.options.rate)
+        # By the wall clock: ranks of one machine sample after the same step, and hold each other up once for all.
+        if must_look or (tick != self._tick and self._clock() >= self._rest_until):
+            self._tick = tick
+            # Where nothing comes after, everything is read now; no request waits for the engine then.
+            self._sample(whole=must_look)
+
+    def _after_operation(self) -> None:
+        self._sample(whole=True)
+        self._wake()
+
+    def start_changed(self) -> None:
+        """Write down another phase of the worker's start; on the engine's thread."""
+        self._has_table = False
+        self._sample(whole=True)
+
+    def _wake(self) -> None:
+        self._woken.set()
+
+    def _sample(self, *, whole: bool) -> None:
+        """Take a sample; never raises.
+
+        Args:
+            whole: Whether to read all encoder outputs that may have changed, in one go.
+        """
+        if self._stopping or get_ident() != self._main_thread or os.getpid() != self._pid:
+            return
+        started, now = time.perf_counter(), self._now()
+        try:
+            worker = self._worker()
+            if worker is not None and now.mono >= self._write_from:
+                self._write_sample(worker, now, whole=whole)
+        except Exception:  # noqa: BLE001 - it runs in the engine's step; the disk is full, say, and may not be later
+            self._write_from = now.mono + _RETRY_SECONDS
+        cost = time.perf_counter() - started
+        self._last_cost_ms = round(cost * 1000, 3)
+        self._rest_until = now.mono + _SAMPLE_SHARE * cost
+
+    def _write_sample(self, worker: object, now: _Now, *, whole: bool) -> None:
+        notes = Notes()
+        self._sampler.host = self._host
+        change = self._calls_begun() if self.steps.progress() else None
+        memory = notes.attempt("memory", lambda: self._sampler.memory(worker, now.mono, change, whole=whole))
+        record = now.record(
+            "sample",
+            calls=self._calls_begun(),
+            memory=memory or {},
+            moving=self._moving(now.mono),
+            cost_ms=self._last_cost_ms,
+        )
+        self._put_sample(encoded(record))
+        index = self._sampler.index
+        if not self._has_table or (index is not None and index.is_new):
+            total, rows = (0, b"") if index is None else index.table()
+            start = state_of(worker).start
+            phases = [] if start is None else start.phases
+            head = now.record("entries", total=total, budget=read_budget(worker, notes), start=phases)
+            self._put_table(encoded(head), rows if self.ring.layout.rows else b"")
+            self._has_table = True
+
+    def _put_sample(self, body: bytes) -> None:
+        if self._samples is None:
+            self.ring.write(body)
+        else:
+            self._samples.append(body)
+
+    def _put_table(self, head: bytes, rows: bytes) -> None:
+        if self._samples is None:
+            self.ring.write_table(head, rows)
+        else:
+            self._table = head, rows
+
+    # --- on our thread ---
+
+    def run(self) -> None:
+        """Write heartbeats until `stop`: the thread's body."""
+        while not self._is_worker_gone:
+            if self._wait(self._beat()):
+                break
+        self._watchdog.stop()
+        self._flush()
+        self._write_heartbeat(self._now(), None, is_last=True)
+        self._stopping = True
+        self._stacks.close()
+        self.ring.close()
+        if self._is_worker_gone:
+            self._forget_end()
+
+    def _beat(self) -> float:
+        """Write everything that is due, and return the seconds until the next time; never raises."""
+        now, notes = self._now(), Notes()
+        activity, wait = self._calls_begun(), self._longest_wait()
+        if activity != self._activity or wait is not None:
+            self._activity, self._busy_until = activity, now.mono + _LINGER_SECONDS
+        if now.mono >= self._host_due:
+            self._read_host(now.mono)
+        notes.attempt("watchdog", lambda: self._watchdog.push(now.mono))
+        since, thread = wait or (None, 0)
+        dump = notes.attempt("stack", lambda: self._stacks.look(since, thread, now.mono))
+        call = None
+        if now.mono < self._busy_until:
+            self._stacks.forget_call()
+        else:
+            call = notes.attempt("call", lambda: self._stacks.look_for_call(self._main_thread or 0, now.mono))
+        self._flush()
+        self._write_heartbeat(now, dump, call=call)
+        return BUSY_SECONDS if now.mono < self._busy_until else IDLE_SECONDS
+
+    def _read_host(self, now: float) -> None:
+        self._host_due = now + _HOST_SECONDS
+        self._host = read_host(Notes())
+
+    def _flush(self) -> None:
+        """Write what the engine's thread left to this one."""
+        table, self._table = self._table, None
+        with suppress(OSError, ValueError):  # there is nowhere to report it, and the next one may be written again
+            while self._samples:
+                self.ring.write(self._samples.popleft())
+            if table is not None:
+                self.ring.write_table(*table)
+
+    def _write_heartbeat(
+        self, now: _Now, dump: str | None, *, call: tuple[str, float] | None = None, is_last: bool = False
+    ) -> None:
+        record = now.record(
+            "stopped" if is_last else "heartbeat",
+            calls=self._calls_begun(),
+            moving=self._moving(now.mono, call),
+            rss_bytes=self._host.rss_bytes,
+            # A rank that outlives one that the kernel killed begins no further step, and so takes no sample.
+            cgroup_oom_kills=self._host.cgroup_oom_kills,
+            dump=dump,
+        )
+        with suppress(OSError, ValueError):  # as above
+            self.ring.write_heartbeat(encoded(record))
+
+    def _wait_for_news(self, seconds: float) -> bool:
+        self._woken.wait(seconds)
+        self._woken.clear()
+        return self._stopping
+
+    # --- on either ---
+
+    def _now(self) -> _Now:
+        return _Now(self._wall_clock(), self._clock())
+
+    def _calls_begun(self) -> int:
+        return self.steps.calls + self.calls.begun
+
+    def _longest_wait(self) -> tuple[float, int] | None:
+        """Return the beginning and the thread of the call under way that has lasted for longest; None without one."""
+        steps, call, output = self.steps.progress(), self.calls.current, self.steps.outputs.oldest()
+        waits = [(steps.since, steps.thread)] if steps is not None and steps.since is not None else []
+        waits += [] if call is None else [(call.since, call.thread)]
+        waits += [] if output is None else [(output.since, output.thread)]
+        return min(waits, default=None)
+
+    def _moving(self, now: float, called: tuple[str, float] | None = None) -> dict[str, Any]:
+        """Return the worker's progress: its steps, their outputs, operations of this package, other calls."""
+        steps, call, output = self.steps.progress(), self.calls.current, self.steps.outputs.oldest()
+        return {
+            "steps_begun": steps.begun if steps else None,
+            "steps_ended": steps.ended if steps else None,
+            "step_seconds": None if steps is None or steps.since is None else _lasted(steps.since, now),
+            "last_step_mono": None if steps is None or steps.last is None else round(steps.last, 6),
+            "output_seconds": None if output is None else _lasted(output.since, now),
+            "rpc": call.op if call else None,
+            "rpc_seconds": _lasted(call.since, now) if call else None,
+            "call": called[0] if called else None,
+            "call_seconds": _lasted(called[1], now) if called else None,
+        }
+
+
+def _lasted(since: float, now: float) -> float:
+    # What began after this moment has lasted for nothing yet.
+    return max(0.0, round(now - since, 6))

@@ -1,0 +1,223 @@
+"""One worker's file in the form of docs/recorder.md: header, heartbeat, entry table, ring of samples, stack area.
+
+It refuses to map the file (a process that touches a mapped file after its truncation is killed), to write through a
+link, and to leave anything behind where the file cannot be made.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from contextlib import suppress
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
+
+from highwater_worker.new_file import new_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADER_BYTES = 4096
+SLOT_BYTES = 2048
+HEARTBEAT_BYTES = 16 * 1024
+STACK_BYTES = 64 * 1024
+ROW = struct.Struct("<64sQdB7x")
+"""One row of the entry table: mm_hash, bytes, when it was first seen (monotonic seconds), 1 in host memory."""
+MAX_ROWS = 4096
+_MAGIC = b"HIGHWATR"
+_VERSION = 2
+_HEADER = struct.Struct("<8sHHIIIIII")
+_SLOT = struct.Struct("<QI")
+_CHECKSUM = struct.Struct("<I")
+_FRAME_BYTES = _SLOT.size + _CHECKSUM.size
+_HEAD_LENGTH = struct.Struct("<I")
+_STACK_HEAD = struct.Struct("<dd")
+_NO_STACK = bytes(16)
+"""Over the beginning of an older stack, so that none is there."""
+_TABLE_HEAD_BYTES = 8192
+"""The bytes of an entry table besides its rows: its frame, and a JSON object."""
+MAX_BODY_BYTES = SLOT_BYTES - _FRAME_BYTES
+MAX_HEARTBEAT_BYTES = HEARTBEAT_BYTES - _FRAME_BYTES
+MAX_IDENTITY_BYTES = HEADER_BYTES - _HEADER.size - _CHECKSUM.size
+_READABLE_BY_ALL = 0o644
+
+
+class Layout(NamedTuple):
+    """The places of a file's parts: header, two heartbeats, two entry tables, the ring, the stack area."""
+
+    slots: int
+    """Samples in the ring."""
+    rows: int
+    """Rows in an entry table."""
+
+    @property
+    def table_bytes(self) -> int:
+        """The size of one entry table."""
+        return _TABLE_HEAD_BYTES + self.rows * ROW.size
+
+    @property
+    def tables_at(self) -> int:
+        """The offset of the first entry table."""
+        return HEADER_BYTES + 2 * HEARTBEAT_BYTES
+
+    @property
+    def ring_at(self) -> int:
+        """The offset of the first slot."""
+        return self.tables_at + 2 * self.table_bytes
+
+    @property
+    def stack_at(self) -> int:
+        """The offset of the stack area; it is the last part, because a long stack runs over the end of the file."""
+        return self.ring_at + self.slots * SLOT_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        """The whole file's size."""
+        return self.stack_at + STACK_BYTES
+
+
+class Ring:
+    """The open file. Each kind of write has one caller at a time: samples and tables, heartbeats, the stack's head.
+
+    Args:
+        path: The file's path.
+        descriptor: Of the open file; the ring closes it.
+        layout: The places of its parts.
+    """
+
+    def __init__(self, path: Path, descriptor: int, layout: Layout) -> None:
+        self.path = path
+        self.layout = layout
+        self._descriptor = descriptor
+        # No write may go into a descriptor that was closed, and is another file's by now.
+        self._lock = Lock()
+        self._written = self._heartbeats = self._tables = 0
+
+    def write(self, body: bytes) -> None:
+        """Write one sample over the oldest.
+
+        Args:
+            body: One JSON object in ASCII, at most `MAX_BODY_BYTES` long.
+
+        Raises:
+            OSError: It could not be written; the next one takes its number.
+            ValueError: It is too long.
+        """
+        position = self.layout.ring_at + self._written % self.layout.slots * SLOT_BYTES
+        self._write_frame(self._written + 1, body, MAX_BODY_BYTES, position)
+        self._written += 1
+
+    def write_heartbeat(self, body: bytes) -> None:
+        """Write a heartbeat over the one before the last.
+
+        Args:
+            body: One JSON object in ASCII, at most `MAX_HEARTBEAT_BYTES` long.
+
+        Raises:
+            OSError: It could not be written.
+            ValueError: It is too long.
+        """
+        position = HEADER_BYTES + self._heartbeats % 2 * HEARTBEAT_BYTES
+        self._write_frame(self._heartbeats + 1, body, MAX_HEARTBEAT_BYTES, position)
+        self._heartbeats += 1
+
+    def write_table(self, head: bytes, rows: bytes) -> None:
+        """Write an entry table over the one before the last.
+
+        Args:
+            head: One JSON object in ASCII.
+            rows: The rows, one after the other.
+
+        Raises:
+            OSError: It could not be written.
+            ValueError: It is too long.
+        """
+        size = self.layout.table_bytes
+        body = b"".join((_HEAD_LENGTH.pack(len(head)), head, rows))
+        self._write_frame(self._tables + 1, body, size - _FRAME_BYTES, self.layout.tables_at + self._tables % 2 * size)
+        self._tables += 1
+
+    def clear_stack(self, mono: float, seconds: float) -> int:
+        """Empty the stack area, and return a descriptor whose next plain `write` begins in it.
+
+        Args:
+            mono: Now, in monotonic seconds.
+            seconds: In how many seconds a stack will be written there, unless the area is cleared again.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        self._pwrite(_STACK_HEAD.pack(mono, seconds) + _NO_STACK, self.layout.stack_at)
+        # Everything else is written with `pwrite`, which leaves the offset alone.
+        os.lseek(self._descriptor, self.layout.stack_at + _STACK_HEAD.size, os.SEEK_SET)
+        return self._descriptor
+
+    def is_there(self) -> bool:
+        """Return whether the file is still in its place: a removed one can be written and never be found."""
+        try:
+            return os.path.samestat(os.lstat(self.path), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close the file and leave it to its readers; a second call does nothing."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):  # the disk is unreachable; there is nowhere to report it
+                os.close(descriptor)
+
+    def discard(self) -> None:
+        """Close the file and remove it: nothing will be written into it."""
+        is_ours = self.is_there()
+        self.close()
+        if is_ours:
+            with suppress(OSError):
+                self.path.unlink()
+
+    def _write_frame(self, sequence: int, body: bytes, limit: int, position: int) -> None:
+        if len(body) > limit:
+            raise ValueError(f"a record of {len(body)} bytes does not fit into {limit}")
+        self._pwrite(_checked(_SLOT.pack(sequence, len(body)), body), position)
+
+    def _pwrite(self, content: bytes, position: int) -> None:
+        with self._lock:
+            done = os.pwrite(self._descriptor, content, position)
+        if done != len(content):
+            raise OSError(f"only {done} of {len(content)} bytes were written to {self.path}")
+
+
+def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:
+    """Make a file with a header and empty areas, in its whole size, and put it in place of one of the same name.
+
+    Args:
+        path: Its place; the folder is made where it is missing.
+        identity: One JSON object in ASCII.
+        layout: The places of its parts.
+
+    Raises:
+        OSError: It cannot be made, with the reason in words.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        header = _header(identity, layout)
+        # Readable by all: the readers are other users in other containers.
+        with new_file(path, _READABLE_BY_ALL) as descriptor:
+            os.posix_fallocate(descriptor, 0, layout.nbytes)
+            os.pwrite(descriptor, header, 0)
+        return Ring(path, descriptor, layout)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(f"the recorder's file {path} of {layout.nbytes} bytes cannot be made: {reason}") from error
+
+
+def _header(identity: bytes, layout: Layout) -> bytes:
+    if len(identity) > MAX_IDENTITY_BYTES:
+        raise ValueError(f"an identity of {len(identity)} bytes does not fit into {MAX_IDENTITY_BYTES}")
+    sizes = (SLOT_BYTES, layout.slots, HEARTBEAT_BYTES, layout.table_bytes, STACK_BYTES)
+    return _checked(_HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, *sizes, len(identity)), identity)
+
+
+def _checked(head: bytes, body: bytes) -> bytes:
+    return b"".join((head, _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(head))), body))

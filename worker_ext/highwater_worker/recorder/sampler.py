@@ -1,0 +1,102 @@
+"""One worker's memory, read many times a second on the engine's own thread, between two steps.
+
+Constant values are read once, expensive ones seldom, and values that need no such thread by another (`host`). Being on
+the engine's thread, it can neither meet the engine in the middle of something nor wait for a lock that the engine
+holds: torch's allocator is called with Python's lock held, and sleep mode's allocator calls Python with its own lock
+held (vllm 0.32.0 device_allocator/cumem.py:204), so that from another thread both could wait for ever.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from highwater_worker.devices import device_of
+from highwater_worker.devices.host import HostMemory, rss_bytes
+from highwater_worker.memory.memory_parts import (
+    look_at_segments_once,
+    pinned_bytes,
+    read_allocator,
+    read_kv_cache,
+    read_space,
+)
+from highwater_worker.memory.weights import weights_bytes
+from highwater_worker.notes import Notes
+from highwater_worker.recorder.encoder_index import EncoderIndex
+from highwater_worker.state import state_of
+
+if TYPE_CHECKING:
+    from highwater_worker.devices import Device
+    from highwater_worker.encoder_cache.spilling_dict import Ledger
+    from highwater_worker.memory.residency import Residency
+
+_KV_CACHE_SECONDS = 10.0
+"""The time that the KV cache's size is reused: a large model has hundreds of layers, and the pool is made once."""
+NO_HOST = HostMemory(None, None, None, None, None)
+
+
+class Sampler:
+    """Reads one worker; used on the engine's thread only."""
+
+    def __init__(self) -> None:
+        self._device: Device | None = None
+        self._kv_cache_due = float("-inf")
+        self._kv_cache_bytes: int | None = None
+        self.index: EncoderIndex | None = None
+        """The encoder cache's entries; None before `memory`, and where the device is not known."""
+        self.host = NO_HOST
+        """The container's and the machine's memory, as another thread read it last."""
+
+    def memory(self, worker: object, now: float, change: object, *, whole: bool) -> dict[str, Any]:
+        """Return the worker's memory, with the names of the answer to `memory`; unknown values are null.
+
+        Args:
+            worker: The worker.
+            now: Monotonic seconds.
+            change: A value that differs after everything that may have changed the encoder cache; None where that is
+                not seen.
+            whole: Whether to read all encoder outputs that may have changed, in one go.
+        """
+        notes = Notes()  # a record has no room for them; `memory` returns them all
+        state, device = state_of(worker), self._device_of(worker, notes)
+        host = self.host._replace(rss_bytes=notes.attempt("host_memory.rss_bytes", rss_bytes))
+        weights, reserve = None, state.allocator_reserve
+        if device is not None:
+            weights = notes.attempt("weights_bytes", lambda: weights_bytes(worker, device.type, state.weights))
+            # Not before the graphs are captured: their pools are what the look is for.
+            if state.start is None or state.start.is_over:
+                notes.attempt("releasable_bytes", lambda: look_at_segments_once(worker, device, reserve))
+        torch = read_allocator(device, notes)
+        encoder_cache = self._encoder_cache(worker, state.ledger, now, change, notes, whole=whole)
+        return {
+            **read_space(worker, device, host, notes)._asdict(),
+            "torch": torch._asdict(),
+            "releasable_bytes": reserve.releasable_bytes(torch),
+            "trimmable_bytes": None if self.index is None else self.index.trimmable_bytes,
+            "weights_bytes": weights,
+            "kv_cache_bytes": self._kv_cache(worker, device, state.residency, now, notes),
+            "encoder_cache": encoder_cache,
+            "host_memory": {**host._asdict(), "pinned_bytes": pinned_bytes(device, notes)},
+        }
+
+    def _device_of(self, worker: object, notes: Notes) -> Device | None:
+        if self._device is None:  # tried again where it was not found: the worker may not have been ready
+            self._device = notes.attempt("device", lambda: device_of(worker))
+            self.index = None if self._device is None else EncoderIndex(self._device)
+        return self._device
+
+    def _kv_cache(
+        self, worker: object, device: Device | None, residency: Residency, now: float, notes: Notes
+    ) -> int | None:
+        if device is not None and now >= self._kv_cache_due:
+            self._kv_cache_due = now + _KV_CACHE_SECONDS
+            self._kv_cache_bytes = read_kv_cache(worker, device.type, residency, notes).resident_bytes
+        return self._kv_cache_bytes
+
+    def _encoder_cache(
+        self, worker: object, ledger: Ledger, now: float, change: object, notes: Notes, *, whole: bool
+    ) -> dict[str, Any] | None:
+        index = self.index
+        if index is None:
+            return None
+        notes.attempt("encoder_cache", lambda: index.look(worker, now, change, self.host, whole=whole))
+        return notes.attempt("encoder_cache", lambda: index.figures(worker, ledger, now))

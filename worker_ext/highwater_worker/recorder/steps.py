@@ -1,0 +1,159 @@
+"""The steps that a worker has begun and ended, counted where the engine calls them.
+
+The engine calls `worker.execute_model` by name, under its uniproc, multiproc and second Ray executor alike
+(vllm 0.32.0 v1/worker/worker_base.py:370, `WorkerWrapperBase.execute_model`), so that an attribute of the worker's own
+comes before its class's method. It refuses to change what a call takes, returns or raises, and to hold the worker.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from highwater_worker.attributes import look_up
+from highwater_worker.recorder.outputs import Outputs
+from highwater_worker.wrapping import unwrap_method, wrap_method
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from highwater_worker.notes import Notes
+
+_STEP = "execute_model"
+# The second call of a step in engines that have it, and the step that a replica takes without requests so that the
+# others need not wait for it (vllm 0.32.0 v1/engine/core.py:743, vllm 0.32.0 v1/engine/core.py:1045). Time in them is
+# time in a step.
+_PARTS = ("sample_tokens", "execute_dummy_batch")
+# Methods that change a worker's memory outside of steps; each may be missing (vllm 0.32.0
+# v1/executor/abstract.py:376, vllm 0.32.0 v1/worker/gpu_worker.py:294, vllm 0.32.0 v1/worker/gpu_worker.py:332,
+# vllm 0.32.0 v1/worker/gpu_worker.py:629, vllm 0.32.0 v1/worker/gpu_worker.py:1439, vllm 0.32.0
+# v1/worker/gpu_worker.py:1550).
+_CHANGES = (
+    *("reset_encoder_cache", "reset_mm_cache", "sleep", "wake_up", "release_kv_cache_memory"),
+    *("add_lora", "remove_lora", "reload_weights", "update_weights"),
+)
+
+
+class Progress(NamedTuple):
+    """The steps counted up to now."""
+
+    begun: int
+    ended: int
+    since: float | None
+    """The beginning of the call that is running, None outside of one."""
+    last: float | None
+    """The last time that a call began or ended, None before the first."""
+    thread: int
+    """The thread that ran the last one."""
+
+
+def _nothing(_: bool) -> None:
+    pass
+
+
+class Steps:
+    """Counts one worker's steps while it is attached.
+
+    Args:
+        clock: Seconds that only grow.
+        ended: Called after each call of the engine that returned, on its thread; its argument says whether the worker's
+            memory must be sampled now: after the first step without tokens, and after what changes memory outside of
+            steps.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, ended: Callable[[bool], None] = _nothing) -> None:
+        self._clock = clock
+        self._has_ended = ended
+        self.outputs = Outputs(clock)
+        self.calls = 0
+        """The number of calls of the engine that have begun, steps or other."""
+        # One tuple, put in place by one statement: a reader has all of it old or all of it new.
+        self._seen: tuple[int, int, float | None, float | None, int] = (0, 0, None, None, 0)
+        # Held by the worker alone: a wrapper may reach it.
+        self._put: dict[str, weakref.ref[Any]] = {}
+        self._passed_by = False
+        self._had_tokens = True
+
+    def attach(self, worker: Any, notes: Notes) -> None:  # noqa: ANN401 - vLLM's worker, of any version
+        """Count from now on.
+
+        Args:
+            worker: The worker.
+            notes: Gets the reason why steps cannot be counted.
+        """
+        wrappers = {_STEP: self._step, **dict.fromkeys(_PARTS, self._part), **dict.fromkeys(_CHANGES, self._change)}
+        for name, make in wrappers.items():
+            if wrap_method(worker, name, make):
+                self._put[name] = weakref.ref(vars(worker)[name])
+        if _STEP not in self._put:
+            notes.add("moving.steps_begun", f"the worker has no {_STEP}: its steps cannot be counted")
+        # Ray's first executor runs steps on the runner, past the worker (vllm 0.32.0 v1/executor/ray_utils.py:144,
+        # `execute_model_ray`): that none was seen means nothing there.
+        backend = look_up(worker, "vllm_config", "parallel_config", "distributed_executor_backend")
+        self._passed_by = "ray" in str(backend).lower()
+
+    def detach(self, worker: Any) -> None:  # noqa: ANN401 - as above
+        """Put back the methods; a foreign wrapper put over ours since stays, with ours inside."""
+        for name, reference in self._put.items():
+            wrapper = reference()
+            if wrapper is not None:
+                unwrap_method(worker, name, wrapper)
+        self._put = {}
+
+    def progress(self) -> Progress | None:
+        """Return the counts, None where steps cannot be seen."""
+        if _STEP not in self._put or (self._passed_by and not self._seen[0]):
+            return None
+        return Progress(*self._seen)
+
+    def _step(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            output = self._timed(method, 1, arguments, named)
+            plan = arguments[0] if arguments else named.get("scheduler_output")
+            # After its last request the engine runs one step without tokens, by which the worker learns that it is over
+            # (vllm 0.12.0 v1/core/sched/output.py:175, vllm 0.32.0 v1/core/sched/output.py:247). While it waits for a
+            # connector it may run many: then those after the first are as any other.
+            has_tokens = getattr(plan, "total_num_scheduled_tokens", None) != 0
+            is_first_without = self._had_tokens and not has_tokens
+            self._had_tokens = has_tokens
+            self._ended(output, must_look=is_first_without)
+            return output
+
+        return execute_model
+
+    def _part(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def part(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            output = self._timed(method, 0, arguments, named)
+            self._ended(output, must_look=False)
+            return output
+
+        return part
+
+    def _change(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            self.calls += 1
+            output = method(*arguments, **named)
+            if self._seen[2] is None:
+                self._has_ended(True)
+            return output
+
+        return change
+
+    def _timed(self, method: Callable[..., Any], step: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:  # noqa: ANN401 - the method's own
+        begun, ended, outer, _, _ = self._seen
+        now = self._clock()
+        self.calls += 1
+        self._seen = (begun + step, ended, now, now, get_ident())
+        try:
+            return method(*arguments, **named)
+        finally:
+            # Read again: a call within this one has moved them. Around that one, this one goes on.
+            begun, ended, _, _, thread = self._seen
+            self._seen = (begun, ended + step, outer, self._clock(), thread)
+
+    def _ended(self, output: object, *, must_look: bool) -> None:
+        self.outputs.watch(output)
+        if self._seen[2] is None:
+            self._has_ended(must_look)

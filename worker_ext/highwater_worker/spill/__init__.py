@@ -1,0 +1,1 @@
+"""Encoder outputs that move to host memory and back: what may, what should, and the moves."""

@@ -1,0 +1,124 @@
+"""Decides which encoder outputs go to host memory, by keys and bytes; it moves nothing.
+
+Entries that are views of one storage go together or not at all: the device gets a storage back with its last view.
+Ranks that share a model should decide alike, so the decision uses what they have in common: sizes, order, the count of
+accesses. Seconds and the host's memory are each rank's own: a rank that decides otherwise is slower, not wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from highwater_worker.encoder_cache.spilling_dict import Spilled
+from highwater_worker.memory.storages import storage_of, tensors_in, view_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from highwater_worker.encoder_cache.spilling_dict import SpillingDict
+    from highwater_worker.memory.storages import Tensor
+
+
+class Target(NamedTuple):
+    """The goal of a trim; at most one of the three is given."""
+
+    free_bytes: int | None
+    keep_bytes: int | None
+    idle_seconds: float | None
+
+    def asked_bytes(self, device_bytes: int) -> int | None:
+        """Return the bytes that the device should get back, None where the goal is not in bytes."""
+        if self.keep_bytes is not None:
+            return max(0, device_bytes - self.keep_bytes)
+        return self.free_bytes
+
+
+@dataclass
+class Group:
+    """Entries that are views of one storage."""
+
+    nbytes: int
+    """The bytes that the device gets back for all of them."""
+    tensors: dict[Any, Tensor] = field(default_factory=dict)
+    is_needed: bool = False
+    """True where a running request has yet to read one of them."""
+    last_use: int = 0
+    """The last use of the most recently used entry."""
+
+    @property
+    def is_larger_than_its_storage(self) -> bool:
+        """True where its entries overlap: copied one by one, they would come back larger than they went."""
+        return sum(map(view_bytes, self.tensors.values())) > self.nbytes
+
+
+class SpillPlan(NamedTuple):
+    """The groups that may go, in order."""
+
+    groups: list[Group]
+    asked_bytes: int | None
+    kept_as_needed: int | None
+    """Entries that would go, were it not for a running request; None where that is not known."""
+    unspillable: int
+    """Entries that cannot go: not one plain tensor on the device, or views that overlap."""
+
+
+def make_plan(
+    cache: SpillingDict,
+    target: Target,
+    can_take: Callable[[object], bool],
+    needed: set[str] | None,
+    device_type: str,
+) -> SpillPlan:
+    """Decide which groups go.
+
+    Args:
+        cache: The encoder cache.
+        target: The goal.
+        can_take: Returns whether a value can be copied to the host and back.
+        needed: The keys that running requests need; None where that is unknown, and then nothing is held back.
+        device_type: The worker's.
+    """
+    groups, fixed = _read(cache, can_take, device_type)
+    movable = [group for key, group in groups.items() if key not in fixed and not group.is_larger_than_its_storage]
+    on_device = sum(type(value) is not Spilled for value in dict.values(cache))
+    unspillable = on_device - sum(len(group.tensors) for group in movable)
+    storages = {key: group.nbytes for key, group in groups.items()} | fixed
+    asked = target.asked_bytes(sum(storages.values()))
+    if asked == 0:  # the usual case of a caller that polls: it should cost as little as possible
+        return SpillPlan([], asked, 0, unspillable)
+    if asked is None and target.idle_seconds:
+        movable = [group for group in movable if _idle_seconds(cache, group) >= target.idle_seconds]
+    for group in movable:
+        group.is_needed = any(str(key) in (needed or ()) for key in group.tensors)
+        group.last_use = max(map(cache.last_use, group.tensors))
+    # Stable: groups not used since the cache is watched keep the order in which they were made.
+    movable.sort(key=lambda group: (group.is_needed, group.last_use))
+    if asked is not None:
+        return SpillPlan(movable, asked, 0, unspillable)
+    kept = sum(len(group.tensors) for group in movable if group.is_needed)
+    return SpillPlan([group for group in movable if not group.is_needed], None, kept, unspillable)
+
+
+def _idle_seconds(cache: SpillingDict, group: Group) -> float:
+    return min(map(cache.idle_seconds, group.tensors))
+
+
+def _read(
+    cache: SpillingDict, can_take: Callable[[object], bool], device_type: str
+) -> tuple[dict[tuple[str, int], Group], dict[tuple[str, int], int]]:
+    """Return the groups, and the bytes of the storages on the device that something holds which cannot go."""
+    groups: dict[tuple[str, int], Group] = {}
+    fixed: dict[tuple[str, int], int] = {}
+    for key, value in dict.items(cache):
+        if type(value) is Spilled:
+            continue
+        storages = [storage_of(tensor) for tensor in tensors_in(value)]
+        if can_take(value) and storages[0].nbytes:
+            found = storages[0].key
+            if found not in groups:
+                groups[found] = Group(storages[0].nbytes)
+            groups[found].tensors[key] = value
+        else:
+            fixed |= {storage.key: storage.nbytes for storage in storages if storage.device_type == device_type}
+    return groups, fixed
