@@ -15,7 +15,7 @@ from highwater_worker.errors import BadPayloadError, RequestError, UnknownOpErro
 from highwater_worker.identity import identity
 from highwater_worker.operations import OPERATIONS
 from highwater_worker.operations.collector import no_collection
-from highwater_worker.payload import parse_payload
+from highwater_worker.operations.payload import parse_payload
 from highwater_worker.state import running_recorder, state_of
 
 if TYPE_CHECKING:

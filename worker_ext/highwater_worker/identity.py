@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+EXTENSION_VERSION = "0.1.0"
+"""This package's own, which `hello` and every recorder file name."""
+
 _ROOT = Path("/")
 _STARTED_FIELD = 22
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from highwater_worker.encoder_cache.sleep import watch_sleep
 from highwater_worker.extension import MemoryExtension
+from highwater_worker.memory.start_phases import StartPhases
 from highwater_worker.notes import Notes
 from highwater_worker.recorder.begin import begin_recorder, instance_of, options_from
-from highwater_worker.start_phases import StartPhases
 from highwater_worker.state import running_recorder, state_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from highwater_worker.start_phases import StartPhases
+    from highwater_worker.memory.start_phases import StartPhases
 
 ATTRIBUTE = "_highwater_state"
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 from highwater_worker import plugin
+from highwater_worker.memory.start_phases import MAX_PHASES, PHASES
 from highwater_worker.recorder.begin import instance_of, options_from
-from highwater_worker.start_phases import MAX_PHASES, PHASES
 from highwater_worker.state import end_recorder, running_recorder, state_of
 from tests.unit.worker_ext.fakes import fake_runner, fake_worker, imported_as
 from tests.unit.worker_ext.ring_bytes import parse, table

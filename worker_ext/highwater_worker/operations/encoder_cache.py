@@ -14,7 +14,7 @@ from highwater_worker.encoder_cache.encoder_outputs import (
 )
 from highwater_worker.errors import printable
 from highwater_worker.operations.operation import Operation
-from highwater_worker.payload import choice, integer
+from highwater_worker.operations.payload import choice, integer
 from highwater_worker.state import state_of
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from highwater_worker.attributes import look_up, text
 from highwater_worker.devices import describe_device
 from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache, odd_absence
+from highwater_worker.identity import EXTENSION_VERSION
 from highwater_worker.memory.memory_parts import look_at_segments_once
 from highwater_worker.notes import Notes
 from highwater_worker.operations.operation import Operation
 from highwater_worker.state import state_of
-from highwater_worker.version import EXTENSION_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from highwater_worker.payload import Field
+    from highwater_worker.operations.payload import Field
 
 
 class Operation(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater_worker.notes import Notes
 from highwater_worker.operations.operation import Operation
-from highwater_worker.payload import number, text
+from highwater_worker.operations.payload import number, text
 from highwater_worker.recorder.begin import MAX_RATE, MAX_SECONDS, MIN_RATE, MIN_SECONDS, RATE, SECONDS, begin_recorder
 from highwater_worker.recorder.recorder import Options
 from highwater_worker.state import running_recorder

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater_worker.notes import Notes
 from highwater_worker.operations.operation import Operation
-from highwater_worker.payload import text
+from highwater_worker.operations.payload import text
 from highwater_worker.recorder.recorder import NOT_ENDED
 from highwater_worker.state import running_recorder, state_of
 

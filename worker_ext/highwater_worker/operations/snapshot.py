@@ -21,7 +21,7 @@ from highwater_worker.identity import identity
 from highwater_worker.new_file import new_file
 from highwater_worker.notes import Notes
 from highwater_worker.operations.operation import Operation
-from highwater_worker.payload import boolean, text
+from highwater_worker.operations.payload import boolean, text
 from highwater_worker.spill.spilling import refuse_now
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from highwater_worker.encoder_cache.encoder_outputs import encoder_cache_block, 
 from highwater_worker.errors import BadPayloadError, RefusedError
 from highwater_worker.notes import Notes
 from highwater_worker.operations.operation import Operation
-from highwater_worker.payload import integer, number
+from highwater_worker.operations.payload import integer, number
 from highwater_worker.spill.host_budget import read_host_budget
 from highwater_worker.spill.mover import Mover
 from highwater_worker.spill.spill_plan import SpillPlan, Target, make_plan

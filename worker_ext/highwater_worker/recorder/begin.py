@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from highwater_worker.attributes import look_up
 from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache
 from highwater_worker.errors import BadPayloadError, RefusedError
+from highwater_worker.identity import EXTENSION_VERSION
 from highwater_worker.recorder.bodies import encoded
 from highwater_worker.recorder.file_system import file_system_of, is_in_memory, is_remote
 from highwater_worker.recorder.identity import boot_id, file_identity
 from highwater_worker.recorder.recorder import NOT_ENDED, Options, Recorder
 from highwater_worker.recorder.ring import make_ring
 from highwater_worker.state import state_of
-from highwater_worker.version import EXTENSION_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

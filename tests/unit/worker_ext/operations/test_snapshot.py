@@ -14,7 +14,7 @@ import pytest
 
 from highwater_worker.errors import BadPayloadError
 from highwater_worker.operations import OPERATIONS
-from highwater_worker.payload import parse_payload
+from highwater_worker.operations.payload import parse_payload
 from tests.unit.worker_ext.fakes import ask, fake_worker, refusal
 
 NAME = "20261121T161500123Z"

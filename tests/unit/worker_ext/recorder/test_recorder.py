@@ -20,7 +20,7 @@ import highwater_worker
 from highwater_worker.errors import BadPayloadError
 from highwater_worker.notes import Notes
 from highwater_worker.operations import OPERATIONS
-from highwater_worker.payload import parse_payload
+from highwater_worker.operations.payload import parse_payload
 from highwater_worker.recorder.file_system import file_system_of, is_in_memory
 from highwater_worker.recorder.recorder import Options, Recorder
 from highwater_worker.recorder.ring import Layout, make_ring
