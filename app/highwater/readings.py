@@ -158,6 +158,29 @@ class WorkerBudget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartPhase:
+    """One phase of a worker's start, as the worker package's plugin saw it; bytes are as of its end.
+
+    Attributes:
+        name: ``init``, ``weights``, ``profile``, ``kv_cache`` or ``warm_up``.
+        at: When it began, in Unix seconds.
+        seconds: How long it took.
+        error: The exception that ended it, in one line; ``None`` where it succeeded.
+    """
+
+    name: str
+    at: float
+    seconds: float
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    used_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    rss_bytes: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
     """Host memory as the worker's process sees it.
 
@@ -207,6 +230,7 @@ class WorkerMemory:
     kv_cache_bytes: int | None = None
     encoder_cache: EncoderCache | None = None
     budget: WorkerBudget = WorkerBudget()
+    start: tuple[StartPhase, ...] = ()
     host_memory: HostMemory = HostMemory()
     notes: tuple[Note, ...] = ()
 
@@ -265,6 +289,7 @@ class RankReading:
         trimmable_bytes: What it would gain by a trim without a target; ``None`` likewise, and where the worker would
             refuse to trim.
         asleep_tags: What of the engine is asleep (``weights``, ``kv_cache``); ``None`` where that is not known.
+        start: The phases of its start; empty where nobody saw them.
     """
 
     rank: int | None
@@ -289,6 +314,7 @@ class RankReading:
     asleep_tags: tuple[str, ...] | None = None
     encoder_cache: EncoderCache | None
     budget: Budget
+    start: tuple[StartPhase, ...] = ()
     host_memory: HostMemory
     notes: tuple[Note, ...] = ()
     source: ReadingSource = "rpc"

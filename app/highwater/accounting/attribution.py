@@ -83,6 +83,7 @@ def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
             requested_bytes=worker.budget.requested_bytes,
             headroom_bytes=worker.free_bytes,
         ),
+        start=worker.start,
         host_memory=worker.host_memory,
         notes=worker.notes + notes,
         source=source,

@@ -193,6 +193,8 @@ class Alias:
 
 async def _read_entries(services: Services) -> None:
     if not services.poller.capabilities.collective_rpc:
+        if _recorded_entries(services):
+            return
         raise NotAvailable(services.poller.current().engine.hint or "the worker extension is not loaded")
     try:
         await services.entries.read()
@@ -203,11 +205,35 @@ async def _read_entries(services: Services) -> None:
 def _known_entries(services: Services) -> tuple[list[dict[str, Any]], float | None]:
     """What was last read of the workers that there are now, and its age in seconds."""
     if services.entries.known is None:
-        return [], None
+        recorded = _recorded_entries(services)
+        return recorded, max((each["age_seconds"] for each in recorded), default=None)
     answers, age = services.entries.known
     pids = {rank.pid for rank in services.poller.current().ranks}
     answers = [answer for answer in answers if answer.get("pid") in pids]
     return answers, round(age, 3) if answers else None
+
+
+def _recorded_entries(services: Services) -> list[dict[str, Any]]:
+    """The entries that the recorders know, rank by rank: for these no worker is called."""
+    records = services.recorders.records if services.recorders is not None else ()
+    return [
+        {
+            "rank": record.identity.rank,
+            "dp_rank": record.identity.dp_rank,
+            "host": record.identity.host,
+            "pid": record.identity.pid,
+            "present": cache is not None,
+            "entries": [asdict(entry) for entry in record.entries],
+            "entries_total": record.entries_total,
+            "device_bytes": cache.device_bytes if cache is not None else 0,
+            "host_bytes": cache.host_bytes if cache is not None else 0,
+            "capacity_embeds": cache.capacity_embeds if cache is not None else None,
+            "age_seconds": round(record.reading_age_seconds or 0.0, 3),
+        }
+        for record in records
+        if record.status == "alive" and record.newest is not None
+        for cache in [record.newest.encoder_cache]
+    ]
 
 
 def _wants_text(request: Request, chosen: str | None) -> bool:

@@ -226,7 +226,7 @@ class Poller:
     def _can_look(self) -> bool:
         """Whether the recorders alone tell how much memory every rank has."""
         records = self._recorders.records if self._recorders is not None else ()
-        return STATES[self._verdict.state].is_up and is_complete(records, self.capabilities.ranks_expected)
+        return STATES[self._verdict.state].is_up and is_complete(records, self._ranks_expected)
 
     async def look(self) -> Report:
         """Read the recorders' files, and nothing else; the engine's state stays as the last poll found it."""
@@ -344,7 +344,7 @@ class Poller:
         """Whether what this source would say is known, or would come too late."""
         if outcome.progress is not None and outcome.progress.verdict == "busy":
             return True  # the loop answers nobody before its step is over
-        if workers_left(outcome.records, self.capabilities.ranks_expected) is not None:
+        if workers_left(outcome.records, self._ranks_expected) is not None:
             return False  # the engine that these files are of has ended; who answers is another one, or half of it
         asked_at = self._workers_asked_at
         if asked_at is None or self._last.stale:
@@ -356,7 +356,7 @@ class Poller:
             source.name == Workers.name
             and outcome.progress is not None
             and outcome.progress.verdict in ("progressing", "idle")
-            and is_complete(outcome.records, self.capabilities.ranks_expected)
+            and is_complete(outcome.records, self._ranks_expected)
         )
 
     def _is_at_rest(self, load: EngineLoad | None) -> bool:
@@ -378,8 +378,18 @@ class Poller:
         progress = self._last.progress
         if progress is not None and progress.verdict == "busy":
             return  # of those that run; the others would not hear of it before the step is over
-        if self._recorders is not None and self.capabilities.collective_rpc and self._recorders.must_begin():
+        if self._recorders is None:
+            return
+        if not self.capabilities.collective_rpc:
+            await self._recorders.adopt()
+        elif self._recorders.must_begin():
             await self._recorders.begin()
+
+    @property
+    def _ranks_expected(self) -> int | None:
+        """By the engine's configuration; by the recorders where the engine does not show that."""
+        by_recorders = None if self._recorders is None else self._recorders.ranks_expected
+        return self.capabilities.ranks_expected or by_recorders
 
     # --- concluding ---
 
@@ -399,7 +409,7 @@ class Poller:
         if ranks is None:
             # What was last known stays, with its age, and marked as stale where the engine did not confirm it.
             lost = was.stale or outcome.failure is not None
-            expected = self.capabilities.ranks_expected
+            expected = self._ranks_expected
             last = replace(was, engine=status, stale=lost, ranks_expected=expected, progress=outcome.progress)
             self._last = _stale(last) if lost else last
         else:
@@ -420,7 +430,7 @@ class Poller:
             failure=None if outcome.failure is None else self._failure(outcome.failure),
             progress=outcome.progress,
             # Whoever answered in this round is not whose files say that all is over.
-            workers=workers_left(outcome.records, self.capabilities.ranks_expected)
+            workers=workers_left(outcome.records, self._ranks_expected)
             if outcome.observation.workers is None
             else None,
             is_another_loading=outcome.is_another_loading,
@@ -474,7 +484,7 @@ class Poller:
             age_seconds=self._age_seconds(),
             stale=False,
             engine=status,
-            ranks_expected=self.capabilities.ranks_expected,
+            ranks_expected=self._ranks_expected,
             ranks_reported=len(ranks),
             ranks=ranks,
             ranks_missing=outcome.missing,
@@ -540,7 +550,7 @@ class Poller:
             return setup or outcome.first_failure
         if outcome.missing:
             problem = None if self._recorders is None else self._recorders.problem or ""
-            return missing_hint(outcome.missing, self.capabilities.ranks_expected or 0, problem)
+            return missing_hint(outcome.missing, self._ranks_expected or 0, problem)
         return self._recorders.problem if self._recorders is not None else None
 
 

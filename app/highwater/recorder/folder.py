@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from highwater.accounting.attribution import account, rank_key
 from highwater.accounting.points import MemoryPoint
 from highwater.errors import flaw
-from highwater.readings import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerBudget, WorkerMemory
+from highwater.readings import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerMemory
 from highwater.recorder.progress import RankProgress, RankStatus
 from highwater.recorder.ring import (
     RING_NAME,
@@ -602,7 +602,9 @@ class _Writer:
         newest, sampled, beaten = self._newest, self._sampled, self._beaten
         if newest is None or sampled is None:
             return None
-        newest = replace(newest, budget=self._table.budget if self._table is not None else WorkerBudget())
+        table = self._table
+        if table is not None:
+            newest = replace(newest, budget=table.budget, start=table.start)
         # A sample that is no good is a call that was not looked at: the good one before it is as old as it is.
         if beaten is None or beaten.mono < sampled.mono or newest.taken_at != sampled.at:
             return newest

@@ -98,6 +98,11 @@ class Recorders:
         return self._recorder
 
     @property
+    def ranks_expected(self) -> int | None:
+        """How many workers the engine has, by their own word."""
+        return max((record.identity.ranks_expected or 0 for record in self.records), default=0) or None
+
+    @property
     def problem(self) -> str | None:
         """Why the recorders were not started, or not all, or cannot be read; ``None`` where all is well."""
         if self._refusal is not None:
@@ -116,6 +121,23 @@ class Recorders:
         if self._started and self._refusal is None and len(self.records) >= self._started:
             return False
         return self._begun_at is None or self._monotonic() - self._begun_at >= RETRY_SECONDS
+
+    async def adopt(self) -> None:
+        """Follow recorders that run already, of an engine whose workers cannot be called: they start by themselves.
+
+        What stands in the way is kept in ``problem``.
+        """
+        if self._recorder.instance is not None:
+            return
+        others = await asyncio.to_thread(self._recorder.others)
+        alive = {other.instance for other in others if other.status == "alive"}
+        if len(alive) > 1:
+            self._refusal = (
+                f"recorder_dir: {self._folder} has the recorders of {len(alive)} engines; give each a folder of its own"
+            )
+        elif alive:
+            self._refusal = None
+            self._recorder.follow(alive.pop())
 
     async def begin(self) -> None:
         """Start the recorders. What goes wrong is kept in ``problem``, and tried again later."""

@@ -11,7 +11,7 @@ import os
 import re
 import struct
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -19,7 +19,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from highwater.errors import flaw
 from highwater.files.regular import NotARegularFileError, open_regular
-from highwater.readings import Device, WorkerBudget
+from highwater.readings import Device, StartPhase, WorkerBudget
+from highwater.text.printable import printable
 from highwater.text.table import rank_title
 
 VERSION = 2
@@ -84,6 +85,7 @@ class Identity:
         seconds: How long the ring reaches back.
         extension: The version of the worker extension.
         main_thread: The number that dumps of stacks give the thread that the steps run on.
+        ranks_expected: How many workers the whole engine has.
     """
 
     instance: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -102,6 +104,7 @@ class Identity:
     seconds: _Seconds
     extension: _Word | None = None
     main_thread: _Count | None = None
+    ranks_expected: _Count | None = None
 
     @property
     def name(self) -> str:
@@ -118,6 +121,7 @@ class _TableHead:
     mono: _Seconds
     total: _Count
     budget: WorkerBudget = field(default_factory=WorkerBudget)
+    start: tuple[StartPhase, ...] = ()
 
 
 _TABLE_HEAD = TypeAdapter(_TableHead)
@@ -148,12 +152,14 @@ class EntryTable:
         mono: When it was written, on the writer's monotonic clock: when entries came or went last.
         total: How many entries there are; the table may have fewer.
         budget: What the engine was told to take.
+        start: The phases of the worker's start.
         rows: The entries as they stand in the file.
     """
 
     mono: float
     total: int
     budget: WorkerBudget
+    start: tuple[StartPhase, ...]
     rows: bytes
 
     def entries(self) -> tuple[CachedEntry, ...]:
@@ -568,7 +574,12 @@ def _entry_table(body: bytes) -> EntryTable | None:
     except ValidationError:
         return None
     budget = told.budget if is_within_bounds(told.budget) else WorkerBudget()
-    return EntryTable(mono=told.mono, total=told.total, budget=budget, rows=body[rows_at:])
+    start = tuple(
+        replace(phase, name=printable(phase.name), error=None if phase.error is None else printable(phase.error))
+        for phase in told.start
+        if is_within_bounds(phase)
+    )
+    return EntryTable(mono=told.mono, total=told.total, budget=budget, start=start, rows=body[rows_at:])
 
 
 def _hash_text(name: bytes) -> str:

@@ -154,6 +154,17 @@ def test_a_sample_that_is_newer_than_the_heartbeat_tells(recorder, writers):
     assert only(recorder).progress.step_seconds is None
 
 
+def test_the_phases_of_a_workers_start_come_with_its_reading(recorder, writers):
+    """A failed one with its error; what no worker would write is left out, and what no terminal should see."""
+    writer = writers()
+    phase = {"name": "init", "at": 5.0, "seconds": 1.5, "used_bytes": 7, "free_bytes": None, "error": None}
+    writer.sample()
+    writer.table(start=[phase, phase | {"name": "weights", "error": "RuntimeError: \x1b[31mno"}, phase | {"at": -1.0}])
+    start = account(only(recorder).newest, "recorder").start
+    assert [(one.name, one.seconds, one.used_bytes) for one in start] == [("init", 1.5, 7), ("weights", 1.5, 7)]
+    assert start[1].error == "RuntimeError: [31mno"
+
+
 def test_all_entries_are_told_until_the_next_table(recorder, writers):
     """Largest first, with their ages as of the worker's last word."""
     writer = writers()

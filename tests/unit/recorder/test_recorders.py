@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from highwater.engine.client import Engine
 from highwater.memory.poller import GROWTH_SECONDS, LOOK_SECONDS
 from highwater.memory.ranks import missing_ranks
 from highwater.readings import Report
 from highwater.recorder.recorders import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Recorders
 from tests.fakes.engine import IMAGE_BYTES, RECORDER_RATE, RECORDER_SECONDS, USED_READY, Core, FakeWorker, core_on
 from tests.fakes.recorders import FakeRecorder
+from tests.fakes.ring import MONO, WALL, FakeWriter
 
 IDLE_POLL_SECONDS = 5.0  # the poller's default
 
@@ -890,3 +893,70 @@ async def test_a_worker_call_behind_another_ones_is_busy(core):
     assert states == ["busy"] * 3
     assert "in the engine's call reload_weights for 6" in (core.poller.current().engine.hint or "")
     core.fake.hang.set()
+
+
+# --- recorders that run by themselves ---
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """Recorders of an engine whose workers cannot be called, and a maker of files that are written all the same."""
+    with ExitStack() as stack:
+
+        def run(instance: str, pid: int, **identity) -> FakeWriter:
+            writer = FakeWriter(tmp_path, instance=instance, pid=pid, boot_id="another kernel", **identity)
+            stack.callback(writer.close)
+            writer.sample()
+            return writer
+
+        engine = Engine("http://127.0.0.1:9", rpc_deadline_seconds=1.0)
+        recorders = Recorders(
+            engine,
+            tmp_path,
+            rate=10.0,
+            seconds=120.0,
+            max_step_seconds=120.0,
+            clock=lambda: WALL,
+            monotonic=lambda: MONO,
+        )
+        stack.callback(recorders.close)
+        yield recorders, run
+
+
+async def test_recorders_that_run_already_are_followed_without_a_call(alone):
+    """The plugin starts them with the engine; their files say how many there should be."""
+    recorders, run = alone
+    await recorders.adopt()
+    assert await recorders.read() == ()
+    run("a" * 16, 51, ranks_expected=2)
+    run("a" * 16, 52, rank=1, tp_rank=1, ranks_expected=2)
+    await recorders.adopt()
+    assert [record.identity.rank for record in await recorders.read()] == [0, 1]
+    assert (recorders.ranks_expected, recorders.problem) == (2, None)
+
+
+async def test_a_folder_of_two_engines_is_named_until_one_is_left(alone):
+    """Whose ranks are whose cannot be told."""
+    recorders, run = alone
+    run("a" * 16, 51)
+    other = run("b" * 16, 52)
+    await recorders.adopt()
+    assert await recorders.read() == ()
+    assert "the recorders of 2 engines" in (recorders.problem or "")
+    other.path.unlink()
+    await recorders.adopt()
+    assert [record.identity.pid for record in await recorders.read()] == [51]
+    assert recorders.problem is None
+
+
+async def test_after_the_engines_end_the_next_ones_recorders_are_followed(alone):
+    """They have another name; those of the former life stay where they are."""
+    recorders, run = alone
+    former = run("a" * 16, 51)
+    await recorders.adopt()
+    await recorders.read()
+    recorders.forget()
+    former.path.unlink()
+    run("c" * 16, 53)
+    await recorders.adopt()
+    assert [record.identity.pid for record in await recorders.read()] == [53]
