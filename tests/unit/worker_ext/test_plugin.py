@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 import pytest
 
 from highwater_worker import plugin
+from highwater_worker.memory.residency import Residency
 from highwater_worker.memory.start_phases import MAX_PHASES, PHASES
 from highwater_worker.recorder.begin import instance_of, options_from
 from highwater_worker.state import end_recorder, running_recorder, state_of
-from tests.unit.worker_ext.fakes import fake_runner, fake_worker, imported_as
-from tests.unit.worker_ext.ring_bytes import parse, table
+from tests.unit.worker_ext.fakes import FakeTensor, fake_runner, fake_worker, imported_as
+from tests.unit.worker_ext.ring_bytes import parse, records, table
 
 NAMES = ["init", "weights", "profile", "kv_cache", "warm_up"]
 
@@ -146,6 +147,23 @@ def test_with_a_folder_the_recorder_runs_from_before_the_model_is_loaded(vllm, t
     identity, _ = parse(path)
     assert (identity["rank"], identity["instance"]) == (1, instance_of(worker))
     assert path.name == f"highwater-{identity['instance']}-{os.getpid()}.ring"
+
+
+def test_each_phase_is_followed_by_a_sample_of_what_it_has_made(vllm, tmp_path, monkeypatch):
+    """The KV pool too, which is otherwise looked at seldom."""
+    # The fakes' pages are nowhere: all of them count as resident.
+    monkeypatch.setattr(Residency, "total", lambda _, storages: sum(storage.nbytes for storage in storages))
+    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    plugin.register()
+    worker = vllm()
+    worker.init_device()
+    worker.model_runner.kv_caches = []
+    worker.load_model()
+    worker.model_runner.kv_caches = [FakeTensor(400, device="cpu")]
+    worker.initialize_from_config({})
+    (path,) = tmp_path.iterdir()
+    sizes = [record["memory"]["kv_cache_bytes"] for record in records(path) if record["kind"] == "sample"]
+    assert sizes[-2:] == [0, 800]
 
 
 @pytest.mark.parametrize(("method", "kept"), [("init_device", ["init"]), ("load_model", ["init", "weights"])])

@@ -263,6 +263,7 @@ class Recorder:
     def start_changed(self) -> None:
         """Write down another phase of the worker's start; on the engine's thread."""
         self._has_table = False
+        self._sampler.start_changed()
         self._sample(whole=True)
 
     def _wake(self) -> None:

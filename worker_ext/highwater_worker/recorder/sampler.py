@@ -46,6 +46,10 @@ class Sampler:
         self.host = NO_HOST
         """The container's and the machine's memory, as another thread read it last."""
 
+    def start_changed(self) -> None:
+        """Read again what changes while the worker starts, and hardly ever afterwards."""
+        self._kv_cache_due = float("-inf")
+
     def memory(self, worker: object, now: float, change: object, *, whole: bool) -> dict[str, Any]:
         """Return the worker's memory, with the names of the answer to `memory`; unknown values are null.
 
