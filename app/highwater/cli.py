@@ -26,7 +26,7 @@ BAD_SETTINGS = 2
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="highwater")
 def main() -> None:
-    """Highwater: where a vLLM server's memory went, and how to get it back without killing traffic."""
+    """Highwater: where a vLLM server's memory went, and how to get it back without failing a request."""
 
 
 def _serve(config: str | None, **flags: str | None) -> None:

@@ -385,7 +385,7 @@ def _control_plane(
     app = FastAPI(
         title="Highwater",
         version=__version__,
-        summary="Where a vLLM server's memory went, and how to get it back without killing traffic.",
+        summary="Where a vLLM server's memory went, and how to get it back without failing a request.",
         openapi_url="/memory/openapi.json",  # /openapi.json and /docs are the engine's, proxied
         docs_url=None,
         redoc_url=None,

@@ -47,12 +47,12 @@ class ProxySettings(BaseModel):
     first_byte_seconds: Finite = Field(
         600.0,
         ge=0,
-        description="to the head of the answer, which one that is not streamed sends when it is whole; 0: no limit",
+        description="until the head of the response, which a non-streamed one sends when it is complete; 0: no limit",
     )
     idle_seconds: Finite = Field(
         600.0,
         ge=0,
-        description="between two pieces of an answer, of an upload, or in a WebSocket; 0: no limit",
+        description="time between two pieces of a response or an upload, or in a WebSocket; 0: no limit",
     )
     keepalive_seconds: Finite = Field(
         4.0,
@@ -64,7 +64,7 @@ class ProxySettings(BaseModel):
         620.0,
         gt=0,
         le=86_400,
-        description="an idle client connection is closed; must be more than a load balancer in front keeps its own",
+        description="an idle client connection is closed; must exceed the keep-alive time of a load balancer in front",
     )
     max_connections: int | None = Field(
         None,

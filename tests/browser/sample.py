@@ -42,8 +42,12 @@ def an_hour(
 
 @contextmanager
 def dated(history: History, clock: SetClock) -> Iterator[None]:
-    """Events and marks are dated by this clock too."""
-    with mock.patch.object(history, "_clock", clock):
+    """Events, marks and readings are dated by this clock too."""
+
+    def monotonic() -> float:
+        return time.monotonic() - (time.time() - clock())
+
+    with mock.patch.multiple(history, _clock=clock, _monotonic=monotonic):
         yield
     clock.at = None
 

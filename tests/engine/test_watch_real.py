@@ -60,8 +60,9 @@ def test_the_encoder_cache_comes_from_the_file(watched):
     assert all(entry["bytes"] > 0 for entry in rank["entries"])
 
 
-def test_what_needs_a_worker_is_refused_with_the_way_to_it(watched):
-    """Watching is the first step; acting needs development mode."""
+def test_nothing_is_asked_for_where_all_is_set_up_for_watching(watched):
+    """What cannot be given back is refused with the way to it."""
     _, sidecar = watched
-    hint = sidecar.call("GET", "/memory")["engine"]["hint"]
-    assert "VLLM_SERVER_DEV_MODE=1" in hint
+    assert sidecar.call("GET", "/memory")["engine"]["hint"] is None
+    refused = sidecar.call("POST", "/memory/reclaim", {"remedies": ["release"], "dry_run": True})
+    assert "VLLM_SERVER_DEV_MODE=1" in refused["results"][0]["reason"]

@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helm.source.metrics import OWN, names_in
 from highwater.accounting.attribution import COMPONENTS
-from highwater.policy.governor import ActionOutcome
-from highwater.readings import EngineState, Moment, PolicyLevel, RulePhase, Trigger
+from highwater.readings import ActionOutcome, EngineState, Moment, PolicyLevel, RulePhase, Trigger
 from highwater.relief.remedies import REMEDIES
 
 from .rule_files import ALERTS, RECORDINGS

@@ -73,7 +73,9 @@ def test_a_runbooks_commands_exist(name):
     assert [path for path in sorted(paths) if f"`{path}" not in known and f" {path}" not in known] == []
     assert set(re.findall(r"^highwater (\w+)", text, re.MULTILINE)) <= set(main.commands)
     exported = (ROOT / "tests" / "unit" / "api" / "golden" / "metrics.txt").read_text()
-    assert [name for name in re.findall(r"\bhighwater_\w+", text) if f"# TYPE {name} " not in exported] == []
+    assert [
+        name for name in re.findall(r"\bhighwater_(?!worker\b)\w+", text) if f"# TYPE {name} " not in exported
+    ] == []
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=NAMES)

@@ -114,8 +114,9 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
     async def encoder_cache(request: Request, query: Annotated[EntriesQuery, Query()]) -> JSONResponse:
         """What the encoder cache of each rank holds.
 
-        With the admin token the workers are asked, once a second at most. Without it no worker is called: the answer
-        is what was last read, its age beside it, and `mm_hash` a short name that tells entries apart and not images.
+        With the admin token the workers are asked, once a second at most; where they cannot be called, their
+        recorders' entries are returned. Without it no worker is called: the response has what was last read, its age
+        beside it, and in `mm_hash` a short name that tells entries apart and not images.
         """
         may_ask = services.control.caller(request) is not None
         if may_ask:

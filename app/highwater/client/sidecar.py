@@ -28,7 +28,7 @@ SILENCE_SECONDS = 20.0
 MAX_ANSWER_BYTES = 256 * MIB
 _SHOWN_LENGTH = 400
 _UNAUTHORIZED = 401
-_ANOTHER = "--url or HIGHWATER_URL names the sidecar, which listens on port 8001 unless told otherwise"
+_ANOTHER = "--url or HIGHWATER_URL names the sidecar, by default on port 8001"
 
 
 class SidecarClient:

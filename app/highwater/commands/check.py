@@ -85,7 +85,7 @@ def check_text(findings: Sequence[SetupCheck]) -> str:
         if finding.change is not None:
             lines.append(f"{'':<17} {click.style('change:', bold=True)} {finding.change}")
     counts = {level: sum(finding.level == level for finding in findings) for level in ("fail", "warn", "ok", "skip")}
-    told = [f"{counts['fail']} wrong", f"{counts['warn']} to look at", f"{counts['ok']} as it should be"]
+    told = [f"{counts['fail']} failed", f"{counts['warn']} warnings", f"{counts['ok']} ok"]
     if counts["skip"]:
         told.append(f"{counts['skip']} could not be checked")
     return "\n".join([*lines, ", ".join(told)])

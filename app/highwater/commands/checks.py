@@ -63,6 +63,17 @@ class Facts:
         return self.report.engine.capabilities
 
     @property
+    def only_watches(self) -> bool:
+        """Return whether the workers cannot be called, and recorders show their memory all the same."""
+        ranks = self.report.ranks
+        return not self.can.get("collective_rpc") and bool(ranks) and all(rank.source == "recorder" for rank in ranks)
+
+    @property
+    def reads_workers(self) -> bool:
+        """Return whether the workers' memory is read in either way."""
+        return bool(self.can.get("collective_rpc")) or self.only_watches
+
+    @property
     def knows_engine(self) -> bool:
         """Return whether the engine has been asked at all."""
         return bool(self.can) and (self.report.engine.traits.answers or self.report.engine.version is not None)
@@ -146,7 +157,10 @@ def dev_mode(facts: Facts) -> SetupCheck:
         return _unknown("dev mode")
     if facts.can.get("dev_mode"):
         return SetupCheck("dev mode", "ok", "on: workers can be asked, caches reset")
-    return SetupCheck("dev mode", "fail", "off: nothing can be read or reset", "start vLLM with VLLM_SERVER_DEV_MODE=1")
+    change = "start vLLM with VLLM_SERVER_DEV_MODE=1"
+    if facts.only_watches:
+        return SetupCheck("dev mode", "warn", "off: memory is watched, and cannot be given back", change)
+    return SetupCheck("dev mode", "fail", "off: nothing can be read or reset", change)
 
 
 def extension(facts: Facts) -> SetupCheck:
@@ -156,17 +170,19 @@ def extension(facts: Facts) -> SetupCheck:
     loaded = facts.can.get("extension")
     if facts.can.get("collective_rpc"):
         return SetupCheck("extension", "ok", f"{loaded or EXTENSION} is loaded")
+    if facts.only_watches:
+        return SetupCheck("extension", "ok", "the worker package's plugin records every worker")
     flag = f"--worker-extension-cls {EXTENSION}, with the folder that holds highwater_worker on PYTHONPATH"
     if loaded:
         change = f"start vLLM with {flag}; or, if {loaded} inherits from it, set HIGHWATER_ENGINE_HAS_EXTENSION=true"
-        return SetupCheck("extension", "fail", f"{loaded} is loaded, and not ours", change)
+        return SetupCheck("extension", "fail", f"{loaded} is loaded, which is not Highwater's", change)
     return SetupCheck("extension", "fail", "not loaded: the workers' memory is not seen", f"start vLLM with {flag}")
 
 
 def ranks(facts: Facts) -> SetupCheck:
     """Every worker is heard of."""
     report = facts.report
-    if not facts.knows_engine or not facts.can.get("collective_rpc"):
+    if not facts.knows_engine or not facts.reads_workers:
         return _unknown("ranks")
     if report.ranks_expected is None:
         text = f"{report.ranks_reported} report; how many there should be is unknown (the engine's GET /server_info)"
@@ -184,7 +200,7 @@ def ranks(facts: Facts) -> SetupCheck:
 def readings(facts: Facts) -> SetupCheck:
     """The workers were read lately, and tell all there is to tell."""
     report = facts.report
-    if not facts.can.get("collective_rpc"):
+    if not facts.reads_workers:
         return _unknown("readings")
     if report.age_seconds is None or report.stale:
         age = "never" if report.age_seconds is None else f"{span_text(report.age_seconds)} ago"
@@ -214,7 +230,7 @@ def recorder(facts: Facts) -> SetupCheck:
         return SetupCheck("recorder", level, f"{progress.verdict}: {progress.summary}")
     if not facts.can.get("collective_rpc"):
         return _unknown("recorder")
-    text = "off, or nothing was read: a hang cannot be told from a long step, nor a rank that does not answer be seen"
+    text = "disabled or unreadable: a hang cannot be distinguished from a long step, nor a silent rank be seen"
     change = "set HIGHWATER_RECORDER_DIR to a folder that sidecar and workers share, such as /dev/shm/highwater"
     return SetupCheck("recorder", "warn", text, change)
 

@@ -23,7 +23,7 @@ from highwater.text.printable import printable
 )
 @json_option
 def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: bool) -> None:
-    """Return what the engine died of: list the incidents, newest first, or show the one with this ID."""
+    """List the incidents, newest first, or show the one with this ID: what the engine died of."""
     if folder is not None:
         shown = _from_folder(folder, incident_id, as_json=as_json)
     else:

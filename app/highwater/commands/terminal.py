@@ -38,7 +38,7 @@ _PROGRAM, _COMPLETION_VARIABLE = "highwater", "_HIGHWATER_COMPLETE"
 @click.option("--once", is_flag=True, help="print it once, and end; so it does where the output is no terminal")
 @json_option
 def top(url: str, *, once: bool, as_json: bool) -> None:
-    """Return where the memory is, live: ranks, components, growth, requests, policy, events.
+    """Show where the memory is, live: ranks, components, growth, requests, policy, events.
 
     A bar a rank, with a line at high water; beneath it the components of the fullest rank, and how they moved. When the
     sidecar goes away it says how old the numbers are, and goes on when it is back.
@@ -60,7 +60,7 @@ def top(url: str, *, once: bool, as_json: bool) -> None:
 @click.option("--since", metavar="MARK", help="adds what changed since that mark")
 @json_option
 def status(url: str, since: str | None, *, as_json: bool) -> None:
-    """Return where the memory is, on one screen, and whether all is well.
+    """Show where the memory is, on one screen, and whether all is well.
 
     Exits with 0 if it is, 1 if somebody should look, 2 if the engine is gone or hangs, 3 if no sidecar answers.
     """
@@ -198,7 +198,7 @@ def mark(name: str, url: str, *, as_json: bool) -> None:
 @url_option
 @json_option
 def check(url: str, *, as_json: bool) -> None:
-    """Return whether engine and sidecar are set up right, and what to change.
+    """Check that engine and sidecar are set up correctly; say what to change.
 
     Asks only, and changes nothing. Exits with 0 if all is as it should be, 1 if there is something to look at, 2 if
     something is wrong, 3 if no sidecar answers.

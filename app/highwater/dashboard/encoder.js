@@ -98,7 +98,11 @@ export class EncoderPanel {
   #reason() {
     const { engine, progress } = this.report ?? {};
     if (!engine) return "nothing is known of the engine yet";
-    if (!engine.capabilities.collective_rpc) return "the workers cannot be asked: the worker extension is not loaded";
+    // Where the workers record themselves, the entries come from a file.
+    if (!engine.capabilities.collective_rpc) {
+      const recorded = this.report.ranks.some((rank) => rank.source === "recorder");
+      return recorded ? null : "the workers cannot be asked: the worker extension is not loaded";
+    }
     const traits = STATES[engine.state];
     // The entries are asked of the workers themselves: never where that could be one call too many.
     if (!traits?.answers || !traits.takes_remedies) return `not asked while the engine is ${engine.state}`;

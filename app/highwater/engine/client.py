@@ -213,7 +213,7 @@ class Engine:
         if self.url.startswith("https:") and isinstance(exc, httpx.ReadError | httpx.RemoteProtocolError):
             # TLS 1.3 lets a client go on before the server has judged its certificate, and uvicorn's server (vLLM with
             # --ssl-cert-reqs 2) then closes without the alert that would tell.
-            told += "; so does one that asks for a certificate it does not get: engine_tls.cert_file names ours"
+            told += "; if the server requires a client certificate, set engine_tls.cert_file"
         return EngineNotListening(told) if _is_refused(exc) else EngineUnreachable(told)
 
     # --- worker calls ---

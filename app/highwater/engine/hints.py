@@ -56,7 +56,7 @@ def setup_hint(capabilities: Capabilities) -> str | None:
         return f"start vLLM with {flag}"
     if capabilities.extension is None:
         return (
-            f"vLLM does not tell its worker extension (GET /server_info); if it was started with {flag}, "
+            f"vLLM does not report its worker extension class (GET /server_info); if it was started with {flag}, "
             "set engine_has_extension=true"
         )
     return (

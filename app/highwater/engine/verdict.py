@@ -1,7 +1,7 @@
 """The one place that says in which state the engine is, from what the rounds of questions saw. Pure; no I/O, no clock.
 
 ======================================================= ============== ======= ============ =======
-what is seen                                            state          readyz  health/deep  told as
+what is seen                                            state          readyz  health/deep  reported as
 ======================================================= ============== ======= ============ =======
 nothing has answered yet; or nothing has for a while    starting       503     200          alert after half an hour
 it answers                                              ready          200     200

@@ -130,7 +130,7 @@ class IncidentStore:
         except ValidationError as exc:
             raise Unreadable(f"{incident_id} {_why(content, exc)}") from exc
         if not _has_times(incident):
-            raise Unreadable(f"{incident_id} has a time that there is not")
+            raise Unreadable(f"{incident_id} has an invalid time")
         return incident
 
     def _content(self, incident_id: str, most: int) -> bytes | None:
@@ -192,7 +192,7 @@ def _headline(folder: Path, incident_id: str) -> Headline:
     except ValidationError:
         return _nameless(incident_id, "has no headline that this version reads", schema)
     if not _has_times(headline):
-        return _nameless(incident_id, "has a time that there is not", schema)
+        return _nameless(incident_id, "has an invalid time", schema)
     if headline.id != incident_id:
         return _nameless(incident_id, f"says that it is {plain(headline.id, 80)}", schema)
     return headline

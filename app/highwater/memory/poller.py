@@ -545,9 +545,12 @@ class Poller:
     def _hint(self, outcome: _Round) -> str | None:
         if self._verdict.reason is not None:
             return self._verdict.reason
-        setup = setup_hint(self.capabilities)
+        # Who only watches has set up all that this takes.
+        records = self._recorders.records if self._recorders is not None else ()
+        setup = None if is_complete(records, self._ranks_expected) else setup_hint(self.capabilities)
+        problem = None if self._recorders is None else self._recorders.problem
         if setup is not None or outcome.first_failure is not None:
-            return setup or outcome.first_failure
+            return "; ".join(text for text in (problem, setup) if text) or outcome.first_failure
         if outcome.missing:
             problem = None if self._recorders is None else self._recorders.problem or ""
             return missing_hint(outcome.missing, self._ranks_expected or 0, problem)

@@ -328,7 +328,7 @@ def _check_answers(answers: list[dict[str, Any]]) -> None:
     error = said if isinstance(said := failed[0].get("error"), dict) else {}
     message = str(error.get("message", "no reason given"))
     if len(failed) < len(answers):
-        message = f"{len(failed)} of {len(answers)} ranks wrote none, the first of them because {message}"
+        message = f"{len(failed)} of {len(answers)} ranks failed; the first error: {message}"
     raise _ERRORS.get(error.get("code"), NotAvailable)(message)
 
 

@@ -697,10 +697,10 @@ def _words(
 def _why_rest(memory: RuleMemory) -> str:
     last = max(memory.runs.values(), key=lambda run: run.at, default=None)
     if last is not None and last.outcome == "observed":
-        return "a remedy would have been run and was only observed; the next one is looked for after the rest"
+        return "a remedy would have been run and was only observed; the next one is looked for after the cooldown"
     if memory.relapses == MAX_RELAPSES:
-        return f"what release gives back was in use again within moments, {MAX_RELAPSES} times running, so it rests"
-    return "the last relief did not reach low water, so it rests"
+        return f"what release gives back was in use again within moments, {MAX_RELAPSES} times running: cooldown"
+    return "the last relief did not reach low water: cooldown"
 
 
 def _because(rule: Rule, facts: Facts) -> str:

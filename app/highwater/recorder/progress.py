@@ -1,7 +1,8 @@
 """Whether the ranks move: what each one's recorder says, made into one verdict. Pure; no I/O, no clock.
 
-It would rather say that it does not know than cry wolf: a long step is busy until its limit, a request that no step
-follows is not held against an engine whose loop answers calls, and an engine that is asked for nothing is never stuck.
+It would rather say that it does not know than raise a false alarm: a long step is busy until its limit, a request that
+no step follows is not held against an engine whose loop answers calls, and an engine that is asked for nothing is never
+stuck.
 """
 
 from __future__ import annotations
@@ -211,7 +212,7 @@ def _untold(ranks: Sequence[Recorded]) -> _Finding | None:
     if not untold:
         return None
     named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in untold)
-    return "unknown", None, f"not every rank tells whether it moves: {named}"
+    return "unknown", None, f"not every rank reports progress: {named}"
 
 
 def _owed(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float) -> _Finding:
@@ -300,7 +301,7 @@ def _doing(rank: Recorded) -> str:
     if rank.status == "ended":
         return f"ended its recorder {_seconds(rank.age_seconds)} ago"
     if rank.progress is None:
-        return "has not told yet"
+        return "has written no sample yet"
     hold = _hold(rank.progress)
     if hold is not None:
         return f"is {hold[0]} for {_seconds(hold[1])}{_place(rank.progress)}"

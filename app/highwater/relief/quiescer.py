@@ -110,8 +110,8 @@ class Quiescer:
         """
         if self._bypassed_at is not None and (ago := self._clock() - self._bypassed_at) < BYPASS_SECONDS:
             raise CannotQuiesce(
-                f"{ago:.0f} s ago the engine had requests that are none of this sidecar's (or whose clients had left); "
-                "they cannot be held here. Send all traffic through the sidecar"
+                f"{ago:.0f} s ago the engine had requests that did not pass through this sidecar (or whose clients had "
+                "left); they cannot be held here. Send all traffic through the sidecar"
             )
         if (reason := self._takes_too_long()) is not None:
             raise CannotQuiesce(reason)
@@ -131,7 +131,7 @@ class Quiescer:
                 async with states.enter("drained", DRAINED_SECONDS):
                     await self._engine_is_idle(began)
             except TimeoutError as exc:
-                late = f"the engine did not tell within {DRAINED_SECONDS:g} s whether requests run"
+                late = f"the engine did not report within {DRAINED_SECONDS:g} s whether requests run"
                 raise self._in_vain(late, began) from exc
             try:
                 yield quiesced
@@ -177,15 +177,15 @@ class Quiescer:
             load: EngineLoad = exc.last_attempt.result()
             self._bypassed_at = self._clock()
             raise self._in_vain(
-                f"the engine has {load.requests_running} requests running and {load.requests_waiting} waiting that are "
-                "none of this sidecar's (or whose clients have left); they cannot be held here. Send all traffic "
-                "through the sidecar",
+                f"the engine has {load.requests_running} requests running and {load.requests_waiting} waiting that "
+                "did not pass through this sidecar (or whose clients have left); they cannot be held here. Send all "
+                "traffic through the sidecar",
                 began,
             ) from exc
 
     async def _look(self, began: float) -> EngineLoad:
         load = (await self._load.read()).load
         if load is None or load.requests_running is None or load.requests_waiting is None:
-            unknown = "the engine does not tell its requests (was it started with --disable-log-stats?)"
+            unknown = "the engine does not report its request counts (was it started with --disable-log-stats?)"
             raise self._in_vain(unknown, began)
         return load

@@ -58,6 +58,16 @@ def test_all_is_as_it_should_be():
     assert exit_code(findings) == 0
 
 
+def test_an_engine_that_is_only_watched_is_set_up_right():
+    """Its recorders show every rank; that nothing can be given back is worth a look, and nothing is wrong."""
+    off = {"dev_mode": False, "extension": None, "collective_rpc": False, "server_info": False}
+    watched = tuple(replace(rank, source="recorder") for rank in ranks())
+    findings = {finding.name: finding for finding in checked(facts(can=off, ranks=watched))}
+    assert {name for name, finding in findings.items() if finding.level == "fail"} == set()
+    assert findings["dev mode"].level == "warn"
+    assert {findings[name].level for name in ("extension", "ranks", "readings", "recorder")} == {"ok"}
+
+
 @pytest.mark.parametrize(
     ("rule", "changed", "level", "text", "change"),
     [
@@ -96,7 +106,7 @@ def test_all_is_as_it_should_be():
             "weights_bytes: not known",
             None,
         ),
-        ("recorder", {"progress": None}, "warn", "a hang cannot be told", "HIGHWATER_RECORDER_DIR"),
+        ("recorder", {"progress": None}, "warn", "a hang cannot be distinguished", "HIGHWATER_RECORDER_DIR"),
         ("recorder", {"progress": replace(MOVING, verdict="stuck", summary="1 step")}, "fail", "1 step", None),
         ("thresholds", {"rules": replace(policy(), rules=())}, "warn", "no rules", "policy.md"),
         ("thresholds", {"rules": policy(HELD)}, "fail", "cannot be reached", "PUT /policy"),
@@ -187,7 +197,7 @@ def test_the_lines_tell_what_to_change():
     lines = shown.splitlines()
     at = next(index for index, line in enumerate(lines) if "only observes" in line)
     assert "HIGHWATER_POLICY__MODE=act" in lines[at + 1]
-    assert lines[-1] == "0 wrong, 1 to look at, 15 as it should be"
+    assert lines[-1] == "0 failed, 1 warnings, 15 ok"
 
 
 def test_for_programs():

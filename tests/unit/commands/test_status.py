@@ -14,7 +14,7 @@ from tests.fakes.engine import MIB
 from tests.unit.commands.reports import DEVICE, HELD, NOW, as_json, event, policy, report, short_policy
 
 SLEEPING = "the engine is sleeping"
-RESTING = policy(replace(DEVICE, phase="resting", reason="the last relief did not reach low water, so it rests"))
+RESTING = policy(replace(DEVICE, phase="resting", reason="the last relief did not reach low water: cooldown"))
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,7 @@ OTHER = json.loads(WHOLE)
         (json.dumps(OTHER | {"schema": 7}, indent=2).encode(), "is of schema 7, and this version reads 1"),
         (WHOLE.replace(b'"count":1', b'"count":"x"', 1), "has no headline that this version reads"),
         (WHOLE.replace(ID.encode(), numbered(1).encode(), 1), f"says that it is {numbered(1)}"),
-        (WHOLE.replace(b'"ended_at":null', b'"ended_at":1e999', 1), "has a time that there is not"),
+        (WHOLE.replace(b'"ended_at":null', b'"ended_at":1e999', 1), "has an invalid time"),
         (b"{" * 100_000 + b'"schema":1}', "is not an incident"),
         (b'{"schema":1,"id":' + b"[" * 100_000 + b"}", "has no headline"),
     ],
@@ -363,7 +363,7 @@ def test_what_cannot_be_read_is_listed_and_named(tmp_path, content, problem):
             "is of schema 2",
         ),
         (WHOLE.replace(b'"kind":"died"', b'"kind":"melted"', 1), "has another form: kind"),
-        (WHOLE.replace(b'"ended_at":null', b'"ended_at":1e999', 1), "has a time that there is not"),
+        (WHOLE.replace(b'"ended_at":null', b'"ended_at":1e999', 1), "has an invalid time"),
     ],
 )
 def test_what_cannot_be_read_says_why(tmp_path, content, problem):

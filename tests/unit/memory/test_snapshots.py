@@ -158,7 +158,7 @@ async def test_all_ranks_together_leave_the_disk_room(scene):
 async def test_a_workers_error_is_ours(scene, code, kind):
     """By its code, with its reason, and as an event; what another rank wrote stays."""
     scene.writers.errors[1] = {"code": code, "message": "so it is"}
-    message = "1 of 2 ranks wrote none, the first of them because so it is"
+    message = "1 of 2 ranks failed; the first error: so it is"
     assert await refused(scene, kind) == message
     assert scene.core.summaries("snapshot") == [f"memory snapshot 20251120T173322000Z failed: {message}"]
     assert len(scene.names()) == 1

@@ -385,7 +385,7 @@ STATES = ("reading", "closing", "drained", "calling", "releasing", "measuring")
     ("state", "outcome", "told"),
     [
         ("closing", "refused", "requests were still under way after 0.05 s"),
-        ("drained", "refused", "did not tell within 0.01 s whether requests run"),
+        ("drained", "refused", "did not report within 0.01 s whether requests run"),
         ("calling", "failed", "it has not ended within 0.01 s; not measured"),
         ("releasing", "failed", "done, but the release after it has not ended within 0.05 s; not measured"),
         ("measuring", "done", "not measured, as no reading came within 0.03 s"),

@@ -350,7 +350,7 @@ class Drawing:
         if waters:
             line.append(f"  {waters if self.width >= _WIDE else waters.split(',')[0]}", _DIM)
         if rule.rest_until is not None:
-            line.append(f"  rests until {_clock(rule.rest_until)}", "cyan")
+            line.append(f"  cooldown until {_clock(rule.rest_until)}", "cyan")
         return line
 
     def _details(self, rule: RuleStatus) -> list[Text]:
