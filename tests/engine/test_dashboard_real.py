@@ -74,5 +74,5 @@ async def test_the_page_shows_the_engine_and_resets_it(engine: Engine, tmp_path:
             (event,) = [e for e in sidecar.call("GET", "/memory/events")["events"] if e["kind"] == "reset"]
             assert event["result"]["freed_components"]["encoder_cache_bytes"] == int(told["encoder_cache_bytes"])
             assert (await note.inner_text()).startswith("encoder cache ")
-            await page.wait_for_selector(f'#resets .freed[data-bytes="{event["result"]["freed_bytes"]}"]')
+            await page.wait_for_selector(f'#resets .freed[data-bytes="{event["result"]["credited_bytes"]}"]')
             assert (await settled(page, sidecar))["encoder_cache_bytes"] == "0"
