@@ -32,7 +32,8 @@ OFTEN = 4
 ANY_BYTE = {"high_water": 1, "low_water": 0, "cooldown_seconds": 0, "min_gain_bytes": 0}
 # So low that every rule wants to act at every look.
 ABSURD_RULES = [
-    {"name": "device", "signal": "device_growth_bytes", "remedies": ["release", "trim_encoder_cache"], **ANY_BYTE},
+    # Not by growth, which nobody knows of an engine that has worked before the sidecar came.
+    {"name": "device", "signal": "encoder_cache_bytes", "remedies": ["release", "trim_encoder_cache"], **ANY_BYTE},
     # Without the trim before it, which always helps here: else the reset would have its turn by chance only.
     {"name": "cache", "signal": "encoder_cache_bytes", "remedies": ["reset_encoder_cache"], **ANY_BYTE},
     {"name": "images", "signal": "encoder_cache_bytes", "remedies": ["reset_mm_cache"], **ANY_BYTE},
