@@ -2,7 +2,7 @@
 
 ::
 
-    request ──► Front decides ──┬── sidecar path ──► FastAPI (routes/) ──► poller, governor, history, exporter
+    request ──► Front decides ──┬── sidecar path ──► FastAPI (api/) ──► poller, governor, history, exporter
                                 ├── admitted by the allow list ──► Proxy ──► engine
                                 └── anything else ──► 404 or 403, naming the setting that would allow it
 """

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 DIRECTORY = "HIGHWATER_RECORDER_DIR"
 _WORKERS = "vllm.v1.worker.worker_base"
 _MARK = "_highwater_plugin"
+_WARNED = "_highwater_warned"
 
 # Beneath vLLM's own logger, so that it is written where vLLM writes.
 log = logging.getLogger("vllm.highwater_worker")
@@ -95,14 +96,13 @@ def _phase_ended(worker: object) -> None:
 
 
 def _start_recorder(worker: object) -> None:
-
     try:
         options = options_from(os.environ, instance_of(worker))
         recorder = begin_recorder(worker, options, Notes(), is_starting=True)
     except Exception as error:  # noqa: BLE001 - an engine without a recorder serves as well as one with it
-        if not getattr(worker, _MARK, False):  # once, not after every phase
+        if not getattr(worker, _WARNED, False):  # once, not after every phase
             with suppress(Exception):
-                setattr(worker, _MARK, True)
+                setattr(worker, _WARNED, True)
             log.warning("Highwater's recorder was not started: %s", error)
     else:
         log.info("Highwater's recorder writes to %s", recorder.path)

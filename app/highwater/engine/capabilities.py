@@ -2,7 +2,7 @@
 
 Never a POST (it would act), never an OPTIONS (vLLM's CORS middleware answers it for every path): the OpenAPI page
 lists the paths where there is one, else a GET on a POST-only path tells by 405 or 404. Decides nothing about whether a
-remedy is wise; that is ``remedies/``.
+remedy is wise; that is ``relief/remedies/``.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ log = logging.getLogger("highwater.poller")
 
 
 class PollObserver(Protocol):
-    """Who counts polls."""
+    """Counts polls."""
 
     def polled(self, seconds: float) -> None:
         """One round is over."""

@@ -1,7 +1,8 @@
-"""The policy, pure: what is decided from a report and what is remembered of the engine's life.
+"""The policy: what is decided from a report and what is remembered of the engine's life; all but three files pure.
 
 ``rules`` is what an operator may write, ``waters`` where the default rule acts, ``pressure`` how each rank stands to a
-rule, ``gains`` what a remedy can give and gave, ``core`` the decision. The governor carries it out.
+rule, ``gains`` what a remedy can give and gave, ``core`` the decision. ``governor`` hands it reports and has its
+actions carried out, ``settings`` and ``store`` hold what is in force.
 """
 
 from __future__ import annotations

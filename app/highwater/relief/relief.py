@@ -41,7 +41,7 @@ log = logging.getLogger("highwater.relief")
 
 
 class RemedyObserver(Protocol):
-    """Who counts remedies."""
+    """Counts remedies."""
 
     def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
         """One remedy was run, refused or failed."""
