@@ -47,7 +47,7 @@ class ProxySettings(BaseModel):
     first_byte_seconds: Finite = Field(
         600.0,
         ge=0,
-        description="until the head of the response, which a non-streamed one sends when it is complete; 0: no limit",
+        description="until the head of the response, which comes at its end where it is not streamed; 0: no limit",
     )
     idle_seconds: Finite = Field(
         600.0,
