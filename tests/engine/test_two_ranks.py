@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import Engine
 
+PATIENCE = 60.0
+
 
 @pytest.fixture(scope="module")
 def two_ranks(two_workers: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
@@ -60,9 +62,11 @@ async def test_both_ranks_stay_in_step_under_relief_and_traffic(two_ranks: tuple
     engine, sidecar = two_ranks
     answers: list[list[dict[str, Any]]] = []
     async with storming(sidecar.url, engine.served_model, fresh_from=60_000) as storm:
-        deadline = time.monotonic() + STORM_SECONDS / 2  # what a minute proves is proven on one rank
-        while time.monotonic() < deadline:
+        began, spilled = time.monotonic(), 0
+        # What a minute proves is proven on one rank; a slow machine may need longer for its first images.
+        while time.monotonic() - began < STORM_SECONDS / 2 or (not spilled and time.monotonic() - began < PATIENCE):
             answers.append(await asyncio.to_thread(ask_all, engine, "trim"))
+            spilled += answers[-1][0]["spilled_entries"]
             answers.append(await asyncio.to_thread(ask_all, engine, "memory"))
             if not len(answers) % 10:
                 await asyncio.to_thread(sidecar.call, "POST", "/reset_encoder_cache?mode=safe")
@@ -72,7 +76,7 @@ async def test_both_ranks_stay_in_step_under_relief_and_traffic(two_ranks: tuple
     assert {(one["op"], one["ok"], one["rank"]) for pair in answers for one in pair} == {
         (op, True, rank) for op in ("trim", "memory") for rank in (0, 1)
     }
-    assert sum(first["spilled_entries"] for first, _ in answers[::2]) > 0
+    assert spilled > 0
     assert all(first["spilled_entries"] == second["spilled_entries"] for first, second in answers[::2])
     assert [(one["op"], one["rank"]) for one in ask_all(engine, "hello")] == [("hello", 0), ("hello", 1)]
 
