@@ -200,6 +200,11 @@ _PLAIN = {
 }
 
 
+def os_reason(exc: OSError) -> str:
+    """Return the operating system's reason, as the middle of a sentence."""
+    return (exc.strerror or str(exc)).lower()
+
+
 def flaw(errors: Iterable[Mapping[str, Any]]) -> str:
     """The first of a pydantic error list, of a value that somebody else wrote: where, and what is wrong, never what."""
     first = next(iter(errors))

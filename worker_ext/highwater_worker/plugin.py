@@ -19,13 +19,12 @@ from highwater_worker.encoder_cache.sleep import watch_sleep
 from highwater_worker.extension import MemoryExtension
 from highwater_worker.memory.start_phases import StartPhases
 from highwater_worker.notes import Notes
-from highwater_worker.recorder.begin import begin_recorder, instance_of, options_from
+from highwater_worker.recorder.begin import DIRECTORY, begin_recorder, instance_of, options_from
 from highwater_worker.state import running_recorder, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DIRECTORY = "HIGHWATER_RECORDER_DIR"
 _WORKERS = "vllm.v1.worker.worker_base"
 _MARK = "_highwater_plugin"
 _WARNED = "_highwater_warned"

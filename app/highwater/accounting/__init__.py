@@ -1,1 +1,1 @@
-"""What a rank's memory is made of, and what follows from it. Pure: no I/O, no clock."""
+"""Accounting of a rank's memory: its components, growth, and what a remedy freed. Pure: no I/O, no clock."""

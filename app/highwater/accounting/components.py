@@ -81,7 +81,7 @@ COMPONENTS: tuple[Component, ...] = (
         meaning="encoder outputs kept on the device",
         explained=(
             "vLLM evicts encoder outputs only when it needs the room, so the cache climbs to its budget and stays "
-            "there. That looks like a leak and is none; but it must fit."
+            "there. That looks like a leak and is not one, but it must fit."
         ),
         letter="E",
         terminal="magenta",

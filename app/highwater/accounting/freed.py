@@ -1,4 +1,4 @@
-"""What a remedy freed: of what it can free, on each rank, and never less than nothing. Pure; no I/O, no clock.
+"""Bytes that a remedy freed, of its own component, on each rank; never negative. Pure; no I/O, no clock.
 
 The difference between two readings is traffic's as much as the remedy's. So a remedy is credited with its own
 components alone: a trim that finds nothing earns nothing by the release after it, and a reset that frees no device
@@ -17,7 +17,7 @@ from highwater.readings import Components, RankFreed, RankReading
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What a remedy is credited with.
+    """Bytes that a remedy is credited with.
 
     Attributes:
         ranks: By rank, of those that were read before and after it.

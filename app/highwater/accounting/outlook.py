@@ -1,4 +1,4 @@
-"""What follows from a report: which rank is worst off, and where high water stands. Pure."""
+"""Find in a report the rank that is worst off, and where high water stands. Pure."""
 
 from __future__ import annotations
 

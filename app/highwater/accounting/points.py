@@ -49,7 +49,7 @@ class MemoryPoint:
 
     @classmethod
     def of(cls, reading: RankReading) -> Self:
-        """What is kept of a reading."""
+        """Return the point of a reading."""
         return cls(
             at=reading.taken_at,
             total_bytes=reading.total_bytes,
@@ -84,5 +84,5 @@ class MemoryPoint:
 
     @property
     def torch(self) -> TorchMemory:
-        """What is kept of the allocator's statistics."""
+        """Return the allocator's statistics, as far as a point keeps them."""
         return TorchMemory(allocated_bytes=self.torch_allocated_bytes, reserved_bytes=self.torch_reserved_bytes)

@@ -23,6 +23,7 @@ from highwater.api.services import Services
 from highwater.errors import EngineError, NotAvailable, UnknownName
 from highwater.memory.history import MARKS_KEPT, Mark, Told
 from highwater.readings import Caller, Event, RankDelta, Report
+from highwater.recorder.folder import RankRecord
 from highwater.text.table import report_text
 
 PING_SECONDS = 15.0
@@ -194,7 +195,7 @@ class Alias:
 
 async def _read_entries(services: Services) -> None:
     if not services.poller.capabilities.collective_rpc:
-        if _recorded_entries(services):
+        if _alive_records(services):
             return
         raise NotAvailable(services.poller.current().engine.hint or "the worker extension is not loaded")
     try:
@@ -214,9 +215,13 @@ def _known_entries(services: Services) -> tuple[list[dict[str, Any]], float | No
     return answers, round(age, 3) if answers else None
 
 
+def _alive_records(services: Services) -> list[RankRecord]:
+    records = services.recorders.records if services.recorders is not None else ()
+    return [record for record in records if record.status == "alive" and record.newest is not None]
+
+
 def _recorded_entries(services: Services) -> list[dict[str, Any]]:
     """The entries that the recorders know, rank by rank: for these no worker is called."""
-    records = services.recorders.records if services.recorders is not None else ()
     return [
         {
             "rank": record.identity.rank,
@@ -231,9 +236,8 @@ def _recorded_entries(services: Services) -> list[dict[str, Any]]:
             "capacity_embeds": cache.capacity_embeds if cache is not None else None,
             "age_seconds": round(record.reading_age_seconds or 0.0, 3),
         }
-        for record in records
-        if record.status == "alive" and record.newest is not None
-        for cache in [record.newest.encoder_cache]
+        for record in _alive_records(services)
+        for cache in [record.newest.encoder_cache if record.newest is not None else None]
     ]
 
 

@@ -1,1 +1,1 @@
-"""What commands use to talk to a sidecar: the calls, the options that all share, the responses as values."""
+"""Access to a sidecar for commands: the calls, the options that all share, the responses as values."""

@@ -81,7 +81,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class SetupCheck:
-    """What one check found.
+    """Result of one check.
 
     Attributes:
         name: What it is about, in a word or two.

@@ -1,4 +1,4 @@
-"""What ``highwater reclaim`` asks for, and what came of it as text. Pure."""
+"""The request of ``highwater reclaim``, and its result as text. Pure."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str
         if any(getattr(each.components, name) for each in freed)
     ]
     rows.append(["all", *(size_text(each.used_bytes) for each in freed)])
-    rows.append(["used now", *(size_text(in_use[each.dp_rank or 0, each.rank or 0]) for each in freed)])
+    rows.append(["used now", *(size_text(in_use[rank_key(each)]) for each in freed)])
     return "\n" + table(["freed in all", *(f"rank {rank_title(each.dp_rank, each.rank)}" for each in freed)], rows)

@@ -9,7 +9,7 @@ def size_given(text: str) -> int:
     """A size as typed, in bytes: ``1GiB``, ``512MiB``, ``1.5GB``, or plain bytes.
 
     Raises:
-        ValueError: It is none, or nothing at all.
+        ValueError: It is not a size, or it is zero.
     """
     try:
         size = int(TypeAdapter(ByteSize).validate_python(text))

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from highwater.errors import os_reason
 from highwater.files.private_file import NotPrivate, read_private, replace_private
 
 TOKEN_VARIABLE = "HIGHWATER_ADMIN_TOKEN"  # noqa: S105 - the variable's name
@@ -71,7 +72,7 @@ def read_token(path: Path) -> str:
     except NotPrivate as exc:
         raise TokenUnusable(f"{path} {exc}") from exc
     except OSError as exc:
-        raise TokenUnusable(f"{path} cannot be read: {_reason(exc)}") from exc
+        raise TokenUnusable(f"{path} cannot be read: {os_reason(exc)}") from exc
     # Not by decode's own exception: that one would show the content.
     token = content.decode("ascii", errors="replace").strip()
     if not is_strong_enough(token):
@@ -243,7 +244,7 @@ class AdminToken:
 
 
 def _cannot_be_made(path: Path, exc: OSError) -> str:
-    return f"{path} cannot be made: {_reason(exc)}"
+    return f"{path} cannot be made: {os_reason(exc)}"
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:
@@ -253,7 +254,3 @@ def _signature(path: Path) -> tuple[int, ...] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _reason(exc: OSError) -> str:
-    return (exc.strerror or str(exc)).lower()

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from highwater.errors import NotKept
+from highwater.errors import NotKept, os_reason
 from highwater.files.private_file import replace_private
 from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.units import MIB
@@ -178,6 +178,4 @@ def _set_aside(path: Path) -> Path:
 
 
 def _reason(exc: Exception) -> str:
-    if isinstance(exc, OSError):
-        return (exc.strerror or str(exc)).lower()
-    return str(exc)
+    return os_reason(exc) if isinstance(exc, OSError) else str(exc)

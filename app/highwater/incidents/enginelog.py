@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from highwater.errors import os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.incidents.incident import LogMessage
 from highwater.incidents.messages import KNOWN, KnownMessage
@@ -164,7 +165,7 @@ def read_tail(path: Path, since: Place | None = None) -> tuple[list[str], str | 
     except NotALogError as exc:
         return [], str(exc)
     except OSError as exc:
-        return [], f"engine_log: {path} cannot be read: {(exc.strerror or str(exc)).lower()}"
+        return [], f"engine_log: {path} cannot be read: {os_reason(exc)}"
     lines = content.decode("utf-8", "replace").split("\n")
     # The first is the end of a line whose beginning was left out.
     return WholeLines(is_cut=is_cut).of(lines[1:] if is_cut else lines), None

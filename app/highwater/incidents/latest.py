@@ -92,7 +92,7 @@ def known_points(evidence: RankEvidence) -> tuple[Point, ...]:
 
 def baseline_of(evidence: Evidence, rank: RankEvidence) -> RankReading | None:
     """Return the first reading of this rank's process after the engine was ready; that of another process is none."""
-    key = (rank.dp_rank or 0, rank.rank or 0)
+    key = rank_key(rank)
     for first in evidence.baseline:
         if rank_key(first) == key and (rank.pid is None or first.pid in (None, rank.pid)):
             return first

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from highwater.errors import flaw
+from highwater.errors import flaw, os_reason
 from highwater.files.regular import open_regular
 from highwater.incidents.fitting import INCIDENT, fitted
 from highwater.incidents.incident import SCHEMA, Headline, Incident
@@ -145,7 +145,7 @@ class IncidentStore:
         except FileNotFoundError:
             return None
         except OSError as exc:
-            raise Unreadable(f"{incident_id} cannot be read: {_reason(exc)}") from exc
+            raise Unreadable(f"{incident_id} cannot be read: {os_reason(exc)}") from exc
 
     def _flush(self, folder: Path) -> None:
         """Write what is in memory, the oldest first; what cannot be written stays there."""
@@ -154,7 +154,7 @@ class IncidentStore:
                 _replace(folder, incident_id, zlib.decompress(self._memory[incident_id].content))
             except OSError as exc:
                 self.problem = (
-                    f"incidents.folder: {incident_id} could not be written to {folder}: {_reason(exc)}; "
+                    f"incidents.folder: {incident_id} could not be written to {folder}: {os_reason(exc)}; "
                     f"it is kept in memory ({len(self._memory)} of {MAX_IN_MEMORY})"
                 )
                 return
@@ -183,7 +183,7 @@ def _headline(folder: Path, incident_id: str) -> Headline:
     except FileNotFoundError:
         raise
     except OSError as exc:
-        return _nameless(incident_id, f"cannot be read: {_reason(exc)}")
+        return _nameless(incident_id, f"cannot be read: {os_reason(exc)}")
     schema = _schema(start)
     if schema != SCHEMA:
         return _nameless(incident_id, _other_schema(schema), schema)
@@ -280,7 +280,3 @@ def _replace(folder: Path, incident_id: str, content: bytes) -> None:
         # A file system that cannot do this for folders has the file all the same.
         with suppress(OSError):
             os.fsync(within)
-
-
-def _reason(exc: OSError) -> str:
-    return (exc.strerror or str(exc)).lower()

@@ -309,7 +309,7 @@ def over_high_water(e: Experiment) -> Finding | None:
         for rule in e.policy.rules
         for one in rule.ranks
         for point in e.ranks(PEAK)
-        if rank_key(point) == (one.dp_rank or 0, one.rank or 0)
+        if rank_key(point) == rank_key(one)
         and (free := point.free_bytes) is not None
         and (high := one.high_free_bytes) is not None
         and free < high

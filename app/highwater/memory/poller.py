@@ -224,9 +224,12 @@ class Poller:
         return max(seconds, SHORT_POLL_SECONDS), partial(self.poll, spare_idle=True)
 
     def _can_look(self) -> bool:
+        return STATES[self._verdict.state].is_up and self._is_recorded
+
+    @property
+    def _is_recorded(self) -> bool:
         """Whether the recorders alone tell how much memory every rank has."""
-        records = self._recorders.records if self._recorders is not None else ()
-        return STATES[self._verdict.state].is_up and is_complete(records, self._ranks_expected)
+        return self._recorders is not None and is_complete(self._recorders.records, self._ranks_expected)
 
     async def look(self) -> Report:
         """Read the recorders' files, and nothing else; the engine's state stays as the last poll found it."""
@@ -546,15 +549,14 @@ class Poller:
         if self._verdict.reason is not None:
             return self._verdict.reason
         # Who only watches has set up all that this takes.
-        records = self._recorders.records if self._recorders is not None else ()
-        setup = None if is_complete(records, self._ranks_expected) else setup_hint(self.capabilities)
+        setup = None if self._is_recorded else setup_hint(self.capabilities)
         problem = None if self._recorders is None else self._recorders.problem
         if setup is not None or outcome.first_failure is not None:
             return "; ".join(text for text in (problem, setup) if text) or outcome.first_failure
         if outcome.missing:
-            problem = None if self._recorders is None else self._recorders.problem or ""
-            return missing_hint(outcome.missing, self._ranks_expected or 0, problem)
-        return self._recorders.problem if self._recorders is not None else None
+            known = None if self._recorders is None else problem or ""
+            return missing_hint(outcome.missing, self._ranks_expected or 0, known)
+        return problem
 
 
 def _stale(report: Report) -> Report:

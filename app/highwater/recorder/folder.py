@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from highwater.accounting.attribution import account, rank_key
 from highwater.accounting.points import MemoryPoint
-from highwater.errors import flaw
+from highwater.errors import flaw, os_reason
 from highwater.readings import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerMemory
 from highwater.recorder.progress import RankProgress, RankStatus
 from highwater.recorder.ring import (
@@ -388,7 +388,7 @@ class Recorder:
             except RingUnusable as exc:
                 problems.append(f"{name} was left alone: {exc.reason}")
             except OSError as exc:
-                problems.append(f"{name} could not be removed: {_reason(exc)}")
+                problems.append(f"{name} could not be removed: {os_reason(exc)}")
         return Removal(tuple(removed), tuple(problems))
 
     # --- files ---
@@ -399,7 +399,7 @@ class Recorder:
             with os.scandir(self.folder) as entries:
                 listed = [entry.name for entry in islice(entries, MAX_ENTRIES)]
         except OSError as exc:
-            self._folder_problem = f"recorder_dir: {self.folder} cannot be listed: {_reason(exc)}"
+            self._folder_problem = f"recorder_dir: {self.folder} cannot be listed: {os_reason(exc)}"
             return []
         found = [(match.group(), match.group(1)) for match in map(RING_NAME.fullmatch, listed) if match]
         if with_unfinished:
@@ -832,7 +832,3 @@ def _stamp(path: Path) -> tuple[int, int, int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _reason(exc: OSError) -> str:
-    return (exc.strerror or str(exc)).lower()

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from highwater.errors import flaw
+from highwater.errors import flaw, os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.readings import Device, StartPhase, WorkerBudget
 from highwater.text.printable import printable
@@ -604,7 +604,7 @@ def _json_object(text: bytes) -> dict[str, Any] | None:
 
 
 def _unreadable(exc: OSError) -> str:
-    return f"unreadable: {(exc.strerror or str(exc)).lower()}"
+    return f"unreadable: {os_reason(exc)}"
 
 
 def _sequence(record: tuple[int, bytes]) -> int:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from highwater_worker.notes import Notes
 
+DIRECTORY = "HIGHWATER_RECORDER_DIR"
 RATE, MIN_RATE, MAX_RATE = 10.0, 1.0, 100.0
 SECONDS, MIN_SECONDS, MAX_SECONDS = 120.0, 10.0, 3600.0
 
@@ -87,9 +88,9 @@ def options_from(environ: Mapping[str, str], instance: str) -> Options:
     Raises:
         BadPayloadError: A value is invalid; names the variable, the value and what would be right.
     """
-    directory = environ["HIGHWATER_RECORDER_DIR"]
+    directory = environ[DIRECTORY]
     if not directory.startswith("/") or "\0" in directory:
-        raise BadPayloadError(f"HIGHWATER_RECORDER_DIR is {directory!r}; it must be an absolute path")
+        raise BadPayloadError(f"{DIRECTORY} is {directory!r}; it must be an absolute path")
     rate = _number(environ, "HIGHWATER_RECORDER_RATE", RATE, MIN_RATE, MAX_RATE)
     seconds = _number(environ, "HIGHWATER_RECORDER_SECONDS", SECONDS, MIN_SECONDS, MAX_SECONDS)
     return Options(Path(directory), instance, rate, seconds)
