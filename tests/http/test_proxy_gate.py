@@ -65,6 +65,34 @@ async def test_a_stream_under_way_is_never_cut(front, upstream):
         await patiently(front.gate.drained(), 10)
 
 
+async def test_after_a_reset_one_waits_for_the_response_to_the_one_before(front, upstream, monkeypatch):
+    """Its head is enough: by then the engine has that request."""
+    monkeypatch.setattr("highwater.proxy.gate.PACE_SECONDS", 60.0)
+    monkeypatch.setattr("highwater.proxy.gate.ALONE_SECONDS", 20.0)
+    begin, end = asyncio.Event(), asyncio.Event()
+
+    @upstream.on("/v1/completions")
+    async def stream(call):
+        await call.read()
+        await begin.wait()
+        await call.begin()
+        await end.wait()
+        await call.end()
+
+    wires = [await front.connect() for _ in range(2)]
+    with front.gate.closed(10, then_pace=True):
+        for held, wire in enumerate(wires, 1):
+            await wire.request("POST", "/v1/completions", body=b"{}")
+            await until(lambda held=held: front.gate.held == held)
+    await until(lambda: upstream.calls)
+    await asyncio.sleep(0.1)  # several steps of the gate's
+    assert (len(upstream.calls), front.gate.held) == (1, 1)
+    begin.set()
+    await until(lambda: len(upstream.calls) == 2)
+    end.set()
+    assert [(await wire.answer()).status for wire in wires] == [200, 200]
+
+
 @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/v1/models"), ("HEAD", "/health")])
 async def test_what_cannot_reach_the_model_is_not_held(front, method, path):
     """A liveness probe must not wait for a reset."""

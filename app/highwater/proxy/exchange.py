@@ -284,6 +284,8 @@ class Exchange(Conversation, Requester):
     def response_begins(self, head: ResponseHead, data: bytes) -> None:
         """Pass on the head, and the part of the body that came with it."""
         self._state = State.RESPONDING
+        if self._admission is not None:
+            self._admission.has_response = True
         if not (head.chunked or head.until_close):
             # A declared length means that all of it is made: however slowly the client takes it, the engine is done.
             self._leave_gate()

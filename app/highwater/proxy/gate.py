@@ -16,9 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-# The time for which requests are paced after a closing with `then_pace`, and the time between two of them.
-PACE_SECONDS = 2.0
+# For so long requests are paced after a closing with `then_pace`.
+PACE_SECONDS = 8.0
+# The least time between two of them, and the most that the next one waits for the engine's response to the one before:
+# a response that is not streamed begins when it is whole.
 STEP_SECONDS = 0.02
+ALONE_SECONDS = 0.5
 
 log = logging.getLogger("highwater.gate")
 
@@ -41,13 +44,15 @@ class Admission:
     """One admitted request; it counts until it leaves.
 
     Attributes:
+        has_response: The engine's response has begun.
         is_open_ended: It lasts as long as its client wants.
         since: The time of its admission, by the gate's clock.
     """
 
-    __slots__ = ("is_open_ended", "since")
+    __slots__ = ("has_response", "is_open_ended", "since")
 
     def __init__(self, since: float) -> None:
+        self.has_response = False
         self.is_open_ended = False
         self.since = since
 
@@ -83,6 +88,7 @@ class Gate:
         self._clock = clock
         self._later = later or (lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call))
         self._next: Timer | None = None
+        self._paced: Admission | None = None  # the last one
         self._paced_until: float | None = None
         self._closed_until: float | None = None
         self._inside: set[Admission] = set()
@@ -174,7 +180,8 @@ class Gate:
         Args:
             at_most_seconds: That time, by which ``Retry-After`` is reckoned. When it is over the gate opens by itself,
                 whatever the block waits for.
-            then_pace: Admit requests one by one for a while after it, held and new ones.
+            then_pace: Admit requests one by one for a while after it, held and new ones: the next when the engine's
+                response to the one before has begun, or did not for half a second.
         """
         self._closed_until = self._clock() + at_most_seconds
         overdue = self._later(at_most_seconds, lambda: self._open_overdue(at_most_seconds, then_pace=then_pace))
@@ -207,19 +214,34 @@ class Gate:
             return  # closed again: the requests that still wait do so until the next opening
         left = (self._paced_until or 0.0) - self._clock()
         if left <= 0:
-            self._paced_until = None
+            self._paced_until = self._paced = None
             self._admit_waiting(len(self._waiting))
             return
-        # One at a time; more where there are so many that they would wait longer than requests are paced.
-        self._admit_waiting(math.ceil(self.held * STEP_SECONDS / left))
+        # Faster where there are so many that they would wait longer than requests are paced.
+        if self._engine_has_the_last() or self.held * ALONE_SECONDS > left:
+            self._paced = self._admit_waiting(math.ceil(self.held * STEP_SECONDS / left)) or self._paced
         self._next = self._later(STEP_SECONDS, self._step)
 
-    def _admit_waiting(self, count: int) -> None:
+    def _engine_has_the_last(self) -> bool:
+        """True where the request that was admitted last should be past the point where another one could overtake it.
+
+        vLLM's front-end hands a request to the engine when its response begins, or before.
+        """
+        last = self._paced
+        if last is None or last.has_response or last not in self._inside:
+            return True
+        return self._clock() - last.since >= ALONE_SECONDS
+
+    def _admit_waiting(self, count: int) -> Admission | None:
+        """Admit so many, and return the last of them."""
+        last = None
         while self._waiting and count:
             waiter, _ = self._waiting.popitem(last=False)
             if not waiter.done():
-                waiter.set_result(self.admit())  # now and not when it wakes: the gate may close again in between
+                last = self.admit()
+                waiter.set_result(last)  # now and not when it wakes: the gate may close again in between
                 count -= 1
+        return last
 
     async def drained(self) -> None:
         """Wait until no request is under way."""

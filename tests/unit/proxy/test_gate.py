@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from highwater.proxy.gate import PACE_SECONDS, STEP_SECONDS, Admission, Gate, Shed
+from highwater.proxy.gate import ALONE_SECONDS, PACE_SECONDS, STEP_SECONDS, Admission, Gate, Shed
 
 
 async def settle() -> None:
@@ -203,7 +203,7 @@ class Paces:
         return self.gate.in_flight
 
 
-@pytest.mark.parametrize(("waiting", "inside"), [(3, [1, 2, 3]), (250, [3, 6, 9])])
+@pytest.mark.parametrize(("waiting", "inside"), [(40, [1, 2, 3]), (1000, [3, 6, 9])])
 async def test_it_can_pace_requests_after_a_closing(waiting, inside):
     """In the order in which they came; many of them several at a step, so that it does not take for ever."""
     paces = Paces()
@@ -216,6 +216,38 @@ async def test_it_can_pace_requests_after_a_closing(waiting, inside):
     await asyncio.gather(*tasks)
     assert (paces.gate.in_flight, paces.gate.is_open) == (waiting, True)
     assert paces.now <= PACE_SECONDS
+
+
+async def paced(paces, waiting):
+    """So many requests at a gate that has just opened, the first of them admitted."""
+    with paces.gate.closed(10, then_pace=True):
+        entering = [asyncio.create_task(paces.gate.enter()) for _ in range(waiting)]
+        await settle()
+    await settle()
+    assert paces.gate.in_flight == 1
+    return entering
+
+
+async def test_a_paced_request_waits_until_the_engine_responds_to_the_one_before():
+    """Else it could overtake it in the engine's front-end."""
+    paces = Paces()
+    first, second, third = await paced(paces, 3)
+    assert [await paces.step() for _ in range(5)] == [1] * 5
+    first.result().has_response = True
+    assert [await paces.step() for _ in range(5)] == [2] * 5
+    assert (second.done(), third.done()) == (True, False)
+    paces.gate.leave(second.result())  # also one that ends without a response
+    assert await paces.step() == 2
+    assert third.done()
+
+
+async def test_a_paced_request_does_not_wait_for_ever():
+    """A response that is not streamed begins when it is whole."""
+    paces = Paces()
+    _, second = await paced(paces, 2)
+    while not second.done():
+        await paces.step()
+    assert paces.now == pytest.approx(ALONE_SECONDS, abs=1.5 * STEP_SECONDS)
 
 
 async def test_who_comes_while_requests_are_paced_waits_for_a_step():
@@ -240,10 +272,15 @@ async def test_a_gate_that_closes_while_requests_are_paced_holds_the_rest():
     with paces.gate.closed(10, then_pace=True):
         tasks = [asyncio.create_task(paces.gate.enter()) for _ in range(3)]
         await settle()
+    await settle()
     assert paces.gate.in_flight == 1
+    tasks[0].result().has_response = True
     with paces.gate.closed(10):
         assert await paces.step() == 1
-    assert [paces.gate.in_flight, await paces.step()] == [2, 3]
+    await settle()
+    assert paces.gate.in_flight == 2
+    tasks[1].result().has_response = True
+    assert await paces.step() == 3
     await asyncio.gather(*tasks)
 
 
