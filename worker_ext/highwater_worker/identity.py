@@ -58,7 +58,7 @@ def pid_started(root: Path = _ROOT) -> int:
 def _dp_rank(worker: object) -> int | None:
     parallel = _parallel_config(worker)
     # For models without experts newer engines reset data_parallel_rank to 0 in every replica, and only the index still
-    # tells them apart (vllm 0.32.0 v1/engine/core.py:1481, `run_engine_core`). Older engines have the rank alone.
+    # distinguishes them (vllm 0.32.0 v1/engine/core.py:1481, `run_engine_core`). Older engines have the rank alone.
     index = whole(look_up(parallel, "data_parallel_index"))
     return whole(look_up(parallel, "data_parallel_rank")) if index is None else index
 
@@ -87,7 +87,7 @@ def pp_rank(worker: object) -> int | None:
 
 
 def ranks_expected(worker: object) -> int | None:
-    """Return how many workers the whole engine has, all data-parallel replicas counted; None where it does not tell."""
+    """Return how many workers the whole engine has, all data-parallel replicas counted; None where unknown."""
     sizes = [
         _size(worker, "tensor_parallel_size"),
         _size(worker, "pipeline_parallel_size"),

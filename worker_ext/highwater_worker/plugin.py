@@ -1,4 +1,4 @@
-"""What vLLM loads in each of its processes where this package is installed: entry point `vllm.general_plugins`.
+"""Plugin that vLLM loads in each process where this package is installed: entry point `vllm.general_plugins`.
 
 It wraps `WorkerBase.__init__`, and there, on the worker's instance, binds `highwater_rpc` where it is missing, follows
 the start and, where `HIGHWATER_RECORDER_DIR` names a folder, starts the recorder. It leaves the setting

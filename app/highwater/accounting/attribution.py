@@ -121,9 +121,9 @@ def _unplaced(name: str) -> Note:
 
 
 def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> dict[str, int | None]:
-    """What PyTorch's allocator holds beyond the known parts: other live tensors, and cached blocks.
+    """Return what PyTorch's allocator holds beyond the known parts: other live tensors, and cached blocks.
 
-    Where weights or KV pool are unknown, they cannot be told from other tensors, which stay ``None``.
+    Where weights or KV pool are unknown, they cannot be distinguished from other tensors, which stay ``None``.
     """
     allocated, reserved = worker.torch.allocated_bytes, worker.torch.reserved_bytes
     if allocated is None or reserved is None:
@@ -135,12 +135,12 @@ def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> 
 
 
 def rank_key(reading: Ranked) -> RankKey:
-    """What identifies a worker across readings; data-parallel engines number their ranks from 0 each."""
+    """Return what identifies a worker across readings; data-parallel engines number their ranks from 0 each."""
     return (reading.dp_rank or 0, reading.rank or 0)
 
 
 def card(reading: RankReading) -> str:
-    """What is the same for two ranks on one device, and for no others.
+    """Return a key that two ranks have in common if they are on one device, and only then.
 
     On CPU each rank counts its own process's memory, so that no two of them share any. Where a device's identity and
     number on its machine are unknown, two of the same index may be two devices: in two engines each sees its own as 0.
@@ -159,7 +159,7 @@ def device_id(reading: RankReading | WorkerMemory) -> str | None:
 
 
 def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:
-    """What changed on each rank that is in both; a component unknown at either end is ``None``."""
+    """Return what changed on each rank that is in both; a component unknown at either end is ``None``."""
     earlier = {rank_key(reading): reading for reading in before}
     return tuple(
         RankDelta(
@@ -175,7 +175,7 @@ def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tupl
 
 
 def freed(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:
-    """What each rank gave back; negative where traffic took more meanwhile."""
+    """Return what each rank gave back; negative where traffic took more meanwhile."""
     return compare(after, before)
 
 
@@ -318,7 +318,7 @@ def _combine(op: Callable[[int | None, int | None], int | None], left: Component
 
 
 def _once_per_card(sizes: Iterable[tuple[str | None, int | None]]) -> int | None:
-    """The sum of what the first rank of each device tells; one without a device counts for itself."""
+    """The sum of what the first rank of each device reports; one without a device counts for itself."""
     first: dict[object, int] = {}
     for name, size in sizes:
         if size is not None:

@@ -39,7 +39,7 @@ def short_ranks(rule: RuleStatus) -> list[RankPressure]:
 
 
 def can_give(ranks: Iterable[RankPressure]) -> dict[str, int]:
-    """Return what each remedy could give back on these ranks together, by its name, as far as the workers tell."""
+    """Return what each remedy could give back on these ranks together, by its name, as far as the workers report it."""
     sizes = {"release": 0, "trim_encoder_cache": 0}
     for one in ranks:
         sizes["release"] += one.can_release_bytes or 0

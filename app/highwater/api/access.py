@@ -1,4 +1,4 @@
-"""Who may use the control paths: who has the admin token, and nobody else unless ``trust_loopback`` is set.
+"""Access to the control paths: for callers with the admin token, and for no others unless ``trust_loopback`` is set.
 
 Where a path needs the token is said once, by the dependency of its route. That makes it part of the OpenAPI page, and
 ``ControlGuard`` reads it from there: it answers before the body of a request is read.
@@ -55,7 +55,7 @@ class Denial:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What HTTP wants beside the status."""
+        """The headers that HTTP requires beside the status."""
         return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}  # noqa: PLR2004 - HTTP's number
 
 
@@ -167,7 +167,7 @@ def _unless_it_holds(token: str, line: re.Match[bytes]) -> bytes:
 
 
 def _is_basic_credential(token: str, head: bytes) -> bool:
-    """Whether a user name or password in it (``curl --user``) is the token: there it stands in base64."""
+    """Return whether a user name or password in it (``curl --user``) is the token: there it stands in base64."""
     if b"asic " not in head and b"ASIC " not in head:
         return False
     with suppress(ValueError):  # of what is no base64

@@ -1,4 +1,4 @@
-"""What gives memory back on request: reclaim, vLLM's own resets as drop-ins, and the way back from a trim.
+"""Routes that give memory back on request: reclaim, vLLM's own resets as drop-ins, and the way back from a trim.
 
 And the engine's ``/server_info``: reading it changes nothing, but its whole configuration is in it, tokens included.
 """
@@ -81,7 +81,7 @@ def control_router(services: Services) -> APIRouter:
         responses={409: {"description": "Every remedy was refused; the body is as with 200"}},
     )
     async def reclaim(body: Annotated[ReclaimRequest | None, Body()] = None, caller: Caller = control) -> JSONResponse:
-        """Run remedies in order and tell what each gave back, per rank."""
+        """Run remedies in order and return what each gave back, per rank."""
         wanted = body or ReclaimRequest()
         results = await services.relief.reclaim(
             wanted.wishes(), mode=wanted.mode, dry_run=wanted.dry_run, caller=caller

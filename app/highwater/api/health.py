@@ -25,13 +25,13 @@ def health_router(services: Services) -> APIRouter:
 
     @router.get("/livez", responses={503: {"description": "a loop of the sidecar has ended"}})
     async def livez() -> JSONResponse:
-        """Whether the sidecar itself runs. Never depends on the engine."""
+        """Report that the sidecar itself runs. Never depends on the engine."""
         alive = services.alive()
         return JSONResponse({"status": "ok" if alive else "a loop has ended"}, 200 if alive else 503)
 
     @router.get("/readyz", responses={503: {"description": "requests would not be served now"}})
     async def readyz() -> JSONResponse:
-        """Whether a request sent here now would be served by the engine, and if not, why not."""
+        """Report whether the engine would serve a request sent here now, and if not, why not."""
         engine = services.poller.current().engine
         ready = engine.traits.serves
         answer = {"ready": ready, "engine": engine.state, "reason": None if ready else engine.hint or engine.state}
@@ -39,10 +39,10 @@ def health_router(services: Services) -> APIRouter:
 
     @router.get("/health/deep", responses={503: {"description": "the engine is gone, or will not go on by itself"}})
     async def deep() -> JSONResponse:
-        """Whether the engine runs, or will by itself: for a liveness probe of vLLM's own container.
+        """Report whether the engine runs, or will by itself: for a liveness probe of vLLM's own container.
 
         vLLM's `/health` answers 200 also while the engine hangs. One that starts, sleeps, is paused, slow or in a long
-        step is healthy, and so is one that answers nothing where no recorder tells why.
+        step is healthy, and so is one that does not answer where no recorder shows why.
         """
         engine = services.poller.current().engine
         healthy = not engine.traits.is_lost

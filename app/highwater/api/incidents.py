@@ -1,4 +1,4 @@
-"""What the engine died of: the incidents, and each of them for programs, browsers and terminals."""
+"""Routes of the incidents: the list, and each of them for programs, browsers and terminals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def incidents_router(incidents: Incidents) -> APIRouter:
 
     @router.get("/memory/incidents", responses={200: {"content": {"text/plain": {}}}})
     async def listed(request: Request, query: Annotated[IncidentsQuery, Query()]) -> Response:
-        """What happened to the engine, newest first: it died, hung, or had no memory left."""
+        """Return the incidents, newest first: the engine died, hung, had no memory left, or did not start."""
         headlines = await incidents.headlines()
         if _form(request, query.format, ("text/plain",)) == "text":
             return PlainTextResponse(headlines_text(headlines, problem=incidents.problem), headers=_HEADERS)

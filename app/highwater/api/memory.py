@@ -1,4 +1,4 @@
-"""Where the memory is and was: the report, the encoder cache's entries, history, events, marks."""
+"""Routes of the memory, now and before: the report, the encoder cache's entries, history, events, marks."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
 
     @router.get("/memory", response_model=Report, responses={200: {"content": {"text/plain": {}}}})
     async def memory(request: Request, query: Annotated[MemoryQuery, Query()]) -> Response:
-        """Where the memory is, as of the last poll; as a table with ``Accept: text/plain`` or ``?format=text``."""
+        """Return the memory as of the last poll; as a table with ``Accept: text/plain`` or ``?format=text``."""
         report = services.report()
         if _wants_text(request, query.format):
             return PlainTextResponse(report_text(report))
@@ -113,11 +113,11 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
 
     @router.get("/memory/encoder-cache")
     async def encoder_cache(request: Request, query: Annotated[EntriesQuery, Query()]) -> JSONResponse:
-        """What the encoder cache of each rank holds.
+        """Return what the encoder cache of each rank holds.
 
         With the admin token the workers are asked, once a second at most; where they cannot be called, their
         recorders' entries are returned. Without it no worker is called: the response has what was last read, its age
-        beside it, and in `mm_hash` a short name that tells entries apart and not images.
+        beside it, and in `mm_hash` a short name that distinguishes entries and does not identify images.
         """
         may_ask = services.control.caller(request) is not None
         if may_ask:
@@ -156,7 +156,7 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
 
     @router.get("/memory/events", responses={200: {"content": {"text/event-stream": {}}}})
     async def events(request: Request, query: Annotated[EventsQuery, Query()]) -> Response:
-        """What happened, newest first; with ``Accept: text/event-stream`` reports and events as they come."""
+        """Return what happened, newest first; with ``Accept: text/event-stream`` reports and events as they come."""
         if "text/event-stream" in request.headers.get("accept", ""):
             peer = None if services.control.caller(request) is not None else peer_of(request)
             if not history.can_watch(peer):
@@ -170,7 +170,7 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
 
     @router.post("/memory/marks", status_code=201)
     async def mark(body: MarkRequest, caller: Caller = control) -> JSONResponse:
-        """Name this moment; ``/memory?since=NAME`` then tells what changed."""
+        """Name this moment; ``/memory?since=NAME`` then shows what changed."""
         report = await services.poller.poll()
         made = history.mark(body.name, () if report.stale else report.ranks, caller=caller)
         known = {"name": made.name, "at": made.at, "ranks": [asdict(rank)["rank"] for rank in made.ranks]}
@@ -182,7 +182,7 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
 class Alias:
     """A short name for a hash, the same as long as this process lives.
 
-    A part of the hash itself would still tell whether a given image is cached: whoever has the image can make its hash.
+    A part of the hash itself would still show whether a given image is cached: whoever has the image can make its hash.
     """
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ async def _read_entries(services: Services) -> None:
 
 
 def _known_entries(services: Services) -> tuple[list[dict[str, Any]], float | None]:
-    """What was last read of the workers that there are now, and its age in seconds."""
+    """Return what was last read of the present workers, and its age in seconds."""
     if services.entries.known is None:
         recorded = _recorded_entries(services)
         return recorded, max((each["age_seconds"] for each in recorded), default=None)

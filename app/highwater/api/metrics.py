@@ -357,7 +357,7 @@ def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:
 
 
 def _water_families(rules: list[RuleStatus], unit: str) -> Iterator[Metric]:
-    """What rules of one unit watch, and where they act: no family mixes units."""
+    """Yield the families of the rules of one unit, value and waters: no family mixes units."""
     for name, text, read in _WATERS:
         family = _gauge(f"policy_{name}_{unit}", text, ("rule",))
         for rule in rules:

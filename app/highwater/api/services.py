@@ -1,4 +1,4 @@
-"""What the routers are handed: the parts that ``main`` has wired."""
+"""The parts that ``main`` has wired, as the routers get them."""
 
 from __future__ import annotations
 

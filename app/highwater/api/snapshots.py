@@ -55,7 +55,7 @@ def snapshots_router(services: Services) -> APIRouter:
         },
     )
     async def take(body: Annotated[SnapshotRequest | None, Body()] = None, caller: Caller = control) -> JSONResponse:
-        """Have every worker write PyTorch's memory snapshot, or tell its size. The engine stands still meanwhile."""
+        """Have every worker write PyTorch's memory snapshot, or return its size. The engine stands still meanwhile."""
         dry_run = body is not None and body.dry_run
         taken = await snapshots.take(dry_run=dry_run, caller=caller)
         return JSONResponse({"schema": 1, "dry_run": dry_run, "snapshot": taken.snapshot, "ranks": _ranks(taken)})

@@ -1,7 +1,7 @@
-"""What this engine can do, found out without side effects.
+"""Detection of what this engine can do, without side effects.
 
 Never a POST (it would act), never an OPTIONS (vLLM's CORS middleware answers it for every path): the OpenAPI page
-lists the paths where there is one, else a GET on a POST-only path tells by 405 or 404. Decides nothing about whether a
+lists the paths where there is one, else a GET on a POST-only path gets 405 or 404. Decides nothing about whether a
 remedy is wise; that is ``relief/remedies/``.
 """
 
@@ -19,7 +19,7 @@ PROBED_PATHS = ("/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What one engine offers.
+    """The capabilities of one engine.
 
     Attributes:
         version: vLLM's version as it says it, or ``None`` where it does not.
@@ -28,15 +28,15 @@ class Capabilities:
         extension: The ``worker_extension_cls`` that the engine was started with.
         reset_prefix_cache: Whether the route is there; likewise the next two.
         is_sleeping: Whether ``GET /is_sleeping`` is there; likewise ``is_paused``.
-        server_info: Whether ``GET /server_info`` tells the configuration: not every version can write it.
+        server_info: Whether ``GET /server_info`` returns the configuration: not every version can write it.
         model: The first served model name.
-        tensor_parallel: Sizes; ``None`` where ``/server_info`` does not tell.
+        tensor_parallel: Sizes; ``None`` where ``/server_info`` does not show them.
         encoder_decoder: Whether the model has an encoder that its decoder attends to throughout (Whisper).
         ec_connector: Whether an encoder-cache connector is configured (it keeps references to the cache).
         executor: The distributed executor backend.
         gpu_memory_utilization: The engine's setting.
         root_path: The prefix below which it serves all routes as well (``--root-path``), empty without one, or ``None``
-            where there is no OpenAPI page to tell.
+            where there is no OpenAPI page.
     """
 
     version: str | None = None
@@ -60,7 +60,7 @@ class Capabilities:
     root_path: str | None = None
 
     def at_least(self, version: str) -> bool:
-        """Whether the engine is known to be this version or newer; False where its version is not known."""
+        """Return whether the engine is known to be this version or newer; False where its version is unknown."""
         release = parse_version(self.version)
         return release is not None and release >= Version(version)
 
@@ -100,10 +100,10 @@ class Asks(Protocol):
         """The JSON at ``path``, or ``None`` where the engine answers with a status of 400 or more."""
 
     async def has_post(self, path: str) -> bool:
-        """Whether ``path`` exists as a POST-only route, asked with a GET."""
+        """Return whether ``path`` exists as a POST-only route, by a GET."""
 
     async def exists(self, path: str) -> bool:
-        """Whether a GET on ``path`` finds a route."""
+        """Return whether a GET on ``path`` finds a route."""
 
 
 @dataclass(slots=True)

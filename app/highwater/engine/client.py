@@ -61,7 +61,7 @@ class EngineAnswer:
 
 
 def _is_broken(exc: BaseException) -> bool:
-    """Whether a connection ended before its answer; one that could not be made, or was late, ends no differently."""
+    """Return whether a connection ended before its response; failures to connect and timeouts do not count."""
     return isinstance(exc, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
 
 
@@ -158,12 +158,12 @@ class Engine:
         return response.text
 
     async def has_post(self, path: str) -> bool:
-        """Whether ``path`` is a POST-only route: a GET finds 405 there, 404 elsewhere, and changes nothing."""
+        """Return whether ``path`` is a POST-only route: a GET gets 405 there, 404 elsewhere, and changes nothing."""
         response = await self._send("GET", path)
         return response.status_code == httpx.codes.METHOD_NOT_ALLOWED
 
     async def exists(self, path: str) -> bool:
-        """Whether a GET on ``path`` finds a route."""
+        """Return whether a GET on ``path`` finds a route."""
         response = await self._send("GET", path)
         return response.status_code < HTTP_ERROR
 
@@ -201,7 +201,7 @@ class Engine:
         except httpx.HTTPError as exc:
             raise self._unreachable(f"{method} {path}", exc) from exc
 
-    # A kept connection that the engine closes as it is used breaks one question now and then, and tells nothing.
+    # A kept connection that the engine closes as it is used breaks a call now and then, and shows nothing.
     @retry(retry=retry_if_exception(_is_broken), stop=stop_after_attempt(2), reraise=True)
     async def _request_twice(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401 - httpx's own
         return await self._client.request(method, path, **options)
@@ -212,7 +212,7 @@ class Engine:
         told = f"{call}: {str(exc) or type(exc).__name__}"
         if self.url.startswith("https:") and isinstance(exc, httpx.ReadError | httpx.RemoteProtocolError):
             # TLS 1.3 lets a client go on before the server has judged its certificate, and uvicorn's server (vLLM with
-            # --ssl-cert-reqs 2) then closes without the alert that would tell.
+            # --ssl-cert-reqs 2) then closes without the alert that would say so.
             told += "; if the server requires a client certificate, set engine_tls.cert_file"
         return EngineNotListening(told) if _is_refused(exc) else EngineUnreachable(told)
 
@@ -291,7 +291,7 @@ def _look_at(call: asyncio.Task[httpx.Response]) -> None:
 
 
 def _is_refused(exc: BaseException | None) -> bool:
-    """Whether nobody listens there: at none of the addresses that a name has, where it has several."""
+    """Return whether nothing listens there, at any of the addresses where a name has several."""
     while exc is not None and not isinstance(exc, ConnectionRefusedError | FileNotFoundError):
         if isinstance(exc, BaseExceptionGroup):
             return all(map(_is_refused, exc.exceptions))

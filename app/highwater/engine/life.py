@@ -35,7 +35,7 @@ _RANKS = TypeAdapter(tuple[RankReading, ...])
 
 
 class Process(NamedTuple):
-    """One worker's process. A container gives a new process the number of the old one: the start time tells them apart.
+    """One worker's process. A container gives a new process the number of the old one, not its start time.
 
     Attributes:
         host: Its machine.
@@ -48,7 +48,7 @@ class Process(NamedTuple):
     pid_started: int | None
 
     def is_same(self, other: Process) -> bool:
-        """Whether it is the other one, as far as both tell."""
+        """Return whether both are the same process, as far as both are known."""
         if (self.host, self.pid) != (other.host, other.pid):
             return False
         return self.pid_started == other.pid_started or None in (self.pid_started, other.pid_started)
@@ -78,12 +78,12 @@ class EngineLife:
 
     @property
     def baseline_problem(self) -> str | None:
-        """Why growth cannot be told; ``None`` where it can, or where nothing is known yet."""
+        """The reason why growth is unknown; ``None`` where it is known, or where nothing is known yet."""
         return None if self.baseline or not self.processes or self.is_watched else NOT_KNOWN
 
 
 class Lives:
-    """Tells the engine's lives apart, and keeps what belongs to the present one.
+    """Distinguishes the engine's lives, and keeps what belongs to the present one.
 
     Args:
         state: Where baselines outlive the sidecar; without one they do not.
@@ -105,7 +105,7 @@ class Lives:
         self._has_ended = True
 
     def came_back(self) -> None:
-        """An engine answers that tells nothing of its processes."""
+        """Note that an engine answers that reports nothing of its processes."""
         if self._has_ended:
             self._begin((), is_watched=True)
 
@@ -153,7 +153,7 @@ class Lives:
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether ``save`` has something to do."""
+        """True if ``save`` has something to write."""
         return self._is_unsaved
 
     def save(self) -> None:
@@ -185,7 +185,7 @@ class Lives:
         )
 
     def _kept(self, ranks: Sequence[RankReading]) -> tuple[RankReading, ...]:
-        """What the state file holds of these very processes."""
+        """Return what the state file holds of these very processes."""
         section: dict[str, Any] = self._state.read(SECTION) or {}
         try:
             kept = _RANKS.validate_python(section.get("ranks", ()))
@@ -200,10 +200,10 @@ class Lives:
 
 
 def local_start(proc: Path = Path("/proc")) -> Callable[[RankReading], float | None]:
-    """Make what tells when a process of this machine was started, in Unix seconds; of others it is not known.
+    """Return a function for the start time of a process of this machine, in Unix seconds; of others it is unknown.
 
     Args:
-        proc: Where the kernel tells when it was booted.
+        proc: The folder in which the kernel shows when it was booted.
     """
     host, ticks = socket.gethostname(), os.sysconf("SC_CLK_TCK")
     booted_at = _booted_at(proc)

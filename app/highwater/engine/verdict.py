@@ -34,9 +34,9 @@ Contact: TypeAlias = Literal["answered", "worker_call_late", "late", "broken", "
 BUSY_SECONDS = 10.0
 """From here on a step or a call is a state of its own: every long prompt makes steps of a second or two."""
 REFUSED_ROUNDS = 2
-"""So many rounds with refused connections are the engine's end, where nothing else tells of it."""
+"""So many rounds with refused connections are the engine's end, where nothing else shows it."""
 GONE_SECONDS = 60.0
-"""For so long an end is told as such. A new engine that loads refuses connections as a dead one does, at times for
+"""For so long an end is reported as such. A new engine that loads refuses connections as a dead one does, at times for
 twenty minutes, and a probe that takes it for dead kills it in the middle of that."""
 
 
@@ -47,7 +47,7 @@ def in_words(engine: EngineStatus) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one round of questions saw.
+    """The observations of one poll.
 
     Attributes:
         contact: ``answered``: all that was asked. ``worker_call_late``: the API server answers, a worker call has not
@@ -55,7 +55,7 @@ class Seen:
             made in time. ``refused``: nobody listens there.
         failure: What went wrong, in one sentence; ``None`` where nothing did.
         progress: What the recorders say; ``None`` without any.
-        workers: Where the recorders tell that no worker is left: ``dead``: the processes are gone; ``ended``: they are,
+        workers: Where the recorders show that no worker is left: ``dead``: the processes are gone; ``ended``: they are,
             or said that they would end.
         is_another_loading: Whether recorders of another engine than the one that was known write.
         sleeping: Whether the engine says that it sleeps; ``None`` where it says nothing.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class NotARegularFileError(OSError):
-    """What the path names is a link, a folder, a pipe or a device."""
+    """The path names a link, a folder, a pipe or a device."""
 
     def __init__(self) -> None:
         super().__init__("it is not a file")

@@ -1,4 +1,4 @@
-"""What outlives the sidecar: one small JSON object in one file, in sections that belong to others.
+"""State that outlives the sidecar: one small JSON object in one file, in sections that belong to others.
 
 Written in one step, so that a crash leaves the old or the new one whole. What cannot be read is set aside, never
 deleted and never overwritten. The file belongs to one sidecar: it is read once, and nobody else's changes are looked
@@ -37,7 +37,7 @@ log = logging.getLogger("highwater.state")
 
 
 class _Unusable(Exception):
-    """What stands in the file is not ours to read."""
+    """The file's content cannot be used."""
 
 
 class StateFile:
@@ -63,7 +63,7 @@ class StateFile:
 
     @property
     def configured(self) -> bool:
-        """Whether there is a file at all."""
+        """True if a file is configured."""
         return self.path is not None
 
     def read(self, section: str) -> dict[str, Any] | None:
@@ -109,7 +109,7 @@ class StateFile:
             "pauses nor resumes. If the engine's state is paused, resume it at its own port",
             path,
         )
-        # Where it cannot be written it is dropped, and told, at the next start again.
+        # Where it cannot be written it is dropped, and reported, at the next start again.
         with suppress(NotKept):
             self._store(path, self._sections)
 

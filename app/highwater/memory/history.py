@@ -1,4 +1,4 @@
-"""What was: the ring of readings, the events, the marks, and the watchers of all three.
+"""The past: the ring of readings, the events, the marks, and the watchers of all three.
 
 Kept in memory only and bounded in every direction. Readings are kept as packed floats: an hour of eight ranks at one a
 second is 5 MB so, and 70 MB as the reports themselves.
@@ -65,7 +65,7 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One thing that a watcher is told: a report or an event."""
+    """One thing that a watcher gets: a report or an event."""
 
     kind: Literal["report", "event"]
     value: Report | Event
@@ -102,7 +102,7 @@ class History:
     # --- readings ---
 
     def add(self, report: Report) -> None:
-        """Keep a fresh report, and tell the watchers."""
+        """Keep a fresh report, and pass it to the watchers."""
         is_new = not self._samples or self._samples[-1].at != report.taken_at
         if report.taken_at is not None and not report.stale and is_new:
             self._samples.append(_pack(report, self._monotonic() - (report.age_seconds or 0.0)))
@@ -171,7 +171,7 @@ class History:
         result: RemedyResult | None = None,
         caller: Caller | None = None,
     ) -> Event:
-        """Keep an event, and tell the watchers."""
+        """Keep an event, and pass it to the watchers."""
         event = Event(
             id=self._next_id,
             at=self._clock(),
@@ -214,7 +214,7 @@ class History:
     # --- watchers ---
 
     def can_watch(self, peer: str | None = None) -> bool:
-        """Whether there is room for one more watcher.
+        """Return whether there is room for one more watcher.
 
         Args:
             peer: Its address; ``None`` for one who has the admin token.

@@ -55,7 +55,7 @@ class PollObserver(Protocol):
 
 @dataclass(slots=True)
 class _Round:
-    """What one round of questions brought."""
+    """The outcome of one poll."""
 
     observation: Observation = field(default_factory=Observation)
     records: tuple[RankRecord, ...] = ()
@@ -92,7 +92,7 @@ class Poller:
         history: Where reports and state changes are kept.
         poll_seconds: Time between polls.
         idle_poll_seconds: Time between two questions to workers that need not be asked: of an idle engine, or of one
-            whose recorders tell the same.
+            whose recorders show the same.
         stale_seconds: The age from which a report is stale.
         engine_has_extension: The operator's word that our extension is loaded under another name.
         observer: Who counts polls.
@@ -228,7 +228,7 @@ class Poller:
 
     @property
     def _is_recorded(self) -> bool:
-        """Whether the recorders alone tell how much memory every rank has."""
+        """True if the recorders alone show every rank's memory."""
         return self._recorders is not None and is_complete(self._recorders.records, self._ranks_expected)
 
     async def look(self) -> Report:
@@ -298,7 +298,7 @@ class Poller:
             while self._recorders is not None and not (await asyncio.wait({asking}, timeout=self._poll_seconds))[0]:
                 await self._look(outcome)
                 if outcome.progress is not None and outcome.progress.verdict == "stuck":
-                    return  # nobody will answer: the deadline need not pass before that is told
+                    return  # no answer will come: the deadline need not pass before that is reported
             await asking
         finally:
             asking.cancel()
@@ -344,7 +344,7 @@ class Poller:
                 outcome.observation = _merge(outcome.observation, seen)
 
     def _may_spare(self, source: Source, outcome: _Round) -> bool:
-        """Whether what this source would say is known, or would come too late."""
+        """Return whether this source need not be read: its answer is known, or would come too late."""
         if outcome.progress is not None and outcome.progress.verdict == "busy":
             return True  # the loop answers nobody before its step is over
         if workers_left(outcome.records, self._ranks_expected) is not None:
@@ -363,7 +363,7 @@ class Poller:
         )
 
     def _is_at_rest(self, load: EngineLoad | None) -> bool:
-        """Whether nothing ran since the workers were last asked."""
+        """Return whether nothing ran since the workers were last called."""
         return load is not None and load.is_idle and load.work_done is not None and load.work_done == self._work_done
 
     def _must_detect(self) -> bool:
@@ -517,7 +517,7 @@ class Poller:
         self._engine.rpc_allowed = False
 
     def _forget_engine(self) -> None:
-        """What was asked of one engine says nothing about the next, and its answers will not come."""
+        """Drop the call under way and what was detected: they belong to an engine that has ended."""
         self._engine.forget_call()
         self._detect_again()
         self._workers_asked_at = None

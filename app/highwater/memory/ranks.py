@@ -43,14 +43,14 @@ def best_readings(
 
 
 def _is_better(recorded: RankReading, answered: RankReading, fuller_for_seconds: float) -> bool:
-    """Whether a recorder's reading is worth more than the worker's answer: newer, and not for long with less."""
+    """Return whether a recorder's reading is preferred to the worker's answer: newer, and not for long with less."""
     newer_by = recorded.taken_at - answered.taken_at
     tells_less = recorded.torch.allocated_bytes is None and answered.torch.allocated_bytes is not None
     return newer_by > (fuller_for_seconds if tells_less else 0.0)
 
 
 def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal["dead", "ended"] | None:
-    """Whether no worker is left: ``dead``: every process is gone; ``ended``: or has said that it would end."""
+    """Return how the last worker ended: ``dead``: every process is gone; ``ended``: or has announced its end."""
     statuses = {record.status for record in records}
     if not records or len(records) < (expected or 1) or not statuses <= {"dead", "ended"}:
         return None
@@ -58,13 +58,13 @@ def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal
 
 
 def is_complete(records: Sequence[RankRecord], expected: int | None) -> bool:
-    """Whether every rank that there should be is alive, and has told as much as it would answer."""
+    """Return whether every expected rank is alive, and its recorder shows as much as its answer would."""
     telling = [record for record in records if record.status == "alive" and _tells_all(record.newest)]
     return expected is not None and len(telling) >= expected
 
 
 def _tells_all(newest: WorkerMemory | None) -> bool:
-    # A worker whose steps run where they cannot be seen has a recorder that tells little (worker_ext/README.md).
+    # A worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
     return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)
 
 
@@ -102,7 +102,7 @@ _Place: TypeAlias = tuple[int, int, int]
 
 
 def _place(rank: RankReading | MissingRank | Identity, tensor_parallel: int) -> _Place:
-    """Which data-parallel engine, which stage, which part; from its number where a worker does not tell."""
+    """Return data-parallel engine, stage and shard; from the rank's number where the worker does not report them."""
     pp_rank, tp_rank = rank.pp_rank, rank.tp_rank
     if pp_rank is None or tp_rank is None:
         pp_rank, tp_rank = divmod(rank.rank or 0, tensor_parallel)

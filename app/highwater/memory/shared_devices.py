@@ -81,7 +81,7 @@ class SharedDevices:
 
     @property
     def has_witness(self) -> bool:
-        """Whether there is anybody to ask."""
+        """True if other users of the devices can be seen, by recorder files or by NVML."""
         return self._recorders is not None or self._nvml is not None
 
     async def run(self) -> None:
@@ -132,7 +132,7 @@ class SharedDevices:
                 continue  # a device of another machine, or one that this container may not see
             pids = {one.pid: one.usedGpuMemory or 0 for one in processes}
             if rank.pid not in pids:
-                continue  # another PID namespace: nobody can tell whose the processes are
+                continue  # another PID namespace: whose the processes are is unknown
             other = next((pid for pid, size in pids.items() if pid not in ours and size >= MIN_OTHER_BYTES), None)
             if other is not None:
                 yield card, f"another process (pid {other})"

@@ -62,7 +62,7 @@ log = logging.getLogger("highwater.snapshots")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
-    """What one worker says of its snapshot.
+    """One worker's report on its snapshot.
 
     Attributes:
         rank: Of the worker.
@@ -144,7 +144,7 @@ class Snapshots:
     Args:
         engine: The engine.
         poller: For capabilities, and for the engine's state.
-        history: Where it is told that one was taken.
+        history: Gets an event for each snapshot.
         folder: Shared with the workers, under the same path.
         clock: Unix seconds.
     """
@@ -168,7 +168,7 @@ class Snapshots:
     # --- taking ---
 
     async def take(self, *, dry_run: bool, caller: Caller | None = None) -> Taken:
-        """Have every worker write a snapshot, or only tell how large it would be.
+        """Have every worker write a snapshot, or only return how large it would be.
 
         Raises:
             Refused: One is being taken, there is no folder, or the workers refuse.
@@ -305,7 +305,7 @@ class Snapshots:
 
 
 def pieces(file: BinaryIO, size: int, most: int = 256 * 1024) -> Iterator[bytes]:
-    """A file's first bytes, as many as it had when its size was told; the file is closed after them."""
+    """A file's first bytes, as many as it had when its size was read; the file is closed after them."""
     with file:
         while size > 0 and (piece := file.read(min(size, most))):
             size -= len(piece)

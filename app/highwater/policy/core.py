@@ -6,7 +6,7 @@ Pure: no I/O, no clock, no logging. ``decide`` looks, ``learn`` takes in how a r
               ▲                                                     │  ▲    enough, then the next, each at most once
               │◄──────────── low water reached: no rest ────────────┤  └───────── measured after each ◄──┐
               │                                                     ├── one can ──► acting ─────────────┘
-              │◄── nothing could give, nothing was run: no rest ────┤    (told once as "short, nothing to give back")
+              │◄── nothing could give, nothing was run: no rest ────┤    (reported once: "short, nothing to give back")
               └── rest: cooldown_seconds, 5 s while urgent ◄────────┘    remedies were run and low water not reached,
                                                                          or for moments only, three times running
 
@@ -61,7 +61,7 @@ LEVELS: Final[tuple[PolicyLevel, ...]] = ("unknown", "held", "calm", "short", "u
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """What an ineffective or refused remedy waits for on one rank: either will do.
+    """The end of an ineffective or refused remedy's wait on one rank: either of two conditions.
 
     Attributes:
         figure_bytes: What it must be able to give; ``None`` where it has no figure.
@@ -102,7 +102,7 @@ class LastRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """What is remembered of one rank for one rule.
+    """The policy's memory of one rank for one rule.
 
     Attributes:
         level: How it stood at its last fresh reading.
@@ -117,7 +117,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleMemory:
-    """What is remembered of one rule. Times are the caller's seconds.
+    """The policy's memory of one rule. Times are the caller's seconds.
 
     Attributes:
         phase: As it was last.
@@ -144,7 +144,7 @@ class RuleMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeMemory:
-    """What is remembered of one life of the engine.
+    """The policy's memory of one life of the engine.
 
     Attributes:
         life: Its id.
@@ -211,7 +211,7 @@ class RuleView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do now, at most one remedy, and how every rule stands."""
+    """The decision for one report: at most one remedy, and how every rule stands."""
 
     action: Action | None = None
     views: tuple[RuleView, ...] = ()
@@ -378,7 +378,7 @@ def _end_if_relieved(rule: Rule, memory: RuleMemory, counted: Sequence[Pressure]
 
 
 def _has_relapsed(memory: RuleMemory, now: float) -> bool:
-    """Whether the last release helped for moments only: the steps took back what they work with.
+    """Return whether the last release helped for seconds only: the steps took back what they work with.
 
     Where another remedy can give, it is its turn then. To release the same bytes again would only hold the steps up,
     and the engine dies of what grows beside them.
@@ -414,7 +414,7 @@ def _next(rule: Rule, memory: RuleMemory, counted: Sequence[Pressure], facts: Fa
 
 
 def _may(rule: Rule, remedy: str, one: Pressure, facts: Facts, *, urgent: bool) -> bool:
-    """Whether the remedy is wise on this rank; an operator's own waters and remedies are taken at their word."""
+    """Return whether the remedy is wise on this rank; an operator's own waters and remedies are taken at their word."""
     if remedy == "trim_encoder_cache" and is_integrated(one.reading):
         return False  # it would move the bytes within the same memory
     if not rule.is_derived or remedy not in {"trim_encoder_cache", "reset_encoder_cache"}:
@@ -428,7 +428,7 @@ def _may(rule: Rule, remedy: str, one: Pressure, facts: Facts, *, urgent: bool) 
 
 
 def _can_give(rule: Rule, remedy: str, memory: RuleMemory, one: Pressure, now: float) -> int | None:
-    """What the remedy can give on this rank; 0 where it is too little, ``None`` where it has no figure."""
+    """Return what the remedy can give on this rank; 0 where it is too little, ``None`` where it has no figure."""
     said = word(remedy, rule.signal, one.reading)
     run = memory.runs.get(remedy)
     wait = run.waits.get(one.key) if run is not None else None
@@ -446,7 +446,7 @@ def _has_grown(size: int | None, wait: Wait) -> bool:
 
 
 def _gain(one: Pressure) -> int:
-    """What a remedy must be able to give to be worth running: never more than what is missing."""
+    """Return what a remedy must be able to give to be worth running: never more than what is missing."""
     return max(min(one.gain_bytes, one.need_bytes), 1)
 
 
@@ -459,7 +459,7 @@ def _target(rule: Rule, remedy: str, need: int) -> Target:
 
 
 def _is_over(rule: Rule, memory: RuleMemory, one: Pressure, now: float) -> bool:
-    """Whether the rank calls for a relief: at high water, or an allocation had to be retried under low water."""
+    """Return whether the rank needs relief: at high water, or an allocation had to be retried under low water."""
     if is_reached(rule, one):
         return True
     return rule.is_derived and one.need_bytes > 0 and _has_retried(memory, one, now)
@@ -632,7 +632,7 @@ def learn(
 
 
 def _judge(action: Action, run: LastRun, after: Sequence[RankReading], now: float) -> LastRun:
-    """Whether it gave what it had to on any rank for which it was run, and what it waits for where it did not."""
+    """Return the run with whether it gave enough on any of its ranks, and what it waits for where it did not."""
     gave = {rank_key(one): one.freed_bytes or 0 for one in run.ranks}
     left = {rank_key(one): word(action.remedy, action.rule.signal, one).size for one in after}
     waits, effective = dict(run.waits), False
@@ -715,7 +715,7 @@ def _shared(rule: Rule, needy: Sequence[Pressure], facts: Facts) -> str | None:
 
 
 def _elsewhere(needy: Sequence[Pressure], facts: Facts) -> str | None:
-    """What grew outside PyTorch since the engine became ready: no remedy reaches it."""
+    """Return in words what grew outside PyTorch since the engine became ready: no remedy reaches it."""
     was = {rank_key(reading): reading.components.non_torch_bytes for reading in facts.baseline}
     now, then = needy[0].reading.components.non_torch_bytes, was.get(needy[0].key)
     if now is None or then is None or now - then < MIN_GAIN_BYTES:

@@ -1,4 +1,4 @@
-"""What a remedy can give, by the workers' own word, and what it gave."""
+"""The bytes that a remedy can give, by the workers' own figures, and those that it gave."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTEGRATED = ("GB10", "Jetson", "Orin", "Thor", "Xavier", "Tegra")
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a remedy can give on one rank.
+    """The bytes that a remedy can give on one rank.
 
     Attributes:
         size: So many bytes; ``None`` where there is no figure for it at all.
@@ -29,7 +29,7 @@ class Word:
 
 
 def word(remedy: str, signal: str, reading: RankReading) -> Word:
-    """What the remedy can give on this rank of what the signal counts."""
+    """Return what the remedy can give on this rank of what the signal counts."""
     encoder = reading.components.encoder_cache_bytes
     if signal in HOST_SIGNALS:
         return Word(None)
@@ -48,7 +48,7 @@ def word(remedy: str, signal: str, reading: RankReading) -> Word:
 def freed(
     remedy: str, signal: str, result: RemedyResult, before: Sequence[RankReading], after: Sequence[RankReading]
 ) -> tuple[tuple[RankFreed, ...], int | None]:
-    """What the remedy freed of what the signal counts: by rank, and over all. Ranks of one host share its memory."""
+    """Return what the remedy freed of the signal, by rank and in all. Ranks of one host share its memory."""
     if signal not in HOST_SIGNALS:
         credited = credit(remedy, before, after, result.detail)
         return credited.ranks, credited.freed_bytes or 0
@@ -64,7 +64,7 @@ def freed(
 
 
 def is_integrated(reading: RankReading) -> bool:
-    """Whether the device's memory is the machine's own."""
+    """Return whether the device's memory is the machine's own."""
     return any(name in (reading.device.name or "") for name in _INTEGRATED)
 
 

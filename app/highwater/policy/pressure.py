@@ -15,7 +15,7 @@ from highwater.units import MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of the engine beside the report.
+    """Facts about the engine beside the report.
 
     Attributes:
         life: The id of its present life: with another one, all that is remembered goes.
@@ -91,7 +91,7 @@ def _pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
 
 
 def is_reached(rule: Rule, pressure: Pressure) -> bool:
-    """Whether the rank is at high water or beyond. Derived waters are reached under them, not at them."""
+    """Return whether the rank is at high water or beyond. Derived waters are reached under them, not at them."""
     if pressure.value is None or pressure.high is None:
         return False
     if rule.is_derived:
@@ -100,7 +100,7 @@ def is_reached(rule: Rule, pressure: Pressure) -> bool:
 
 
 def is_relieved(rule: Rule, pressure: Pressure) -> bool:
-    """Whether the rank is at low water or better, as far as it counts."""
+    """Return whether the rank is at low water or better, as far as it counts."""
     if pressure.value is None or pressure.low is None:
         return True
     return relieved(rule.signal, pressure.value, pressure.low)
@@ -214,7 +214,7 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
     Args:
         rule: The rule.
         baseline: The first readings of the engine's life; empty where they are not known.
-        ranks: Its readings now: where there is no baseline their own parts tell what would stay.
+        ranks: Its readings now: where there is no baseline their own parts show what would stay.
     """
     if rule.is_derived:
         return None

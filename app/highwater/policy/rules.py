@@ -59,15 +59,15 @@ class Rule:
 
     @property
     def is_derived(self) -> bool:
-        """Whether its waters come from the engine's plan."""
+        """True if its waters come from the engine's plan."""
         return self.high_water is None or self.low_water is None
 
 
 def reached(signal: str, value: float, water: float) -> bool:
-    """Whether the value is at high water or beyond."""
+    """Return whether the value is at high water or beyond."""
     return value <= water if signal in FALLING_SIGNALS else value >= water
 
 
 def relieved(signal: str, value: float, water: float) -> bool:
-    """Whether the value is at low water or better."""
+    """Return whether the value is at low water or better."""
     return value >= water if signal in FALLING_SIGNALS else value <= water

@@ -1,4 +1,4 @@
-"""Where the default rule acts: free bytes on each rank, derived from the engine's own plan.
+"""The waters of the default rule: free bytes on each rank, derived from the engine's own plan.
 
 What kills a server is one absolute demand (an image's activations, a workspace) that meets too few free bytes while the
 allocator keeps blocks that nobody uses. What vLLM holds by design is a share, and it may be any. So the waters are
@@ -48,7 +48,7 @@ class Waters:
 
 
 def rest_bytes(reading: RankReading) -> int | None:
-    """What stays in use whatever the policy does, of all processes on the device; ``None`` where use is not known."""
+    """Return what stays in use whatever the policy does, by all processes on the device; ``None``: unknown."""
     if reading.used_bytes is None:
         return None
     parts = reading.components
@@ -57,7 +57,7 @@ def rest_bytes(reading: RankReading) -> int | None:
 
 
 def reserve_bytes(reading: RankReading) -> int | None:
-    """What ``release`` can give back at most: the worker's word, else the allocator's unused blocks."""
+    """Return what ``release`` can give back at most: the worker's figure, else the allocator's unused blocks."""
     if reading.releasable_bytes is not None:
         return reading.releasable_bytes
     cached = reading.components.torch_cached_bytes
@@ -65,7 +65,7 @@ def reserve_bytes(reading: RankReading) -> int | None:
 
 
 def requested_bytes(reading: RankReading) -> int | None:
-    """What the engine asked for on this device, as far as it is known."""
+    """Return what the engine requested on this device, as far as it is known."""
     budget, total = reading.budget, reading.total_bytes
     if budget.requested_bytes is not None:
         return budget.requested_bytes
@@ -79,7 +79,7 @@ def requested_bytes(reading: RankReading) -> int | None:
 
 
 def slack_bytes(reading: RankReading, baseline: RankReading | None) -> int | None:
-    """What the engine's plan leaves over on this device; ``None`` where that cannot be known.
+    """Return what the engine's plan leaves over on this device; ``None`` where that is unknown.
 
     Args:
         reading: The rank now.

@@ -28,4 +28,8 @@ of its response, the client gets an error; if it leaves within its response, the
 response's end.
 
 Nothing here knows of memory or policy. The gate is asked before a request goes on, and the observer counts it.
+
+mypyc can compile these modules (docs/architecture.md). Then types hold at run time: a ``None`` where one of our classes
+is declared is a ``TypeError``. A class has one base and traits, and stays slow with a foreign base. What a test patches
+in a module, the module's own functions do not see. Endless recursion ends the process.
 """

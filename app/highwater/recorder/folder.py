@@ -81,7 +81,7 @@ class RankEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """What one rank's recorder says.
+    """The record of one rank's recorder.
 
     Attributes:
         identity: Who it is.
@@ -153,7 +153,7 @@ class OtherRing:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What ``remove_stale`` did.
+    """The outcome of ``remove_stale``.
 
     Attributes:
         removed: The names of the files that are gone.
@@ -185,7 +185,7 @@ class _Here:
         return self.boot_id is not None and identity.boot_id == self.boot_id
 
     def process_state(self, identity: Identity) -> str | None:
-        """The letter of its state; ``None`` where there is no such process, ``?`` where that cannot be told."""
+        """The letter of its state; ``None`` where there is no such process, ``?`` where that is unknown."""
         try:
             text = (self.proc / str(identity.pid) / "stat").read_text(encoding="utf-8", errors="replace")
             fields = text.rpartition(")")[2].split()
@@ -204,7 +204,7 @@ class Recorder:
         instance: The life of the engine that is followed; ``None``: none yet.
         clock: Unix seconds.
         monotonic: ``CLOCK_MONOTONIC``, which the workers of this machine share.
-        proc: Where processes are told of.
+        proc: The folder in which the kernel shows processes.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class Recorder:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the folder and with files of this life, one sentence each, as of the last read."""
+        """The problems of the folder and of files of this life, one sentence each, as of the last read."""
         with self._turn:
             folder = () if self._folder_problem is None else (self._folder_problem,)
             unusable = (f"{name}: {reason}" for name, (_, reason) in self._unusable.items())
@@ -277,7 +277,7 @@ class Recorder:
                 self._scan(now)
 
     def read(self) -> tuple[RankRecord, ...]:
-        """What every rank of this life says now, in the ranks' order; its samples are those since the last call."""
+        """Return every rank's record of this life, in the ranks' order; its samples are those since the last call."""
         with self._turn:
             now, wall = self._here.monotonic(), self._here.clock()
             self.scan(now)
@@ -344,7 +344,7 @@ class Recorder:
             ring.close()
 
     def last_samples(self, path: Path) -> tuple[Identity, tuple[MemoryPoint, ...]]:
-        """Who wrote a file, and its samples, oldest first. Reads the whole file.
+        """Return the writer of a file, and its samples, oldest first. Reads the whole file.
 
         Args:
             path: One of this folder, of whatever life.
@@ -465,7 +465,7 @@ class Recorder:
         instance = RING_NAME.fullmatch(path.name)
         other = self._other(path, instance.group(1) if instance else "", self._here.monotonic(), self._here.clock())
         if other.identity is None:
-            # Damaged, but ours: then only the file system tells how old it is.
+            # Damaged, but ours: then only the file system shows how old it is.
             if (other.problem or "").startswith("version") or not has_magic(path):
                 raise RingUnusable(other.problem or "unreadable")
             return unchanged
@@ -502,7 +502,7 @@ class _Writer:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the file, or with what stands in it."""
+        """The problem of the file, or of its content."""
         return self.ring.problem or self._odd_sample
 
     @property
@@ -511,7 +511,7 @@ class _Writer:
         return self.ring.skipped + self._odd_records
 
     def read(self, now: float, wall: float) -> RankRecord:
-        """What it says now.
+        """Return its record now.
 
         Raises:
             RingUnusable: It cannot be read any more.
@@ -552,7 +552,7 @@ class _Writer:
 
     @property
     def _last(self) -> _Word | None:
-        """What was written last: samples and heartbeats are read one after the other, not as they were written."""
+        """The last record: samples and heartbeats are read one after the other, not as they were written."""
         words = [word for word in (self._written, self._beaten) if word is not None]
         return max(words, key=lambda word: word.mono, default=None)
 
@@ -574,7 +574,7 @@ class _Writer:
         return tuple(samples) if taken else None
 
     def _take_heartbeat(self, body: Mapping[str, Any] | None) -> bool:
-        """Whether it is one."""
+        """Keep a heartbeat, and return whether it is one."""
         word = None if body is None else _word(body)
         if word is None:
             self._odd_records += body is not None
@@ -672,7 +672,7 @@ class _Writer:
 
 
 def _key(identity: Identity) -> tuple[object, ...]:
-    """What two writers cannot both be. Those that do not know their rank are told apart by their process alone."""
+    """Return what two writers cannot both be. Those that do not know their rank are distinguished by their process."""
     told_apart_by = identity.pid if identity.rank is None else None
     return identity.host, identity.dp_rank, identity.pp_rank, identity.tp_rank, identity.rank, told_apart_by
 
@@ -686,7 +686,7 @@ def _rank_order(record: RankRecord) -> tuple[int, int, int]:
 
 
 def _head(identity: Identity) -> dict[str, Any]:
-    """What every answer of a worker begins with, and what never changes."""
+    """Return what every answer of a worker begins with, and what never changes."""
     names = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started", "device")
     return {name: getattr(identity, name) for name in names}
 
@@ -719,13 +719,13 @@ def _point(at: float, body: Mapping[str, Any]) -> MemoryPoint:
 
 
 def _word(body: Mapping[str, Any]) -> _Word | None:
-    """A record with when it was written; ``None`` where it does not tell."""
+    """A record with when it was written; ``None`` where it does not say so."""
     at, mono = _number(body.get("at")), _number(body.get("mono"))
     return None if at is None or mono is None else _Word(at, mono, body)
 
 
 def _is_at_rest(heartbeat: _Word, *, since: _Word) -> bool:
-    """Whether the worker has begun nothing since a sample, and has nothing under way."""
+    """Return whether the worker has begun nothing since a sample, and has nothing under way."""
     calls, moving = _whole(heartbeat.body.get("calls")), _part(heartbeat.body, "moving")
     under_way = [moving.get(name) for name in ("step_seconds", "output_seconds", "rpc", "call")]
     sees_steps = _whole(moving.get("steps_begun")) is not None  # else it may be in one
@@ -768,7 +768,7 @@ def _stack(dump: str, thread: int | None) -> tuple[str, ...]:
 
 
 def _is_compiling(dump: str) -> bool:
-    """Whether the first thread of a dump, that which is in what lasts, compiles or captures."""
+    """Return whether the first thread of a dump, the one that lasts longest, compiles or captures graphs."""
     frames = map(_FRAME.fullmatch, dump.partition("\n\n")[0].splitlines())
     return any(frame is not None and frame[3] in _COMPILES for frame in frames)
 
@@ -826,7 +826,7 @@ def _boot_id(proc: Path) -> str | None:
 
 
 def _stamp(path: Path) -> tuple[int, int, int, int] | None:
-    """What changes when a file does; its first two are those of ``Ring.inode``. ``None`` where there is none."""
+    """Return what changes when a file does; the first two are ``Ring.inode``. ``None`` where there is no file."""
     try:
         status = os.lstat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether the ranks move: what each one's recorder says, made into one verdict. Pure; no I/O, no clock.
+"""The progress of the ranks: what each one's recorder shows, made into one verdict. Pure; no I/O, no clock.
 
 It would rather say that it does not know than raise a false alarm: a long step is busy until its limit, a request that
 no step follows is not held against an engine whose loop answers calls, and an engine that is asked for nothing is never
@@ -42,7 +42,7 @@ _WHY_LOST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProgress:
-    """What a worker said last of its steps and of our calls in it; seconds as of then.
+    """A worker's last record of its steps and of our calls in it; seconds as of then.
 
     Attributes:
         steps_begun: So many so far.
@@ -73,7 +73,7 @@ class RankProgress:
 
 
 class Recorded(Protocol):
-    """What is needed of a rank's record."""
+    """The part of a rank's record that is needed here."""
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class Recorded(Protocol):
 
     @property
     def status(self) -> RankStatus:
-        """Whether it writes."""
+        """The state of its writer."""
 
     @property
     def age_seconds(self) -> float:
@@ -89,17 +89,17 @@ class Recorded(Protocol):
 
     @property
     def progress(self) -> RankProgress | None:
-        """What it wrote last; ``None`` before the first sample."""
+        """Its last record; ``None`` before the first sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the engine is asked for at this moment.
+    """The work that the engine has at this time.
 
     Attributes:
-        requests_running: As the engine counts them; ``None`` where it does not tell.
+        requests_running: As the engine counts them; ``None`` where it does not report them.
         requests_waiting: Likewise.
-        proxied_requests: Under way through this sidecar. They count only where the engine does not tell: the API
+        proxied_requests: Under way through this sidecar. They count only where the engine reports none: the API
             server may spend a minute on a request, downloading its images, before the engine is asked for anything.
         rpc_outstanding_seconds: How long the worker call that is under way has waited; ``None`` without one.
         rpc_answer_age_seconds: Since the workers answered a call last; ``None`` if they never did.
@@ -140,7 +140,7 @@ def judge(
     requested_seconds: float = 0.0,
     max_step_seconds: float = MAX_STEP_SECONDS,
 ) -> Progress:
-    """What the records say, all in all.
+    """The verdict over all records.
 
     Args:
         ranks: Every rank's last record.
@@ -281,7 +281,7 @@ def _quiet_seconds(ranks: Sequence[Recorded]) -> float:
 
 
 def _hold(progress: RankProgress | None) -> tuple[str, float] | None:
-    """What a rank is in, and for how long. A short call of ours is nothing: every poll makes one, idle or not."""
+    """Return what a rank is in, and for how long. A short call of ours does not count: every poll makes one."""
     if progress is None:
         return None
     holds = [] if progress.step_seconds is None else [("in one step", progress.step_seconds)]
@@ -295,7 +295,7 @@ def _hold(progress: RankProgress | None) -> tuple[str, float] | None:
 
 
 def _doing(rank: Recorded) -> str:
-    """What a rank is doing, as the end of a sentence that begins with its name."""
+    """Return what a rank is doing, as the end of a sentence that begins with its name."""
     if rank.status in _WHY_LOST:
         return f"{_WHY_LOST[rank.status]} for {_seconds(rank.age_seconds)}{_place(rank.progress)}"
     if rank.status == "ended":

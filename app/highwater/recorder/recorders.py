@@ -35,7 +35,7 @@ SWEEP_SECONDS = 60.0
 # 0.1 s, which says that the reading still holds; one that has long been idle writes a heartbeat a second.
 WAIT_SECONDS = 1.3
 WAIT_STEP_SECONDS = 0.1
-# Readings of one moment may be told apart by less: the clocks are floating-point numbers.
+# Readings of one moment may differ by less: the clocks are floating-point numbers.
 _INSTANT = 0.001
 SAMPLES_WHOLE = 200
 # Of all ranks in one answer: writing many megabytes of JSON would hold up every stream of the proxy.
@@ -58,7 +58,7 @@ class Recorders:
         clock: Unix seconds.
         monotonic: ``CLOCK_MONOTONIC``, which the workers of this machine share.
         sleep: Waits for so many seconds.
-        proc: Where processes are told of.
+        proc: The folder in which the kernel shows processes.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Recorders:
     # --- starting ---
 
     def must_begin(self) -> bool:
-        """Whether not all recorders of this life of the engine are there, and it is time to try."""
+        """Return whether recorders of this life of the engine are missing, and it is time to try."""
         if self._started and self._refusal is None and len(self.records) >= self._started:
             return False
         return self._begun_at is None or self._monotonic() - self._begun_at >= RETRY_SECONDS
@@ -165,7 +165,7 @@ class Recorders:
         return await self._engine.rpc("recorder_start", payload)
 
     def _elsewhere(self, answers: Sequence[Mapping[str, Any]]) -> str | None:
-        """What is wrong where the recorders that run write into another folder; ``None`` where they do not."""
+        """Return what is wrong where running recorders write into another folder; ``None`` where they do not."""
         told = (answer.get("path") for answer in answers)
         paths = (Path(path) for path in told if isinstance(path, str) and path.isprintable())
         folder = next((path.parent for path in paths if path.parent != self._folder), None)
@@ -189,10 +189,10 @@ class Recorders:
     # --- reading ---
 
     async def read(self, *, within_seconds: float | None = None) -> tuple[RankRecord, ...]:
-        """What every rank says of itself.
+        """Return every rank's record.
 
         Args:
-            within_seconds: Wait, for a little, until every rank that writes has told its memory as of so many seconds
+            within_seconds: Wait, for a little, until every rank that writes has done so as of so many seconds
                 ago or later.
         """
         if self._recorder.instance is None:
@@ -213,7 +213,7 @@ class Recorders:
         return records
 
     async def is_another_writing(self, than: str | None) -> bool:
-        """Whether recorders write in the folder that are not of the life of that name: another engine is loading."""
+        """Return whether recorders of another life write in the folder: another engine is loading."""
         others = await asyncio.to_thread(self._recorder.others)
         return any(other.status == "alive" and other.instance != than for other in others)
 
@@ -258,7 +258,7 @@ class Recorders:
         }
 
     def progress(self, records: Sequence[RankRecord], load: EngineLoad | None, *, held: bool) -> Progress | None:
-        """Whether the ranks move; ``None`` where there are no records.
+        """Return the progress of the ranks; ``None`` where there are no records.
 
         Args:
             records: Of every rank.

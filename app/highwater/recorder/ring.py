@@ -41,7 +41,7 @@ _SHORT_HEARTBEAT_BYTES = 2048
 _WINDOW_BYTES = 64 * 1024
 # How many damaged slots in a row may lie between two good ones and not be taken for the end.
 _GAP_SLOTS = 4
-# Of what is told as a number: beyond it, sums in floats and in C would go wrong elsewhere.
+# Of numbers in a file: beyond it, sums in floats and in C would go wrong elsewhere.
 _MAX_NUMBER = 2**63 - 1
 
 _HEADER = struct.Struct("<8sHHIIIIIII")
@@ -73,12 +73,12 @@ class RingUnusable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who writes a ring; names and meanings are those of the worker's answers (worker_ext/README.md).
+    """The writer of a ring; names and meanings are those of the worker's answers (worker_ext/README.md).
 
     Attributes:
         instance: One life of the engine, as the sidecar named it.
         pid: As the writer's own PID namespace numbers it.
-        pid_started: Field 22 of ``/proc/<pid>/stat``: tells a process from a later one with its number.
+        pid_started: Field 22 of ``/proc/<pid>/stat``: distinguishes a process from a later one with its number.
         boot_id: Of the writer's kernel.
         started_at: Unix seconds.
         rate: Samples in a second.
@@ -151,7 +151,7 @@ class EntryTable:
     Attributes:
         mono: When it was written, on the writer's monotonic clock: when entries came or went last.
         total: How many entries there are; the table may have fewer.
-        budget: What the engine was told to take.
+        budget: What the engine was configured to take.
         start: The phases of the worker's start.
         rows: The entries as they stand in the file.
     """
@@ -188,7 +188,7 @@ class WatchdogDump:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Where the parts of a file are, by its header."""
+    """The places of a file's parts, by its header."""
 
     header_bytes: int
     slot_bytes: int
@@ -454,14 +454,14 @@ class Ring:
 
 
 def is_within_bounds(value: object) -> bool:
-    """Whether every number in a value of ``readings`` can be counted with: finite, not negative, of 63 bits."""
+    """Return whether every number in a value of ``readings`` can be counted with: finite, not negative, of 63 bits."""
     if isinstance(value, int | float):
         return 0 <= value <= _MAX_NUMBER
     return all(is_within_bounds(getattr(value, name)) for name in getattr(type(value), "__slots__", ()))
 
 
 def has_magic(path: Path) -> bool:
-    """Whether it is a regular file that begins as a ring does, of whatever version.
+    """Return whether it is a regular file that begins as a ring does, of whatever version.
 
     Raises:
         RingUnusable: It cannot be opened.
@@ -485,7 +485,7 @@ def _open(path: Path) -> int:
 
 
 def _header(descriptor: int, status: os.stat_result) -> tuple[_Layout, bytes]:
-    """Where the parts are, and the identity as it stands there."""
+    """Return the places of the parts, and the identity as it is written there."""
     if status.st_size > MAX_FILE_BYTES:
         raise RingUnusable(f"too large: {status.st_size} bytes")
     start = os.pread(descriptor, _MAX_HEADER_BYTES, 0)
@@ -595,7 +595,7 @@ _JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
 def _json_object(text: bytes) -> dict[str, Any] | None:
-    """What the contract calls one JSON object in ASCII; ``None`` where it is none."""
+    """Return one JSON object in ASCII, as the contract has it; ``None`` where it is invalid."""
     try:
         value = _JSON.decode(str(text, "ascii"))
     except (ValueError, RecursionError):  # RecursionError: brackets nested too deep for the parser

@@ -31,7 +31,7 @@ DRAINED_SECONDS = 3.0
 BYPASS_SECONDS = 60.0
 # What a remedy may take while requests are held for it.
 CALL_SECONDS = 10.0
-# The gate's own deadline comes after those of the states in which it is closed, so that they tell what went wrong.
+# The gate's own deadline comes after those of the states in which it is closed, so that they report what went wrong.
 GATE_MARGIN_SECONDS = 1.0
 
 
@@ -90,7 +90,7 @@ class Quiescer:
             self._bypassed_at = self._clock()
 
     def plan(self) -> str:
-        """What would be done now, for a dry run."""
+        """Return what would be done now, for a dry run."""
         if (reason := self._takes_too_long()) is not None:
             return f"would be refused now: {reason}"
         return f"would hold new requests for at most {self._drain_seconds:g} s until those under way are done"
@@ -163,7 +163,7 @@ class Quiescer:
         """The engine's own counts say the same.
 
         Raises:
-            CannotQuiesce: It has requests that did not pass the gate, or does not tell.
+            CannotQuiesce: It has requests that did not pass the gate, or does not report them.
             EngineError: It could not be asked.
         """
         looks = AsyncRetrying(

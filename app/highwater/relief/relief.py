@@ -34,7 +34,7 @@ JUST_BEFORE_SECONDS = 0.25
 PATIENCE_SECONDS = 2.0
 # What one poll asks besides the workers.
 QUESTIONS_SECONDS = 20.0
-# Beyond what the calls of a state may take by themselves, so that they tell what went wrong.
+# Beyond what the calls of a state may take by themselves, so that they report what went wrong.
 MARGIN_SECONDS = 1.0
 
 log = logging.getLogger("highwater.relief")
@@ -67,7 +67,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What to run and on whose behalf."""
+    """The remedy to run, and on whose behalf."""
 
     remedy: Remedy
     trigger: Trigger
@@ -116,12 +116,12 @@ class Relief:
 
     @property
     def state(self) -> State:
-        """What the relief under way is doing; ``idle`` without one."""
+        """The state of the relief under way; ``idle`` without one."""
         return self._states.now
 
     @property
     def busy(self) -> bool:
-        """Whether a remedy is being carried out."""
+        """True if a remedy is being carried out."""
         return self._turn.locked()
 
     async def for_rule(self, rule: str, name: str, *, target: Target = UNNEEDED, observe: bool = False) -> Measured:
@@ -239,7 +239,7 @@ class Relief:
                 except RequestError:
                     raise  # recorded where it arose
                 except BaseException as exc:
-                    # Cancelled, or what nobody thought of: raised again, and told first, as the remedy may have run.
+                    # Cancelled, or what nobody thought of: raised again, and logged first, as the remedy may have run.
                     what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
                     self._record(order, _result(order.remedy, "failed", reason=f"{what} while {self.state}"))
                     raise

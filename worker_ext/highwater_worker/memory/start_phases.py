@@ -51,7 +51,7 @@ class StartPhases:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last phase has succeeded: graphs are captured, and traffic may come."""
+        """True if the last phase has succeeded: graphs are captured, and traffic may come."""
         return any(phase["name"] == "warm_up" and phase["error"] is None for phase in self.phases)
 
     def watch(self) -> None:

@@ -54,6 +54,6 @@ def boot_id(root: Path = _ROOT) -> str:
     """Return what names this boot of the machine.
 
     Raises:
-        OSError: The kernel does not tell.
+        OSError: The kernel does not report it.
     """
     return printable((root / "proc/sys/kernel/random/boot_id").read_text("ascii", "replace"), 64)

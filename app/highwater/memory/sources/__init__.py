@@ -1,4 +1,4 @@
-"""Where readings come from. A new source is one file here and one line in ``all_sources``."""
+"""Sources of readings. A new source is one file here and one line in ``all_sources``."""
 
 from __future__ import annotations
 

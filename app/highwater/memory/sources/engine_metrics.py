@@ -47,7 +47,7 @@ class EngineMetrics:
 
 
 def parse_load(text: str) -> EngineLoad:
-    """The load that an exposition tells, summed over its engines; the KV usage is the fullest engine's.
+    """The load that an exposition shows, summed over its engines; the KV usage is the fullest engine's.
 
     Raises:
         EngineGarbled: It is no exposition.

@@ -1,4 +1,4 @@
-"""Whether the engine's scheduler is paused."""
+"""Reads whether the engine's scheduler is paused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every source of readings has in common."""
+"""The interface of every source of readings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from highwater.readings import EngineLoad, WorkerMemory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one source saw; ``None`` is what it has no word on.
+    """The observations of one source; ``None`` where it reports nothing.
 
     Attributes:
         workers: Each worker's memory, in rank order.
@@ -35,10 +35,10 @@ class Source(Protocol):
 
     @property
     def wakes_engine(self) -> bool:
-        """Whether reading it wakes more than the API server, which is not free on an idle engine."""
+        """True if reading it wakes more than the API server, which is not free on an idle engine."""
 
     def available(self, capabilities: Capabilities) -> bool:
-        """Whether this engine has it."""
+        """Return whether this engine has it."""
 
     async def read(self) -> Observation:
         """Ask once.

@@ -1,4 +1,4 @@
-"""What gives memory back. A new remedy is one file here and one line in ``all_remedies``."""
+"""The remedies, which give memory back. A new remedy is one file here and one line in ``all_remedies``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every remedy has in common: when it is refused, what it says to the engine, what it can and cannot free."""
+"""The interface of every remedy: when it is refused, what it sends to the engine, what it can and cannot free."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Run:
     """How the engine took it.
 
     Attributes:
-        ok: Whether the engine did it, as far as it tells.
-        reason: What went wrong, or what it did not tell.
+        ok: Whether the engine did it, as far as it reports that.
+        reason: What went wrong, or what it did not report.
         refused: Whether nothing was done, on purpose.
         answer: The engine's own answer, for the drop-in paths.
         detail: What each worker said, in rank order.
@@ -57,15 +57,15 @@ class Remedy(Protocol):
 
     @property
     def frees(self) -> str:
-        """What it can free, in words."""
+        """The memory that it can free, in words."""
 
     @property
     def does_not_free(self) -> str:
-        """What it cannot free, in words."""
+        """The memory that it cannot free, in words."""
 
     @property
     def needs_release(self) -> bool:
-        """Whether the device sees the bytes only after the allocator's cached blocks were released."""
+        """True if the device sees the bytes only after the allocator's cached blocks were released."""
 
     @property
     def path(self) -> str | None:
@@ -73,7 +73,7 @@ class Remedy(Protocol):
 
     @property
     def paces_after(self) -> bool:
-        """Whether requests are let through one by one for a while after they were held for it."""
+        """True if requests are let through one by one for a while after they were held for it."""
 
     @property
     def automatic_since(self) -> str | None:
@@ -90,7 +90,7 @@ class Remedy(Protocol):
         """
 
     def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
-        """Whether no request may be under way, so that it harms nobody; asked only where it is not refused."""
+        """Return whether it needs the gate to harm no request; called only where it is not refused."""
 
     async def run(self, engine: Engine, ask: Ask) -> Run:
         """Do it once.

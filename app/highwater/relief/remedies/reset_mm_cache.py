@@ -27,7 +27,7 @@ class ResetMmCache:
     paces_after = True  # every image is new then
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
-        """Where a drift hangs the engine: at once, or when it is reset with requests under way."""
+        """Refuse where a drift hangs the engine: at once, or when it is reset with requests under way."""
         del status, mode
         if not capabilities.reset_mm_cache:
             return missing(self.path, "0.11.2")

@@ -36,7 +36,7 @@ class ResetPrefixCache:
         return mode == "safe"
 
     async def run(self, engine: Engine, ask: Ask) -> Run:
-        """POST it, again while blocks are in use and patience lasts, and tell whether it worked.
+        """POST it, again while blocks are in use and patience lasts, and return whether it worked.
 
         Raises:
             EngineError: The engine gave no good answer.
@@ -69,7 +69,7 @@ async def _load(engine: Engine) -> EngineLoad:
 
 
 def _was_possible(before: EngineLoad, after: EngineLoad) -> bool | None:
-    """Whether no block was in use, by the engine's counts around the call; ``None`` where they do not settle it.
+    """Return whether no block was in use, by the engine's counts around the call; ``None`` where they do not show it.
 
     The engine refuses if and only if one was (vllm/v1/core/block_pool.py, ``reset_prefix_cache``).
     """

@@ -87,5 +87,5 @@ def _added_up(before: Answers, last: Answers) -> Answers:
 
 
 def _first(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What belongs to the request as it came, rather than to one of its calls."""
+    """The keys that belong to the request as it came, rather than to one of its calls."""
     return {"asked_bytes": answer["asked_bytes"]} if "asked_bytes" in answer else {}

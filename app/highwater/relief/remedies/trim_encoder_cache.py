@@ -37,7 +37,7 @@ class TrimEncoderCache:
         self._host_budget_bytes = host_budget_bytes
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
-        """Where the cache is not the workers' own. Each worker refuses for reasons that only it can see."""
+        """Refuse where the cache is not the workers' own. Each worker refuses for reasons that only it can see."""
         del mode
         if status.state == "sleeping":
             return "the engine is asleep: its pools are unmapped"
