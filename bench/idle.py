@@ -51,7 +51,7 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
             spread=f"all its processes, idle: {number(sum(polled))} with, {number(sum(alone))} without",
             method=f"{where}; the engine's processes' user and system time over {seconds:.0f} s, less that of as long "
             "a time without a sidecar. A worker process of vLLM spins for a second after each message "
-            "(vllm/distributed/device_communicators/shm_broadcast.py, `SpinCondition`), also when it serves nobody.",
+            "(vllm/distributed/device_communicators/shm_broadcast.py, `SpinCondition`), also when idle.",
         ),
     ]
 

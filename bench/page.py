@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tabulate import tabulate
 
@@ -21,25 +22,19 @@ def figures_table(figures: Sequence[Figure], layout: str) -> str:
 
 
 def figures_page(figures: Sequence[Figure], *, command: str, machine: str, day: str, notes: Sequence[str]) -> str:
-    """The whole page, Markdown."""
-    methods = "\n".join(methods_list(figures))
+    """The whole page, Markdown. Each figure has the number of its method behind its name."""
+    methods = list(dict.fromkeys(figure.method for figure in figures))
+    numbered = [replace(figure, what=f"{figure.what} ({methods.index(figure.method) + 1})") for figure in figures]
+    listed = "\n".join(f"{number}. {method}" for number, method in enumerate(methods, 1))
     noted = "\n".join(f"- {note}" for note in notes)
     return (
         "# Figures\n\n"
         "For whoever asks what watching costs: the sidecar, the engine and its workers, measured.\n\n"
         f"Written by `{command}` on {day}; the same command measures them again.\n\n"
         f"Machine: {machine}.\n\n"
-        f"{figures_table(figures, 'github')}\n\n"
-        f"## Method\n\n{methods}\n" + (f"\n## Notes\n\n{noted}\n" if notes else "")
+        f"{figures_table(numbered, 'github')}\n\n"
+        f"## Method\n\n{listed}\n" + (f"\n## Notes\n\n{noted}\n" if notes else "")
     )
-
-
-def methods_list(figures: Sequence[Figure]) -> list[str]:
-    """How each was measured, as a list in Markdown; figures that share a method share a line."""
-    names: dict[str, list[str]] = {}
-    for figure in figures:
-        names.setdefault(figure.method, []).append(figure.what)
-    return [f"- {'; '.join(whats)}: {method}" for method, whats in names.items()]
 
 
 def with_block(

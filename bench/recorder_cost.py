@@ -41,7 +41,6 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
         str(RATE),
         rates,
         None,
-        "slices without a recorder, with one, and without again",
     )
     counting = _counting_ms()
     by = {"median": statistics.median(costs), "p99": percentile(costs, 99)}

@@ -172,12 +172,10 @@ def _added(name: str, percent: int, found: ReliefFindings) -> Figure:
         goal=None,
         spread=f"rounds {_range(added)}; {number(statistics.median(without))} without, ratio "
         f"{number(statistics.median(ratios))}, rounds {_range(ratios)}{asked}",
-        method=f"real engine, {CLIENTS} clients through the sidecar without a rest, streamed answers; every other "
-        f"request repeats one of {POOL} images, the others bring new ones; {len(pairs)} rounds, in each a slice of "
-        f"{found.slice_seconds:g} s with nothing done and one right after it with this done every second (or as "
-        "fast as it goes), in changing order; differences and ratios are within these pairs, the median counts. "
-        f"About {_requests_a_slice(found)} requests a slice: a p99 is the slowest of them or nearly so. "
-        f"{found.requests} requests in all, none failed.",
+        method=f"real engine, {CLIENTS} clients through the sidecar, streamed answers; every other request repeats one "
+        f"of {POOL} images; {len(pairs)} rounds, in each a slice of {found.slice_seconds:g} s with nothing done and "
+        "one right after it with this done every second, in changing order; medians of the pairs' differences and "
+        f"ratios. About {_requests_a_slice(found)} requests a slice; {found.requests} in all, none failed.",
     )
 
 
@@ -202,8 +200,8 @@ def _hold(name: str, found: ReliefFindings) -> Figure:
         unit="s",
         goal=None,
         spread=f"shortest {number(min(held))}, longest {number(max(held))}; {len(done)} of {len(results)} done so",
-        method=f"`held_seconds` of the answers to `POST /memory/reclaim`, {CLIENTS} clients as above. It ends with "
-        "the remedy: after `reset_mm_cache` the held pass one by one, 20 ms apart, and that is not in it.",
+        method=f"`held_seconds` of `POST /memory/reclaim`, {CLIENTS} clients as above, until the remedy ends: that the "
+        "held requests pass one by one after `reset_mm_cache` is not in it.",
     )
 
 
@@ -211,7 +209,7 @@ def _standstills(found: ReliefFindings) -> list[Figure]:
     trims = [detail for result in found.results["trim_encoder_cache"] for detail in result["detail"]]
     releases = [detail for result in found.results["release"] for detail in result["detail"]]
     moved = [detail["spilled_bytes"] / MIB for detail in trims]
-    method = f"`elapsed_ms` of the workers' answers; the engine makes no step meanwhile; {CLIENTS} clients as above"
+    method = f"`elapsed_ms` of the workers' answers; {CLIENTS} clients as above"
     return [
         _standstill(
             "trim",

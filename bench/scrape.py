@@ -91,7 +91,7 @@ def _ask(
 
 def _figure(path: str, rounds: list[_Round]) -> Figure:
     p99s = [one.p99 for one in rounds]
-    kept = " The workers are asked once a second at most; the other answers come from the last." if "?" in path else ""
+    kept = " The workers are called once a second at most." if "?" in path else ""
     return Figure(
         what=f"{PATHS[path].what}, p99, {_WHERE}",
         value=statistics.median(p99s),
@@ -101,7 +101,7 @@ def _figure(path: str, rounds: list[_Round]) -> Figure:
         f"median {number(statistics.median(one.median for one in rounds))}; "
         f"sidecar CPU {number(statistics.median(one.cpu for one in rounds))} ms a request; "
         f"{rounds[0].size / 1024:.0f} KiB",
-        method=f"simulated engine, the sidecar with default settings, one keep-alive connection over loopback; "
-        f"{len(rounds)} interleaved rounds of {PATHS[path].requests} requests with random gaps of 0 to "
-        f"{GAP_SECONDS * 1e3:.0f} ms; the median of the rounds' p99 counts.{kept}",
+        method=f"simulated engine, default settings, one connection over loopback; {len(rounds)} interleaved rounds "
+        f"of {PATHS[path].requests} requests with random gaps of 0 to {GAP_SECONDS * 1e3:.0f} ms; the median of the "
+        f"rounds' p99 counts.{kept}",
     )

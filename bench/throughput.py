@@ -137,11 +137,10 @@ def _figure(name: str, rates: Rates) -> Figure:
         name,
         rates,
         Goal("at least", 0.98),
-        "slices without a sidecar, with one that polls, and without again",
     )
 
 
-def ratio_figure(what: str, name: str, rates: Rates, goal: Goal | None, slices: str) -> Figure:
+def ratio_figure(what: str, name: str, rates: Rates, goal: Goal | None) -> Figure:
     """One of the ratios as a figure.
 
     Args:
@@ -149,7 +148,6 @@ def ratio_figure(what: str, name: str, rates: Rates, goal: Goal | None, slices: 
         name: Of its slices.
         rates: All of them.
         goal: For the ratio.
-        slices: What a round consists of, in words.
     """
     ratios, control = rates.ratios[name], rates.control
     return Figure(
@@ -161,9 +159,8 @@ def ratio_figure(what: str, name: str, rates: Rates, goal: Goal | None, slices: 
         f"{number(min(control))} to {number(max(control))}; noise {number(rates.noise)}; {rates.plain:.0f} tokens/s "
         "without",
         method=f"real engine, {REQUESTS} requests of {MAX_TOKENS} tokens straight to it, {CONCURRENCY} at a time; "
-        f"{len(ratios)} rounds of {slices}, in changing order; each round's ratio is to the mean of its two slices "
-        "without, the median of the rounds counts. The engine, the client and what is measured share the machine's "
-        "cores. Noise is twice the standard error of a median, by how all ratios scatter: a goal nearer than that is "
-        "not decided.",
+        f"{len(ratios)} rounds of slices without, with and again without what is measured, in changing order, on "
+        "shared cores. A ratio is to the mean of the round's two slices without; the median of the rounds counts. "
+        "Noise is twice its standard error: a goal nearer than that is not decided.",
         noise=rates.noise,
     )

@@ -53,7 +53,7 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
             f"{number(statistics.median(answer['elapsed_ms'] for answer in empty))}, "
             f"longest {number(max(answer['elapsed_ms'] for answer in empty))}",
             method=f"real engine, idle, its encoder cache filled with images of {WIDTH} x {HEIGHT}; `elapsed_ms` of "
-            f"{len(times)} answers of `{EXTENSION}`, asked directly with no sidecar running. For so long the engine "
+            f"{len(times)} answers of `{EXTENSION}`, without a sidecar. For so long the engine "
             "makes no step.",
         )
     ]

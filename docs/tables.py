@@ -96,15 +96,14 @@ def waters_table() -> str:
             )
             slack = slack_bytes(account(worker), None) or 0
             waters = derive(slack)
-            found = (waters.high, waters.high // 2, waters.low) if waters else None
-            shown = [f"{size / MIB:,.0f} MiB" for size in found] if found else ["no default rule", "-", "-"]
+            found = (waters.high, waters.low) if waters else None
+            shown = [f"{size / MIB:,.0f} MiB" for size in found] if found else ["no default rule", "-"]
             rows.append([name, f"{share:.2f}", f"{slack / MIB:,.0f} MiB", *shown])
     headers = [
         "device",
         "utilization",
         "left over",
         "acts with less free than",
-        "urgent under",
         "until so much is free",
     ]
     return _table(headers, rows)

@@ -176,17 +176,16 @@ def _methods(ready: Bed, length: Length) -> list[str]:
     return [
         "Upstream and load generator are C programs (`bench/dataplane/*.c`); streams step together as an engine's do. "
         "Every response is checked, and one wrong response ends the run.",
-        f"{SIDECAR} is `highwater serve` with default settings, its data plane "
-        "[compiled](architecture.md#the-compiled-build), or not in the column beside it. "
-        f"{NGINX} is Debian's, with one worker, no access log, no buffering, connections kept on both sides.",
+        f"{SIDECAR} has default settings, its data plane [compiled](architecture.md#the-compiled-build), or not in the "
+        f"column beside it. {NGINX} is Debian's, with one worker, no access log, no buffering, kept connections.",
         f"{ready.cores.in_words().capitalize()}. All are on loopback.",
-        f"{length.rounds} rounds of slices of about {length.slice_seconds:g} s in changing order, after a round of "
-        "warm-up. Ratios are within a round; shown are the median, and lowest and highest in brackets. A ratio nearer "
-        "to its goal than twice the standard error of that median is not decided.",
-        "CPU is user and system time of all processes of the proxy, while all connections are at work.",
-        "The delay of a chunk runs from the stamp that the upstream writes into it to its arrival, beside ten uploads "
-        "of 10 MB per second. It varies by a factor of two between runs.",
-        "Time to first byte: a stream of one event on a kept connection, p50, less that without a proxy.",
+        f"{length.rounds} rounds of slices of about {length.slice_seconds:g} s in changing order. Shown is the median "
+        "of the rounds' ratios, with the lowest and highest in brackets. A ratio nearer to its goal than twice the "
+        "standard error of that median is not decided.",
+        "CPU is user and system time of all processes of the proxy.",
+        "The delay of a chunk is measured beside ten uploads of 10 MB per second. It varies by a factor of two between "
+        "runs.",
+        "Time to first byte is less that without a proxy.",
         f"Memory is of fresh processes, {length.memory_rounds} times: RSS {length.settle_seconds:g} s after the start; "
         f"with {OPEN_STREAMS} streams open against before; the peak (`VmHWM`) during uploads against before. MB and KB "
         "are powers of ten.",

@@ -13,7 +13,7 @@ from bench.situations.run import Result
 
 COLUMNS = (
     *("situation", "hours", "died", "remedies", "in vain", "seconds short", "seconds held", "GiB given back"),
-    *("first remedy, s", "next remedy, s", "goals"),
+    *("first remedy, s", "next remedy, s"),
 )
 _KINDS = {"release": "release", "trim": "trim", "reset_encoder_cache": "encoder reset", "reset_mm_cache": "mm reset"}
 _HOUR = 3600.0
@@ -58,7 +58,6 @@ def _row(result: Result) -> tuple[str, ...]:
         f"{outcome.given_back / GIB:.1f}",
         _longest(outcome.first_delays),
         _longest(outcome.next_delays),
-        "met" if not result.missed else "**missed**",
     )
 
 

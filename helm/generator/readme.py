@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import yaml
@@ -28,13 +30,13 @@ def tables() -> str:
     for key, value in root.value:
         if isinstance(value, yaml.MappingNode) and value.value:
             above = _comment(lines, key)
-            rows = list(_rows(lines, f"{key.value}.", value))
+            rows = _merged(list(_rows(lines, f"{key.value}.", value)))
             parts.append(
                 f"### `{key.value}`\n\n{above}\n\n{_table(rows)}" if above else f"### `{key.value}`\n\n{_table(rows)}"
             )
         else:
             loose.append(_row(lines, "", key, value))
-    return "\n\n".join([f"### Of the release\n\n{_table(loose)}", *parts]) + "\n"
+    return "\n\n".join([f"### Of the release\n\n{_table(_merged(loose))}", *parts]) + "\n"
 
 
 def _rows(lines: list[str], prefix: str, node: yaml.MappingNode) -> Iterator[list[str]]:
@@ -60,6 +62,16 @@ def _row(lines: list[str], prefix: str, key: yaml.ScalarNode, value: yaml.Node) 
     default = json.dumps(yaml.safe_load(yaml.serialize(value)))
     shown = f"`{default}`" if len(default) <= LONGEST_DEFAULT else "see values.yaml"
     return [f"`{prefix}{key.value}`", shown.replace("|", "\\|"), _comment(lines, key).replace("|", "\\|")]
+
+
+def _merged(rows: list[list[str]]) -> list[list[str]]:
+    """Put neighbours that mean the same into one row: each with its default, or all with the one that they share."""
+    merged = []
+    for meaning, group in groupby(rows, key=itemgetter(2)):
+        keys, defaults, _ = zip(*group, strict=True)
+        shown = defaults if len(set(defaults)) > 1 else defaults[:1]
+        merged.append([", ".join(keys), ", ".join(shown), meaning])
+    return merged
 
 
 def _comment(lines: list[str], key: yaml.Node) -> str:

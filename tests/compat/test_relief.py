@@ -39,18 +39,18 @@ def telling_engine(engine_environment: EngineEnvironment, tmp_path_factory: pyte
 
 
 async def test_an_undisturbed_engine(telling_engine: Engine, record: Callable[..., None]) -> None:
-    """The control: whether it agrees with itself when nobody does anything to it."""
+    """The control: it gives the same answers, where its version does, while nothing is done to it."""
     async with storming(telling_engine.url, telling_engine.served_model, fresh_from=1_000) as storm:
         await asyncio.sleep(STORM_SECONDS)
     assert storm.failures == []
     assert (storm.contradictions == []) == ways(telling_engine).agrees_with_itself
-    figures = {"requests": storm.answered, "failed": 0, "answers contradicted": len(storm.contradictions)}
-    outcome = "agrees with itself" if not storm.contradictions else "contradicts itself"
+    figures = {"requests": storm.answered, "failed": 0, "answers that differ": len(storm.contradictions)}
+    outcome = "same answers" if not storm.contradictions else "answers differ"
     record(telling_engine.environment.version, "none", "undisturbed", outcome, figures)
 
 
 async def test_trims_between_requests_change_no_answer(telling_engine: Engine, record: Callable[..., None]) -> None:
-    """One request at a time, where every version agrees with itself: everything is spilled before each."""
+    """One request at a time, where every version gives the same answers: everything is spilled before each."""
     asks = [nth(0, turn, fresh_from=2_000) for turn in range(60)]
     url, model = telling_engine.url, telling_engine.served_model
     await ask_one_by_one(url, model, asks)  # what was computed before is computed otherwise: its prefix is cached

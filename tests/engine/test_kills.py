@@ -104,7 +104,7 @@ async def test_an_engine_killed_in_an_operation(
     figures = await kill_in(victim, sidecar, call)
     figures |= await prove_a_fresh_life(victim.engine, sidecar)
     way = "engine killed in it" if not round_number else f"engine killed in it, {round_number + 1}"
-    record(version, call.name, way, "nothing held, nothing believed", figures)
+    record(version, call.name, way, "no request held, no old figure", figures)
 
 
 async def kill_in(victim: Victim, sidecar: DemoSidecar, call: Call) -> dict[str, float | str]:
@@ -138,7 +138,7 @@ async def kill_in(victim: Victim, sidecar: DemoSidecar, call: Call) -> dict[str,
         assert (await beside).failed == 1
     else:
         await beside
-    return {"killed at": f"{fraction:.0%} of its calls", "caller told": response.status_code}
+    return {"killed at": f"{fraction:.0%} of its calls", "status": response.status_code}
 
 
 async def until_one_stops(engine: Engine, asking: asyncio.Task[httpx.Response]) -> None:

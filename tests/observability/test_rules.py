@@ -110,13 +110,6 @@ def yaml_blocks(key: str) -> list[dict]:
     return [block for block in blocks if key in block]
 
 
-def test_the_documentation_lists_every_alert():
-    """Each with its severity, and a link to its runbook."""
-    text = (ROOT / "docs" / "grafana.md").read_text()
-    listed = re.findall(r"^\| \[(\w+)\]\(runbooks/(\w+)\.md\) \| (\w+) \|", text, re.MULTILINE)
-    assert listed == [(name, name, alert["labels"]["severity"]) for name, alert in zip(NAMES, ALERTS, strict=True)]
-
-
 def test_prometheus_takes_the_documented_scrapes(tmp_path):
     """`promtool check config`, with the rules."""
     scrapes = yaml_blocks("scrape_configs")
