@@ -405,7 +405,7 @@ class Settings(BaseModel):
     @classmethod
     def _another_than_port(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and value == info.data.get("port"):
-            raise ValueError("is port as well: set two different ports, or leave control_port unset for one")
+            raise ValueError(f"must differ from port ({value}); unset: port serves both planes")
         return value
 
     @field_validator("proxy")
