@@ -80,8 +80,8 @@ CONTROL_BODY_BYTES = MIB
 _LIVE_PATHS = frozenset({"/memory/events"})
 _SIDECAR_PREFIXES = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/", RUNBOOKS_PREFIX)
 NO_DATA_PLANE = (
-    "requests cannot be held here: this sidecar passes none on (proxy.enabled is false). With a data plane, and all "
-    "traffic through it, they can"
+    "requests cannot be held here: this sidecar has no data plane (proxy.enabled). With one, and all traffic through "
+    "it, they can"
 )
 MAX_HISTORY_SAMPLES = 86_400  # a day at one a second: 120 MB with eight ranks
 
@@ -383,8 +383,9 @@ def _ports(settings: Settings, proxy: Proxy, front: Front, paths: SidecarPaths) 
     if settings.has_data_plane:
         elsewhere = f"which is the control port: what the engine serves is on port {settings.port} (port)"
     else:
-        elsewhere = "and no request is passed on (proxy.enabled is false): send it to the engine itself"
-        log.info("no requests are passed on to the engine: %s", _why_no_data_plane(settings))
+        why = _why_no_data_plane(settings)
+        elsewhere = f"and no request is passed on ({why}): send it to the engine itself"
+        log.info("no requests are passed on to the engine: %s", why)
     control = ListeningPort(
         "port" if settings.control_port is None else "control_port",
         settings.control_plane_port,
@@ -400,8 +401,8 @@ def _why_no_data_plane(settings: Settings) -> str:
     if settings.proxy.enabled is False:
         return "proxy.enabled is false"
     return (
-        "recorder_dir is set, and no setting that concerns requests (engine_url, control_port, proxy, gate); "
-        "proxy.enabled=true passes them on"
+        "recorder_dir is set, and neither engine_url nor another setting that concerns requests; with "
+        "proxy.enabled=true they are passed on"
     )
 
 

@@ -255,6 +255,17 @@ async def test_without_a_data_plane_the_policy_passes_over_what_needs_the_gate(w
     assert unavailable["release"] is None
 
 
+async def test_who_only_names_a_recorder_folder_is_told_why_nothing_is_passed_on(tmp_path, caplog):
+    """By the log, and by each request that comes; and what to set."""
+    caplog.set_level("INFO", "highwater")
+    app = create_app(Settings(recorder_dir=tmp_path, admin_token=TOKEN))
+    assert "proxy.enabled=true" in caplog.text
+    async with alive(app), serving(app) as port, httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.get(f"http://127.0.0.1:{port}/v1/models")
+    assert answer.status_code == 404
+    assert "proxy.enabled=true" in answer.json()["error"]["message"]
+
+
 async def test_without_a_data_plane_the_control_port_is_the_only_one_where_it_is_set():
     """`port` is for requests, and there are none."""
     async with two_ports(proxy={"enabled": False}, control_port=8002) as running:
