@@ -111,7 +111,7 @@ class Sidecar:
         services: The parts, for tests and benchmarks.
         sidecar_paths: The paths that the ASGI application serves.
         begin_stop: Ends every live event stream, and lets ``/readyz`` say that the sidecar stops; the server calls it
-            when it is told to stop, because it waits for open connections.
+            when it is asked to stop, because it waits for open connections.
         tls: For clients' connections; None: plain HTTP.
         access_log: Gets a line for each request that ended; None: disabled.
     """

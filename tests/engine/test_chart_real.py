@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,9 +90,15 @@ class Running:
     node: Node
     pod: Object
     engine: KeptProcess
+    sidecar: KeptProcess
     port: int
     control_port: int
     token: str
+
+    def start_sidecar(self) -> None:
+        each = container(self.pod, "highwater")
+        self.sidecar.start(self.node.argv(each), env=self.node.environ(each), cwd=self.node.folder)
+        self.sidecar.wait_until_answers(self.control_port, each["startupProbe"]["httpGet"]["path"], 60.0)
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"http://127.0.0.1:{self.control_port}{path}", timeout=60, trust_env=False)
@@ -105,7 +111,9 @@ class Running:
             return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
         action = probe["httpGet"]
         url = f"http://127.0.0.1:{action['port']}{action['path']}"
-        return httpx.get(url, timeout=10, trust_env=False).status_code == 200
+        with suppress(httpx.ConnectError):
+            return httpx.get(url, timeout=10, trust_env=False).status_code == 200
+        return False
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> None:
@@ -149,11 +157,12 @@ def running(engine_environment: EngineEnvironment, tmp_path_factory: pytest.Temp
         side = KeptProcess("the sidecar", folder / "sidecar.log")
         stack.callback(side.stop)
         node.volume("highwater-state")
-        side.start(node.argv(sidecar), env=node.environ(sidecar), cwd=folder)
-        side.wait_until_answers(control_port, sidecar["startupProbe"]["httpGet"]["path"], 60.0)
         process = KeptProcess("the engine", folder / "engine.log")
         stack.callback(process.stop)
-        pod_up = Running(node, template, process, port, control_port, node.environ(sidecar)["HIGHWATER_ADMIN_TOKEN"])
+        pod_up = Running(
+            node, template, process, side, port, control_port, node.environ(sidecar)["HIGHWATER_ADMIN_TOKEN"]
+        )
+        pod_up.start_sidecar()
         assert not pod_up.probe("vllm", "startupProbe")
         process.start(node.argv(engine), env=node.environ(engine), cwd=Path(node.here(engine, engine["workingDir"])))
         wait_until(lambda: pod_up.probe("vllm", "startupProbe"), START_SECONDS)
@@ -261,6 +270,16 @@ def test_the_hook_before_the_end_returns_when_nothing_is_under_way(running: Runn
     command = container(running.pod, "vllm")["lifecycle"]["preStop"]["exec"]["command"]
     ended = subprocess.run([sys.executable, *command[1:-2], "0", "240"], capture_output=True, timeout=200, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_sidecar_that_is_down_has_no_healthy_engine_killed(running: Running) -> None:
+    """In its backoff, say: the pod is not ready, and no probe that kills fails. It comes back to the same engine."""
+    running.sidecar.stop()
+    assert [running.probe("vllm", kind) for kind in ("startupProbe", "livenessProbe", "readinessProbe")] == [
+        *(True, True, False)
+    ]
+    running.start_sidecar()
+    wait_until(lambda: running.probe("vllm", "readinessProbe"), 60)
 
 
 def test_probes_tell_the_engines_death_from_the_sidecars(running: Running) -> None:
