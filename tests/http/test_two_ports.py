@@ -32,6 +32,7 @@ from tests.http.test_restart import SlowEngine, ended
 from tests.patience import patiently
 
 GATE_REMEDIES = ("reset_mm_cache", "reset_prefix_cache")
+UPGRADE = (("connection", "upgrade"), ("upgrade", "websocket"), ("sec-websocket-key", "x"))
 PATIENCE = 60.0
 shares = pytest.mark.asyncio(loop_scope="module")
 
@@ -130,8 +131,11 @@ async def test_no_setting_opens_a_reset_on_the_data_port():
     async with two_ports(control_port=8002, proxy={"extra_paths": names}) as both:
         for name in names:
             assert (await both.data.post(name)).status_code == 404
+        asked = len(both.fake.calls)
         assert (await both.data.get("/server_info")).status_code == 404
+        assert await both.raw(both.data, "/server_info", *UPGRADE) == 404
         assert both.fake.resets() == []
+        assert len(both.fake.calls) == asked
 
 
 # --- the control port ---
@@ -151,8 +155,7 @@ async def test_nothing_is_proxied_on_the_control_port(both, path):
 @shares
 async def test_no_websocket_is_opened_on_the_control_port(both):
     """Neither to the engine nor to a path of ours."""
-    upgrade = (("connection", "upgrade"), ("upgrade", "websocket"), ("sec-websocket-key", "x"))
-    assert [await both.raw(both.control, path, *upgrade) for path in ("/v1/realtime", "/memory")] == [404, 404]
+    assert [await both.raw(both.control, path, *UPGRADE) for path in ("/v1/realtime", "/memory")] == [404, 404]
 
 
 @shares

@@ -91,11 +91,12 @@ class Front:
 
     def _decide(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
         path = read_path(raw_path)
-        if path.decoded in self._sidecar_paths and not websocket:
-            if not self._has_control_port:
-                return _to_sidecar(path.decoded, self._sidecar_paths)
-            if path.decoded != METRICS:
+        if path.decoded in self._sidecar_paths:
+            # As a WebSocket neither: the engine may read such a handshake as an ordinary GET.
+            if self._has_control_port and path.decoded != METRICS:
                 return _refused(NOT_FOUND, f"{path.decoded} is not served on this port{DATA_PORT_HINT}")
+            if not (self._has_control_port or websocket):
+                return _to_sidecar(path.decoded, self._sidecar_paths)
         decision = self._allowed.decide(method.decode(), path)
         if decision.admitted:
             return Destination("engine", path_class(decision.route))
