@@ -52,9 +52,10 @@ def _run(settings: Settings) -> None:
     raise_limit()
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news
-    is_pure = exchange.__file__.endswith(".py")
-    logging.getLogger("highwater").info("data plane: %s", "pure Python" if is_pure else "compiled")
-    server = Server(create_app(settings), settings.host, settings.port, shutdown_seconds=settings.shutdown_seconds)
+    if settings.has_data_plane:
+        is_pure = exchange.__file__.endswith(".py")
+        logging.getLogger("highwater").info("data plane: %s", "pure Python" if is_pure else "compiled")
+    server = Server(create_app(settings), settings.host, shutdown_seconds=settings.shutdown_seconds)
     with suppress(KeyboardInterrupt):  # raised again by uvicorn after it has shut down in order
         server.run()
     if not server.started:

@@ -198,9 +198,18 @@ def test_the_engine_is_reached_through_the_sidecar_alone(services):
     assert services["engine"]["network_mode"] == services["sidecar"]["network_mode"] == "service:pod"
     assert not services["engine"].get("ports")
     published = [(port["target"], port["host_ip"]) for port in services["pod"]["ports"]]
-    assert published == [(8001, "127.0.0.1")]
+    assert published == [(8001, "127.0.0.1"), (8002, "127.0.0.1")]
     assert services["sidecar"]["environment"]["HIGHWATER_ENGINE_URL"] == "http://127.0.0.1:8000"
     assert not any("--host" in str(word) for word in services["engine"]["command"])
+
+
+def test_the_control_plane_is_for_this_machine_whatever_is_published():
+    """Who publishes the model on every address does not publish what acts on it."""
+    told = compose("cpu", SECRETS | {"HIGHWATER_LISTEN": "0.0.0.0"})
+    services = yaml.safe_load(told.stdout)["services"]
+    published = {port["target"]: port["host_ip"] for port in services["pod"]["ports"]}
+    assert published == {8001: "0.0.0.0", 8002: "127.0.0.1"}
+    assert services["sidecar"]["environment"]["HIGHWATER_CONTROL_PORT"] == "8002"
 
 
 def test_prometheus_reaches_nothing_beyond(services):
@@ -264,9 +273,9 @@ def test_promtool_accepts_the_scrape(services, tmp_path):
 
 
 def test_prometheus_asks_the_sidecar():
-    """By the name of who has its port, and for the engine's own families too."""
+    """At its control port, by the name of who has it, and for the engine's own families too."""
     (job,) = yaml.safe_load((DOCKER / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
-    assert job["static_configs"] == [{"targets": ["pod:8001"]}]
+    assert job["static_configs"] == [{"targets": ["pod:8002"]}]
     assert job["params"] == {"engine": ["1"]}
 
 

@@ -392,7 +392,7 @@ async def test_reports_and_events_live(running):
         assert (kind, report["ranks"][0]["used_bytes"]) == ("report", USED_AFTER)
         kind, event = await anext(messages)
         assert (kind, event["kind"]) == ("event", "mark")
-        running.app.close_streams()
+        running.app.begin_stop()
         assert [message async for message in messages] == []
 
 

@@ -33,8 +33,9 @@ def health_router(services: Services) -> APIRouter:
     async def readyz() -> JSONResponse:
         """Whether a request sent here now would be served by the engine, and if not, why not."""
         engine = services.poller.current().engine
-        ready = engine.traits.serves
-        answer = {"ready": ready, "engine": engine.state, "reason": None if ready else engine.hint or engine.state}
+        ready = engine.traits.serves and not services.stopping()
+        reason = "the sidecar is stopping" if services.stopping() else engine.hint or engine.state
+        answer = {"ready": ready, "engine": engine.state, "reason": None if ready else reason}
         return JSONResponse(answer, 200 if ready else 503)
 
     @router.get("/health/deep", responses={503: {"description": "the engine is gone, or will not go on by itself"}})

@@ -37,6 +37,7 @@ class Services:
         snapshots: PyTorch's own memory snapshots.
         report: The last report with its age and the policy's state.
         alive: Whether the loops run.
+        stopping: Whether the sidecar has been asked to stop.
         server_info: The engine's own ``GET /server_info``, by its query string.
         control: Lets control calls through, or not.
     """
@@ -53,5 +54,6 @@ class Services:
     snapshots: Snapshots
     report: Callable[[], Report]
     alive: Callable[[], bool]
+    stopping: Callable[[], bool]
     server_info: Callable[[str], Awaitable[EngineAnswer]]
     control: Access

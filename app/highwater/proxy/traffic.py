@@ -218,7 +218,7 @@ class ProxyTraffic(Collector):
 
 
 def _connection_families(connections: Connections) -> Iterator[Metric]:
-    text = "Open connections of clients, to proxied paths and to the sidecar's."
+    text = "Open connections of clients; with a control_port, those of the data port."
     yield GaugeMetricFamily("highwater_proxy_connections", text, value=connections.clients)
     text = "Open connections to the engine: active while they serve a request, idle while they are kept for the next."
     engine = GaugeMetricFamily("highwater_proxy_engine_connections", text, labels=("state",))

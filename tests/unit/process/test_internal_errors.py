@@ -178,9 +178,9 @@ async def proxy(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = sidecar.protocol
     one = made.args[0]
     await one.start()
-    one.clients.add(Broken())
+    one.clients.add(broken_client := Broken())
     one._tick()
-    one.clients.clear()
+    one.clients.discard(broken_client)
     await one.aclose()
 
 
