@@ -178,6 +178,34 @@ class Engine:
         response = await self._send("GET", url, timeout=_patience(path))
         return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
 
+    async def get_within(self, path: str, *, seconds: float, max_bytes: int) -> EngineAnswer:
+        """GET of a text that may be large, whose end must be there in time.
+
+        Args:
+            path: Whose.
+            seconds: For all of it, the connection included.
+            max_bytes: So much is read at most.
+
+        Raises:
+            EngineUnreachable: No connection.
+            EngineUnresponsive: Its end was not there in time.
+            EngineGarbled: It is larger.
+        """
+        # To compress it would cost the engine more than to send it to its neighbour.
+        headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
+        body = bytearray()
+        try:
+            async with asyncio.timeout(seconds), self._client.stream("GET", path, headers=headers) as response:
+                async for piece in response.aiter_bytes():
+                    body += piece
+                    if len(body) > max_bytes:
+                        raise EngineGarbled(f"GET {path}: more than {max_bytes} bytes")
+        except (TimeoutError, httpx.TimeoutException) as exc:
+            raise EngineUnresponsive(f"GET {path}: no answer within {seconds} s") from exc
+        except httpx.HTTPError as exc:
+            raise self._unreachable(f"GET {path}", exc) from exc
+        return EngineAnswer(response.status_code, response.headers.get("content-type", ""), bytes(body))
+
     async def post(self, path: str, query: str = "") -> EngineAnswer:
         """POST without a body, the query string passed on as it is.
 
