@@ -612,21 +612,14 @@ async def test_a_wrong_change_changes_nothing(running):
 
 
 async def test_metrics_are_of_the_last_report(running):
-    """A scrape asks nobody anything."""
+    """A scrape of ours asks nobody anything; tests/http/test_scrapers.py has the engine's part."""
     calls = len(running.fake.calls)
-    answer = await running.client.get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=")
+    answer = await running.client.get("/metrics?engine=0")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     (used,) = re.findall(r'^highwater_device_memory_used_bytes{.*rank="0"} (.*)$', answer.text, re.MULTILINE)
     assert float(used) == USED_READY
     assert "vllm:" not in answer.text
     assert len(running.fake.calls) == calls
-
-
-async def test_one_scrape_can_serve_both(running):
-    """?engine=1 appends the engine's own families."""
-    text = (await running.client.get("/metrics?engine=1")).text
-    assert "highwater_engine_up 1.0" in text
-    assert "vllm:num_requests_running" in text
 
 
 async def test_health_tells_the_two_apart(running):

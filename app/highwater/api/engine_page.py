@@ -1,8 +1,8 @@
 """vLLM's own metrics, fetched for a scrape of ours, so that whatever scraped vLLM goes on working.
 
-Nothing of them is kept: where the engine does not give them in time they are left out, because a figure that stays as it
-was looks like an engine that is there. And nothing is passed on unread: one line that is no exposition, or a family that
-is on the page twice, costs a scraper the whole page.
+Nothing of them is kept: where the engine does not give them in time they are left out, because a figure that stays as
+it was looks like an engine that is there. And nothing is passed on unread: one line that is no exposition, or a family
+that is on the page twice, costs a scraper the whole page.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ _PIECE_BYTES: Final = 64 * 1024
 
 _NAME = rb"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = rb'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\.)*+"'
-_SAMPLE = (
-    _NAME + rb"(?:\{(?:" + _LABEL + rb",?)*+\})?+ [-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|Inf|NaN)(?: -?\d+)?"
-)
+_SAMPLE = _NAME + rb"(?:\{(?:" + _LABEL + rb",?)*+\})?+ [-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|Inf|NaN)(?: -?\d+)?"
 _TYPE = rb"# TYPE " + _NAME + rb" (?:counter|gauge|histogram|summary|untyped)"
 _LINES = re.compile(rb"(?:(?:" + _SAMPLE + rb"|" + _TYPE + rb"|#(?! TYPE )[^\n]*|)\n)*+")
 _DECLARATION = re.compile(rb"^# (HELP|TYPE) (" + _NAME + rb")[^\n]*\n", re.MULTILINE)

@@ -298,7 +298,9 @@ def _gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFam
 
 def _age_families(seconds: float | None) -> Iterator[Metric]:
     if seconds is not None:
-        yield GaugeMetricFamily("highwater_report_age_seconds", "Age of the last reading of the workers.", value=seconds)
+        yield GaugeMetricFamily(
+            "highwater_report_age_seconds", "Age of the last reading of the workers.", value=seconds
+        )
 
 
 def _moment_families(now: _Moment) -> Iterator[Metric]:
