@@ -29,8 +29,8 @@ from highwater.api.access import Access, ControlGuard
 from highwater.api.body_limit import BodyLimit
 from highwater.api.control import control_router
 from highwater.api.dashboard import dashboard_router
-from highwater.api.head import HeadAsGet
 from highwater.api.engine_page import EnginePage
+from highwater.api.head import HeadAsGet
 from highwater.api.health import health_router
 from highwater.api.incidents import incidents_router
 from highwater.api.memory import memory_router
