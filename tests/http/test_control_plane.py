@@ -323,6 +323,26 @@ async def test_without_the_token_no_worker_is_asked_for_entries():
     assert {**told["ranks"][0], "entries": None} == {**whole["ranks"][0], "entries": None}
 
 
+async def test_entries_of_recorders_need_no_worker(tmp_path):
+    """Whoever asks: the files have them all. Only the names are short for who has no token."""
+    fake = FakeEngine()
+    fake.serve_images(3)
+    async with sidecar_before(fake, admin_token=TOKEN, recorder_dir=tmp_path) as sidecar:
+        fake.record()
+        await sidecar.poll()
+        told = (await sidecar.client.get("/memory/encoder-cache?limit=2")).json()
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        whole = (await sidecar.client.get("/memory/encoder-cache?limit=2", headers=headers)).json()
+        assert "encoder_cache" not in fake.ops()
+    assert [(rank["rank"], rank["entries_total"], len(rank["entries"])) for rank in told["ranks"]] == [
+        (0, 3, 2),
+        (1, 3, 2),
+    ]
+    assert (whole["note"], told["note"]) == (None, "with the admin token mm_hash is whole")
+    assert {entry["mm_hash"] for entry in whole["ranks"][0]["entries"]} <= {*fake.workers[0].entries}
+    assert [len(entry["mm_hash"]) for entry in told["ranks"][0]["entries"]] == [8, 8]
+
+
 async def test_entries_of_workers_that_are_gone_are_not_told_as_those_of_new_ones():
     """They were of the engine before this one."""
     fake = FakeEngine()

@@ -33,6 +33,9 @@ RPC_METHOD = "highwater_rpc"
 # Under the 5 seconds after which vLLM's uvicorn closes an idle connection.
 KEEPALIVE_SECONDS = 4.0
 HTTP_ERROR = 400
+# Of worker calls: a listing of thousands of cache entries takes tens of milliseconds to read, which every stream of the
+# proxy would wait for; a thread costs more than it saves for what is smaller.
+_LARGE_BYTES = 256 * 1024
 
 # Half a minute of silence, then three questions ten seconds apart.
 _KEEPALIVE = (
@@ -297,7 +300,10 @@ class Engine:
             response = call.result()
         except httpx.HTTPError as exc:
             raise self._unreachable(f"worker call {op}", exc) from exc
-        answers = _worker_answers(op, response)
+        if len(response.content) > _LARGE_BYTES:
+            answers = await asyncio.to_thread(_worker_answers, op, response)
+        else:
+            answers = _worker_answers(op, response)
         self._answered_at = self._clock()
         return answers
 
