@@ -24,12 +24,13 @@ MAX_BYTES: Final = 8 * 1024 * 1024
 # Read in one go: checking it takes less than a millisecond, for which every stream of the proxy waits.
 _PIECE_BYTES: Final = 64 * 1024
 
-_NAME = rb"[a-zA-Z_:][a-zA-Z0-9_:]*"
-_LABEL = rb'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\.)*+"'
-_SAMPLE = _NAME + rb"(?:\{(?:" + _LABEL + rb",?)*+\})?+ [-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|Inf|NaN)(?: -?\d+)?"
+_NAME = rb"[a-zA-Z_:][a-zA-Z0-9_:]*+"
+_LABEL = rb'[a-zA-Z_][a-zA-Z0-9_]*+="[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'
+_NUMBER = rb"[-+]?(?:\d++(?:\.\d*+)?(?:[eE][-+]?\d++)?|Inf|NaN)"
+_SAMPLE = _NAME + rb"(?:\{(?:" + _LABEL + rb",?)*+\})?+ " + _NUMBER + rb"(?: -?\d++)?"
 _TYPE = rb"# TYPE " + _NAME + rb" (?:counter|gauge|histogram|summary|untyped)"
-_LINES = re.compile(rb"(?:(?:" + _SAMPLE + rb"|" + _TYPE + rb"|#(?! TYPE )[^\n]*|)\n)*+")
-_DECLARATION = re.compile(rb"^# (HELP|TYPE) (" + _NAME + rb")[^\n]*\n", re.MULTILINE)
+_LINES = re.compile(rb"(?:(?:" + _SAMPLE + rb"|" + _TYPE + rb"|#(?! TYPE )[^\n]*+|)\n)*+")
+_DECLARATION = re.compile(rb"\n# (HELP|TYPE) (" + _NAME + rb")")
 _OURS = re.compile(rb"^highwater_[^\n]*\n", re.MULTILINE)
 
 
@@ -107,12 +108,12 @@ class _Families:
         """
         if not _LINES.fullmatch(piece) or not _is_utf8(piece):
             raise EngineGarbled("GET /metrics is no Prometheus exposition")
-        kept, at = list[bytes](), 0
-        for found in _DECLARATION.finditer(piece):
-            kept.append(self._samples(piece[at : found.start()]))
+        lines, kept, at = b"\n" + piece, list[bytes](), 1
+        for found in _DECLARATION.finditer(lines):
+            kept.append(self._samples(lines[at : found.start() + 1]))
             self._declare(found[1], found[2])
-            at = found.start()
-        kept.append(self._samples(piece[at:]))
+            at = found.start() + 1
+        kept.append(self._samples(lines[at:]))
         return b"".join(kept)
 
     def _declare(self, kind: bytes, name: bytes) -> None:
