@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, Literal
 
 from pydantic_core import to_json
@@ -142,10 +143,10 @@ class EncoderCacheEntries:
         """
         async with self._turn:
             if self._recorded is None or not self._is_fresh(self._recorded):
-                # In a thread, as thousands of entries are: they come row by row, so the loop has its turns.
-                ranks = await asyncio.to_thread(lambda: tuple(map(_of_record, records)))
+                now = self._clock()
+                ranks = [RankEntries(_head(record), await _rows(record)) for record in records]
                 age = max((rank.head["age_seconds"] for rank in ranks), default=0.0)
-                self._recorded = EntriesReading(ranks, self._clock(), age)
+                self._recorded = EntriesReading(tuple(ranks), now, age)
             return self._recorded
 
     def _is_fresh(self, reading: EntriesReading) -> bool:
@@ -160,9 +161,9 @@ def _answered(answer: Mapping[str, Any]) -> RankEntries:
     return RankEntries({key: value for key, value in answer.items() if key not in dropped}, rows)
 
 
-def _of_record(record: RankRecord) -> RankEntries:
+def _head(record: RankRecord) -> Mapping[str, Any]:
     cache = record.newest.encoder_cache if record.newest is not None else None
-    head = {
+    return {
         "rank": record.identity.rank,
         "dp_rank": record.identity.dp_rank,
         "host": record.identity.host,
@@ -174,13 +175,22 @@ def _of_record(record: RankRecord) -> RankEntries:
         "capacity_embeds": cache.capacity_embeds if cache is not None else None,
         "age_seconds": round(record.reading_age_seconds or 0.0, 3),
     }
-    rows = [
-        {
-            "mm_hash": entry.mm_hash,
-            "bytes": entry.bytes,
-            "residency": entry.residency,
-            "age_seconds": entry.age_seconds,
-        }
-        for entry in record.entries
-    ]
-    return RankEntries(head, rows)
+
+
+async def _rows(record: RankRecord) -> Sequence[Mapping[str, Any]]:
+    """The entries of a recorder, largest first; not in a thread, which would hold the loop up for longer."""
+    rows: list[dict[str, Any]] = []
+    entries = iter(()) if record.table is None else record.table.entries()
+    while piece := list(islice(entries, _PIECE_ENTRIES)):
+        rows += [
+            {
+                "mm_hash": entry.mm_hash,
+                "bytes": entry.bytes,
+                "residency": entry.residency,
+                "age_seconds": round(max(record.mono - entry.seen_mono, 0.0), 3),
+            }
+            for entry in piece
+        ]
+        await asyncio.sleep(0)
+    rows.sort(key=lambda row: -row["bytes"])
+    return rows
