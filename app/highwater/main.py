@@ -32,6 +32,7 @@ from highwater.api.access import Access, ControlGuard
 from highwater.api.body_limit import BodyLimit
 from highwater.api.control import control_router
 from highwater.api.dashboard import dashboard_router
+from highwater.api.engine_page import EnginePage
 from highwater.api.head import HeadAsGet
 from highwater.api.health import health_router
 from highwater.api.incidents import incidents_router
@@ -333,6 +334,7 @@ def create_app(
         policy=policy,
         history=history,
         exporter=exporter,
+        engine_page=EnginePage(engine),
         entries=EncoderCacheEntries(engine, clock=clock),
         incidents=incidents,
         recorders=recorders,

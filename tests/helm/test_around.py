@@ -150,8 +150,17 @@ def test_monitors_scrape_the_sidecar_and_bring_the_engines_metrics(kind: str) ->
     labels = {"PodMonitor": pod({})["metadata"]["labels"], "ServiceMonitor": service["metadata"]["labels"]}
     assert ports[kind][endpoint["port"]] == 8002
     assert monitor["selector"]["matchLabels"].items() <= labels[kind].items()
-    assert (endpoint["path"], endpoint["params"], endpoint["scheme"]) == ("/metrics", {"engine": ["1"]}, "http")
+    assert (endpoint["path"], endpoint.get("params"), endpoint["scheme"]) == ("/metrics", None, "http")
     assert monitor["namespaceSelector"] == {"matchNames": [NAMESPACE]}
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_monitors_leave_the_engines_metrics_out_where_others_scrape_them(kind: str) -> None:
+    """Every series of vLLM would exist twice."""
+    ((option, value),) = OPTIONS[kind].items()
+    monitor = the(kind, {option: value | {"engineMetrics": False}})["spec"]
+    (endpoint,) = monitor.get("podMetricsEndpoints") or monitor["endpoints"]
+    assert endpoint["params"] == {"engine": ["0"]}
 
 
 def test_a_statefulsets_second_service_is_not_scraped_too() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from highwater.api.access import Access
+from highwater.api.engine_page import EnginePage
 from highwater.api.metrics import Exporter
 from highwater.engine.client import EngineAnswer
 from highwater.incidents import Incidents
@@ -31,6 +32,7 @@ class Services:
         policy: The policy in force, and where it is kept.
         history: Readings, events, marks.
         exporter: Prometheus families.
+        engine_page: The engine's own metrics.
         entries: The encoder caches' contents.
         incidents: What is kept of engines that died or hung.
         recorders: The workers' recorders, if they have any.
@@ -48,6 +50,7 @@ class Services:
     policy: PolicyStore
     history: History
     exporter: Exporter
+    engine_page: EnginePage
     entries: EncoderCacheEntries
     incidents: Incidents
     recorders: Recorders | None

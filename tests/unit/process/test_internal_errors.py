@@ -206,7 +206,7 @@ PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch],
 
 def shown(sidecar: Sidecar) -> dict[str, float]:
     """What a scrape shows, by part."""
-    lines = sidecar.services.exporter.expose("text/plain")[0].decode().splitlines()
+    lines = sidecar.services.exporter.page().decode().splitlines()
     prefix = 'highwater_internal_errors_total{part="'
     found = [line.removeprefix(prefix).split('"} ') for line in lines if line.startswith(prefix)]
     return {part: float(value) for part, value in found}
