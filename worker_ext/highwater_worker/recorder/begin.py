@@ -20,6 +20,7 @@ from highwater_worker.identity import EXTENSION_VERSION
 from highwater_worker.recorder.bodies import encoded
 from highwater_worker.recorder.file_system import file_system_of, is_in_memory, is_remote
 from highwater_worker.recorder.identity import boot_id, file_identity
+from highwater_worker.recorder.old_files import remove_old_files
 from highwater_worker.recorder.recorder import NOT_ENDED, Options, Recorder
 from highwater_worker.recorder.ring import make_ring
 from highwater_worker.state import state_of
@@ -41,7 +42,8 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
         worker: The worker.
         options: What is asked for.
         notes: Gets what will not be recorded.
-        is_starting: The model is not loaded yet: nobody can say whether there will be an encoder cache.
+        is_starting: The model is not loaded yet: nobody can say whether there will be an encoder cache, and perhaps
+            no sidecar removes the files of earlier starts.
 
     Raises:
         RefusedError: The folder is not on this machine.
@@ -64,6 +66,8 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
     }
     has_cache = is_starting or notes.attempt("encoder_cache", lambda: find_encoder_cache(worker) is not None)
     layout = options.layout(has_entries=has_cache is not False)
+    if is_starting:
+        remove_old_files(options.directory)
     ring = make_ring(options.path(os.getpid()), encoded(identity), layout)
     try:
         recorder = Recorder(worker, ring, options, in_memory=is_in_memory(kind))
