@@ -32,8 +32,8 @@ def extension(folder: Path) -> None:
         raise click.ClickException(str(exc)) from exc
     word = "is" if copied.is_new else "is already"
     click.echo(
-        f"vllm-highwater-worker {copied.version} {word} in {copied.folder}. To watch an engine, give it the folder and a "
-        "place for its recorders:\n"
+        f"vllm-highwater-worker {copied.version} {word} in {copied.folder}. To watch an engine, give it this folder "
+        "and one for its recorders:\n"
         f"  PYTHONPATH={copied.folder} HIGHWATER_RECORDER_DIR=/dev/shm/highwater vllm serve MODEL\n"
         "  highwater serve --engine-url http://127.0.0.1:8000 --recorder-dir /dev/shm/highwater"
     )

@@ -81,6 +81,7 @@ def copy_worker_package(folder: Path) -> CopiedPackage:
             is_new = _content(folder, version) != files
             if is_new:
                 _replace(folder, files)
+            _remove_older(folder)
     except OSError as exc:
         place = exc.filename or folder
         raise WorkerPackageError(
@@ -154,8 +155,8 @@ def _refuse_foreign(folder: Path) -> None:
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise WorkerPackageError(
-            f"{folder} holds {foreign[0]}{more}, which `highwater extension` did not write; name an empty folder, or one "
-            "that holds an older copy and nothing else"
+            f"{folder} holds {foreign[0]}{more}, which `highwater extension` did not write; name an empty folder, or "
+            "one that holds an older copy and nothing else"
         )
 
 
@@ -191,15 +192,19 @@ def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
         for path in (store, *(path for path in store.rglob("*") if path.is_dir())):
             path.chmod(_FOLDER_MODE)
         # First the package, then the metadata that makes an engine load it.
-        names = sorted({name.partition("/")[0] for name in files})
-        for name in names:
+        for name in sorted({name.partition("/")[0] for name in files}):
             _link(folder, name, store)
     except BaseException:
         if not any(_leads_to(folder / name, store) for name in (PACKAGE, *_metadata_names(folder))):
             shutil.rmtree(store, ignore_errors=True)
         raise
+
+
+def _remove_older(folder: Path) -> None:
+    """Remove whatever does not belong to the copy in place: of the one before it, or of one that was cut off."""
+    store = folder / (folder / PACKAGE).readlink().parts[0]
     for path in folder.iterdir():
-        if _is_metadata(path.name) and path.name not in names:
+        if _is_metadata(path.name) and not _leads_to(path, store):
             path.unlink()
         elif path.name.startswith(_STORE_PREFIX) and path != store:
             _remove(path)

@@ -171,11 +171,15 @@ def test_wherever_the_copying_is_cut_off_an_engine_finds_one_version_whole(tmp_p
     assert seen[-1] == {"0.1.0"}
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "highwater_worker", ".hidden", "vllm_highwater_worker-9.dist-info"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "highwater_worker", ".hidden", "vllm_highwater_worker-9.dist-info"]
+)
 def test_a_folder_with_anything_else_in_it_is_refused(tmp_path, name):
     """Also a package of our name that somebody else put there: what we did not write we do not remove."""
     (tmp_path / name).mkdir()
-    with pytest.raises(WorkerPackageError, match=f"{tmp_path} holds {name}, which .* did not write; name an empty folder"):
+    with pytest.raises(
+        WorkerPackageError, match=f"{tmp_path} holds {name}, which .* did not write; name an empty folder"
+    ):
         copy_worker_package(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -200,7 +204,9 @@ def test_the_root_of_a_disk_is_no_foreign_folder(tmp_path):
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     """With the system's reason, and what to do."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(WorkerPackageError, match=f"cannot be copied to {tmp_path}/file/x: .*not a directory; name a folder"):
+    with pytest.raises(
+        WorkerPackageError, match=f"cannot be copied to {tmp_path}/file/x: .*not a directory; name a folder"
+    ):
         copy_worker_package(tmp_path / "file" / "x")
 
 

@@ -4,9 +4,9 @@ The engine calls one method of its workers for each phase (vllm 0.12.0 v1/worker
 v1/worker/worker_base.py:44, `WorkerBase`). A phase that fails is kept too: it is all that a failed start leaves behind.
 
 Two more are not methods of the worker. `before` is the memory in use before the engine took any: as it looks at its
-device first, once that can be used. `graphs` is the runner's, within `warm_up` (vllm 0.12.0 v1/worker/gpu_worker.py:427,
-vllm 0.32.0 v1/worker/gpu_worker.py:962, vllm_ascend 0.12.0rc1 worker/worker_v1.py:358, vllm_ascend 0.23.0
-worker/worker.py:732).
+device first, once that can be used. `graphs` is the runner's method, called within `warm_up` (vllm 0.12.0
+v1/worker/gpu_worker.py:427, vllm 0.32.0 v1/worker/gpu_worker.py:962, vllm_ascend 0.12.0rc1 worker/worker_v1.py:358,
+vllm_ascend 0.23.0 worker/worker.py:732).
 """
 
 from __future__ import annotations
@@ -96,9 +96,8 @@ class StartPhases:
         runner = look_up(self._worker(), "model_runner")
         if name == "init":
             self._host_before = read_host(Notes())
-        elif name == "warm_up" and runner is not None:
-            if wrap_method(runner, CAPTURE, self._timed(GRAPHS)):
-                self._capture = vars(runner)[CAPTURE]
+        elif name == "warm_up" and runner is not None and wrap_method(runner, CAPTURE, self._timed(GRAPHS)):
+            self._capture = vars(runner)[CAPTURE]
 
     def _end(self, name: str, at: float, seconds: float, error: BaseException | None) -> None:
         runner = look_up(self._worker(), "model_runner")

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from highwater_worker.memory.residency import Residency
 
 _SELDOM_SECONDS = 10.0
-"""The time for which the KV cache's size and the pools that are asleep are reused: a large model has hundreds of layers,
-and as many allocations of sleep mode; the pool is made once, and a call that puts it to sleep is seen."""
+"""The time for which the KV cache's size and the pools that are asleep are reused: a large model has hundreds of
+layers, and as many allocations of sleep mode; the pool is made once, and a call that puts it to sleep is seen."""
 NO_HOST = HostMemory(None, None, None, None, None)
 
 

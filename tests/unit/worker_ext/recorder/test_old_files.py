@@ -27,9 +27,7 @@ def left(folder: Path) -> set[Path]:
 
 def test_the_last_starts_stay_and_those_before_them_go(tmp_path):
     """With the files of all their ranks, and what a start that was killed left half made."""
-    starts = [
-        [write(tmp_path, n, pid=pid, age=10_000 - 100 * n) for pid in (1, 2)] for n in range(KEPT_STARTS + 3)
-    ]
+    starts = [[write(tmp_path, n, pid=pid, age=10_000 - 100 * n) for pid in (1, 2)] for n in range(KEPT_STARTS + 3)]
     write(tmp_path, 99, age=20_000, suffix=".tmp")
     assert left(tmp_path) == {path for start in starts[3:] for path in start}
 

@@ -25,7 +25,20 @@ HOST = HostMemory(
 )
 
 
-HEAD = {"schema", "ok", "op", "rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started", "taken_at"}
+HEAD = {
+    "schema",
+    "ok",
+    "op",
+    "rank",
+    "local_rank",
+    "dp_rank",
+    "tp_rank",
+    "pp_rank",
+    "host",
+    "pid",
+    "pid_started",
+    "taken_at",
+}
 
 
 class Bench:
@@ -59,7 +72,9 @@ def test_a_sample_has_what_memory_answers(kind, torch_device):
     assert "releasable_bytes" in sample
     elsewhere = {"device", "budget", "notes", *HEAD}  # in the file's head, and in that of its table
     assert set(answer) - set(sample) == elsewhere | {"kv_cache_reserved_bytes", "elapsed_ms"}
-    same = ["torch", "weights_bytes", "encoder_cache", "asleep_tags"] + (["total_bytes", "used_bytes"] if kind == "npu" else [])
+    same = ["torch", "weights_bytes", "encoder_cache", "asleep_tags"] + (
+        ["total_bytes", "used_bytes"] if kind == "npu" else []
+    )
     ages = answer["encoder_cache"], sample["encoder_cache"]
     assert [age.pop("oldest_age_seconds") for age in ages] == [0.0, 0.0]
     assert {name: sample[name] for name in same} == {name: answer[name] for name in same}
