@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -264,6 +265,25 @@ def test_a_crash_loop_leaves_its_last_starts(vllm, tmp_path, monkeypatch):
     heads = [table(path)[0]["start"][-1] for path in tmp_path.iterdir()]
     assert len(heads) == KEPT_STARTS + 1
     assert {head["error"] for head in heads} == {"RuntimeError: out of memory"}
+
+
+def test_a_start_without_room_takes_that_of_starts_that_are_over(vllm, tmp_path, monkeypatch):
+    """A folder in memory has a size: a crash loop is recorded in it to its last start."""
+    over = tmp_path / f"highwater-{1:016x}-7.ring"
+    over.write_bytes(b"")
+    os.utime(over, (0, 0))
+    allocate = os.posix_fallocate
+
+    def full_until_it_is_gone(descriptor: int, offset: int, length: int) -> None:
+        if over.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(descriptor, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", full_until_it_is_gone)
+    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    plugin.register()
+    vllm().init_device()
+    assert [phase["name"] for phase in written(tmp_path)["start"]] == NAMES[:2]
 
 
 def test_settings_of_the_environment_are_taken(tmp_path):

@@ -6,6 +6,7 @@ recorder goes on), and to write where another machine may keep the engine waitin
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from highwater_worker.notes import Notes
+    from highwater_worker.recorder.ring import Layout, Ring
 
 DIRECTORY = "HIGHWATER_RECORDER_DIR"
 RATE, MIN_RATE, MAX_RATE = 10.0, 1.0, 100.0
@@ -66,9 +68,7 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
     }
     has_cache = is_starting or notes.attempt("encoder_cache", lambda: find_encoder_cache(worker) is not None)
     layout = options.layout(has_entries=has_cache is not False)
-    if is_starting:
-        remove_old_files(options.directory)
-    ring = make_ring(options.path(os.getpid()), encoded(identity), layout)
+    ring = _make_ring(options, encoded(identity), layout, is_starting=is_starting)
     try:
         recorder = Recorder(worker, ring, options, in_memory=is_in_memory(kind))
         if state.recorder is not None and not state.recorder.stop():
@@ -79,6 +79,20 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
         raise
     state.recorder = recorder
     return recorder
+
+
+def _make_ring(options: Options, identity: bytes, layout: Layout, *, is_starting: bool) -> Ring:
+    path = options.path(os.getpid())
+    if not is_starting:
+        return make_ring(path, identity, layout)
+    remove_old_files(options.directory, options.instance)
+    try:
+        return make_ring(path, identity, layout)
+    except OSError as error:
+        if getattr(error.__cause__, "errno", None) != errno.ENOSPC:
+            raise
+        remove_old_files(options.directory, options.instance, has_room=False)
+        return make_ring(path, identity, layout)
 
 
 def options_from(environ: Mapping[str, str], instance: str) -> Options:

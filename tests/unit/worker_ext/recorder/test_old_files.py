@@ -10,6 +10,7 @@ import pytest
 from highwater_worker.recorder.old_files import KEPT_STARTS, remove_old_files
 
 NOW = 1_763_660_000.0
+UNDER_WAY = "f" * 16
 
 
 def write(folder: Path, start: int, *, pid: int = 7, age: float, suffix: str = "") -> Path:
@@ -20,8 +21,8 @@ def write(folder: Path, start: int, *, pid: int = 7, age: float, suffix: str = "
     return path
 
 
-def left(folder: Path) -> set[Path]:
-    remove_old_files(folder, clock=lambda: NOW)
+def left(folder: Path, instance: str = UNDER_WAY, *, has_room: bool = True) -> set[Path]:
+    remove_old_files(folder, instance, has_room=has_room, clock=lambda: NOW)
     return set(folder.iterdir())
 
 
@@ -36,6 +37,14 @@ def test_what_is_written_stays_however_many_there_are(tmp_path):
     """Of several engines in one folder, and of an engine with many ranks."""
     alive = {write(tmp_path, n, age=1.0) for n in range(KEPT_STARTS + 3)}
     assert left(tmp_path) == alive
+
+
+def test_without_room_for_another_start_none_that_is_silent_stays(tmp_path):
+    """What happens now is worth more; what is being written, and the start under way, are left alone."""
+    own = write(tmp_path, 1, age=100.0)
+    alive = write(tmp_path, 2, age=2.0)
+    write(tmp_path, 3, age=10.0)
+    assert left(tmp_path, f"{1:016x}", has_room=False) == {own, alive}
 
 
 def test_a_start_is_as_young_as_its_youngest_rank(tmp_path):
@@ -71,5 +80,5 @@ def test_neither_a_link_nor_a_folder_of_such_a_name_is_touched(tmp_path):
 
 def test_a_folder_that_is_missing_costs_nothing(tmp_path):
     """It is made by whoever writes first."""
-    remove_old_files(tmp_path / "missing")
+    remove_old_files(tmp_path / "missing", UNDER_WAY)
     assert list(tmp_path.iterdir()) == []
