@@ -76,9 +76,10 @@ def start_table(ranks: Sequence[dict[str, Any]]) -> str:
     """Return each rank's start: how long each phase took, what was in use when it ended, and what it added."""
     parts = []
     for rank in ranks:
-        rows, before = [], None
+        rows: list[list[str]] = []
+        before: int | None = None
         for phase in rank["start"]:
-            used = phase["used_bytes"]
+            used: int | None = phase["used_bytes"]
             added = None if used is None or before is None else used - before
             rows.append([phase["name"], f"{phase['seconds']:.1f}", mib(used), mib(added, signed=True)])
             before = used
