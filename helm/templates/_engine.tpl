@@ -58,6 +58,11 @@ arguments: vLLM takes the last of two.
   value: "1"
 - name: PYTHONPATH
   value: {{ prepend .Values.engine.pythonPath "/opt/highwater" | join ":" }}
+{{- /* By this alone each worker starts its recorder, before the model is loaded. */}}
+{{- with .Values.config.recorder_dir }}
+- name: HIGHWATER_RECORDER_DIR
+  value: {{ . }}
+{{- end }}
 {{- if .Values.config.engine_log }}
 - name: VLLM_LOGGING_CONFIG_PATH
   value: /etc/highwater/logging/logging.json

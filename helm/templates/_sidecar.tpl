@@ -100,12 +100,7 @@ copy
 name: highwater-extension
 image: {{ include "highwater.sidecarImage" . }}
 imagePullPolicy: {{ .Values.sidecar.image.pullPolicy }}
-command:
-  - python3
-  - -c
-  - |
-    import pathlib, shutil, highwater_worker
-    shutil.copytree(pathlib.Path(highwater_worker.__file__).parent, "/opt/highwater/highwater_worker", dirs_exist_ok=True)
+command: [highwater, extension, --copy-to, /opt/highwater]
 resources:
   {{- toYaml .Values.extension.resources | nindent 2 }}
 securityContext:

@@ -89,7 +89,7 @@ def test_the_extensions_image_holds_files_alone():
     assert last[0] == ("FROM", "scratch")
     assert [value for name, value in last if name == "COPY"] == [
         "LICENSE /licenses/LICENSE",
-        "worker_ext/highwater_worker /highwater_worker",
+        "--from=build /opt/extension/ /",
     ]
     assert not {"ENTRYPOINT", "CMD", "RUN"} & {name for name, _ in last}
 
@@ -237,9 +237,10 @@ def test_a_device_decides_the_engines_base():
 
 
 def test_workers_and_sidecar_share_their_folder(services):
-    """Under the same path, and as the same user: the recorders' files are private."""
+    """Under the same path, and as the same user: the recorders' files are private. Workers record by themselves."""
     engine, sidecar = services["engine"], services["sidecar"]
     place = sidecar["environment"]["HIGHWATER_RECORDER_DIR"]
+    assert engine["environment"]["HIGHWATER_RECORDER_DIR"] == place
     mounted = [{m["target"]: m["source"] for m in service["volumes"]} for service in (engine, sidecar)]
     assert mounted[0][place] == mounted[1][place] == "recorder"
     assert engine["user"] == sidecar["user"]

@@ -94,6 +94,7 @@ def test_the_extension_is_copied_before_the_engine_starts() -> None:
     each = pod({"extension": {"from": "copy"}})
     first = each["spec"]["initContainers"][0]
     assert first["image"] == container(each, "highwater")["image"]
+    assert first["command"] == ["highwater", "extension", "--copy-to", "/opt/highwater"]
     assert "emptyDir" in volume(each, mounts(first)["/opt/highwater"])
     (mount,) = [m for m in container(each, "vllm")["volumeMounts"] if m["mountPath"] == "/opt/highwater"]
     assert (mount["name"], mount["readOnly"]) == (mounts(first)["/opt/highwater"], True)
@@ -209,6 +210,7 @@ def test_both_containers_have_the_recorder_at_the_same_path(name: str) -> None:
     each = pod(ci_values(name))
     engine, sidecar = container(each, "vllm"), container(each, "highwater")
     path = env(sidecar)["HIGHWATER_RECORDER_DIR"]
+    assert env(engine)["HIGHWATER_RECORDER_DIR"] == path, "each worker starts its recorder by itself"
     assert mounts(engine)[path] == mounts(sidecar)[path]
     assert volume(each, mounts(engine)[path])["emptyDir"]["medium"] == "Memory"
 
