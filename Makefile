@@ -19,7 +19,7 @@ $(READY): pyproject.toml worker_ext/pyproject.toml
 	$(BIN)/pip install --quiet --editable worker_ext --editable . --group dev
 	@touch $@
 
-demo: $(READY) ## A real vLLM engine, the sidecar beside it, and the story told on them
+demo: $(READY) ## A real vLLM engine that is watched, then the story told on one that may be acted on
 	$(BIN)/highwater demo
 
 test: $(READY) tools ## Every test, side by side, with a real engine; long ones where what they are about has changed
@@ -78,13 +78,17 @@ sbom: $(READY) ## What the sidecar is made of, from an environment installed by 
 	  --validate -o dist/sbom.cdx.json build/sbom/bin/python
 
 # promtool and prometheus judge our metrics and alerts, Alertmanager passes one on. Debian has them in two packages.
-tools: ## Prometheus, Alertmanager and Chromium, installed where they are missing (Debian)
+tools: ## Prometheus, Alertmanager, systemd-analyze and Chromium, installed where they are missing (Debian)
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null && \
 	command -v prometheus-alertmanager >/dev/null || { \
 	  echo 'installing prometheus (for promtool) and prometheus-alertmanager'; \
 	  SUDO=$$( [ "$$(id -u)" = 0 ] || echo sudo ); \
 	  $$SUDO apt-get -qq update && $$SUDO apt-get -qq install -y --no-install-recommends \
 	    prometheus prometheus-alertmanager >/dev/null; }
+	@command -v systemd-analyze >/dev/null || { \
+	  echo 'installing systemd (for systemd-analyze)'; \
+	  SUDO=$$( [ "$$(id -u)" = 0 ] || echo sudo ); \
+	  $$SUDO apt-get -qq update && $$SUDO apt-get -qq install -y --no-install-recommends systemd >/dev/null; }
 	@command -v chromium >/dev/null || { \
 	  echo 'installing chromium (for the dashboard)'; \
 	  SUDO=$$( [ "$$(id -u)" = 0 ] || echo sudo ); \

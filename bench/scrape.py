@@ -1,4 +1,4 @@
-"""How long `GET /memory` and a scrape take with eight ranks and a thousand encoder cache entries on each."""
+"""What reading the sidecar costs with eight ranks and a thousand encoder cache entries on each: latency and CPU."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import http.client
 import random
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Self
 from urllib.parse import urlsplit
 
 from bench.figure import Figure, Goal, number, percentile
@@ -15,26 +17,49 @@ from bench.machine import cpu_seconds
 from bench.sidecar import process_id, sidecar_beside
 from bench.simulated_engine import ENTRIES, RANKS, SimulatedEngine
 from bench.stage import Stage
+from highwater.demo.sidecar import DemoSidecar
 
-WARM_UP = 100
 GAP_SECONDS = 0.008
-PROMETHEUS_ACCEPTS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
+SETTLE_SECONDS = 3.0  # until the recorders of every worker have said something
 _WHERE = f"{RANKS} ranks, {ENTRIES} encoder cache entries each"
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    what: str
+    """What is asked for, and how often in a round.
+
+    Attributes:
+        path: With its query.
+        goal: Of the p99, in milliseconds.
+        requests: In a round.
+        is_recorded: Asked of a sidecar that has the workers' recorders.
+        note: What its method adds.
+    """
+
+    path: str
     goal: Goal | None
-    requests: int
-    accept: str = "*/*"
+    requests: int = 1000
+    is_recorded: bool = False
+    note: str = ""
+
+    @property
+    def what(self) -> str:
+        return f"`GET {self.path}`" + (" from the recorders" if self.is_recorded else "")
 
 
-PATHS: Mapping[str, _Path] = {
-    "/memory": _Path("`GET /memory`", Goal("under", 5.0), 1000),
-    "/metrics": _Path("`GET /metrics`", Goal("under", 10.0), 1000, PROMETHEUS_ACCEPTS),
-    "/memory/encoder-cache?limit=1000": _Path("`GET /memory/encoder-cache?limit=1000`", None, 50),
-}
+# The others are held to this one: what is beneath it is HTTP, and the machine.
+FLOOR = _Path("/livez", None)
+OURS = _Path("/metrics?engine=0", Goal("under", 10.0))
+CACHE = "/memory/encoder-cache?limit=1000"
+PATHS: Sequence[_Path] = (
+    FLOOR,
+    _Path("/memory", Goal("under", 5.0)),
+    OURS,
+    _Path("/metrics", None, note=" The engine's page is fetched for each; the simulated engine has it ready."),
+    _Path(CACHE, Goal("under", 20.0), 200, is_recorded=True),
+    _Path(CACHE, None, 50, note=" The workers are asked once a second at most; the other answers come from the last."),
+)
+CPU_GOAL = Goal("at most", 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,61 +72,90 @@ class _Round:
     size: int
 
 
+class _Reader:
+    """One kept connection to a sidecar, with the admin token."""
+
+    def __init__(self, sidecar: DemoSidecar) -> None:
+        self._pid = process_id(sidecar)
+        self._connection = http.client.HTTPConnection(urlsplit(sidecar.url).netloc, timeout=10)
+        self._headers = sidecar.authorization()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def round(self, path: _Path, *, requests: int | None = None) -> _Round:
+        """Ask so often, with gaps."""
+        cpu = cpu_seconds(self._pid)
+        times, size = self._ask(path.path, requests or path.requests)
+        cpu = (cpu_seconds(self._pid) - cpu) / len(times)
+        return _Round(statistics.median(times) * 1e3, percentile(times, 99) * 1e3, cpu * 1e3, size)
+
+    def _ask(self, path: str, count: int) -> tuple[list[float], int]:
+        """Return the seconds of each request, and the size of the last response."""
+        times, size = [], 0
+        for _ in range(count):
+            # Random gaps: scrapers meet the sidecar idle, and now and then in the middle of a poll.
+            time.sleep(random.uniform(0, GAP_SECONDS))  # noqa: S311 - no secret
+            began = time.perf_counter()
+            self._connection.request("GET", path, headers=self._headers)
+            response = self._connection.getresponse()
+            size = len(response.read())
+            times.append(time.perf_counter() - began)
+            assert response.status == http.client.OK, (path, response.status)
+        return times, size
+
+
 def measure(stage: Stage, *, short: bool) -> list[Figure]:
-    """One figure for each path."""
-    rounds: dict[str, list[_Round]] = {path: [] for path in PATHS}
-    with SimulatedEngine(stage.folder) as engine, sidecar_beside(engine.url, stage.folder) as sidecar:
-        pid = process_id(sidecar)
-        connection = http.client.HTTPConnection(urlsplit(sidecar.url).netloc, timeout=10)
-        token = sidecar.authorization()
+    """Return a figure for each path, and one for the CPU of a scrape of ours."""
+    rounds: dict[_Path, list[_Round]] = {path: [] for path in PATHS}
+    with ExitStack() as stack:
+        engine = stack.enter_context(SimulatedEngine(stage.folder))
+        rings = str(stage.folder / "simulated-rings")
+        sidecars = {
+            is_recorded: stack.enter_context(sidecar_beside(engine.url, stage.folder / str(is_recorded), **settings))
+            for is_recorded, settings in {False: dict[str, str](), True: {"recorder_dir": rings}}.items()
+        }
+        readers = {which: stack.enter_context(_Reader(sidecar)) for which, sidecar in sidecars.items()}
+        time.sleep(SETTLE_SECONDS)
         for path in PATHS:
-            _ask(connection, path, WARM_UP if PATHS[path].goal else 5, token)
+            readers[path.is_recorded].round(path, requests=path.requests // 10)
         for _ in range(3 if short else 7):
             for path in PATHS:
-                rounds[path].append(_round(connection, path, pid, token))
-        connection.close()
-    return [_figure(path, rounds[path]) for path in PATHS]
+                rounds[path].append(readers[path.is_recorded].round(path))
+    floor = statistics.median(one.median for one in rounds[FLOOR])
+    return [*(_latency(path, rounds[path], floor) for path in PATHS), _cpu(rounds[OURS], rounds[FLOOR])]
 
 
-def _round(connection: http.client.HTTPConnection, path: str, pid: int, token: Mapping[str, str]) -> _Round:
-    cpu = cpu_seconds(pid)
-    times, size = _ask(connection, path, PATHS[path].requests, token)
-    cpu = (cpu_seconds(pid) - cpu) / len(times)
-    return _Round(statistics.median(times) * 1e3, percentile(times, 99) * 1e3, cpu * 1e3, size)
-
-
-def _ask(
-    connection: http.client.HTTPConnection, path: str, count: int, token: Mapping[str, str]
-) -> tuple[list[float], int]:
-    """Seconds of each of `count` requests, and the size of the last answer."""
-    times, size = [], 0
-    # Only for whoever has the token are the workers asked for the entries.
-    headers = {"Accept": PATHS[path].accept, **(token if PATHS[path].goal is None else {})}
-    for _ in range(count):
-        # Random gaps: scrapers meet the sidecar idle, and now and then in the middle of a poll.
-        time.sleep(random.uniform(0, GAP_SECONDS))  # noqa: S311 - no secret
-        began = time.perf_counter()
-        connection.request("GET", path, headers=headers)
-        response = connection.getresponse()
-        size = len(response.read())
-        times.append(time.perf_counter() - began)
-        assert response.status == http.client.OK, (path, response.status)
-    return times, size
-
-
-def _figure(path: str, rounds: list[_Round]) -> Figure:
+def _latency(path: _Path, rounds: Sequence[_Round], floor: float) -> Figure:
     p99s = [one.p99 for one in rounds]
-    kept = " The workers are called once a second at most." if "?" in path else ""
+    median = statistics.median(one.median for one in rounds)
+    above = "" if path is FLOOR else f", {number(median - floor)} more than `{FLOOR.path}`"
     return Figure(
-        what=f"{PATHS[path].what}, p99, {_WHERE}",
+        what=f"{path.what}, p99, {_WHERE}",
         value=statistics.median(p99s),
         unit="ms",
-        goal=PATHS[path].goal,
-        spread=f"rounds {number(min(p99s))} to {number(max(p99s))}; "
-        f"median {number(statistics.median(one.median for one in rounds))}; "
+        goal=path.goal,
+        spread=f"rounds {number(min(p99s))} to {number(max(p99s))}; median {number(median)}{above}; "
         f"sidecar CPU {number(statistics.median(one.cpu for one in rounds))} ms a request; "
         f"{rounds[0].size / 1024:.0f} KiB",
-        method=f"simulated engine, default settings, one connection over loopback; {len(rounds)} interleaved rounds "
-        f"of {PATHS[path].requests} requests with random gaps of 0 to {GAP_SECONDS * 1e3:.0f} ms; the median of the "
-        f"rounds' p99 counts.{kept}",
+        method=f"simulated engine, default settings, with the admin token, one connection over loopback; {len(rounds)} "
+        f"interleaved rounds of {path.requests} requests with random gaps of 0 to {GAP_SECONDS * 1e3:.0f} ms; the median "
+        f"of the rounds' p99 counts.{path.note}",
+    )
+
+
+def _cpu(rounds: Sequence[_Round], floor: Sequence[_Round]) -> Figure:
+    by_round = [one.cpu for one in rounds]
+    return Figure(
+        what=f"Sidecar's CPU for one scrape of its own page, {_WHERE}",
+        value=statistics.median(by_round),
+        unit="ms",
+        goal=CPU_GOAL,
+        spread=f"rounds {number(min(by_round))} to {number(max(by_round))}; of `{FLOOR.path}` "
+        f"{number(statistics.median(one.cpu for one in floor))}",
+        method=f"user and system time of all its threads over a round of {OURS.requests} scrapes of `{OURS.path}`, "
+        "HTTP and the polls meanwhile included, over their number; the page is rendered once a poll",
     )

@@ -7,6 +7,8 @@ engine of the tests, with as much to report as a real one has. Run as `python -m
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
 
 import uvicorn
@@ -20,6 +22,7 @@ RANKS = 8
 ENTRIES = 1000
 START_SECONDS = 60.0
 _ENTRY_BYTES = 4 * 1024**2
+_HEARTBEAT_SECONDS = 1.0
 _HISTOGRAMS, _BUCKETS = 24, 30  # as large a page as a vLLM with one engine shows
 
 
@@ -59,10 +62,18 @@ def _metrics() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _record(engine: FakeEngine) -> None:
+    """Write heartbeats as idle workers do, where a sidecar has started their recorders."""
+    while True:
+        engine.record()
+        time.sleep(_HEARTBEAT_SECONDS)
+
+
 def create_app() -> ASGIApp:
     """The fake engine, and vLLM's metrics as long as they really are."""
     engine, metrics = FakeEngine(tensor_parallel=RANKS), PlainTextResponse(_metrics())
     engine.serve_images(ENTRIES, _ENTRY_BYTES)
+    threading.Thread(target=_record, args=(engine,), daemon=True).start()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await (metrics if scope.get("path") == "/metrics" else engine)(scope, receive, send)

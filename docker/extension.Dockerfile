@@ -1,21 +1,18 @@
 # syntax=docker/dockerfile:1
-# Only highwater_worker/, a folder of plain Python: for an image volume, or to be copied into a volume.
+# Only the worker package, plain Python with the metadata by which vLLM finds its plugin: for an image volume.
 #
 #   docker build -f docker/extension.Dockerfile -t highwater-extension .
-#   docker build -f docker/extension.Dockerfile -t highwater-extension:copy --target copy .
 #
-# Mounted at /opt/highwater (the first), or run with a volume at /target (the second), the engine needs
-# PYTHONPATH=/opt/highwater and --worker-extension-cls highwater_worker.MemoryExtension.
-ARG COPY_IMAGE=busybox:1.37-musl
+# Mounted at /opt/highwater, the engine needs PYTHONPATH=/opt/highwater, and HIGHWATER_RECORDER_DIR to be watched. The
+# sidecar's image fills a volume with the same: highwater extension --copy-to DIR.
+ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
-FROM ${COPY_IMAGE} AS copy
-LABEL org.opencontainers.image.title="highwater-extension" \
-      org.opencontainers.image.description="Copies Highwater's worker extension into the volume at /target" \
-      org.opencontainers.image.licenses="Apache-2.0"
-COPY LICENSE /licenses/LICENSE
-COPY worker_ext/highwater_worker /highwater_worker
-USER 65532:65532
-CMD ["cp", "-r", "/highwater_worker", "/target/"]
+FROM ${PYTHON_IMAGE} AS build
+WORKDIR /src
+COPY docker/build-requirements.txt docker/
+RUN pip install --no-cache-dir --no-compile --require-hashes --only-binary :all: -r docker/build-requirements.txt
+COPY worker_ext worker_ext
+RUN pip install --no-cache-dir --no-compile --no-deps --no-build-isolation --target /opt/extension ./worker_ext
 
 FROM scratch
 ARG VERSION=0.1.0
@@ -30,5 +27,5 @@ LABEL org.opencontainers.image.title="highwater-extension" \
       org.opencontainers.image.created="${CREATED}" \
       org.opencontainers.image.source="${SOURCE}"
 COPY LICENSE /licenses/LICENSE
-COPY worker_ext/highwater_worker /highwater_worker
+COPY --from=build /opt/extension/ /
 USER 65532:65532

@@ -7,6 +7,15 @@
 #
 # or your own; add @sha256:... to pin it. Nothing is installed into it: highwater_worker has no dependencies.
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.12.0
+ARG PYTHON_IMAGE=python:3.12-slim-bookworm
+
+# As in extension.Dockerfile.
+FROM ${PYTHON_IMAGE} AS build
+WORKDIR /src
+COPY docker/build-requirements.txt docker/
+RUN pip install --no-cache-dir --no-compile --require-hashes --only-binary :all: -r docker/build-requirements.txt
+COPY worker_ext worker_ext
+RUN pip install --no-cache-dir --no-compile --no-deps --no-build-isolation --target /opt/extension ./worker_ext
 
 FROM ${VLLM_IMAGE}
 ARG VLLM_IMAGE
@@ -16,7 +25,7 @@ LABEL org.opencontainers.image.title="highwater-vllm" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.base.name="${VLLM_IMAGE}"
-COPY worker_ext/highwater_worker /opt/highwater/highwater_worker
+COPY --from=build /opt/extension /opt/highwater
 # Behind what the base has there: Ascend's libraries are found by it. An empty entry would mean the current folder.
 ENV PYTHONPATH=/opt/highwater${PYTHONPATH:+:${PYTHONPATH}} \
     VLLM_SERVER_DEV_MODE=1

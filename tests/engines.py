@@ -57,6 +57,15 @@ ALL_RECIPES: Mapping[str, Recipe] = {
 }
 
 
+def watching(folder: Path, **environ: str) -> dict[str, Any]:
+    """Return the options of an engine that has the worker package on its path and a folder for its recorders.
+
+    No development mode and no flag; `environ` are further variables of its environment.
+    """
+    variables = {"HIGHWATER_RECORDER_DIR": str(folder), **environ}
+    return {"dev_mode": False, "extension": False, "plugin": True, "extra_env": tuple(variables.items())}
+
+
 def worker_pids(engine: Engine) -> list[int]:
     """Return the processes that hold the model, by rank: EngineCore itself where it has no worker processes."""
     titles = {pid: title for pid in engine.pids() if (title := _title(pid))}

@@ -52,6 +52,17 @@ TOPICS: Mapping[str, Topic] = {
             "tests/security/test_soak.py",
         ),
     ),
+    "watch": Topic(
+        "engines of two workers and of two replicas that record themselves, engines that fail, two in one folder",
+        (
+            "worker_ext/highwater_worker/plugin.py",
+            "worker_ext/highwater_worker/memory/start_phases.py",
+            "worker_ext/highwater_worker/recorder",
+            "app/highwater/files/worker_package.py",
+            "app/highwater/recorder",
+            "tests/engine/test_watch_topologies.py",
+        ),
+    ),
     "controls": Topic("what the data plane is held to, tried on nginx and vllm-router", ("tests/faithful",)),
     "policy": Topic(
         "every situation of docs/policy-situations.md",

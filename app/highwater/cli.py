@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from highwater import __version__
 from highwater.commands import terminal
+from highwater.commands.extension import extension
 from highwater.commands.healthcheck import healthcheck
 from highwater.commands.incidents import incidents
 from highwater.commands.measure import measure
@@ -21,6 +22,8 @@ from highwater.settings import Settings, is_list, keys, variable
 from highwater.settings_sources import CONFIG_VARIABLE, load
 
 BAD_SETTINGS = 2
+WATCHED_IMAGES = 40
+"""Of the demonstration's first half: enough to see the encoder cache grow."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -52,9 +55,10 @@ def _run(settings: Settings) -> None:
     raise_limit()
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news
-    is_pure = exchange.__file__.endswith(".py")
-    logging.getLogger("highwater").info("data plane: %s", "pure Python" if is_pure else "compiled")
-    server = Server(create_app(settings), settings.host, settings.port, shutdown_seconds=settings.shutdown_seconds)
+    if settings.has_data_plane:
+        is_pure = exchange.__file__.endswith(".py")
+        logging.getLogger("highwater").info("data plane: %s", "pure Python" if is_pure else "compiled")
+    server = Server(create_app(settings), settings.host, shutdown_seconds=settings.shutdown_seconds)
     with suppress(KeyboardInterrupt):  # raised again by uvicorn after it has shut down in order
         server.run()
     if not server.started:
@@ -86,6 +90,7 @@ main.add_command(
 )
 
 
+main.add_command(extension)
 main.add_command(healthcheck)
 main.add_command(incidents)
 main.add_command(measure)
@@ -100,20 +105,29 @@ for command in terminal.ALL:
 @click.option("--tensor-parallel", default=1, show_default=True, type=click.IntRange(1, 8), help="workers")
 @click.option("--stay/--no-stay", default=None, help="stay up afterwards  [default: on a terminal]")
 def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None) -> None:
-    """Bring up a real vLLM engine (CPU) with the sidecar beside it, and replay the story on them."""
-    from highwater.demo import story  # noqa: PLC0415 - `serve` must not load it
+    """Watch a real vLLM engine (CPU), then replay the story on one that may be acted on."""
+    from highwater.demo import story, watch  # noqa: PLC0415 - `serve` must not load it
     from highwater.demo.engine import EngineOptions  # noqa: PLC0415
     from highwater.demo.environment import ensure_environment  # noqa: PLC0415
     from highwater.demo.errors import DemoError  # noqa: PLC0415
 
     # An ordinary kill ends the children in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    options = EngineOptions(tensor_parallel=tensor_parallel)
     try:
         environment = ensure_environment(announce=click.echo)
         if prepare:
             return
-        click.echo(f"Starting vLLM {environment.version} with a tiny Qwen3-VL, and the sidecar (about half a minute)")
-        with story.stage(environment, EngineOptions(tensor_parallel=tensor_parallel), port) as (engine, sidecar):
+        click.echo(
+            f"1. Watching. Starting vLLM {environment.version} with a tiny Qwen3-VL (about half a minute): no "
+            "development mode and no flag, only the worker package on its path and HIGHWATER_RECORDER_DIR"
+        )
+        watch.watch(environment, options, images=min(images, WATCHED_IMAGES), say=click.echo)
+        click.echo(
+            "\n2. Acting. The same engine again, in development mode and with the sidecar in front of it (another half "
+            "minute)"
+        )
+        with story.stage(environment, options, port) as (engine, sidecar):
             story.tell(engine, sidecar, images=images, say=click.echo)
             if sys.stdout.isatty() if stay is None else stay:
                 _stay(sidecar.url, sidecar.port, engine.url)

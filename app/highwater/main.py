@@ -5,6 +5,9 @@
     request ──► Front decides ──┬── sidecar path ──► FastAPI (api/) ──► poller, governor, history, exporter
                                 ├── admitted by the allow list ──► Proxy ──► engine
                                 └── anything else ──► 404 or 403, naming the setting that would allow it
+
+With ``control_port`` the first way is on that port alone, and the second one on ``port``; without a data plane there is
+no second one. Both ports share one ``Proxy``, with a limit of clients each.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import httpx
 from fastapi import FastAPI
@@ -29,6 +32,7 @@ from highwater.api.access import Access, ControlGuard
 from highwater.api.body_limit import BodyLimit
 from highwater.api.control import control_router
 from highwater.api.dashboard import dashboard_router
+from highwater.api.engine_page import EnginePage
 from highwater.api.head import HeadAsGet
 from highwater.api.health import health_router
 from highwater.api.incidents import incidents_router
@@ -56,11 +60,11 @@ from highwater.memory.sources import all_sources
 from highwater.memory.sources.encoder_cache import EncoderCacheEntries
 from highwater.policy.governor import Governor
 from highwater.policy.store import PolicyStore
-from highwater.process.descriptors import default_connections
+from highwater.process.descriptors import control_connections, default_connections
 from highwater.proxy.access_log import AccessLog
 from highwater.proxy.allowlist import AllowList
 from highwater.proxy.client import ClientConnection, protocol
-from highwater.proxy.front import Front, SidecarPaths
+from highwater.proxy.front import ControlFront, Front, SidecarPaths
 from highwater.proxy.gate import Gate
 from highwater.proxy.limits import ProxyLimits
 from highwater.proxy.proxy import Proxy
@@ -68,7 +72,7 @@ from highwater.readings import EventKind, Report
 from highwater.recorder.recorders import Recorders
 from highwater.relief import Quiescer, Relief
 from highwater.relief.remedies import all_remedies
-from highwater.settings import ProxySettings, Settings
+from highwater.settings import Settings
 from highwater.units import MIB
 
 log = logging.getLogger("highwater")
@@ -76,30 +80,55 @@ log = logging.getLogger("highwater")
 CONTROL_BODY_BYTES = MIB
 _LIVE_PATHS = frozenset({"/memory/events"})
 _SIDECAR_PREFIXES = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/", RUNBOOKS_PREFIX)
+NO_DATA_PLANE = (
+    "requests cannot be held here: this sidecar has no data plane (proxy.enabled). With one, and all traffic through "
+    "it, they can"
+)
 MAX_HISTORY_SAMPLES = 86_400  # a day at one a second: 120 MB with eight ranks
+
+
+class ListeningPort(NamedTuple):
+    """A port to listen on.
+
+    Attributes:
+        setting: The setting that names it.
+        number: Its number.
+        serves: What is served there, for the log.
+        protocol: Makes uvicorn's protocol for each connection (``http=``).
+    """
+
+    setting: Literal["port", "control_port"]
+    number: int
+    serves: str
+    protocol: Callable[..., ClientConnection]
 
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The wired application: an ASGI application for the sidecar's paths, and the protocol in front of it.
+    """The wired application: an ASGI application for the sidecar's paths, and the ports in front of it.
 
     Attributes:
-        protocol: Makes uvicorn's protocol for each connection (``http=``): data plane and control plane part there.
+        ports: The last one serves the control plane. One before it serves the engine's paths alone.
         services: The parts, for tests and benchmarks.
         sidecar_paths: The paths that the ASGI application serves.
-        close_streams: Ends every live event stream; the server calls it when it is told to stop, because it waits
-            for open connections.
+        begin_stop: Ends every live event stream, and lets ``/readyz`` say that the sidecar stops; the server calls it
+            when it is asked to stop, because it waits for open connections.
         tls: For clients' connections; None: plain HTTP.
         access_log: Gets a line for each request that ended; None: disabled.
     """
 
-    protocol: Callable[..., ClientConnection]
+    ports: tuple[ListeningPort, ...]
     services: Services
     sidecar_paths: frozenset[str]
-    close_streams: Callable[[], None]
+    begin_stop: Callable[[], None]
     control: ASGIApp
     tls: ssl.SSLContext | None
     access_log: AccessLog | None
+
+    @property
+    def protocol(self) -> Callable[..., ClientConnection]:
+        """The protocol of the first port."""
+        return self.ports[0].protocol
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the lifespan and the sidecar's paths."""
@@ -188,11 +217,7 @@ def create_app(
     )
     state = StateFile(settings.state_file)
     policy = PolicyStore(state, settings.policy)
-    startup: tuple[tuple[EventKind, str | None], ...] = (("recovery", state.problem), ("policy", policy.news))
-    for kind, told in startup:
-        if told is not None:
-            history.record(kind, told)
-            log.warning("%s", told)
+    _record_startup(history, ("recovery", state.problem), ("policy", policy.news))
     gate = Gate(hold_seconds=settings.gate.hold_seconds, max_held=settings.gate.max_held, clock=clock)
     # The parts that count are made before the parts that are counted: hence the late looks.
     exporter = Exporter(
@@ -227,9 +252,22 @@ def create_app(
         nvml=find_nvml(),
         internal_error=exporter.internal_errors.counter("shared_devices"),
     )
-    quiescer = Quiescer(engine, gate, drain_seconds=settings.gate.drain_seconds, clock=clock)
-    remedies = all_remedies(host_budget_bytes=settings.trim.host_budget_bytes)
-    relief = Relief(engine, poller, history, quiescer, remedies=remedies, observer=exporter, clock=clock)
+    quiescer = Quiescer(
+        engine,
+        gate,
+        drain_seconds=settings.gate.drain_seconds,
+        impossible=None if settings.has_data_plane else NO_DATA_PLANE,
+        clock=clock,
+    )
+    relief = Relief(
+        engine,
+        poller,
+        history,
+        quiescer,
+        remedies=all_remedies(host_budget_bytes=settings.trim.host_budget_bytes),
+        observer=exporter,
+        clock=clock,
+    )
     governor = Governor(
         relief,
         poller,
@@ -258,7 +296,7 @@ def create_app(
     proxy = Proxy(
         settings.engine_url,
         observer=exporter.traffic,
-        limits=_limits(settings.proxy),
+        limits=_limits(settings),
         gate=gate,
         tls=engine_tls,
         access_log=None if settings.access_log is None else AccessLog(settings.access_log),
@@ -288,6 +326,7 @@ def create_app(
             await engine.aclose()
             token.close()
 
+    stopping = asyncio.Event()
     services = Services(
         poller=poller,
         governor=governor,
@@ -295,23 +334,35 @@ def create_app(
         policy=policy,
         history=history,
         exporter=exporter,
+        engine_page=EnginePage(engine),
         entries=EncoderCacheEntries(engine, clock=clock),
         incidents=incidents,
         recorders=recorders,
         snapshots=Snapshots(engine, poller, history, settings.recorder_dir, clock=wall_clock),
         report=lambda: replace(poller.current(), policy=governor.status()),
         alive=loops.alive,
+        stopping=stopping.is_set,
         server_info=partial(engine.get, "/server_info"),
         control=access,
     )
     control, paths = _control_plane(services, lifespan, exporter.internal_errors.counter("http"))
-    front = Front(paths, AllowList(settings.proxy.extra_paths, settings.engine_root_path))
-    poller.listeners.append(RootPathWatch(front, lambda: poller.capabilities.root_path, history).notice)
+    front = Front(
+        paths,
+        AllowList(settings.proxy.extra_paths, settings.engine_root_path),
+        has_control_port=settings.control_port is not None,
+    )
+    if settings.has_data_plane:
+        poller.listeners.append(RootPathWatch(front, lambda: poller.capabilities.root_path, history).notice)
+
+    def begin_stop() -> None:
+        stopping.set()
+        history.close()
+
     return Sidecar(
-        protocol(proxy, front),
+        _ports(settings, proxy, front, paths),
         services,
         paths.exact,
-        history.close,
+        begin_stop,
         # A HEAD is judged as the GET that it becomes.
         HeadAsGet(ControlGuard(BodyLimit(control, CONTROL_BODY_BYTES), access, control.openapi())),
         tls,
@@ -319,10 +370,53 @@ def create_app(
     )
 
 
-def _limits(settings: ProxySettings) -> ProxyLimits:
-    shared = {field.name for field in fields(ProxyLimits)} & ProxySettings.model_fields.keys()
-    limits = settings.model_dump(include=shared)
-    return ProxyLimits(**{**limits, "max_connections": settings.max_connections or default_connections()})
+def _record_startup(history: History, *notices: tuple[EventKind, str | None]) -> None:
+    """Record what was found at the start, and log it."""
+    for kind, notice in notices:
+        if notice is not None:
+            history.record(kind, notice)
+            log.warning("%s", notice)
+
+
+def _ports(settings: Settings, proxy: Proxy, front: Front, paths: SidecarPaths) -> tuple[ListeningPort, ...]:
+    """The ports to listen on, the one with the control plane last."""
+    if settings.has_data_plane and settings.control_port is None:
+        return (ListeningPort("port", settings.port, "data plane and control plane", protocol(proxy, front)),)
+    if settings.has_data_plane:
+        elsewhere = f"which is the control port: what the engine serves is on port {settings.port} (port)"
+    else:
+        why = _why_no_data_plane(settings)
+        elsewhere = f"and no request is passed on ({why}): send it to the engine itself"
+        log.info("no requests are passed on to the engine: %s", why)
+    control = ListeningPort(
+        "port" if settings.control_port is None else "control_port",
+        settings.control_plane_port,
+        "the control plane",
+        protocol(proxy, ControlFront(paths, elsewhere), proxy.control_clients),
+    )
+    if not settings.has_data_plane:
+        return (control,)
+    return (ListeningPort("port", settings.port, "the data plane", protocol(proxy, front)), control)
+
+
+def _why_no_data_plane(settings: Settings) -> str:
+    if settings.proxy.enabled is False:
+        return "proxy.enabled is false"
+    return (
+        "recorder_dir is set, and neither engine_url nor another setting that concerns requests; with "
+        "proxy.enabled=true they are passed on"
+    )
+
+
+def _limits(settings: Settings) -> ProxyLimits:
+    given = settings.proxy
+    has_control_port = settings.control_port is not None
+    shared = {field.name for field in fields(ProxyLimits)} & type(given).model_fields.keys()
+    return ProxyLimits(
+        **given.model_dump(include=shared - {"max_connections"}),
+        max_connections=given.max_connections or default_connections(has_control_port=has_control_port),
+        max_control_connections=control_connections(),
+    )
 
 
 def _access(settings: Settings, exporter: Exporter) -> tuple[AdminToken, Access]:
@@ -331,10 +425,15 @@ def _access(settings: Settings, exporter: Exporter) -> tuple[AdminToken, Access]
     elif settings.admin_token_file is not None:
         token = AdminToken(None, settings.admin_token_file)
     else:
-        token = AdminToken(None, default_token_file(settings.port, os.environ), is_temporary=True)
+        token = AdminToken(None, default_token_file(settings.control_plane_port, os.environ), is_temporary=True)
     if settings.trust_loopback:
         log.info("control calls from this machine's own addresses need no token (trust_loopback)")
-    access = Access(token, port=settings.port, trust_loopback=settings.trust_loopback, denied=exporter.control_denied)
+    access = Access(
+        token,
+        port=settings.control_plane_port,
+        trust_loopback=settings.trust_loopback,
+        denied=exporter.control_denied,
+    )
     return token, access
 
 

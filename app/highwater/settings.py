@@ -27,6 +27,12 @@ MAX_RECORDS = 32_000
 ForwardedMode = Literal["pass", "replace", "append"]
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
+# Settings that are about requests for the engine: whoever sets one of them wants requests to be passed on.
+_ABOUT_REQUESTS = frozenset({"engine_url", "engine_root_path", "engine_tls", "control_port", "gate", "proxy"})
+
+
+def _too_many(room: int) -> str:
+    return f"must be at most {room} under this process's limit of open files (ulimit -Hn)"
 
 
 class ProxySettings(BaseModel):
@@ -34,6 +40,12 @@ class ProxySettings(BaseModel):
 
     model_config = _FROZEN
 
+    enabled: bool | None = Field(
+        None,
+        description="pass requests on to the engine; false: watch and act, and serve the control plane alone; unset: "
+        "true, unless recorder_dir is set and none of engine_url, engine_root_path, engine_tls, control_port, gate and "
+        "proxy",
+    )
     extra_paths: tuple[str, ...] = Field(
         default=(),
         description="further engine paths to proxy, as a JSON list; one that ends in / is a prefix, below which the "
@@ -82,7 +94,7 @@ class ProxySettings(BaseModel):
     def _within_the_limit_of_files(cls, value: int | None) -> int | None:
         room = room_at_most()
         if value is not None and value > room:
-            raise ValueError(f"must be at most {room} under this process's limit of open files (ulimit -Hn)")
+            raise ValueError(_too_many(room))
         return value
 
     @field_validator("extra_paths")
@@ -220,6 +232,13 @@ class Settings(BaseModel):
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8001, ge=1, le=65535, description="port to listen on")
+    control_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="port for the control plane, metrics and probes alone; port then serves what the engine serves and "
+        "nothing else; unset: port serves both",
+    )
     admin_token: SecretStr | None = Field(
         None, description="control calls must carry it; unset: the token in admin_token_file"
     )
@@ -372,14 +391,42 @@ class Settings(BaseModel):
             raise ValueError("admin_token is set too; set one of the two")
         return value
 
-    @field_validator("port", mode="before")
+    @field_validator("port", "control_port", mode="before")
     @classmethod
-    def _not_a_service_link(cls, value: object) -> object:
+    def _not_a_service_link(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, str) and value.startswith("tcp://"):
+            service = "highwater" if info.field_name == "port" else "highwater-control"
             raise ValueError(
-                "was written by Kubernetes for a Service called highwater; set enableServiceLinks: false in the pod"
+                f"was written by Kubernetes for a Service called {service}; set enableServiceLinks: false in the pod"
             )
         return value
+
+    @field_validator("control_port")
+    @classmethod
+    def _another_than_port(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value == info.data.get("port"):
+            raise ValueError(f"must differ from port ({value}); unset: port serves both planes")
+        return value
+
+    @field_validator("proxy")
+    @classmethod
+    def _leaves_files_to_the_control_port(cls, value: ProxySettings, info: ValidationInfo) -> ProxySettings:
+        room = room_at_most(has_control_port=info.data.get("control_port") is not None)
+        if value.max_connections is not None and value.max_connections > room:
+            raise ValueError(f"max_connections ({value.max_connections}) {_too_many(room)}, with a control_port")
+        return value
+
+    @property
+    def has_data_plane(self) -> bool:
+        """Requests for the engine are passed on."""
+        if self.proxy.enabled is not None:
+            return self.proxy.enabled
+        return self.recorder_dir is None or not self.model_fields_set.isdisjoint(_ABOUT_REQUESTS)
+
+    @property
+    def control_plane_port(self) -> int:
+        """The port that serves the control plane."""
+        return self.control_port or self.port
 
     @property
     def stale_seconds(self) -> float:

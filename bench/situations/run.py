@@ -120,7 +120,7 @@ async def _serving(sidecar: Sidecar) -> AsyncIterator[str]:
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        sidecar.close_streams()
+        sidecar.begin_stop()
         await server.shutdown()
 
 

@@ -1,10 +1,10 @@
-"""Run by the engine's liveness probe: exits with 0 while the engine is to be left alone.
+"""Run by the engine's startup and liveness probes: exits with 0 while the engine is to be left alone.
 
-Arguments: the sidecar's URL, and the engine's (http://host:port, or unix:/path).
+Arguments: the URL of the sidecar's control plane, and the engine's (http://host:port, or unix:/path).
 The sidecar knows more, and is asked first. One that does not answer, because it is being restarted or was killed, says
 nothing about the engine: then the engine's own /health decides. So it does where the sidecar says that the engine is
-starting: one that died a while ago looks no different, and while a container's first engine loads, its startup probe
-runs and not this one. It runs in the engine's image: standard library only.
+starting: while it loads, it does not answer yet, and one that died a while ago looks no different. It runs in the
+engine's image: standard library only.
 """
 
 import http.client

@@ -1,7 +1,7 @@
 """Run by the engine's preStop hook: returns once no request is under way, so that SIGTERM cuts none.
 
-Arguments: the sidecar's URL (with environment variables in it), seconds to wait first (until nobody sends new
-requests here), seconds to wait at most.
+Arguments: the URL of the sidecar's control plane (with environment variables in it), seconds to wait first (until
+nobody sends new requests here), seconds to wait at most.
 It asks the sidecar, which is the last to end. An engine that is dead or hangs has nothing to wait for, and one whose
 sidecar does not answer has nobody to ask: both end at once. It runs in the engine's image: standard library only.
 """

@@ -258,9 +258,10 @@ def values_schema() -> Schema:
 
 def _config() -> Schema:
     schema = config_schema()
-    # Both are put into probes and Services: they must be there, and above 1023, as nobody is root.
+    # They are put into probes and Services: they must be there, and the ports above 1023, as nobody is root.
     schema["properties"]["host"] = SOME_TEXT
-    schema["properties"]["port"] = OPEN_PORT | {"description": schema["properties"]["port"]["description"]}
+    for key in ("port", "control_port"):
+        schema["properties"][key] = OPEN_PORT | {"description": schema["properties"][key]["description"]}
     return schema
 
 

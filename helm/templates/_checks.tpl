@@ -28,8 +28,19 @@ What the schema cannot say, because it is about two values at once. All problems
 {{- if and $v.pod.hostNetwork (ne $v.engine.listen.kind "socket") }}
 - pod.hostNetwork: on the node's loopback every process of the node could reach the engine's control paths; set engine.listen.kind to socket
 {{- end -}}
-{{- if and (eq $v.engine.listen.kind "loopback") (eq (int $v.engine.listen.port) (int $v.config.port)) }}
-- engine.listen.port and config.port are both {{ int $v.config.port }}; they share the pod's addresses and must differ
+{{- range $key := list "port" "control_port" -}}
+{{- $port := int (get $v.config $key) -}}
+{{- if and (eq $v.engine.listen.kind "loopback") (eq (int $v.engine.listen.port) $port) }}
+- engine.listen.port and config.{{ $key }} are both {{ $port }}; they share the pod's addresses and must differ
+{{- end -}}
+{{- end -}}
+{{- if eq (int $v.config.port) (int $v.config.control_port) }}
+- config.port and config.control_port are both {{ int $v.config.port }}; requests to the model go to the first, probes and operators to the second
+{{- end -}}
+{{- with $v.config.proxy -}}
+{{- if eq (toString .enabled) "false" }}
+- config.proxy.enabled: false leaves no way to the engine, which listens in the pod alone; leave it out
+{{- end -}}
 {{- end -}}
 {{- if and (eq $v.engine.device.kind "none") (or $v.engine.device.resource $v.engine.device.count) }}
 - engine.device: kind is none, so count must be 0 and resource empty

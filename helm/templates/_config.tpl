@@ -26,6 +26,11 @@ The sidecar's settings as environment variables: `policy.mode` of `config` is HI
 {{- end -}}
 {{- end -}}
 
+{{- /* Where the control plane of a pod's sidecar is. Takes (dict "root" . "host" "where the pod is"). */ -}}
+{{- define "highwater.controlUrl" -}}
+{{- printf "%s://%s:%d" (include "highwater.scheme" .root | lower) .host (int .root.Values.config.control_port) -}}
+{{- end -}}
+
 {{- define "highwater.engineUrl" -}}
 {{- if eq .Values.engine.listen.kind "socket" -}}
 unix:/run/highwater/engine/engine.sock

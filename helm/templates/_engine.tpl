@@ -58,6 +58,11 @@ arguments: vLLM takes the last of two.
   value: "1"
 - name: PYTHONPATH
   value: {{ prepend .Values.engine.pythonPath "/opt/highwater" | join ":" }}
+{{- /* By this alone each worker starts its recorder, before the model is loaded. */}}
+{{- with .Values.config.recorder_dir }}
+- name: HIGHWATER_RECORDER_DIR
+  value: {{ . }}
+{{- end }}
 {{- if .Values.config.engine_log }}
 - name: VLLM_LOGGING_CONFIG_PATH
   value: /etc/highwater/logging/logging.json
@@ -153,32 +158,46 @@ arguments: vLLM takes the last of two.
 {{- end -}}
 
 {{- /*
-The probes ask the sidecar: the engine is on loopback, where the kubelet cannot reach it, and its own /health says 200
-while it hangs. They are the engine's container's, so what fails restarts the engine and not the sidecar. The liveness
-probe runs in that container, so that it can ask the engine itself where the sidecar does not answer: a sidecar that is
-restarted again and again must not have a healthy engine killed.
+The probes ask the sidecar, at its control port: the engine is on loopback, where the kubelet cannot reach it, and its own
+/health says 200 while it hangs. They are the engine's container's, so what fails restarts the engine and not the sidecar.
+Those that can kill the engine run in that container, so that they can ask the engine itself where the sidecar does not
+answer: a sidecar that is restarted again and again must not have a healthy engine killed, while it loads or later.
 */ -}}
+{{- define "highwater.alive" -}}
+exec:
+  # Neither site packages nor the engine's PYTHONPATH: what is there may take seconds to import.
+  command:
+    - python3
+    - -I
+    - -S
+    - -c
+    - |
+      {{- .Files.Get "files/alive.py" | trim | nindent 6 }}
+    - {{ include "highwater.controlUrl" (dict "root" . "host" "127.0.0.1") }}
+    - {{ include "highwater.engineUrl" . }}
+{{- end -}}
+
+{{- define "highwater.readiness" -}}
+httpGet: {path: /readyz, port: {{ int .Values.config.control_port }}, scheme: {{ include "highwater.scheme" . }}}
+periodSeconds: {{ int .Values.sidecar.probes.readinessPeriodSeconds }}
+timeoutSeconds: 5
+failureThreshold: {{ int .Values.sidecar.probes.readinessFailures }}
+{{- end -}}
+
 {{- define "highwater.engineProbes" -}}
 {{- $probes := .Values.engine.probes -}}
 startupProbe:
-  httpGet: {path: /readyz, port: {{ int .Values.config.port }}, scheme: {{ include "highwater.scheme" . }}}
+  {{- include "highwater.alive" . | nindent 2 }}
   periodSeconds: 5
-  timeoutSeconds: 5
+  timeoutSeconds: 10
   failureThreshold: {{ div (add (int $probes.startupSeconds) 4) 5 }}
   terminationGracePeriodSeconds: {{ int $probes.killSeconds }}
+# The sidecar has the same: some look at one container, some at the other.
+readinessProbe:
+  {{- include "highwater.readiness" . | nindent 2 }}
 {{- if $probes.liveness }}
 livenessProbe:
-  exec:
-    # Neither site packages nor the engine's PYTHONPATH: what is there may take seconds to import.
-    command:
-      - python3
-      - -I
-      - -S
-      - -c
-      - |
-        {{- .Files.Get "files/alive.py" | trim | nindent 8 }}
-      - {{ include "highwater.scheme" . | lower }}://127.0.0.1:{{ int .Values.config.port }}
-      - {{ include "highwater.engineUrl" . }}
+  {{- include "highwater.alive" . | nindent 2 }}
   periodSeconds: 10
   timeoutSeconds: 10
   failureThreshold: {{ div (add (int $probes.unhealthySeconds) 9) 10 }}
@@ -197,7 +216,7 @@ lifecycle:
         - -c
         - |
           {{- .root.Files.Get "files/drain.py" | trim | nindent 10 }}
-        - {{ include "highwater.scheme" .root | lower }}://{{ .host }}:{{ int .root.Values.config.port }}
+        - {{ include "highwater.controlUrl" . }}
         - {{ .root.Values.engine.drain.firstSeconds | toString | quote }}
         - {{ .root.Values.engine.drain.seconds | toString | quote }}
 {{- end -}}

@@ -77,8 +77,8 @@ annotations:
 {{- if .baseUrl -}}
 {{- printf "%s/runbooks/%s.%s" (trimSuffix "/" .baseUrl) $name .suffix -}}
 {{- else -}}
-{{- $host := printf "%s.%s" (include "highwater.fullname" $root) $root.Release.Namespace -}}
-{{- printf "%s://%s:%d/docs/runbooks/%s.html" (include "highwater.scheme" $root | lower) $host (int $root.Values.service.port) $name -}}
+{{- $host := printf "%s-control.%s" (include "highwater.fullname" $root) $root.Release.Namespace -}}
+{{- printf "%s/docs/runbooks/%s.html" (include "highwater.controlUrl" (dict "root" $root "host" $host)) $name -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

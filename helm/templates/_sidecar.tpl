@@ -59,22 +59,22 @@ ports:
   - name: highwater
     containerPort: {{ int .Values.config.port }}
     protocol: TCP
+  - name: control
+    containerPort: {{ int .Values.config.control_port }}
+    protocol: TCP
 {{- /* Not whether the engine is there: what comes after this container waits for this probe, and that is the engine. */}}
 startupProbe:
-  httpGet: {path: /livez, port: {{ int .Values.config.port }}, scheme: {{ include "highwater.scheme" . }}}
+  httpGet: {path: /livez, port: {{ int .Values.config.control_port }}, scheme: {{ include "highwater.scheme" . }}}
   periodSeconds: 1
   timeoutSeconds: 5
   failureThreshold: {{ int .Values.sidecar.probes.startupSeconds }}
 livenessProbe:
-  httpGet: {path: /livez, port: {{ int .Values.config.port }}, scheme: {{ include "highwater.scheme" . }}}
+  httpGet: {path: /livez, port: {{ int .Values.config.control_port }}, scheme: {{ include "highwater.scheme" . }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
 readinessProbe:
-  httpGet: {path: /readyz, port: {{ int .Values.config.port }}, scheme: {{ include "highwater.scheme" . }}}
-  periodSeconds: {{ int .Values.sidecar.probes.readinessPeriodSeconds }}
-  timeoutSeconds: 5
-  failureThreshold: {{ int .Values.sidecar.probes.readinessFailures }}
+  {{- include "highwater.readiness" . | nindent 2 }}
 resources:
   {{- toYaml .Values.sidecar.resources | nindent 2 }}
 securityContext:
@@ -100,12 +100,7 @@ copy
 name: highwater-extension
 image: {{ include "highwater.sidecarImage" . }}
 imagePullPolicy: {{ .Values.sidecar.image.pullPolicy }}
-command:
-  - python3
-  - -c
-  - |
-    import pathlib, shutil, highwater_worker
-    shutil.copytree(pathlib.Path(highwater_worker.__file__).parent, "/opt/highwater/highwater_worker", dirs_exist_ok=True)
+command: [highwater, extension, --copy-to, /opt/highwater]
 resources:
   {{- toYaml .Values.extension.resources | nindent 2 }}
 securityContext:

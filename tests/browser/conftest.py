@@ -140,4 +140,4 @@ async def beside(
         try:
             yield Beside(sidecar, fake, clock)
         finally:
-            sidecar.app.close_streams()  # as `highwater serve` does when it stops; the page is still open
+            sidecar.app.begin_stop()  # as `highwater serve` does when it stops; the page is still open

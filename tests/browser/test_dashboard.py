@@ -27,6 +27,16 @@ WATERS = """async key => {
   const { waters } = inspect.plots.stacks.get(key).chart.view;
   return Object.fromEntries(waters.filter((one) => !one.solid).map((one) => [one.variable, one.value]));
 }"""
+# Of each chart beside the stacks: the first and the last moment that it has drawn.
+DRAWN = """async () => {
+  const { inspect } = await import("./dashboard/main.js");
+  const charts = Object.entries(inspect.plots.lines).map(([kind, plot]) => [kind, plot.chart]);
+  while (charts.some(([, chart]) => !chart.plot)) await new Promise((resolve) => requestAnimationFrame(resolve));
+  return charts.map(([kind, chart]) => {
+    const times = chart.plot.data[0];
+    return [kind, [times[0], times[times.length - 1]]];
+  });
+}"""
 RANK_CELLS = ("used_bytes", "free_bytes", "total_bytes")
 
 
@@ -98,7 +108,8 @@ async def test_what_is_not_known_is_a_dash_and_no_line(visit):
             assert await cell(page, 0, field) == "unknown"
             assert await page.inner_text(f'[data-cell="0:0 {field}"]') == UNKNOWN
         assert await page.inner_text("[data-tile=reserved] .tile-number") == UNKNOWN
-        assert await page.inner_text("[data-plot=reserved] .empty") == "Not known in this span."
+        assert not await page.locator("[data-plot=reserved]").is_visible()
+        assert await page.locator("[data-plot=host]").is_visible()
 
 
 async def test_a_chart_is_also_a_table(visit):
@@ -133,6 +144,47 @@ async def test_growth_says_when_the_device_is_full(visit):
         page = await visit(here.port)
         await shown(page, "[data-tile=growth]", "full in")
         await page.wait_for_selector('[data-tile=growth][data-level="warn"]')
+
+
+async def test_the_charts_begin_with_the_whole_hour(visit):
+    """All of them, also those that are further down: nobody has to scroll there first, or to wait for live readings."""
+    async with beside(poll_seconds=20.0, history_seconds=86_400) as here:
+        an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake))
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        drawn = await page.evaluate(DRAWN)
+        assert {kind for kind, _ in drawn} == {"requests", "encoder-cache", "reserved", "used", "host", "kv-usage"}
+        for kind, (first, last) in drawn:
+            assert last - first > 3500, kind
+
+
+async def test_what_is_empty_takes_no_room(visit):
+    """No reset, no incident, a model without an encoder cache: the panels come with what they show."""
+
+    def text_model(fake: FakeEngine) -> None:
+        for worker in fake.workers:
+            told = worker.memory
+            worker.memory = lambda now, told=told: told(now) | {"encoder_cache": None}
+
+    async with beside(text_model) as here:
+        page = await visit(here.port)
+        await page.locator("#events").wait_for()
+        for panel in ("#resets", "#incidents", "#encoder", "[data-plot=encoder-cache]"):
+            assert not await page.locator(panel).is_visible(), panel
+        assert (await page.locator(".columns").nth(0).bounding_box())["height"] > 0
+        assert await page.get_by_role("heading", name="Last resets").count() == 0
+        await page.click("#reset_prefix_cache")
+        await page.locator("#resets tbody tr").first.wait_for()
+
+
+async def test_before_any_engine_there_is_no_empty_panel(visit):
+    """Only what says why: nothing is known that a chart could show."""
+    async with beside(engine_port=free_port()) as here:
+        page = await visit(here.port)
+        assert not await page.locator("#line-charts").is_visible()
+        for panel in await page.locator(".panel").all():
+            box = await panel.bounding_box()
+            assert box is None or await panel.locator(":scope > :not(.panel-head)").first.is_visible()
 
 
 # --- what an operator does ---

@@ -89,7 +89,7 @@ def test_the_extensions_image_holds_files_alone():
     assert last[0] == ("FROM", "scratch")
     assert [value for name, value in last if name == "COPY"] == [
         "LICENSE /licenses/LICENSE",
-        "worker_ext/highwater_worker /highwater_worker",
+        "--from=build /opt/extension/ /",
     ]
     assert not {"ENTRYPOINT", "CMD", "RUN"} & {name for name, _ in last}
 
@@ -198,9 +198,18 @@ def test_the_engine_is_reached_through_the_sidecar_alone(services):
     assert services["engine"]["network_mode"] == services["sidecar"]["network_mode"] == "service:pod"
     assert not services["engine"].get("ports")
     published = [(port["target"], port["host_ip"]) for port in services["pod"]["ports"]]
-    assert published == [(8001, "127.0.0.1")]
+    assert published == [(8001, "127.0.0.1"), (8002, "127.0.0.1")]
     assert services["sidecar"]["environment"]["HIGHWATER_ENGINE_URL"] == "http://127.0.0.1:8000"
     assert not any("--host" in str(word) for word in services["engine"]["command"])
+
+
+def test_the_control_plane_is_for_this_machine_whatever_is_published():
+    """Who publishes the model on every address does not publish what acts on it."""
+    told = compose("cpu", SECRETS | {"HIGHWATER_LISTEN": "0.0.0.0"})
+    services = yaml.safe_load(told.stdout)["services"]
+    published = {port["target"]: port["host_ip"] for port in services["pod"]["ports"]}
+    assert published == {8001: "0.0.0.0", 8002: "127.0.0.1"}
+    assert services["sidecar"]["environment"]["HIGHWATER_CONTROL_PORT"] == "8002"
 
 
 def test_prometheus_reaches_nothing_beyond(services):
@@ -228,9 +237,10 @@ def test_a_device_decides_the_engines_base():
 
 
 def test_workers_and_sidecar_share_their_folder(services):
-    """Under the same path, and as the same user: the recorders' files are private."""
+    """Under the same path, and as the same user: the recorders' files are private. Workers record by themselves."""
     engine, sidecar = services["engine"], services["sidecar"]
     place = sidecar["environment"]["HIGHWATER_RECORDER_DIR"]
+    assert engine["environment"]["HIGHWATER_RECORDER_DIR"] == place
     mounted = [{m["target"]: m["source"] for m in service["volumes"]} for service in (engine, sidecar)]
     assert mounted[0][place] == mounted[1][place] == "recorder"
     assert engine["user"] == sidecar["user"]
@@ -264,10 +274,10 @@ def test_promtool_accepts_the_scrape(services, tmp_path):
 
 
 def test_prometheus_asks_the_sidecar():
-    """By the name of who has its port, and for the engine's own families too."""
+    """At its control port, by the name of who has it, and for the engine's own families too."""
     (job,) = yaml.safe_load((DOCKER / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
-    assert job["static_configs"] == [{"targets": ["pod:8001"]}]
-    assert job["params"] == {"engine": ["1"]}
+    assert job["static_configs"] == [{"targets": ["pod:8002"]}]
+    assert "params" not in job  # the engine's own families are there
 
 
 def test_grafana_finds_dashboards_and_prometheus(services):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,11 +90,18 @@ class Running:
     node: Node
     pod: Object
     engine: KeptProcess
+    sidecar: KeptProcess
     port: int
+    control_port: int
     token: str
 
+    def start_sidecar(self) -> None:
+        each = container(self.pod, "highwater")
+        self.sidecar.start(self.node.argv(each), env=self.node.environ(each), cwd=self.node.folder)
+        self.sidecar.wait_until_answers(self.control_port, each["startupProbe"]["httpGet"]["path"], 60.0)
+
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=60, trust_env=False)
+        return httpx.get(f"http://127.0.0.1:{self.control_port}{path}", timeout=60, trust_env=False)
 
     def probe(self, name: str, which: str) -> bool:
         """Whether the kubelet would see it pass."""
@@ -104,7 +111,9 @@ class Running:
             return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
         action = probe["httpGet"]
         url = f"http://127.0.0.1:{action['port']}{action['path']}"
-        return httpx.get(url, timeout=10, trust_env=False).status_code == 200
+        with suppress(httpx.ConnectError):
+            return httpx.get(url, timeout=10, trust_env=False).status_code == 200
+        return False
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> None:
@@ -114,14 +123,14 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.25)
 
 
-def values(engine_port: int, sidecar_port: int, python_path: list[str]) -> Object:
+def values(engine_port: int, port: int, control_port: int, python_path: list[str]) -> Object:
     """Those of ci/cpu-values.yaml, with the demonstration's model and free ports."""
     base = ci_values("cpu-values.yaml")
     arguments = [text for text in base["engine"]["args"] if not text.startswith("--max-model-len")]
     tiny = ["--load-format=dummy", f"--max-model-len={MAX_MODEL_LEN}", "--max-num-seqs=32", "--skip-mm-profiling"]
     tiny += [f"--max-num-batched-tokens={CACHE_TOKENS}", '--limit-mm-per-prompt={"image": 4, "video": 0}']
     engine = {"args": [*arguments, *tiny], "listen": {"port": engine_port}, "pythonPath": python_path}
-    return merged(base, {"engine": engine, "config": {"port": sidecar_port}})
+    return merged(base, {"engine": engine, "config": {"port": port, "control_port": control_port}})
 
 
 def known_as_vllm(folder: Path, version: str) -> Path:
@@ -136,7 +145,7 @@ def known_as_vllm(folder: Path, version: str) -> Path:
 def running(engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("pod")
     shim = [str(SHIM_FOLDER), str(known_as_vllm(folder / "names", f"{engine_environment.version}+cpu"))]
-    rendered = values(free_port(), port := free_port(), shim)
+    rendered = values(free_port(), port := free_port(), control_port := free_port(), shim)
     node, template = Node(folder, engine_environment, objects(rendered)), pod(rendered)
     node.mount_config_maps(template)
     engine = container(template, "vllm")
@@ -148,14 +157,16 @@ def running(engine_environment: EngineEnvironment, tmp_path_factory: pytest.Temp
         side = KeptProcess("the sidecar", folder / "sidecar.log")
         stack.callback(side.stop)
         node.volume("highwater-state")
-        side.start(node.argv(sidecar), env=node.environ(sidecar), cwd=folder)
-        side.wait_until_answers(port, sidecar["startupProbe"]["httpGet"]["path"], 60.0)
         process = KeptProcess("the engine", folder / "engine.log")
         stack.callback(process.stop)
-        pod_up = Running(node, template, process, port, node.environ(sidecar)["HIGHWATER_ADMIN_TOKEN"])
+        pod_up = Running(
+            node, template, process, side, port, control_port, node.environ(sidecar)["HIGHWATER_ADMIN_TOKEN"]
+        )
+        pod_up.start_sidecar()
         assert not pod_up.probe("vllm", "startupProbe")
         process.start(node.argv(engine), env=node.environ(engine), cwd=Path(node.here(engine, engine["workingDir"])))
-        process.wait_until_answers(port, engine["startupProbe"]["httpGet"]["path"], START_SECONDS)
+        wait_until(lambda: pod_up.probe("vllm", "startupProbe"), START_SECONDS)
+        wait_until(lambda: pod_up.probe("vllm", "readinessProbe"), 60)
         yield pod_up
 
 
@@ -207,7 +218,7 @@ def test_every_rank_reports_by_both_ways(running: Running) -> None:
 
 
 def test_the_engines_api_is_on_loopback_alone(running: Running) -> None:
-    """Its port listens on 127.0.0.1, and the sidecar's on every address of the pod."""
+    """Its port listens on 127.0.0.1, and the sidecar's two on every address of the pod."""
     engine_port = int(
         running.node.environ(container(running.pod, "highwater"))["HIGHWATER_ENGINE_URL"].rpartition(":")[2]
     )
@@ -217,13 +228,15 @@ def test_the_engines_api_is_on_loopback_alone(running: Running) -> None:
         if connection.status == psutil.CONN_LISTEN
     }
     assert {ip for ip, port in listening if port == engine_port} == {"127.0.0.1"}
-    assert {ip for ip, port in listening if port == running.port} == {"0.0.0.0"}
+    for ours in (running.port, running.control_port):
+        assert {ip for ip, port in listening if port == ours} == {"0.0.0.0"}
 
 
 def test_a_reclaim_with_the_generated_token_gives_memory_back(running: Running) -> None:
     """Without the token it is refused; with it the encoder cache that images filled is empty again."""
-    url = f"http://127.0.0.1:{running.port}"
-    assert asyncio.run(send_images(url, "tiny-qwen3-vl", images=range(8))).failed == 0
+    url = f"http://127.0.0.1:{running.control_port}"
+    sent = asyncio.run(send_images(f"http://127.0.0.1:{running.port}", "tiny-qwen3-vl", images=range(8)))
+    assert sent.failed == 0
     wait_until(lambda: running.get("/memory").json()["encoder_cache"]["entries"] > 0, 60)
     body = {"remedies": ["reset_encoder_cache", "release"]}
     refused = httpx.post(f"{url}/memory/reclaim", json=body, timeout=60, trust_env=False)
@@ -232,6 +245,17 @@ def test_a_reclaim_with_the_generated_token_gives_memory_back(running: Running) 
     assert refused.status_code == 401
     assert [result["outcome"] for result in done.json()["results"]] == ["done", "done"]
     wait_until(lambda: running.get("/memory").json()["encoder_cache"]["entries"] == 0, 60)
+
+
+def test_each_port_serves_its_own_plane(running: Running) -> None:
+    """The engine's metrics on the one, ours on the other, and nothing of the model there."""
+    data = f"http://127.0.0.1:{running.port}"
+    theirs = httpx.get(f"{data}/metrics", timeout=60, trust_env=False)
+    assert "vllm:num_requests_running" in theirs.text
+    assert "highwater_" not in theirs.text
+    assert httpx.get(f"{data}/memory", timeout=60, trust_env=False).status_code == 404
+    assert "highwater_engine_up" in running.get("/metrics").text
+    assert running.get("/v1/models").status_code == 404
 
 
 def test_the_engine_logs_into_the_folder_that_the_sidecar_reads(running: Running) -> None:
@@ -246,6 +270,16 @@ def test_the_hook_before_the_end_returns_when_nothing_is_under_way(running: Runn
     command = container(running.pod, "vllm")["lifecycle"]["preStop"]["exec"]["command"]
     ended = subprocess.run([sys.executable, *command[1:-2], "0", "240"], capture_output=True, timeout=200, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_sidecar_that_is_down_has_no_healthy_engine_killed(running: Running) -> None:
+    """In its backoff, say: the pod is not ready, and no probe that kills fails. It comes back to the same engine."""
+    running.sidecar.stop()
+    assert [running.probe("vllm", kind) for kind in ("startupProbe", "livenessProbe", "readinessProbe")] == [
+        *(True, True, False)
+    ]
+    running.start_sidecar()
+    wait_until(lambda: running.probe("vllm", "readinessProbe"), 60)
 
 
 def test_probes_tell_the_engines_death_from_the_sidecars(running: Running) -> None:

@@ -115,7 +115,7 @@ def test_every_query_brings_data_or_is_listed_with_the_reason(
 ) -> None:
     """Panels, annotations and alerts, with their variables filled in, after traffic, a trim and every reset."""
     instance = f"127.0.0.1:{observed.port}"
-    ask = prometheus(instance, "/metrics", {"engine": ["1"]})
+    ask = prometheus(instance, "/metrics", {})
     marked = f'label_replace(vector(0), "{MARK}", "yes", "", "")'
 
     def brings(expression: str) -> bool:
@@ -143,6 +143,6 @@ def test_every_query_brings_data_or_is_listed_with_the_reason(
 
 def test_the_engines_families_are_there_by_their_names(engine: Engine, observed: DemoSidecar) -> None:
     """What is listed of vLLM's is what this vLLM exports."""
-    text = httpx.get(f"{observed.url}/metrics?engine=1", trust_env=False, timeout=30).text
+    text = httpx.get(f"{observed.url}/metrics", trust_env=False, timeout=30).text
     assert [name for name in ENGINE_FAMILIES if f"\n{name}{{" not in text] == []
     assert names_in(" + ".join(ENGINE_FAMILIES)) == list(ENGINE_FAMILIES)

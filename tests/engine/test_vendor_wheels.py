@@ -17,6 +17,7 @@ from highwater_worker import MemoryExtension
 from highwater_worker.devices.accelerator import _KEYS
 from highwater_worker.encoder_cache.sleep import ALL_TAGS, ALLOCATORS
 from highwater_worker.encoder_cache.spilling_dict import FREEING
+from highwater_worker.memory.start_phases import CAPTURE, PHASES
 from highwater_worker.operations.hello import _RUNNER_MODULES
 from highwater_worker.spill.spilling import ASCENDS_OWN
 from highwater_worker.state import ATTRIBUTE
@@ -125,6 +126,22 @@ def test_an_ascend_worker_keeps_what_we_read(expected, wheel):
     found = attributes_set(worker)
     assert expected.worker_sets <= found
     assert not missing & found, "it has come to this version: say so above"
+
+
+ALL_ASCEND = (*((expected.version, expected.worker) for expected in ASCEND), *((one, NEW) for one in SCORE_TIER))
+
+
+@pytest.mark.parametrize(("version", "path"), ALL_ASCEND, ids=lambda value: value)
+def test_the_plugin_finds_every_phase_and_step_of_an_ascend_worker(version, path, wheel, source_tree):
+    """Methods of the worker's own, by the names that are wrapped; its runner captures the graphs."""
+    newer = version in SCORE_TIER
+    tree = ast.parse((source_tree("vllm_ascend", version) / path).read_text("utf-8")) if newer else None
+    worker = class_named(tree or wheel("vllm_ascend", version).tree(path), "NPUWorker")
+    methods = {item.name: item for item in worker.body if isinstance(item, ast.FunctionDef)}
+    assert {*PHASES, "execute_model", "execute_dummy_batch", "sleep", "wake_up"} <= set(methods)
+    assert ("sample_tokens" in methods) == (version != "0.11.0")
+    assert f"self.model_runner.{CAPTURE}()" in ast.unparse(methods["compile_or_warm_up_model"])
+    assert "super().__init__(" in ast.unparse(methods["__init__"])
 
 
 @by_version

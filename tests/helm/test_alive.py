@@ -77,6 +77,13 @@ def test_a_sidecar_that_knows_no_such_path_decides_nothing():
         assert probe(other, engine) == 0
 
 
+def test_an_engine_that_loads_has_not_started():
+    """The sidecar says that it starts, and nobody answers yet."""
+    body = b'{"healthy": true, "engine": "starting", "reason": "nothing answers"}'
+    with answering("/health/deep", 200, body=body) as sidecar:
+        assert probe(sidecar, NOBODY) == 1
+
+
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
 def test_of_an_engine_that_starts_again_its_own_health_decides(status, code):
     """An engine whose process ended inside a container that lives on may never come back."""
@@ -98,8 +105,9 @@ def test_an_engine_on_a_socket_is_asked_there(tmp_path):
     assert probe(NOBODY, f"unix:{tmp_path / 'none'}") == 1
 
 
-def test_the_chart_runs_this_very_file():
-    """Whole, indentation included."""
-    command = container(pod(ci_values("default-values.yaml")), "vllm")["livenessProbe"]["exec"]["command"]
+@pytest.mark.parametrize("kind", ["startupProbe", "livenessProbe"])
+def test_the_chart_runs_this_very_file(kind):
+    """Whole, indentation included, wherever a probe that fails has the engine killed."""
+    command = container(pod(ci_values("default-values.yaml")), "vllm")[kind]["exec"]["command"]
     assert command[:4] == ["python3", "-I", "-S", "-c"]
     assert command[4].strip() == ALIVE.strip()

@@ -96,14 +96,37 @@ def test_ingress_and_route_publish_v1_and_nothing_else() -> None:
     assert matches == [{"type": "PathPrefix", "value": "/v1"}]
 
 
-def test_a_policy_names_control_callers_apart_from_the_others() -> None:
-    """Three rules, one for each, all to the one port; with nobody named nobody is let in."""
+def test_a_policy_tells_the_two_ports_apart() -> None:
+    """Clients reach the one, operators and scrapers the other, and nobody else either; `helm test` asks the second."""
     peers = {who: [{"podSelector": {"matchLabels": {"app": who}}}] for who in ("clients", "operators", "scrapers")}
-    policy = the("NetworkPolicy", {"networkPolicy": {"enabled": True, **peers}})["spec"]
-    assert [rule["from"] for rule in policy["ingress"]] == list(peers.values())
-    nobody = {"networkPolicy": {"enabled": True, "clients": []}}
+    ports = {"port": 9001, "control_port": 9002}
+    policy = the("NetworkPolicy", {"networkPolicy": {"enabled": True, **peers}, "config": ports})["spec"]
+    rules = [(rule["from"], [port["port"] for port in rule["ports"]]) for rule in policy["ingress"]]
+    assert rules[:3] == [(peers["clients"], [9001]), (peers["operators"], [9002]), (peers["scrapers"], [9002])]
+    (((test,), test_ports),) = rules[3:]
+    labels = the("Pod", {})["metadata"]["labels"]
+    assert (test["podSelector"]["matchLabels"].items() <= labels.items(), test_ports) == (True, [9002])
+
+
+def test_a_policy_that_names_nobody_lets_nobody_in() -> None:
+    """An empty list, and not a missing one, which would let in all."""
+    nobody = {"networkPolicy": {"enabled": True, "clients": []}, "helmTest": {"enabled": False}}
     assert the("NetworkPolicy", nobody)["spec"]["ingress"] == []
     assert the("NetworkPolicy", nobody)["spec"]["policyTypes"] == ["Ingress"]
+
+
+@pytest.mark.parametrize("kind", ["ClusterIP", "NodePort", "LoadBalancer"])
+def test_no_service_publishes_the_control_port(kind: str) -> None:
+    """It has a Service of its own, reachable within the cluster, also while an engine is not ready."""
+    values = {"service": {"type": kind, "port": 80}, "config": {"port": 9001, "control_port": 9002}}
+    data, control = (
+        the("Service", values, ending="highwater")["spec"],
+        the("Service", values, ending="-control")["spec"],
+    )
+    assert (data["type"], control["type"], control["publishNotReadyAddresses"]) == (kind, "ClusterIP", True)
+    assert [(port["port"], port["targetPort"]) for port in data["ports"]] == [(80, 9001)]
+    assert [(port["port"], port["targetPort"]) for port in control["ports"]] == [(9002, 9002)]
+    assert data["selector"] == control["selector"]
 
 
 def test_the_nodes_of_a_group_reach_each_other() -> None:
@@ -119,19 +142,29 @@ def test_monitors_scrape_the_sidecar_and_bring_the_engines_metrics(kind: str) ->
     """By a port's name that is there, and by labels that are on what they look for."""
     monitor = the(kind, OPTIONS[kind])["spec"]
     (endpoint,) = monitor.get("podMetricsEndpoints") or monitor["endpoints"]
-    names = {
-        "PodMonitor": [port["name"] for port in container(pod({}), "highwater")["ports"]],
-        "ServiceMonitor": [port["name"] for port in the("Service", {})["spec"]["ports"]],
+    service = the("Service", {}, ending="-control")
+    ports = {
+        "PodMonitor": {port["name"]: port["containerPort"] for port in container(pod({}), "highwater")["ports"]},
+        "ServiceMonitor": {port["name"]: port["targetPort"] for port in service["spec"]["ports"]},
     }
-    labels = {"PodMonitor": pod({})["metadata"]["labels"], "ServiceMonitor": the("Service", {})["metadata"]["labels"]}
-    assert names[kind] == [endpoint["port"]]
+    labels = {"PodMonitor": pod({})["metadata"]["labels"], "ServiceMonitor": service["metadata"]["labels"]}
+    assert ports[kind][endpoint["port"]] == 8002
     assert monitor["selector"]["matchLabels"].items() <= labels[kind].items()
-    assert (endpoint["path"], endpoint["params"], endpoint["scheme"]) == ("/metrics", {"engine": ["1"]}, "http")
+    assert (endpoint["path"], endpoint.get("params"), endpoint["scheme"]) == ("/metrics", None, "http")
     assert monitor["namespaceSelector"] == {"matchNames": [NAMESPACE]}
 
 
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_monitors_leave_the_engines_metrics_out_where_others_scrape_them(kind: str) -> None:
+    """Every series of vLLM would exist twice."""
+    ((option, value),) = OPTIONS[kind].items()
+    monitor = the(kind, {option: value | {"engineMetrics": False}})["spec"]
+    (endpoint,) = monitor.get("podMetricsEndpoints") or monitor["endpoints"]
+    assert endpoint["params"] == {"engine": ["0"]}
+
+
 def test_a_statefulsets_second_service_is_not_scraped_too() -> None:
-    """Each pod is behind two Services, and one of them has the label that the monitor asks for."""
+    """Each pod is behind three Services, and one of them has the label that the monitor asks for."""
     values = ci_values("statefulset-values.yaml")
     wanted = the("ServiceMonitor", values)["spec"]["selector"]["matchLabels"].items()
     found = [
@@ -151,13 +184,16 @@ def without_links(spec: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("values", "url"),
     [
-        ({}, "http://demo-highwater.models:8001/docs/runbooks/{}.html"),
+        ({}, "http://demo-highwater-control.models:8002/docs/runbooks/{}.html"),
         ({"docs": {"baseUrl": "https://docs.example.org/hw/"}}, "https://docs.example.org/hw/runbooks/{}.html"),
         (
             {"docs": {"baseUrl": "https://git.example.org/docs", "suffix": "md"}},
             "https://git.example.org/docs/runbooks/{}.md",
         ),
-        ({"sidecar": {"tls": {"existingSecret": "t"}}}, "https://demo-highwater.models:8001/docs/runbooks/{}.html"),
+        (
+            {"sidecar": {"tls": {"existingSecret": "t"}}},
+            "https://demo-highwater-control.models:8002/docs/runbooks/{}.html",
+        ),
     ],
 )
 def test_every_alert_links_to_its_runbook(values: dict[str, Any], url: str) -> None:

@@ -111,7 +111,8 @@ def test_the_patch_closes_the_engines_port_and_turns_its_probes_to_the_sidecar()
     (each,) = pod_templates(patched())
     engine = container(each, "server")
     assert engine["ports"] == []
-    assert "readinessProbe" not in engine
+    assert engine["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert engine["readinessProbe"]["httpGet"]["port"] == 8002
     assert engine["livenessProbe"]["exec"]["command"][:4] == ["python3", "-I", "-S", "-c"]
     assert "httpGet" not in engine["livenessProbe"]
 
@@ -120,12 +121,13 @@ def test_no_workload_is_made_and_all_else_finds_theirs() -> None:
     """Service, monitor, policy and budget select by their labels."""
     assert not {"Deployment", "StatefulSet", "LeaderWorkerSet", "ServiceAccount"} & set(kinds(ATTACH))
     selectors = [
-        the("Service", ATTACH)["spec"]["selector"],
+        the("Service", ATTACH, ending="highwater")["spec"]["selector"],
+        the("Service", ATTACH, ending="-control")["spec"]["selector"],
         the("PodMonitor", ATTACH)["spec"]["selector"]["matchLabels"],
         the("NetworkPolicy", ATTACH)["spec"]["podSelector"]["matchLabels"],
         the("PodDisruptionBudget", ATTACH)["spec"]["selector"]["matchLabels"],
     ]
-    assert selectors == [{"app": "my-vllm"}] * 4
+    assert selectors == [{"app": "my-vllm"}] * 5
 
 
 def test_another_chart_may_use_the_templates(tmp_path: Path) -> None:

@@ -44,18 +44,22 @@ def test_the_engine_port_is_not_reachable_from_outside_the_pod(name: str) -> Non
     assert engine["args"].index(binding[0]) > len(engine["args"]) - 4
     assert "ports" not in engine
     named = [p["containerPort"] for each in pods(ci_values(name)) for c in containers(each) for p in c.get("ports", [])]
-    assert named == [8001]
+    assert named == [8001, 8002]
 
 
 @pytest.mark.parametrize("name", CI_FILES)
-def test_services_and_routes_lead_to_the_sidecars_port_only(name: str) -> None:
-    """Whatever is rendered."""
+def test_services_and_routes_lead_to_the_sidecars_ports_only(name: str) -> None:
+    """Whatever is rendered; and what leads in from outside leads to the data port."""
     for each in objects(ci_values(name)):
         if each["kind"] == "Service":
-            assert [port["targetPort"] for port in each["spec"]["ports"]] == [8001]
+            targets = [port["targetPort"] for port in each["spec"]["ports"]]
+            suffix = each["metadata"]["name"].removeprefix("demo-highwater").removeprefix("highwater")
+            assert targets == {"": [8001], "-control": [8002], "-pods": [8001, 8002]}[suffix]
         if each["kind"] == "NetworkPolicy":
             ports = [port["port"] for rule in each["spec"]["ingress"] for port in rule.get("ports", [])]
-            assert set(ports) <= {8001}
+            assert set(ports) <= {8001, 8002}
+        if each["kind"] in ("Ingress", "HTTPRoute"):
+            assert "-control" not in str(each["spec"])
 
 
 def test_on_the_nodes_network_the_engine_has_a_socket() -> None:
@@ -90,6 +94,7 @@ def test_the_extension_is_copied_before_the_engine_starts() -> None:
     each = pod({"extension": {"from": "copy"}})
     first = each["spec"]["initContainers"][0]
     assert first["image"] == container(each, "highwater")["image"]
+    assert first["command"] == ["highwater", "extension", "--copy-to", "/opt/highwater"]
     assert "emptyDir" in volume(each, mounts(first)["/opt/highwater"])
     (mount,) = [m for m in container(each, "vllm")["volumeMounts"] if m["mountPath"] == "/opt/highwater"]
     assert (mount["name"], mount["readOnly"]) == (mounts(first)["/opt/highwater"], True)
@@ -128,22 +133,42 @@ def test_the_sidecars_start_and_life_do_not_depend_on_the_engine(name: str) -> N
 
 
 def test_the_engines_probes_ask_the_sidecar_and_give_a_model_time_to_load() -> None:
-    """The kubelet does not reach loopback. Twenty minutes are twenty minutes."""
+    """Those that may kill it ask the engine where the sidecar does not answer. Twenty minutes are twenty minutes."""
     engine = container(pod({"engine": {"probes": {"startupSeconds": 1200, "unhealthySeconds": 60}}}), "vllm")
     startup, liveness = engine["startupProbe"], engine["livenessProbe"]
-    assert (startup["httpGet"]["path"], startup["httpGet"]["port"]) == ("/readyz", 8001)
-    assert liveness["exec"]["command"][-2:] == ["http://127.0.0.1:8001", "http://127.0.0.1:8000"]
-    assert liveness["timeoutSeconds"] > 6, "for the sidecar, and then for the engine"
+    for probe in (startup, liveness):
+        assert probe["exec"]["command"][-2:] == ["http://127.0.0.1:8002", "http://127.0.0.1:8000"]
+        assert probe["timeoutSeconds"] > 6, "for the sidecar, and then for the engine"
     assert startup["periodSeconds"] * startup["failureThreshold"] == 1200
     assert liveness["periodSeconds"] * liveness["failureThreshold"] == 60
 
 
+def test_the_engine_is_as_ready_as_the_sidecar() -> None:
+    """Some look at the one container, some at the other; both see whether a request would be served."""
+    each = pod({"sidecar": {"probes": {"readinessPeriodSeconds": 7}}})
+    probe = container(each, "vllm")["readinessProbe"]
+    assert probe == container(each, "highwater")["readinessProbe"]
+    assert (probe["httpGet"]["path"], probe["httpGet"]["port"], probe["periodSeconds"]) == ("/readyz", 8002, 7)
+
+
+@pytest.mark.parametrize("name", CI_FILES)
+def test_no_probe_asks_the_data_port(name: str) -> None:
+    """Whoever may talk to the model may flood it, and must not have an engine killed by that."""
+    for each in pods(ci_values(name)):
+        for one in containers(each):
+            for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+                asked = one.get(kind, {}).get("httpGet", {}).get("port", 8002)
+                assert asked == 8002
+                assert ":8001" not in " ".join(one.get(kind, {}).get("exec", {}).get("command", []))
+
+
 def test_probes_follow_the_sidecar_to_another_port_and_to_tls() -> None:
     """Each of them, and whoever else calls it."""
-    each = pod({"config": {"port": 9443}, "sidecar": {"tls": {"existingSecret": "pair"}}})
+    each = pod({"config": {"control_port": 9443}, "sidecar": {"tls": {"existingSecret": "pair"}}})
     probes = [c[p]["httpGet"] for c in containers(each) for p in c if p.endswith("Probe") and "httpGet" in c[p]]
     assert len(probes) == 4
-    assert "https://127.0.0.1:9443" in container(each, "vllm")["livenessProbe"]["exec"]["command"]
+    for kind in ("startupProbe", "livenessProbe"):
+        assert "https://127.0.0.1:9443" in container(each, "vllm")[kind]["exec"]["command"]
     assert {(probe["port"], probe["scheme"]) for probe in probes} == {(9443, "HTTPS")}
     assert "https://127.0.0.1:9443" in container(each, "vllm")["lifecycle"]["preStop"]["exec"]["command"]
     assert env(container(each, "highwater"))["HIGHWATER_TLS__CERT_FILE"] == "/etc/highwater/tls/tls.crt"
@@ -185,6 +210,7 @@ def test_both_containers_have_the_recorder_at_the_same_path(name: str) -> None:
     each = pod(ci_values(name))
     engine, sidecar = container(each, "vllm"), container(each, "highwater")
     path = env(sidecar)["HIGHWATER_RECORDER_DIR"]
+    assert env(engine)["HIGHWATER_RECORDER_DIR"] == path, "each worker starts its recorder by itself"
     assert mounts(engine)[path] == mounts(sidecar)[path]
     assert volume(each, mounts(engine)[path])["emptyDir"]["medium"] == "Memory"
 
@@ -219,7 +245,8 @@ def test_what_is_null_is_off_in_both_containers() -> None:
         "highwater-tmp",
     }
     assert sorted(env(container(each, "highwater"))) == [
-        *("HIGHWATER_ADMIN_TOKEN_FILE", "HIGHWATER_ENGINE_URL", "HIGHWATER_HOST", "HIGHWATER_PORT")
+        *("HIGHWATER_ADMIN_TOKEN_FILE", "HIGHWATER_CONTROL_PORT", "HIGHWATER_ENGINE_URL", "HIGHWATER_HOST"),
+        "HIGHWATER_PORT",
     ]
 
 
@@ -311,9 +338,10 @@ def test_the_nodes_find_each_other_by_what_the_controller_says() -> None:
 def test_a_service_finds_leaders_only() -> None:
     """Followers have no API server."""
     leader, follower = [each["metadata"]["labels"] for each in pods(LWS) if container(each, "vllm")]
-    selector = the("Service", LWS)["spec"]["selector"]
-    assert selector.items() <= leader.items()
-    assert not selector.items() <= follower.items()
+    for ending in ("highwater", "-control"):
+        selector = the("Service", LWS, ending=ending)["spec"]["selector"]
+        assert selector.items() <= leader.items()
+        assert not selector.items() <= follower.items()
 
 
 # --- what it may do ---

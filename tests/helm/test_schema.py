@@ -30,6 +30,8 @@ OTHER: dict[str, Any] = {
     "policy.rules": [{"name": "one", "signal": "encoder_cache_bytes", "high_water": 2e9, "low_water": 1e9}],
     "trim.host_budget_bytes": 17179869184,
     "incidents.folder": "/var/tmp",
+    "control_port": 9002,
+    "proxy.enabled": True,
     "proxy.extra_paths": ["/invocations"],
     "proxy.max_connections": 7,
     "proxy.forwarded": "replace",
@@ -141,6 +143,18 @@ TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "the node's loopback": ({"pod": {"hostNetwork": True}}, "set engine.listen.kind to socket"),
     "one port for two": ({"engine": {"listen": {"port": 8001}}}, "share the pod's addresses and must differ"),
+    "the control port for two": (
+        {"engine": {"listen": {"port": 8002}}},
+        "engine.listen.port and config.control_port are both 8002",
+    ),
+    "one port for both planes": (
+        {"config": {"control_port": 8001}},
+        "config.port and config.control_port are both 8001",
+    ),
+    "nobody passes requests on": (
+        {"config": {"proxy": {"enabled": False}}},
+        "config.proxy.enabled: false leaves no way to the engine",
+    ),
     "devices of no kind": ({"engine": {"device": {"count": 2}}}, "kind is none, so count must be 0"),
     "a kind without devices": ({"engine": {"device": {"kind": "ascend"}}}, "ascend needs at least 1"),
     "an image volume without an image": ({"extension": {"from": "image"}}, "extension.image.repository"),

@@ -23,12 +23,12 @@ from tests.fakes.upstream import Upstream
 
 
 @contextlib.asynccontextmanager
-async def serving(app, **options) -> AsyncIterator[int]:
+async def serving(app, *, protocol=None, **options) -> AsyncIterator[int]:
     """Run an ASGI app under uvicorn as the sidecar does, behind a protocol if it brings one, and yield its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app,
-        http=getattr(app, "protocol", "httptools"),
+        http=protocol or getattr(app, "protocol", "httptools"),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -323,6 +323,26 @@ async def test_without_the_token_no_worker_is_asked_for_entries():
     assert {**told["ranks"][0], "entries": None} == {**whole["ranks"][0], "entries": None}
 
 
+async def test_entries_of_recorders_need_no_worker(tmp_path):
+    """Whoever asks: the files have them all. Only the names are short for who has no token."""
+    fake = FakeEngine()
+    fake.serve_images(3)
+    async with sidecar_before(fake, admin_token=TOKEN, recorder_dir=tmp_path) as sidecar:
+        fake.record()
+        await sidecar.poll()
+        told = (await sidecar.client.get("/memory/encoder-cache?limit=2")).json()
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        whole = (await sidecar.client.get("/memory/encoder-cache?limit=2", headers=headers)).json()
+        assert "encoder_cache" not in fake.ops()
+    assert [(rank["rank"], rank["entries_total"], len(rank["entries"])) for rank in told["ranks"]] == [
+        (0, 3, 2),
+        (1, 3, 2),
+    ]
+    assert (whole["note"], told["note"]) == (None, "with the admin token mm_hash is whole")
+    assert {entry["mm_hash"] for entry in whole["ranks"][0]["entries"]} <= {*fake.workers[0].entries}
+    assert [len(entry["mm_hash"]) for entry in told["ranks"][0]["entries"]] == [8, 8]
+
+
 async def test_entries_of_workers_that_are_gone_are_not_told_as_those_of_new_ones():
     """They were of the engine before this one."""
     fake = FakeEngine()
@@ -392,7 +412,7 @@ async def test_reports_and_events_live(running):
         assert (kind, report["ranks"][0]["used_bytes"]) == ("report", USED_AFTER)
         kind, event = await anext(messages)
         assert (kind, event["kind"]) == ("event", "mark")
-        running.app.close_streams()
+        running.app.begin_stop()
         assert [message async for message in messages] == []
 
 
@@ -612,21 +632,14 @@ async def test_a_wrong_change_changes_nothing(running):
 
 
 async def test_metrics_are_of_the_last_report(running):
-    """A scrape asks nobody anything."""
+    """A scrape of ours asks nobody anything; tests/http/test_scrapers.py has the engine's part."""
     calls = len(running.fake.calls)
-    answer = await running.client.get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=")
+    answer = await running.client.get("/metrics?engine=0")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     (used,) = re.findall(r'^highwater_device_memory_used_bytes{.*rank="0"} (.*)$', answer.text, re.MULTILINE)
     assert float(used) == USED_READY
     assert "vllm:" not in answer.text
     assert len(running.fake.calls) == calls
-
-
-async def test_one_scrape_can_serve_both(running):
-    """?engine=1 appends the engine's own families."""
-    text = (await running.client.get("/metrics?engine=1")).text
-    assert "highwater_engine_up 1.0" in text
-    assert "vllm:num_requests_running" in text
 
 
 async def test_health_tells_the_two_apart(running):

@@ -229,7 +229,7 @@ async def test_a_body_to_an_own_path_that_cannot_be_read_is_refused(tmp_path):
         writer.write(head)
         await reader.read()
         writer.close()
-        page = running.app.services.exporter.expose("text/plain")[0].decode()
+        page = running.app.services.exporter.page().decode()
     assert 'highwater_proxy_refused_total{reason="bad_request"} 1.0' in page
     (line,) = [json.loads(text) for text in log.read_text().splitlines()]
     assert (line["path_class"], line["status"], line["result"]) == ("sidecar", 400, "refused")
@@ -367,7 +367,7 @@ async def test_what_is_not_passed_on_leaves_a_trace(tmp_path, caplog, what):
         writer.write(sent)
         received = await reader.readuntil(b"}}")
         writer.close()
-        page = running.app.services.exporter.expose("text/plain")[0].decode()
+        page = running.app.services.exporter.page().decode()
     assert f'highwater_proxy_refused_total{{reason="{reason}"}} 1.0' in page
     (line,) = [json.loads(text) for text in log.read_text().splitlines()]
     assert (line["status"], line["result"], line["reason"]) == (status, "refused", reason)
@@ -387,7 +387,7 @@ async def test_attacks_do_not_fill_the_log(tmp_path, caplog):
             writer.write(request("POST", "/collective_rpc", b"{}"))
             await reader.readuntil(b"}}")
         writer.close()
-        page = running.app.services.exporter.expose("text/plain")[0].decode()
+        page = running.app.services.exporter.page().decode()
     assert 'highwater_proxy_refused_total{reason="forbidden"} 50.0' in page
     told = [
         record for record in caplog.records if record.name == "highwater.proxy" and record.levelno == logging.WARNING

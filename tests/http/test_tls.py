@@ -168,9 +168,11 @@ async def test_an_https_engine_is_not_believed_without_a_context(certificates, u
 
 
 @contextlib.asynccontextmanager
-async def highwater(folder: Path, ca_file: Path | None = None, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
-    """`highwater serve` as a process, and a client of it."""
-    port = free_port()
+async def highwater(
+    folder: Path, ca_file: Path | None = None, port: int | None = None, **settings: object
+) -> AsyncIterator[httpx.AsyncClient]:
+    """`highwater serve` as a process, and a client of its control plane."""
+    port = port or free_port()
     variables = {f"HIGHWATER_{key.upper()}": str(value) for key, value in settings.items()}
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HIGHWATER_")}
     log_path = folder / "sidecar.log"
@@ -182,7 +184,7 @@ async def highwater(folder: Path, ca_file: Path | None = None, **settings: objec
             stderr=log,
         )
     verify = ssl.create_default_context(cafile=ca_file)
-    base = f"{'https' if ca_file else 'http'}://127.0.0.1:{port}"
+    base = f"{'https' if ca_file else 'http'}://127.0.0.1:{settings.get('control_port', port)}"
     try:
         async with httpx.AsyncClient(base_url=base, verify=verify, trust_env=False, timeout=PATIENCE) as client:
             await until(lambda: answers(client))
@@ -253,6 +255,24 @@ async def test_serve_speaks_tls_on_both_sides(certificates, upstream, tmp_path):
 
         await until(renewed)
         assert (await client.get("/livez")).status_code == 200  # on the connection from before
+
+
+async def test_both_ports_speak_tls_with_one_certificate(certificates, tmp_path):
+    """The admin token travels to the one, prompts to the other; and a silent client of either is let go."""
+    clients = certificates.issue("listening")
+    files = {"tls__cert_file": clients.cert_file, "tls__key_file": clients.key_file}
+    data, control = free_port(), free_port()
+    settings = {"engine_url": "http://127.0.0.1:9", "control_port": control, **files}
+    async with highwater(tmp_path, certificates.ca_file, data, **settings) as client:
+        assert (await client.get("/memory")).status_code == 200
+        assert (await client.get(f"https://127.0.0.1:{data}/v1/models")).status_code == 502
+        assert await serial(data, certificates.client()) == await serial(control, certificates.client())
+        silent = [await asyncio.open_connection("127.0.0.1", port) for port in (data, control)]
+        async with asyncio.timeout(6 * HANDSHAKE_SECONDS):
+            ends = await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
+        for _, writer in silent:
+            writer.close()
+    assert all(end == b"" or isinstance(end, ConnectionError) for end in ends)
 
 
 async def test_an_engine_that_is_not_believed_is_told_by_the_report_and_the_answer(certificates, upstream, tmp_path):

@@ -51,7 +51,7 @@ class SimulatedPod:
     def page(self) -> str:
         """The next scrape."""
         self._live()
-        return self._exporter.expose("text/plain")[0].decode()
+        return self._exporter.page().decode()
 
     def _live(self) -> None:
         for _ in range(15):

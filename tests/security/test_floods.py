@@ -75,7 +75,7 @@ async def test_a_live_stream_takes_no_place_that_is_kept_for_probes():
     """It would hold it for as long as it likes."""
     async with both_on_ports() as sidecar:
         proxy = proxy_of(sidecar)
-        proxy.limits = replace(proxy.limits, max_connections=1)
+        proxy.clients.limit = 1
         first = Wire(*await asyncio.open_connection("127.0.0.1", sidecar.port))
         await until(lambda: len(proxy.clients) == 1)
         surplus = Wire(*await asyncio.open_connection("127.0.0.1", sidecar.port))

@@ -11,6 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from highwater.errors import SettingsError
 from highwater.policy.settings import PolicyChange, RuleSettings
+from highwater.process import descriptors
 from highwater.recorder.ring import MAX_FILE_BYTES
 from highwater.settings import PREFIX, Settings, is_list, keys, variable
 from highwater.settings_sources import load
@@ -150,6 +151,9 @@ def test_all_problems_are_reported_at_once(write):
         ("trust_loopback", "perhaps", "trust_loopback: 'perhaps' must be true or false"),
         ("proxy.extra_paths", "/v1/x", "proxy.extra_paths: '/v1/x' must be a JSON list"),
         ("admin_token_file", "here", "admin_token_file: 'here' must be the absolute path of a file"),
+        ("control_port", "8001", "control_port: '8001' must differ from port (8001); unset: port serves both planes"),
+        ("control_port", "70000", "control_port: '70000' Input should be less than or equal to 65535"),
+        ("proxy.enabled", "perhaps", "proxy.enabled: 'perhaps' must be true or false"),
         ("admin_token", "short", "admin_token: must be at least 8 printable ASCII characters without spaces"),
     ],
 )
@@ -265,7 +269,46 @@ def test_service_links_are_not_settings():
 def test_the_link_that_is_a_setting_by_name_is_explained():
     """HIGHWATER_PORT=tcp://... cannot be told from a setting: what to do is said."""
     (problem,) = problems(environ={"HIGHWATER_PORT": "tcp://10.0.0.1:8001"})
-    assert "enableServiceLinks: false" in problem
+    assert "a Service called highwater; set enableServiceLinks: false" in problem
+    (problem,) = problems(environ={"HIGHWATER_CONTROL_PORT": "tcp://10.0.0.1:8002"})
+    assert "a Service called highwater-control; set enableServiceLinks: false" in problem
+
+
+# --- ports and planes ---
+
+
+def test_the_control_plane_is_on_port_unless_it_has_one_of_its_own():
+    """Token file, messages and commands go by this number."""
+    assert load(environ={}).control_plane_port == 8001
+    assert load({"control_port": "8002"}, environ={}).control_plane_port == 8002
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_data_plane"),
+    [
+        ({}, True),
+        ({"recorder_dir": "/dev/shm/hw"}, False),
+        ({"recorder_dir": "/dev/shm/hw", "port": "9001", "policy.mode": "observe"}, False),
+        ({"recorder_dir": "/dev/shm/hw", "engine_url": "http://127.0.0.1:8000"}, True),
+        ({"recorder_dir": "/dev/shm/hw", "control_port": "8002"}, True),
+        ({"recorder_dir": "/dev/shm/hw", "gate.max_held": "8"}, True),
+        ({"recorder_dir": "/dev/shm/hw", "proxy.max_header_bytes": "8192"}, True),
+        ({"recorder_dir": "/dev/shm/hw", "proxy.enabled": "true"}, True),
+        ({"engine_url": "http://127.0.0.1:8000", "proxy.enabled": "false"}, False),
+    ],
+)
+def test_who_only_names_a_recorder_folder_wants_to_watch(flags, has_data_plane):
+    """Whoever sets anything about requests wants them passed on; `proxy.enabled` has the last word."""
+    assert load(flags, environ={}).has_data_plane is has_data_plane
+
+
+def test_connections_leave_files_to_the_control_port(monkeypatch):
+    """The key, its value and what would be right."""
+    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (1024, 1024))
+    assert load({"proxy.max_connections": "460"}, environ={}).proxy.max_connections == 460
+    (problem,) = problems({"proxy.max_connections": "460", "control_port": "8002"})
+    assert "max_connections (460) must be at most 400" in problem
+    assert "with a control_port" in problem
 
 
 # --- the token ---

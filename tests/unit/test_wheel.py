@@ -87,6 +87,23 @@ def test_the_worker_extension_is_a_wheel_of_its_own(worker_wheel: Path) -> None:
     assert worker_wheel.name.endswith("-py3-none-any.whl")
 
 
+def test_the_worker_package_is_copied_from_a_wheel_too(worker_wheel: Path, tmp_path: Path) -> None:
+    """What `highwater extension` copies is what was installed, and what the wheel says of it."""
+    with zipfile.ZipFile(worker_wheel) as archive:
+        archive.extractall(tmp_path / "site")
+        wanted = {name: archive.read(name) for name in archive.namelist()}
+    command = [sys.executable, "-m", "highwater", "extension", "--copy-to", str(tmp_path / "copy")]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(APP)])}
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    listed = [path.relative_to(tmp_path / "copy") for path in (tmp_path / "copy").glob("[!.]*/**/*") if path.is_file()]
+    copied = {path.as_posix(): (tmp_path / "copy" / path).read_bytes() for path in listed}
+    own = {name for name in wanted if name.endswith((".dist-info/WHEEL", ".dist-info/RECORD"))}
+    assert {name: copied.get(name) for name in wanted.keys() - own} == {
+        name: wanted[name] for name in wanted.keys() - own
+    }
+
+
 def test_both_are_of_one_version(wheel: Path, worker_wheel: Path) -> None:
     """And the sidecar asks for no other worker extension than this."""
     version = metadata_of(wheel)["Version"]

@@ -87,16 +87,28 @@ def pp_rank(worker: object) -> int | None:
 
 
 def ranks_expected(worker: object) -> int | None:
-    """Return how many workers the whole engine has, all data-parallel replicas counted; None where unknown."""
+    """Return how many workers the whole engine has, all data-parallel replicas counted; None where it does not tell.
+
+    A replica of a dense model runs as an engine of its own (`_dp_rank`) and knows only how many come before it: there
+    it is a lower bound, and the last replica's is right.
+    """
     sizes = [
         _size(worker, "tensor_parallel_size"),
         _size(worker, "pipeline_parallel_size"),
-        _size(worker, "data_parallel_size"),
+        _replicas(worker),
     ]
     if hasattr(_parallel_config(worker), "prefill_context_parallel_size"):
         sizes.append(_size(worker, "prefill_context_parallel_size"))
     known = [size for size in sizes if size is not None]
     return math.prod(known) if len(known) == len(sizes) else None
+
+
+def _replicas(worker: object) -> int | None:
+    size, parallel = _size(worker, "data_parallel_size"), _parallel_config(worker)
+    index = whole(look_up(parallel, "data_parallel_index"))
+    # Behind a load balancer of its own each replica, or each machine, has an API server, and a sidecar beside that.
+    is_alone = look_up(parallel, "data_parallel_external_lb") or look_up(parallel, "data_parallel_hybrid_lb")
+    return size if size is None or index is None or is_alone else max(size, index + 1)
 
 
 def _size(worker: object, name: str) -> int | None:

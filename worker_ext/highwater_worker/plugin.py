@@ -3,6 +3,14 @@
 It wraps `WorkerBase.__init__`, and there, on the worker's instance, binds `highwater_rpc` where it is missing, follows
 the start and, where `HIGHWATER_RECORDER_DIR` names a folder, starts the recorder. It leaves the setting
 `worker_extension_cls` alone, opens no development mode, and lets no exception out: one would end vLLM's process.
+
+Plugins are loaded in each worker's process before the worker is made (vllm 0.12.0 v1/worker/worker_base.py:252, vllm
+0.32.0 v1/worker/worker_base.py:276), and each worker's own `__init__` calls the one that is wrapped (vllm 0.12.0
+v1/worker/gpu_worker.py:73, vllm 0.32.0 v1/worker/gpu_worker.py:201, vllm_ascend 0.11.0 worker/worker_v1.py:109,
+vllm_ascend 0.12.0rc1 worker/worker_v1.py:98, vllm_ascend 0.13.0 worker/worker.py:118, vllm_ascend 0.18.0
+worker/worker.py:111, vllm_ascend 0.23.0 worker/worker.py:126, vllm_ascend 0.27.1rc1 worker/worker.py:151, vllm_ascend
+0.30.0rc2 worker/worker.py:159). A subclass that overrides a phase without calling its base's, as vllm-ascend's do, is
+timed all the same: the methods are wrapped on the instance.
 """
 
 from __future__ import annotations
@@ -65,6 +73,7 @@ def attach(worker: Any) -> None:  # noqa: ANN401 - vLLM's worker, of any version
         return
     _bind_rpc(worker)
     watch_sleep(worker, state.sleep)
+    state.sleep.is_complete = True  # the worker has only just been made: nothing of it can be asleep
     reference = weakref.ref(worker)
     state.start = StartPhases(worker, ended=lambda: _phase_ended(reference()))
     state.start.watch()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from highwater.api.metrics import CONTENT_TYPE
 from highwater.api.services import Services
 
 
@@ -16,7 +17,7 @@ class MetricsQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    engine: bool = False
+    engine: bool = Field(True, description="with the engine's own families; 0: the sidecar's alone")
 
 
 def health_router(services: Services) -> APIRouter:
@@ -33,8 +34,9 @@ def health_router(services: Services) -> APIRouter:
     async def readyz() -> JSONResponse:
         """Report whether the engine would serve a request sent here now, and if not, why not."""
         engine = services.poller.current().engine
-        ready = engine.traits.serves
-        answer = {"ready": ready, "engine": engine.state, "reason": None if ready else engine.hint or engine.state}
+        ready = engine.traits.serves and not services.stopping()
+        reason = "the sidecar is stopping" if services.stopping() else engine.hint or engine.state
+        answer = {"ready": ready, "engine": engine.state, "reason": None if ready else reason}
         return JSONResponse(answer, 200 if ready else 503)
 
     @router.get("/health/deep", responses={503: {"description": "the engine is gone, or will not go on by itself"}})
@@ -50,12 +52,12 @@ def health_router(services: Services) -> APIRouter:
         return JSONResponse(answer, 200 if healthy else 503)
 
     @router.get("/metrics", response_class=Response)
-    async def metrics(request: Request, query: Annotated[MetricsQuery, Query()]) -> Response:
-        """Prometheus exposition of the last report; ``?engine=1`` appends the engine's own families."""
-        if query.engine:
-            body, content_type = services.exporter.expose_with(services.poller.metrics_text)
-        else:
-            body, content_type = services.exporter.expose(request.headers.get("accept", ""))
-        return Response(body, media_type=content_type)
+    async def metrics(query: Annotated[MetricsQuery, Query()]) -> Response:
+        """The last report in Prometheus' classic text format, and the engine's own families as of now.
+
+        Those are left out where the engine does not give them within a quarter of a second, and with `?engine=0`.
+        """
+        engine = await services.engine_page.read() if query.engine else b""
+        return Response(services.exporter.page() + engine, media_type=CONTENT_TYPE)
 
     return router

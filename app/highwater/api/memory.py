@@ -15,6 +15,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from highwater.accounting.attribution import compare
@@ -22,8 +23,9 @@ from highwater.api.access import peer_of
 from highwater.api.services import Services
 from highwater.errors import EngineError, NotAvailable, UnknownName
 from highwater.memory.history import MARKS_KEPT, Mark, Told
+from highwater.memory.ranks import is_complete
+from highwater.memory.sources.encoder_cache import EntriesReading
 from highwater.readings import Caller, Event, RankDelta, Report
-from highwater.recorder.folder import RankRecord
 from highwater.text.table import report_text
 
 PING_SECONDS = 15.0
@@ -40,6 +42,7 @@ NOT_READ = (
     "Authorization: Bearer TOKEN (`highwater token --port PORT` prints it)"
 )
 NOT_ASKED = "as last read; with the admin token the workers are asked, and mm_hash is whole"
+SHORTENED = "with the admin token mm_hash is whole"
 
 
 class MemoryQuery(BaseModel):
@@ -112,27 +115,27 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
         return JSONResponse(_REPORT.dump_python(report, mode="json") | {"since": since})
 
     @router.get("/memory/encoder-cache")
-    async def encoder_cache(request: Request, query: Annotated[EntriesQuery, Query()]) -> JSONResponse:
-        """Return what the encoder cache of each rank holds.
+    async def encoder_cache(request: Request, query: Annotated[EntriesQuery, Query()]) -> Response:
+        """What the encoder cache of each rank holds.
 
-        With the admin token the workers are asked, once a second at most; where they cannot be called, their
-        recorders' entries are returned. Without it no worker is called: the response has what was last read, its age
-        beside it, and in `mm_hash` a short name that distinguishes entries and does not identify images.
+        Where every worker has a recorder, its entries are returned. Elsewhere the workers are asked, with the admin
+        token and once a second at most; without the token no worker is called, and the response has what was last read
+        and its age. Without the token `mm_hash` is a short name that tells entries apart and not images.
         """
         may_ask = services.control.caller(request) is not None
-        if may_ask:
-            await _read_entries(services)
-        answers, age = _known_entries(services)
-        known = [answer.get("rank") for answer in answers]
-        if query.rank is not None and query.rank not in known and age is not None:
-            raise UnknownName("rank", query.rank, [str(rank) for rank in known])
-        ranks = [_cut(answer, query) for answer in answers if query.rank in (None, answer.get("rank"))]
-        note = None
-        if not may_ask:
-            note = NOT_READ if age is None else NOT_ASKED
-            for rank in ranks:
-                rank["entries"] = [entry | {"mm_hash": alias(entry.get("mm_hash"))} for entry in rank["entries"]]
-        return JSONResponse({"schema": 1, "age_seconds": age, "note": note, "ranks": ranks})
+        reading, is_recorded = await _entries(services, may_ask=may_ask)
+        pids = {rank.pid for rank in services.poller.current().ranks}
+        # Those of workers that are gone say nothing about the workers that there are now.
+        known = [] if reading is None else [rank for rank in reading.ranks if rank.head.get("pid") in pids]
+        names = [rank.head.get("rank") for rank in known]
+        if query.rank is not None and query.rank not in names and known:
+            raise UnknownName("rank", query.rank, [str(rank) for rank in names])
+        age = round(services.entries.age_seconds(reading), 3) if reading is not None and known else None
+        note = None if may_ask else NOT_READ if age is None else SHORTENED if is_recorded else NOT_ASKED
+        wanted = [rank for rank in known if query.rank in (None, rank.head.get("rank"))]
+        ranks = [await rank.json(query.limit, query.sort, None if may_ask else alias) for rank in wanted]
+        head = to_json({"schema": 1, "age_seconds": age, "note": note})
+        return Response(head[:-1] + b',"ranks":[' + b",".join(ranks) + b"]}", media_type="application/json")
 
     @router.get("/memory/history")
     async def readings(query: Annotated[HistoryQuery, Query()]) -> Response:
@@ -193,52 +196,28 @@ class Alias:
         return hashlib.blake2b(str(mm_hash).encode(), key=self._key, digest_size=4).hexdigest()
 
 
-async def _read_entries(services: Services) -> None:
-    if not services.poller.capabilities.collective_rpc:
-        if _alive_records(services):
-            return
-        raise NotAvailable(services.poller.current().engine.hint or "the worker extension is not loaded")
-    try:
-        await services.entries.read()
-    except EngineError as exc:
-        raise NotAvailable(str(exc)) from exc
+async def _entries(services: Services, *, may_ask: bool) -> tuple[EntriesReading | None, bool]:
+    """The entries as far as whoever asks may have them read, and whether the recorders told them.
 
-
-def _known_entries(services: Services) -> tuple[list[dict[str, Any]], float | None]:
-    """Return what was last read of the present workers, and its age in seconds."""
-    if services.entries.known is None:
-        recorded = _recorded_entries(services)
-        return recorded, max((each["age_seconds"] for each in recorded), default=None)
-    answers, age = services.entries.known
-    pids = {rank.pid for rank in services.poller.current().ranks}
-    answers = [answer for answer in answers if answer.get("pid") in pids]
-    return answers, round(age, 3) if answers else None
-
-
-def _alive_records(services: Services) -> list[RankRecord]:
-    records = services.recorders.records if services.recorders is not None else ()
-    return [record for record in records if record.status == "alive" and record.newest is not None]
-
-
-def _recorded_entries(services: Services) -> list[dict[str, Any]]:
-    """The entries that the recorders know, rank by rank: for these no worker is called."""
-    return [
-        {
-            "rank": record.identity.rank,
-            "dp_rank": record.identity.dp_rank,
-            "host": record.identity.host,
-            "pid": record.identity.pid,
-            "present": cache is not None,
-            "entries": [asdict(entry) for entry in record.entries],
-            "entries_total": record.entries_total,
-            "device_bytes": cache.device_bytes if cache is not None else 0,
-            "host_bytes": cache.host_bytes if cache is not None else 0,
-            "capacity_embeds": cache.capacity_embeds if cache is not None else None,
-            "age_seconds": round(record.reading_age_seconds or 0.0, 3),
-        }
-        for record in _alive_records(services)
-        for cache in [record.newest.encoder_cache if record.newest is not None else None]
-    ]
+    Raises:
+        NotAvailable: They cannot be read.
+    """
+    report, can_call = services.poller.current(), services.poller.capabilities.collective_rpc
+    all_records = services.recorders.records if services.recorders is not None else ()
+    records = [record for record in all_records if record.status == "alive" and record.newest is not None]
+    has_all = is_complete(records, report.ranks_expected) and all(record.table is not None for record in records)
+    if has_all or (records and not can_call):
+        return await services.entries.of_records(records), True
+    if may_ask and not can_call:
+        raise NotAvailable(report.engine.hint or "the worker extension is not loaded")
+    if may_ask:
+        try:
+            return await services.entries.of_workers(), False
+        except EngineError as exc:
+            raise NotAvailable(str(exc)) from exc
+    if services.entries.known is None and records:
+        return await services.entries.of_records(records), True
+    return services.entries.known, False
 
 
 def _wants_text(request: Request, chosen: str | None) -> bool:
@@ -266,14 +245,6 @@ def _moment(marks: Mapping[str, Mark], since: str | None) -> float:
     if not math.isfinite(moment):
         raise UnknownName("since", since, ["Unix seconds", *(repr(known) for known in marks)])
     return moment
-
-
-def _cut(answer: dict[str, Any], query: EntriesQuery) -> dict[str, Any]:
-    entries = answer["entries"]
-    if query.sort == "age":
-        entries = sorted(entries, key=lambda entry: entry.get("age_seconds") or 0.0, reverse=True)
-    dropped = ("ok", "op", "schema")
-    return {key: value for key, value in answer.items() if key not in dropped} | {"entries": entries[: query.limit]}
 
 
 def _history_json(body: dict[str, Any], step: float, readings: list[dict[str, Any]]) -> bytes:

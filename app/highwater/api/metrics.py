@@ -1,17 +1,19 @@
 """Prometheus families, from the last report and from what is counted as it happens.
 
-A scrape does no I/O: it shows the last report, and per-rank families vanish while that is stale, so that a dead
-engine's numbers do not look alive. The golden file ``tests/unit/api/golden/metrics.txt`` shows every family.
+A page needs no I/O: it shows the last report, and per-rank families vanish while that is stale, so that a dead engine's
+numbers do not look alive. Pickers of endpoints scrape twenty times a second, so each part of the page is rendered once
+and then only when what it shows has changed. The golden file ``tests/unit/api/golden/metrics.txt`` shows every family.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from typing import Final, Generic, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
 from highwater import __version__
@@ -19,7 +21,7 @@ from highwater.accounting.attribution import COMPONENTS, device_total, host_rati
 from highwater.incidents import IncidentKind
 from highwater.policy.rules import RATIO_SIGNALS
 from highwater.process.internal_errors import InternalErrors
-from highwater.proxy.traffic import Connections, ProxyTraffic
+from highwater.proxy.traffic import Connections, ProxyTraffic, connection_families
 from highwater.readings import (
     EngineState,
     PolicyLevel,
@@ -34,6 +36,8 @@ from highwater.readings import (
 )
 from highwater.text.table import device_title, rank_title
 
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+"""Of the classic text format, whatever a scraper asks for: vLLM speaks no other, and a page has one format."""
 _RANK_LABELS = ("rank", "device", "host")
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _RESET_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -101,23 +105,70 @@ _RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankReading], float | None]], ..
 )
 
 
+T = TypeVar("T")
+
+
+class _Part(Collector, Generic[T]):
+    """Families of the page that show one value, rendered again when it is another.
+
+    Args:
+        read: Returns the value as it stands.
+        families: Makes its families.
+    """
+
+    def __init__(self, read: Callable[[], T], families: Callable[[T], Iterable[Metric]]) -> None:
+        self._read = read
+        self._families = families
+        self._value: T | None = None
+        self._text = b""
+
+    def text(self) -> bytes:
+        """Return the families in the classic text format."""
+        value = self._read()
+        if value != self._value:
+            self._value = value
+            self._text = generate_latest(self)
+        return self._text
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families of the value that was read last."""
+        return () if self._value is None else self._families(self._value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What the sidecar counts elsewhere, as it stands.
+
+    Attributes:
+        held: Requests held at the gate.
+        connections: The proxy's.
+        dropped_lines: Lines that the access log lost.
+        incidents: Incidents by kind.
+        internal_errors: Faults of our own by part.
+    """
+
+    held: int
+    connections: Connections
+    dropped_lines: int
+    incidents: Mapping[str, int]
+    internal_errors: Mapping[str, int]
+
+
 class Exporter:
     """Counts what happens, and shows it with the last report.
 
     Args:
-        report: Gives the last report.
-        policy: Gives the policy as it stands.
-        held: Gives the number of requests held at the gate.
-        connections: Gives the proxy's connections.
-        dropped_lines: Gives the number of lines that the access log lost.
-        incidents: Gives the number of incidents of each kind.
+        report: Returns the last report.
+        policy: Returns the policy as it stands.
+        held: Returns the number of requests held at the gate.
+        connections: Returns the proxy's connections.
+        dropped_lines: Returns the number of lines that the access log lost.
+        incidents: Returns the number of incidents of each kind.
 
     Attributes:
         internal_errors: Counts faults of our own.
         traffic: Counts proxied requests; the proxy's observer.
     """
-
-    content_type_classic = "text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(
         self,
@@ -129,9 +180,28 @@ class Exporter:
         *,
         incidents: Callable[[], Mapping[IncidentKind, int]] = dict,
     ) -> None:
-        registry = self._registry = CollectorRegistry()
+        registry = CollectorRegistry()
         self.internal_errors = InternalErrors()
-        registry.register(_LastReport(report, policy))
+        self.traffic = ProxyTraffic()
+        self._changes = 1  # of the counters in the registry, and of the policy
+
+        def moment() -> _Moment:
+            kinds, errors = dict(incidents()), dict(self.internal_errors.counts)
+            return _Moment(held(), connections(), dropped_lines(), kinds, errors)
+
+        def ageless() -> Report:
+            # The age goes on while the report stays what it is.
+            return replace(report(), age_seconds=None)
+
+        self._parts = (
+            _Part(ageless, _report_families),
+            _Part(lambda: report().age_seconds, _age_families),
+            # To judge the rules takes longer than to render them, and they are judged by the report.
+            _Part(lambda: (ageless(), self._changes), lambda _: _policy_families(policy())),
+            _Part(lambda: self._changes, lambda _: registry.collect()),
+            _Part(lambda: self.traffic.counted, lambda _: self.traffic.collect()),
+            _Part(moment, _moment_families),
+        )
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"highwater_{name}", text, labels, registry=registry)
@@ -169,15 +239,6 @@ class Exporter:
             "remedy",
             "moment",
         )
-        self.traffic = ProxyTraffic(connections)
-        registry.register(self.traffic)
-        text = "Proxied requests that wait for a reset to end."
-        Gauge("highwater_proxy_requests_held", text, registry=registry).set_function(held)
-        registry.register(_DroppedLines(dropped_lines))
-        text = "Incidents by kind, without repetitions; the folder of incidents remembers them over restarts."
-        registry.register(_CountedElsewhere("incidents", text, "kind", incidents))
-        text = "Unexpected exceptions in a part of the sidecar, which went on; its log has each."
-        registry.register(_CountedElsewhere("internal_errors", text, "part", lambda: self.internal_errors.counts))
         self._denied = counter("control_denied_total", "Control calls that were not let in.", "reason")
         for reason in ("no_token", "wrong_token", "closed"):
             self._denied.labels(reason)
@@ -188,14 +249,17 @@ class Exporter:
 
     def polled(self, seconds: float) -> None:
         """A poll is over."""
+        self._changes += 1
         self._poll_seconds.observe(seconds)
 
     def poll_failed(self, source: str, reason: str) -> None:
         """A source gave no good answer."""
+        self._changes += 1
         self._poll_failures.labels(source, reason).inc()
 
     def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
         """A remedy was run, refused or failed."""
+        self._changes += 1
         self._resets.labels(result.remedy, trigger, result.outcome).inc()
         if result.outcome not in {"done", "failed"}:
             return
@@ -209,82 +273,61 @@ class Exporter:
 
     def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
         """The policy ran a remedy on a rule's behalf, or would have."""
+        self._changes += 1
         self._actions.labels(rule, remedy, outcome).inc()
+
+    def policy_changed(self) -> None:
+        """An operator replaced the policy."""
+        self._changes += 1
 
     def control_denied(self, reason: str) -> None:
         """A control call was not let in."""
+        self._changes += 1
         self._denied.labels(reason).inc()
 
     # --- what is shown ---
 
-    def expose(self, accept: str) -> tuple[bytes, str]:
-        """The exposition in the form that the scraper accepts, and its content type."""
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self._registry), content_type
-
-    def expose_with(self, engine_text: str) -> tuple[bytes, str]:
-        """Our families and then the engine's own; in the classic form, which is what vLLM speaks."""
-        return generate_latest(self._registry) + engine_text.encode(), self.content_type_classic
-
-
-class _DroppedLines(Collector):
-    """The family of the access log: it counts by itself."""
-
-    def __init__(self, dropped: Callable[[], int]) -> None:
-        self._dropped = dropped
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: the access log may not be there yet."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        """The number as it stands."""
-        text = "Lines of the access log that were dropped, because they could not be written as fast as requests ended."
-        yield CounterMetricFamily("highwater_access_log_lines_dropped", text, value=self._dropped())
-
-
-class _CountedElsewhere(Collector):
-    """A family that somebody else counts, by one label."""
-
-    def __init__(self, name: str, text: str, label: str, counts: Callable[[], Mapping[Any, int]]) -> None:
-        self._name, self._text, self._label, self._counts = name, text, label, counts
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: who counts may not be there yet."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        """The numbers as they stand."""
-        family = CounterMetricFamily(f"highwater_{self._name}", self._text, labels=(self._label,))
-        for value, count in self._counts().items():
-            family.add_metric((value,), count)
-        yield family
-
-
-class _LastReport(Collector):
-    """Families that stand in the last report."""
-
-    def __init__(self, report: Callable[[], Report], policy: Callable[[], PolicyStatus]) -> None:
-        self._report = report
-        self._policy = policy
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not take a report that is not there yet."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        """One pass over the last report."""
-        report = self._report()
-        yield from _engine_families(report)
-        yield from _policy_families(self._policy())
-        if not report.stale:
-            yield from _rank_families(report.ranks)
-            yield from _device_families(report.ranks)
-            yield from _growth_families(report)
+    def page(self) -> bytes:
+        """Return all families in the classic text format, as they stand."""
+        return b"".join(part.text() for part in self._parts)
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"highwater_{name}", text, labels=labels)
+
+
+def _age_families(seconds: float | None) -> Iterator[Metric]:
+    if seconds is not None:
+        yield GaugeMetricFamily(
+            "highwater_report_age_seconds", "Age of the last reading of the workers.", value=seconds
+        )
+
+
+def _moment_families(now: _Moment) -> Iterator[Metric]:
+    text = "Proxied requests that wait for a reset to end."
+    yield GaugeMetricFamily("highwater_proxy_requests_held", text, value=now.held)
+    yield from connection_families(now.connections)
+    text = "Lines of the access log that were dropped, because they could not be written as fast as requests ended."
+    yield CounterMetricFamily("highwater_access_log_lines_dropped", text, value=now.dropped_lines)
+    text = "Incidents by kind, without repetitions; the folder of incidents remembers them over restarts."
+    yield _counted("incidents", text, "kind", now.incidents)
+    text = "Unexpected exceptions in a part of the sidecar, which went on; its log has each."
+    yield _counted("internal_errors", text, "part", now.internal_errors)
+
+
+def _counted(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"highwater_{name}", text, labels=(label,))
+    for value, count in counts.items():
+        family.add_metric((value,), count)
+    return family
+
+
+def _report_families(report: Report) -> Iterator[Metric]:
+    yield from _engine_families(report)
+    if not report.stale:
+        yield from _rank_families(report.ranks)
+        yield from _device_families(report.ranks)
+        yield from _growth_families(report)
 
 
 def _engine_families(report: Report) -> Iterator[Metric]:
@@ -323,9 +366,6 @@ def _engine_families(report: Report) -> Iterator[Metric]:
         yield GaugeMetricFamily("highwater_ranks_expected", text, value=report.ranks_expected)
     text = "Workers in the last report."
     yield GaugeMetricFamily("highwater_ranks_reported", text, value=0 if report.stale else report.ranks_reported)
-    if report.age_seconds is not None:
-        text = "Age of the last reading of the workers."
-        yield GaugeMetricFamily("highwater_report_age_seconds", text, value=report.age_seconds)
 
 
 def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:

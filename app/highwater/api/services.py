@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from highwater.api.access import Access
+from highwater.api.engine_page import EnginePage
 from highwater.api.metrics import Exporter
 from highwater.engine.client import EngineAnswer
 from highwater.incidents import Incidents
@@ -31,12 +32,14 @@ class Services:
         policy: The policy in force, and where it is kept.
         history: Readings, events, marks.
         exporter: Prometheus families.
+        engine_page: The engine's own metrics.
         entries: The encoder caches' contents.
         incidents: What is kept of engines that died or hung.
         recorders: The workers' recorders, if they have any.
         snapshots: PyTorch's own memory snapshots.
         report: The last report with its age and the policy's state.
         alive: Whether the loops run.
+        stopping: Whether the sidecar has been asked to stop.
         server_info: The engine's own ``GET /server_info``, by its query string.
         control: Lets control calls through, or not.
     """
@@ -47,11 +50,13 @@ class Services:
     policy: PolicyStore
     history: History
     exporter: Exporter
+    engine_page: EnginePage
     entries: EncoderCacheEntries
     incidents: Incidents
     recorders: Recorders | None
     snapshots: Snapshots
     report: Callable[[], Report]
     alive: Callable[[], bool]
+    stopping: Callable[[], bool]
     server_info: Callable[[str], Awaitable[EngineAnswer]]
     control: Access

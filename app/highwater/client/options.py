@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import click
 
@@ -28,11 +29,31 @@ FAILED, UNREACHABLE = 1, 3
 # For questions. What acts on the engine may have to wait for a safe moment.
 ASK_SECONDS = 8.0
 
+# Where a sidecar with this environment serves its control plane; the first that is set. Kubernetes writes tcp://...
+# into variables of these names, for Services called highwater and highwater-control.
+PORT_VARIABLES: Final = ("HIGHWATER_CONTROL_PORT", "HIGHWATER_PORT")
+_EVERYWHERE: Final = {"", "0.0.0.0", "::"}  # noqa: S104 - compared with, not bound to
+
+
+def own_port(environ: Mapping[str, str]) -> int:
+    """Return the port on which a sidecar with these environment variables serves its control plane."""
+    given = (environ.get(name, "") for name in PORT_VARIABLES)
+    return next((int(port) for port in given if port.isdecimal()), urlsplit(DEFAULT_URL).port or 0)
+
+
+def own_url(environ: Mapping[str, str]) -> str:
+    """Return where a sidecar with these environment variables serves its control plane, as seen from its machine."""
+    host = environ.get("HIGHWATER_HOST", "")
+    scheme = "https" if environ.get("HIGHWATER_TLS__CERT_FILE") else "http"
+    name = str(urlsplit(DEFAULT_URL).hostname) if host in _EVERYWHERE else f"[{host}]" if ":" in host else host
+    return f"{scheme}://{name}:{own_port(environ)}"
+
+
 url_option: Final = click.option(
     "--url",
     envvar=URL_VARIABLE,
-    default=DEFAULT_URL,
-    show_default=True,
+    default=lambda: own_url(os.environ),
+    show_default="the port that HIGHWATER_CONTROL_PORT or HIGHWATER_PORT names on this machine, else 8001",
     show_envvar=True,
     metavar="URL",
     help="the sidecar; its admin token is found as `highwater token` finds it",

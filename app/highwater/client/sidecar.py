@@ -29,6 +29,8 @@ MAX_ANSWER_BYTES = 256 * MIB
 _SHOWN_LENGTH = 400
 _UNAUTHORIZED = 401
 _ANOTHER = "--url or HIGHWATER_URL names the sidecar, by default on port 8001"
+# What a port that serves the engine's API alone says of a path of the sidecar's (proxy/front.py).
+_DATA_PORT = "own paths are on its control port"
 
 
 class SidecarClient:
@@ -153,6 +155,13 @@ class SidecarClient:
             body = json.loads(content)
         except ValueError:
             body = None
+        if _DATA_PORT in content.decode(errors="replace"):
+            raise SidecarUnreachable(
+                _line(
+                    f"{self.url} is the port for requests to the model; the sidecar's own paths are on its control "
+                    "port (control_port): name that with --url or HIGHWATER_URL"
+                )
+            )
         told = _told(body)
         if told is None:
             raise SidecarUnreachable(self._no_sidecar(f"{status} {response.reason_phrase}".rstrip(), response.headers))

@@ -24,6 +24,10 @@ Answer: TypeAlias = Literal["served", "no token", "wrong token", "closed", "unkn
 # docs/engine.md: what was run or read. Beyond it things may be as before, and nobody has looked.
 OLDEST, NEWEST = parse_version("0.11"), parse_version("0.33")
 RESETS_ENCODER_CACHE = parse_version("0.16")
+_TO_WATCH = (
+    "run `highwater extension --copy-to DIR` and start vLLM with PYTHONPATH=DIR and HIGHWATER_RECORDER_DIR, the "
+    "sidecar's own recorder_dir; where VLLM_PLUGINS is set, it must contain highwater"
+)
 _RECENT_SECONDS = 3600.0
 
 
@@ -176,7 +180,8 @@ def extension(facts: Facts) -> SetupCheck:
     if loaded:
         change = f"start vLLM with {flag}; or, if {loaded} inherits from it, set HIGHWATER_ENGINE_HAS_EXTENSION=true"
         return SetupCheck("extension", "fail", f"{loaded} is loaded, which is not Highwater's", change)
-    return SetupCheck("extension", "fail", "not loaded: the workers' memory is not seen", f"start vLLM with {flag}")
+    text = "not loaded, and no worker records itself: the workers' memory is not seen"
+    return SetupCheck("extension", "fail", text, f"to watch, {_TO_WATCH}; to act too, start vLLM with {flag}")
 
 
 def ranks(facts: Facts) -> SetupCheck:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Final
 from urllib.parse import urlsplit
 
 import click
 
-from highwater.client.options import DEFAULT_URL, URL_VARIABLE, examples
+from highwater.client.options import URL_VARIABLE, examples, own_url
 from highwater.text.printable import one_line
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}
 # Docker knows two statuses of a health check.
 _UNWELL: Final = 1
 _OK: Final = 200
-_EVERYWHERE: Final = {"", "0.0.0.0", "::"}  # noqa: S104 - compared with, not bound to
 _SHOWN_LENGTH: Final = 400
 
 
@@ -39,7 +37,7 @@ _SHOWN_LENGTH: Final = 400
     envvar=URL_VARIABLE,
     show_envvar=True,
     metavar="URL",
-    help="the sidecar  [default: where HIGHWATER_HOST and HIGHWATER_PORT say that it listens]",
+    help="the sidecar  [default: where HIGHWATER_HOST and HIGHWATER_CONTROL_PORT, else HIGHWATER_PORT, say that it is]",
 )
 @click.option("--timeout", "seconds", default=5.0, show_default=True, type=click.FloatRange(0.1, 600))
 def healthcheck(what: str, url: str | None, seconds: float) -> None:
@@ -48,15 +46,6 @@ def healthcheck(what: str, url: str | None, seconds: float) -> None:
     problem = ask(base, PATHS[what], seconds)
     if problem is not None:
         raise click.exceptions.Exit(_told(problem))
-
-
-def own_url(environ: Mapping[str, str]) -> str:
-    """Return where a sidecar with these environment variables listens, as seen from its own machine."""
-    host, port = environ.get("HIGHWATER_HOST", ""), environ.get("HIGHWATER_PORT", "")
-    default = urlsplit(DEFAULT_URL)
-    scheme = "https" if environ.get("HIGHWATER_TLS__CERT_FILE") else "http"
-    name = str(default.hostname) if host in _EVERYWHERE else f"[{host}]" if ":" in host else host
-    return f"{scheme}://{name}:{port or default.port}"
 
 
 def ask(base: str, path: str, seconds: float) -> str | None:

@@ -1,4 +1,8 @@
-"""The process that serves: uvicorn's server around the sidecar, with additions for the data plane."""
+"""The process that serves: uvicorn's server around the sidecar, with additions for the data plane.
+
+With two ports it stops in this order: the data port closes and its requests finish, while the control port still serves
+probes (``/readyz``: not ready), scrapes and operators; then the control port closes; then the sidecar's tasks end.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +11,40 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from uvicorn.lifespan.off import LifespanOff
+from uvicorn.server import ServerState
 
-from highwater.main import Sidecar
+from highwater.errors import os_reason
+from highwater.main import ListeningPort, Sidecar
 from highwater.proxy.listeners import HANDSHAKE_SECONDS, accept_several
 
 CANNOT_LISTEN = 3
+# What is left for requests to the control port where those of the data port have used up the time to stop.
+CONTROL_STOP_SECONDS = 1.0
 
 log = logging.getLogger("highwater")
 
 
 class Server(uvicorn.Server):
-    """Accepts several connections a turn, ends live event streams at its stop, and reopens the log file.
+    """Listens on the sidecar's ports, accepts several connections a turn, and reopens the log file.
 
     Args:
         sidecar: The application.
         host: The address or name to listen on.
-        port: The port; 0 for any that is free.
         shutdown_seconds: The time that requests have to finish once it is asked to stop.
     """
 
-    def __init__(self, sidecar: Sidecar, host: str, port: int, *, shutdown_seconds: float) -> None:
+    def __init__(self, sidecar: Sidecar, host: str, *, shutdown_seconds: float) -> None:
         tls = sidecar.tls
         super().__init__(
             uvicorn.Config(
                 sidecar,
                 host=host,
-                port=port,
                 http=sidecar.protocol,  # type: ignore[arg-type]
                 ws="none",
                 log_config=None,
@@ -52,45 +58,89 @@ class Server(uvicorn.Server):
             )
         )
         self._sidecar = sidecar
+        self._shutdown_seconds = shutdown_seconds
+        # Of a port that serves the control plane alone: they outlive the data port's.
+        self._control_state = ServerState()
+        self._control_servers: list[Any] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the sidecar, and listen.
 
         Args:
-            sockets: Further sockets, listened on by uvicorn itself, without a bound on TLS handshakes.
+            sockets: Further sockets for the first port's clients, listened on by uvicorn itself, without a bound on TLS
+                handshakes.
         """
         await super().startup(sockets or [])
-        config, loop = self.config, asyncio.get_running_loop()
-        make: Callable[[], Any] = (
-            partial(  # not an asyncio.Protocol, though it has its methods: a compiled class cannot be one
-                self._sidecar.protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state
-            )
-        )
-        handshake_seconds = None if config.ssl is None else HANDSHAKE_SECONDS
+        *data, control = self._sidecar.ports
         try:
-            first = await loop.create_server(
+            if data:
+                self._control_servers = await self._listen(control, self._control_state)
+            for port in data or [control]:
+                self.servers += await self._listen(port, self.server_state)
+        except OSError:
+            await self.lifespan.shutdown()
+            sys.exit(CANNOT_LISTEN)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reopen_log)
+
+    async def _listen(self, port: ListeningPort, state: ServerState) -> list[Any]:
+        """Listen on one port.
+
+        Raises:
+            OSError: It cannot be listened on; logged.
+        """
+        config = self.config
+        # Not an asyncio.Protocol, though it has its methods: a compiled class cannot be one.
+        make: Any = partial(port.protocol, config=config, server_state=state, app_state=self.lifespan.state)
+        try:
+            first = await asyncio.get_running_loop().create_server(
                 make,
                 config.host,
-                config.port,
+                port.number,
                 ssl=config.ssl,
-                ssl_handshake_timeout=handshake_seconds,
+                ssl_handshake_timeout=None if config.ssl is None else HANDSHAKE_SECONDS,
                 backlog=config.backlog,
             )
         except OSError as exc:
-            log.error("cannot listen on %s port %d: %s", config.host, config.port, exc)  # noqa: TRY400 - it says all
-            await self.lifespan.shutdown()
-            sys.exit(CANNOT_LISTEN)
-        self.servers += [first, *await accept_several([first], make, tls=config.ssl, backlog=config.backlog)]
+            log.error(  # noqa: TRY400 - it says all
+                "%s: cannot listen on %s port %d: %s; set %s to a port that is free, and host to an address of this "
+                "machine",
+                port.setting,
+                config.host,
+                port.number,
+                os_reason(exc),
+                port.setting,
+            )
+            raise
         scheme = "http" if config.ssl is None else "https"
         for listening in first.sockets:
-            host, port = listening.getsockname()[:2]
-            log.info("serving on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
-        loop.add_signal_handler(signal.SIGHUP, self._reopen_log)
+            host, number = listening.getsockname()[:2]
+            name = f"[{host}]" if ":" in host else host
+            log.info("serving %s on %s://%s:%d", port.serves, scheme, name, number)
+        return [first, *await accept_several([first], make, tls=config.ssl, backlog=config.backlog)]
+
+    async def on_tick(self, counter: int) -> bool:
+        """Give the control port's responses the same date as the others."""
+        ends = await super().on_tick(counter)
+        self._control_state.default_headers = self.server_state.default_headers
+        return ends
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests finish, those of the data port first, and end the sidecar."""
+        if self._control_servers:
+            loop, lifespan = asyncio.get_running_loop(), self.lifespan
+            end = loop.time() + self._shutdown_seconds
+            self.lifespan = LifespanOff(self.config)  # goes on: the control port needs it
+            await super().shutdown(sockets)
+            self.lifespan, sockets = lifespan, None
+            self.servers, self.server_state = self._control_servers, self._control_state
+            self.config.timeout_graceful_shutdown = int(max(end - loop.time(), CONTROL_STOP_SECONDS))
+            self._sidecar.begin_stop()  # for event streams that were opened meanwhile
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop, and end the event streams: their clients would keep the process for good."""
         super().handle_exit(sig, frame)
-        self._sidecar.close_streams()
+        self._sidecar.begin_stop()
 
     def _reopen_log(self) -> None:
         # Also without a file: the signal that rotates logs must not cut every stream.

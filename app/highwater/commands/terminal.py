@@ -15,7 +15,16 @@ from collections.abc import Sequence
 
 import click
 
-from highwater.client.options import ASK_SECONDS, FAILED, ending_well, examples, json_option, sidecar_at, url_option
+from highwater.client.options import (
+    ASK_SECONDS,
+    FAILED,
+    ending_well,
+    examples,
+    json_option,
+    own_port,
+    sidecar_at,
+    url_option,
+)
 from highwater.errors import SidecarRefused
 from highwater.files.admin_token import find_token
 
@@ -227,18 +236,16 @@ def check(url: str, *, as_json: bool) -> None:
 )
 @click.option(
     "--port",
-    envvar="HIGHWATER_PORT",
-    show_envvar=True,
-    default=8001,
-    show_default=True,
+    default=lambda: own_port(os.environ),
+    show_default="HIGHWATER_CONTROL_PORT, else HIGHWATER_PORT, else 8001",
     type=click.IntRange(1, 65535),
-    help="of the sidecar on this machine",
+    help="the port of the control plane of the sidecar on this machine",
 )
 def token(port: int) -> None:
     """Print the admin token of the sidecar on this machine.
 
     Looks into HIGHWATER_ADMIN_TOKEN, then into the file that HIGHWATER_ADMIN_TOKEN_FILE names, then into the file that
-    a sidecar on this port makes when it starts. On a terminal it also says where the token was found.
+    a sidecar with this port makes when it starts. On a terminal it also says where the token was found.
     """
     found = find_token(f"http://127.0.0.1:{port}", os.environ)
     if found.value is None:

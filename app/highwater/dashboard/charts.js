@@ -12,6 +12,7 @@ const SYNC = "time";
 const LETTER_PIXELS = 6.6;
 const FLAG_PIXELS = 18;
 const MAX_NOTES = 60;
+const UNSEEN_EVERY_MS = 5000; // so that whoever scrolls, prints or takes a picture of the whole page finds them drawn
 
 /**
  * @typedef {object} Series
@@ -34,7 +35,7 @@ const MAX_NOTES = 60;
  * @property {Water[]} waters
  */
 
-/** One chart. It draws itself when it is seen and something changed. */
+/** One chart. It draws itself when something changed. */
 export class Chart {
   /**
    * @param {HTMLElement} parent @param {Series[]} series
@@ -47,6 +48,7 @@ export class Chart {
     this.view = null;
     this.dirty = false;
     this.seen = true;
+    this.drawnAt = -Infinity;
     this.readout = el("div", { class: "readout", hidden: true, "aria-hidden": "true" });
     this.box = el("div", { class: "chart", role: "img", "aria-label": options.label });
     parent.append(this.box);
@@ -87,8 +89,14 @@ export class Chart {
     this.dirty = this.view !== null;
   }
 
+  /** Whether it has to be drawn: at once where it is seen, now and then where it is not. */
+  get due() {
+    return this.dirty && (this.seen || performance.now() - this.drawnAt >= UNSEEN_EVERY_MS);
+  }
+
   draw() {
     this.dirty = false;
+    this.drawnAt = performance.now();
     const { view } = this;
     if (view === null || this.width < 40) return;
     if (this.plot === null) this.#make(view);
@@ -279,7 +287,7 @@ export class Chart {
   }
 }
 
-// --- drawing: one chart a frame, and only those that are seen ---
+// --- drawing: as many charts a frame as there is time for, those that are seen at once ---
 
 /** @type {Set<Chart>} */
 const all = new Set();
@@ -314,7 +322,7 @@ function drawOne() {
   scheduled = false;
   const started = performance.now();
   for (const chart of all) {
-    if (!chart.dirty || !chart.seen) continue;
+    if (!chart.due) continue;
     chart.draw();
     // As many as fit into half a frame; the others are drawn in the next.
     if (performance.now() - started > 8) {

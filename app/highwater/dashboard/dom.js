@@ -47,6 +47,12 @@ export function fill(parent, ...children) {
   parent.replaceChildren(...children);
 }
 
+/** A panel with nothing in it leaves its room to the others. @param {Element} box in the panel @param {boolean} shown */
+export function showPanel(box, shown) {
+  const panel = /** @type {HTMLElement} */ (box.closest(".panel"));
+  if (panel.hidden === shown) panel.hidden = !shown;
+}
+
 /**
  * A table of text.
  * @param {{caption: string, head: string[], rows: (Node | string)[][], numeric?: number[], wide?: number[]}} parts

@@ -3,7 +3,7 @@
  */
 
 import { getAsOperator } from "./api.js";
-import { el, fill, scroll, setText, table } from "./dom.js";
+import { el, fill, scroll, setText, showPanel, table } from "./dom.js";
 import { STATES } from "./facts.js";
 import { clock, count, duration, exact, gib, gibNumber, known, UNKNOWN } from "./format.js";
 import { total } from "./plots.js";
@@ -49,6 +49,7 @@ export class EncoderPanel {
   update(report) {
     this.report = report;
     const cache = report.encoder_cache;
+    showPanel(this.facts, known(cache)); // a model without images has none
     const ranks = report.ranks.length;
     this.#fact("Entries", count(cache?.entries));
     this.#fact(`On the device${ranks > 1 ? `, ${ranks} ranks` : ""}`, gib(cache?.device_bytes), cache?.device_bytes);

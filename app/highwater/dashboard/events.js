@@ -2,7 +2,7 @@
  * What happened: the last resets with what each freed, everything else, and the incidents.
  */
 
-import { el, fill, scroll, table } from "./dom.js";
+import { el, fill, scroll, showPanel, table } from "./dom.js";
 import { clock, count, duration, exact, gib, gibNumber, known, words } from "./format.js";
 import { COMPONENTS } from "./facts.js";
 
@@ -42,10 +42,7 @@ function by(caller) {
 /** @param {HTMLElement} box @param {any[]} events newest first */
 export function writeResets(box, events) {
   const resets = events.filter((event) => event.result !== null && event.result !== undefined).slice(0, RESETS_SHOWN);
-  if (!resets.length) {
-    fill(box, el("p", { class: "empty" }, "None yet, neither by the policy nor by hand."));
-    return;
-  }
+  showPanel(box, resets.length > 0);
   const rows = resets.map(({ at, trigger, rule, result, caller }) => [
     clock(at),
     words(result.remedy),
@@ -84,10 +81,7 @@ export function writeResets(box, events) {
 
 /** @param {HTMLElement} box @param {any[]} events newest first */
 export function writeEvents(box, events) {
-  if (!events.length) {
-    fill(box, el("p", { class: "empty" }, "Nothing yet."));
-    return;
-  }
+  showPanel(box, events.length > 0);
   const items = events
     .slice(0, EVENTS_SHOWN)
     .map((event) =>
@@ -109,10 +103,7 @@ export function writeEvents(box, events) {
 export function writeIncidents(box, listed) {
   if (!listed) return;
   const problem = listed.problem ? [el("p", { class: "problem" }, listed.problem)] : [];
-  if (!listed.incidents.length) {
-    fill(box, el("p", { class: "empty" }, "None: the engine did not die, hang or run out of memory."), ...problem);
-    return;
-  }
+  showPanel(box, problem.length > 0 || listed.incidents.length > 0);
   const items = listed.incidents.slice(0, INCIDENTS_SHOWN).map((incident) => {
     const often = incident.count > 1 ? `, ${count(incident.count)} times` : "";
     const ended = incident.ended_at ? `, over at ${clock(incident.ended_at)}` : "";

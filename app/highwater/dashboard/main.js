@@ -20,6 +20,7 @@ const EVENTS_KEPT = 300;
 const MAX_RANK_READINGS = 3000; // asked for at once: writing more would hold up the sidecar's streams
 const FINE_SECONDS = 300;
 const ANEW_MS = 60_000;
+const MAX_HISTORY_WAIT_MS = 3000;
 
 const readings = new Readings();
 let missedSince = -Infinity;
@@ -28,6 +29,7 @@ const state = {
   receivedAt: 0,
   /** @type {any[]} newest first */ events: [],
   /** @type {any[]} */ marks: [],
+  hasHistory: false, // the charts begin with all that there is, or with what comes where it does not
   /** @type {any} */ incidents: null,
   /** @type {import("./notices.js").Connection} */ connection: {
     state: "connecting",
@@ -94,12 +96,18 @@ async function askHistory() {
   const ranks = Math.max(state.report?.ranks.length ?? 1, 1);
   const since = Math.max(now - SPAN_SECONDS, missedSince);
   const coarse = await history(since, (now - since) / Math.min(900, MAX_RANK_READINGS / ranks));
+  beginCharts();
   if (coarse === null) return;
   readings.gapSeconds = Math.max(20, readings.gapSeconds, coarse.step * 4);
   if (coarse.readings.length) readings.replaceFrom(coarse.readings[0].at, coarse.readings);
   request();
   const fine = await history(now - FINE_SECONDS, 0);
   if (fine?.readings.length) readings.replaceFrom(fine.readings[0].at, fine.readings);
+  request();
+}
+
+function beginCharts() {
+  state.hasHistory = true;
   request();
 }
 
@@ -168,6 +176,7 @@ function show() {
   writeLegend(legend, report.policy?.rules ?? []);
   encoder.update(report);
   policy.update(report.policy, events);
+  if (!state.hasHistory) return;
   plots.update(state);
   document.body.dataset.ready = "true";
 }
@@ -230,6 +239,7 @@ themeButton.title = themeButton.getAttribute("aria-label") ?? "";
 // --- on it goes ---
 
 setInterval(showFreshness, 1000);
+setTimeout(beginCharts, MAX_HISTORY_WAIT_MS);
 setInterval(askIncidents, ANEW_MS);
 policy.ask();
 askIncidents();

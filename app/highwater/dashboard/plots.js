@@ -3,7 +3,7 @@
  */
 
 import { Chart } from "./charts.js";
-import { el, fill, setText, swatch, table } from "./dom.js";
+import { el, fill, setText, showPanel, swatch, table } from "./dom.js";
 import {
   clock,
   count,
@@ -126,6 +126,7 @@ export class Plots {
     this.spanSeconds = 3600;
     this.scale = "auto";
     this.rankBox = ranks;
+    this.lineBox = lines;
     this.none = el("p", { class: "empty" });
     ranks.append(this.none);
     /** @type {Map<string, Plot>} */
@@ -146,6 +147,7 @@ export class Plots {
     this.#stacks(state, time);
     const annotations = annotated(state, null);
     for (const line of LINES) this.#line(line, report, time, annotations);
+    showPanel(this.lineBox, Object.values(this.lines).some((plot) => !plot.figure.hidden));
   }
 
   #stacks(state, time) {
@@ -230,6 +232,9 @@ export class Plots {
       }),
     );
     const waters = line.waters?.(report) ?? [];
+    const nothing = rows.every((row) => row.every((value) => value === null));
+    plot.figure.hidden = nothing;
+    if (nothing) return;
     const view = {
       time,
       range: line.range(least === Infinity ? 0 : least, most),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from highwater.demo.errors import DemoError
 from highwater.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, TOKENIZER_CLASS, build_model
 from highwater.demo.process import KeptProcess, free_port
+from highwater.files.worker_package import copy_worker_package
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -53,7 +53,7 @@ class EngineOptions:
     extension: bool = True
     """The workers carry Highwater's extension."""
     plugin: bool = False
-    """The worker package is installed beside vLLM, which then loads its plugin."""
+    """The worker package is on the engine's path with its metadata, as `highwater extension` copies it."""
     port: int | None = None
     """Where to listen; a free port where None."""
     extra_args: tuple[str, ...] = ()
@@ -166,7 +166,7 @@ class Engine:
         options = self.options
         python_path = [str(SHIM_FOLDER)]
         if options.plugin:
-            python_path.append(str(install_worker_package(self.folder / "plugin")))
+            python_path.append(str(copy_worker_package(self.folder / "plugin").folder))
         elif options.extension:
             python_path.append(str(link_extension(self.folder / "extension")))
         environ = os.environ | {
@@ -191,21 +191,6 @@ def bind_threads(cpus: list[int], ranks: int) -> str:
         return "|".join(str(cpus[rank % len(cpus)]) for rank in range(ranks))
     share = len(cpus) // ranks
     return "|".join(",".join(map(str, cpus[rank * share : (rank + 1) * share])) for rank in range(ranks))
-
-
-def install_worker_package(folder: Path) -> Path:
-    """Make a folder that holds the worker package and its metadata, by which vLLM finds its plugin.
-
-    Raises:
-        DemoError: `highwater_worker` is not installed beside `highwater`.
-    """
-    link_extension(folder)
-    package = distribution("vllm-highwater-worker")
-    metadata = folder / f"vllm_highwater_worker-{package.version}.dist-info"
-    metadata.mkdir(exist_ok=True)
-    for name in ("METADATA", "entry_points.txt"):
-        (metadata / name).write_text(package.read_text(name) or "", encoding="utf-8")
-    return folder
 
 
 def link_extension(folder: Path) -> Path:

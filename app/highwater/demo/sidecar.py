@@ -32,16 +32,22 @@ class DemoSidecar:
         self, engine_url: str, *, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
         self.port = port or free_port()
+        self._settings = dict(settings or {})
+        self.control_port = int(self._settings.get("HIGHWATER_CONTROL_PORT", self.port))
         self.log_path = folder / "sidecar.log"
         self._engine_url = engine_url
-        self._settings = dict(settings or {})
         self._process = KeptProcess("the sidecar", self.log_path)
-        self._client = httpx.Client(base_url=self.url, timeout=CALL_SECONDS, trust_env=False)
+        self._client = httpx.Client(base_url=self.control_url, timeout=CALL_SECONDS, trust_env=False)
 
     @property
     def url(self) -> str:
         """The sidecar's base URL, without a slash at its end."""
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def control_url(self) -> str:
+        """The base URL of its control plane: the same, unless it has a port of its own."""
+        return f"http://127.0.0.1:{self.control_port}"
 
     def pids(self) -> list[int]:
         """Return its live processes."""
@@ -65,7 +71,7 @@ class DemoSidecar:
             str(self.port),
         ]
         self._process.start(command, env=self._environ(), cwd=Path.cwd())
-        self._process.wait_until_answers(self.port, "/livez", START_SECONDS)
+        self._process.wait_until_answers(self.control_port, "/livez", START_SECONDS)
         return self
 
     def stop(self) -> None:
@@ -82,7 +88,7 @@ class DemoSidecar:
 
     def authorization(self) -> dict[str, str]:
         """The header that lets control calls in: with its admin token, as an operator on this machine finds it."""
-        found = find_token(self.url, self._environ())
+        found = find_token(self.control_url, self._environ())
         return {} if found.value is None else {"Authorization": f"Bearer {found.value}"}
 
     def __exit__(

@@ -33,6 +33,9 @@ RPC_METHOD = "highwater_rpc"
 # Under the 5 seconds after which vLLM's uvicorn closes an idle connection.
 KEEPALIVE_SECONDS = 4.0
 HTTP_ERROR = 400
+# Of worker calls: a listing of thousands of cache entries takes tens of milliseconds to read, which every stream of the
+# proxy would wait for; a thread costs more than it saves for what is smaller.
+_LARGE_BYTES = 256 * 1024
 
 # Half a minute of silence, then three questions ten seconds apart.
 _KEEPALIVE = (
@@ -178,6 +181,34 @@ class Engine:
         response = await self._send("GET", url, timeout=_patience(path))
         return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
 
+    async def get_within(self, path: str, *, seconds: float, max_bytes: int) -> EngineAnswer:
+        """GET of a text that may be large, whose end must be there in time.
+
+        Args:
+            path: Whose.
+            seconds: For all of it, the connection included.
+            max_bytes: So much is read at most.
+
+        Raises:
+            EngineUnreachable: No connection.
+            EngineUnresponsive: Its end was not there in time.
+            EngineGarbled: It is larger.
+        """
+        # To compress it would cost the engine more than to send it to its neighbour.
+        headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
+        body = bytearray()
+        try:
+            async with asyncio.timeout(seconds), self._client.stream("GET", path, headers=headers) as response:
+                async for piece in response.aiter_bytes():
+                    body += piece
+                    if len(body) > max_bytes:
+                        raise EngineGarbled(f"GET {path}: more than {max_bytes} bytes")
+        except (TimeoutError, httpx.TimeoutException) as exc:
+            raise EngineUnresponsive(f"GET {path}: no answer within {seconds} s") from exc
+        except httpx.HTTPError as exc:
+            raise self._unreachable(f"GET {path}", exc) from exc
+        return EngineAnswer(response.status_code, response.headers.get("content-type", ""), bytes(body))
+
     async def post(self, path: str, query: str = "") -> EngineAnswer:
         """POST without a body, the query string passed on as it is.
 
@@ -269,7 +300,10 @@ class Engine:
             response = call.result()
         except httpx.HTTPError as exc:
             raise self._unreachable(f"worker call {op}", exc) from exc
-        answers = _worker_answers(op, response)
+        if len(response.content) > _LARGE_BYTES:
+            answers = await asyncio.to_thread(_worker_answers, op, response)
+        else:
+            answers = _worker_answers(op, response)
         self._answered_at = self._clock()
         return answers
 

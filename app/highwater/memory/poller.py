@@ -105,7 +105,6 @@ class Poller:
 
     Attributes:
         capabilities: What the engine can do.
-        metrics_text: Its last ``/metrics`` page.
         listeners: Called with each report.
         pace: Asked after each poll for the seconds until the next look, where that is to come sooner than the next
             poll. Such a look reads the recorders' files and nothing else; without recorders it is a poll, and comes
@@ -132,7 +131,6 @@ class Poller:
     ) -> None:
         self._internal_error = internal_error
         self.capabilities = Capabilities()
-        self.metrics_text = ""
         self.listeners: list[Callable[[Report], None]] = []
         self.pace: Callable[[Report], float] | None = None
         self._engine = engine
@@ -401,8 +399,6 @@ class Poller:
         ranks = None if outcome.contact == "refused" else self._heard(outcome)
         self._verdict = verdict = self._decide(outcome)
         self._keep_life(outcome, ranks, before)
-        if seen.metrics_text is not None:
-            self.metrics_text = seen.metrics_text
         outcome.missing = was.ranks_missing
         if ranks is not None:
             outcome.missing = missing_ranks(self.capabilities, ranks, outcome.records, was.ranks_missing, was.ranks)
@@ -567,7 +563,6 @@ def _merge(first: Observation, second: Observation) -> Observation:
     return Observation(
         workers=second.workers if second.workers is not None else first.workers,
         load=second.load or first.load,
-        metrics_text=second.metrics_text if second.metrics_text is not None else first.metrics_text,
         paused=second.paused if second.paused is not None else first.paused,
     )
 

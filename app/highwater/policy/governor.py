@@ -26,7 +26,6 @@ from highwater.policy.rules import FILL_SIGNALS
 from highwater.policy.shown import rule_status, summary
 from highwater.readings import Caller, PolicyLevel, PolicyMode, PolicyStatus, RemedyResult, Report
 from highwater.relief import Measured, Relief
-from highwater.relief.remedies.remedy import operators_only
 
 HOUR_SECONDS: Final = 3600.0
 QUICK_SECONDS: Final = 0.2
@@ -165,10 +164,8 @@ class Governor:
         )
 
     def _unavailable(self, report: Report) -> Iterator[tuple[str, str]]:
-        can = self._poller.capabilities
         for name in dict.fromkeys(remedy for rule in self.rules for remedy in rule.remedies):
-            remedy = self._relief.remedies[name]
-            refusal = operators_only(remedy, can) or remedy.refusal(can, report.engine, "safe")
+            refusal = self._relief.unavailable(name, report.engine)
             if refusal is not None:
                 yield name, refusal
 

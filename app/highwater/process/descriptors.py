@@ -10,6 +10,10 @@ RESERVED = 96
 # One core carries no more of them, and each costs memory.
 MAX_CONNECTIONS = 16_384
 _PER_CONNECTION = 2  # a client's, and the engine's for its request
+# To a port that serves the control plane alone: live streams, scrapes, probes, operators. Where files are few, an
+# eighth of them.
+MAX_CONTROL_CONNECTIONS = 256
+_CONTROL_SHARE = 8
 
 
 def raise_limit() -> int:
@@ -23,22 +27,37 @@ def raise_limit() -> int:
     return hard
 
 
-def room_for_connections() -> int:
-    """Return how many clients may be connected under the limit in force."""
-    return _room(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+def room_at_most(*, has_control_port: bool = False) -> int:
+    """Return how many clients may be connected to the data plane once the limit is raised.
+
+    Args:
+        has_control_port: The control plane has a port of its own, whose clients take descriptors too.
+    """
+    return _room(resource.getrlimit(resource.RLIMIT_NOFILE)[1], has_control_port)
 
 
-def room_at_most() -> int:
-    """Return how many clients may be connected once the limit is raised."""
-    return _room(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+def default_connections(*, has_control_port: bool = False) -> int:
+    """Return how many clients may be connected to the data plane where no setting limits them.
+
+    Args:
+        has_control_port: As for `room_at_most`.
+    """
+    return min(_room(resource.getrlimit(resource.RLIMIT_NOFILE)[0], has_control_port), MAX_CONNECTIONS)
 
 
-def default_connections() -> int:
-    """Return how many clients may be connected where no setting limits them."""
-    return min(room_for_connections(), MAX_CONNECTIONS)
+def control_connections() -> int:
+    """Return how many clients may be connected to a port that serves the control plane alone."""
+    return _for_control(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def _room(limit: int) -> int:
+def _for_control(limit: int) -> int:
+    if limit == resource.RLIM_INFINITY:
+        return MAX_CONTROL_CONNECTIONS
+    return min(max(limit // _CONTROL_SHARE, 1), MAX_CONTROL_CONNECTIONS)
+
+
+def _room(limit: int, has_control_port: bool) -> int:
     if limit == resource.RLIM_INFINITY:
         return 2**31
-    return max((limit - RESERVED) // _PER_CONNECTION, 1)
+    reserved = RESERVED + (_for_control(limit) if has_control_port else 0)
+    return max((limit - reserved) // _PER_CONNECTION, 1)

@@ -43,6 +43,8 @@ OPEN_PATHS = frozenset(
 )
 
 READ_ONLY_PATHS = frozenset({"/is_sleeping", "/is_paused"})
+# The engine's own, where the sidecar serves its own on another port.
+METRICS = "/metrics"
 
 # Endpoints of vLLM 0.11 to 0.33 that steer the engine, load its weights, show its configuration with the tokens in it
 # (/server_info, which the sidecar serves itself), or run inference outside every guarded prefix (/invocations). An
@@ -145,6 +147,7 @@ class AllowList:
         root_path: The engine's root path as the operator set it.
         unset_root_path: The engine's root path as the engine reports it, where the operator set none: nothing below it
             passes except by an entry in ``extra_paths``.
+        has_metrics: Whether the engine's ``/metrics`` can be read.
 
     Raises:
         ValueError: An entry could never match, or names a path that no entry may open.
@@ -153,6 +156,7 @@ class AllowList:
     extra_paths: tuple[str, ...] = ()
     root_path: str | None = None
     unset_root_path: str | None = None
+    has_metrics: bool = False
 
     def __post_init__(self) -> None:
         for entry in self.extra_paths:
@@ -209,6 +213,8 @@ class AllowList:
     def _look_up_plain(self, method: str, path: str, decoded: str) -> RouteDecision:
         # The literal path must match, so that %2F cannot build a prefix; the decoded one must not be a control path.
         if self._is_named(path):
+            return RouteDecision(admitted=True, route=decoded)
+        if self.has_metrics and path == METRICS and method in ("GET", "HEAD"):
             return RouteDecision(admitted=True, route=decoded)
         if _is_control(decoded) or (method not in SAFE_METHODS and _ends_as_control(decoded)):
             because = _REASONS.get(_last_segment(decoded), "")

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from highwater.proxy.chunks import Chunks
+from highwater.proxy.clients import Clients
 from highwater.proxy.exchange import Exchange
 from highwater.proxy.failures import BadRequest, Failure, error_response
 from highwater.proxy.forwarded import forwarding
@@ -34,7 +35,7 @@ log = logging.getLogger("highwater.proxy")
 _CR = ord("\r")
 # Bytes of requests whose turn has not come; above it no more are read. Not before: reading notices the client leave.
 _MAX_WAITING_BYTES = 64 * 1024
-# Above proxy.max_connections, for requests to the sidecar itself: probes, scrapes, operators. One response each.
+# Above a port's limit, for requests to the sidecar itself: probes, scrapes, operators. One response each.
 SURPLUS_CONNECTIONS = 32
 # Heads, or pieces of a body, that one connection may have taken in a turn of the loop: a read may hold thousands of
 # either, and the other connections wait meanwhile.
@@ -42,6 +43,18 @@ STEPS_PER_TURN = 16
 
 Route = Callable[[bytes, bytes, bool], Destination]
 """Decides where a request goes, by its method, its raw path, and whether it asks for a WebSocket."""
+
+
+class Port(NamedTuple):
+    """What differs from one port to another.
+
+    Attributes:
+        route: Decides where a request goes.
+        clients: The clients connected to it.
+    """
+
+    route: Route
+    clients: Clients
 
 
 class _Incoming:
@@ -66,7 +79,7 @@ class ClientConnection(Client):
 
     Args:
         proxy: The state that all requests share.
-        route: Decides where a request goes.
+        port: The port that the client connected to.
         config: uvicorn's, like all that follow.
         server_state: Holds connections and tasks.
         app_state: The lifespan's.
@@ -76,14 +89,14 @@ class ClientConnection(Client):
     def __init__(
         self,
         proxy: Proxy,
-        route: Route,
+        port: Port,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._proxy = proxy
-        self._route = route
+        self._route, self._clients = port
         self._uvicorn = (config, server_state, app_state)
         self._connections: set[Any] = server_state.connections
         self._rest = b""  # bytes not taken yet: an incomplete head, or requests whose turn has not come
@@ -114,19 +127,19 @@ class ClientConnection(Client):
         self.write_side = WriteSide(self.transport, self._proxy.write_batch)
         self.forwarding = forwarding(self._proxy.forwarded, self.transport)
         self._connections.add(self)
-        self._proxy.clients.add(self)
-        surplus = self._proxy.surplus_clients
+        self._clients.add(self)
+        surplus = self._clients.surplus
         self._is_surplus = surplus > 0
         if surplus > SURPLUS_CONNECTIONS:
             self._ignores_input = True
-            self._write_error(self._proxy.too_many_connections, RequestHead(b""), close=True)
+            self._write_error(self._clients.too_many, RequestHead(b""), close=True)
             self.write_side.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the conversation, whichever side closed the connection."""
         del exc
         self._connections.discard(self)
-        self._proxy.clients.discard(self)
+        self._clients.discard(self)
         self._ignores_input = True
         self._rest = b""
         conversation = self._forget_current()
@@ -306,9 +319,9 @@ class ClientConnection(Client):
         head = incoming.head
         where = self._route(head.method, head.path, head.websocket)
         if self._is_surplus:
-            self._is_surplus = self._proxy.surplus_clients > 0
+            self._is_surplus = self._clients.surplus > 0
             if self._is_surplus and (where.to == "engine" or where.path_class == LIVE_STREAM):
-                where = Destination("nowhere", refusal=self._proxy.too_many_connections)
+                where = Destination("nowhere", refusal=self._clients.too_many)
         if where.refusal is not None:
             # A body, if one comes, is dropped; where the client waits for a 100 first, it could not be distinguished
             # from the next request.
@@ -461,6 +474,12 @@ class ClientConnection(Client):
             self.write_side.abort()
 
 
-def protocol(proxy: Proxy, route: Route) -> Callable[..., ClientConnection]:
-    """Return the factory of uvicorn's protocol for each connection: its ``http=``."""
-    return partial(ClientConnection, proxy, route)
+def protocol(proxy: Proxy, route: Route, clients: Clients | None = None) -> Callable[..., ClientConnection]:
+    """Return the factory of uvicorn's protocol for each connection: its ``http=``.
+
+    Args:
+        proxy: The state that all requests share.
+        route: Decides where a request goes.
+        clients: Of the port; None: those of the port that requests for the engine come to.
+    """
+    return partial(ClientConnection, proxy, Port(route, proxy.clients if clients is None else clients))

@@ -91,6 +91,12 @@ def too_many_connections(limit: int) -> Failure:
     return Failure(503, "too_many_connections", message, retry_after=1)
 
 
+def too_many_control_connections(limit: int) -> Failure:
+    """Return the failure of a client that connects to the control port above its limit."""
+    message = f"more than {limit} clients are connected to the control port"
+    return Failure(503, "too_many_connections", message, retry_after=1)
+
+
 def bad_request(message: str) -> Failure:
     """Return the failure of a request that may not be passed on as the client sent it."""
     return Failure(400, "bad_request", message)

@@ -1,18 +1,26 @@
-"""Decides where each request goes: the sidecar's paths win, and the allow list decides about all others."""
+"""Decides where each request goes.
+
+::
+
+    one port       Front         the sidecar's paths win, and the allow list decides about all others
+    data port      Front         the allow list decides; none of the sidecar's paths
+    control port   ControlFront  the sidecar's paths, and nothing for the engine
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from highwater.proxy.allowlist import ROOT_PATH_SETTING, AllowList, read_path
+from highwater.proxy.allowlist import METRICS, ROOT_PATH_SETTING, AllowList, read_path
 from highwater.proxy.failures import Failure
 from highwater.proxy.heads import LIVE_STREAM, Destination, path_class
 
-NOT_FOUND = 404
-# Labels of the allow list's refusals; any other status is that of a path that is not on it.
-_REFUSAL_REASONS = {400: "bad_request", 403: "forbidden"}
+BAD_REQUEST, NOT_FOUND = 400, 404
+# Labels of refusals; any other status is that of a path that is not on the allow list.
+_REFUSAL_REASONS = {BAD_REQUEST: "bad_request", 403: "forbidden"}
 SIDECAR_PATHS_HINT = ". The sidecar's own: /memory, /dashboard, /metrics, /policy, /readyz"
+DATA_PORT_HINT = ". The sidecar's own paths are on its control port (control_port)"
 PATH_BYTES_REMEMBERED = 256
 
 
@@ -35,16 +43,19 @@ class SidecarPaths:
 
 
 class Front:
-    """Decides where each request goes.
+    """Decides where each request goes on a port that requests for the engine come to.
 
     Args:
         sidecar_paths: The paths that the control plane serves.
         allowed: Decides about all others.
+        has_control_port: The sidecar's paths are served on another port. Here they are unknown, whatever the allow list
+            says of them, and the engine's own metrics can be read.
     """
 
-    def __init__(self, sidecar_paths: SidecarPaths, allowed: AllowList) -> None:
+    def __init__(self, sidecar_paths: SidecarPaths, allowed: AllowList, *, has_control_port: bool = False) -> None:
         self._sidecar_paths = sidecar_paths
-        self._allowed = allowed
+        self._allowed = replace(allowed, has_metrics=has_control_port)
+        self._has_control_port = has_control_port
         self._remembered = lru_cache(maxsize=1024)(self._decide)
 
     def learn_root_path(self, root_path: str | None) -> str | None:
@@ -80,12 +91,46 @@ class Front:
 
     def _decide(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
         path = read_path(raw_path)
-        if not websocket and path.decoded in self._sidecar_paths:
-            return Destination("sidecar", LIVE_STREAM if path.decoded in self._sidecar_paths.live else "other")
+        if path.decoded in self._sidecar_paths:
+            # As a WebSocket neither: the engine may read such a handshake as an ordinary GET.
+            if self._has_control_port and path.decoded != METRICS:
+                return _refused(NOT_FOUND, f"{path.decoded} is not served on this port{DATA_PORT_HINT}")
+            if not (self._has_control_port or websocket):
+                return _to_sidecar(path.decoded, self._sidecar_paths)
         decision = self._allowed.decide(method.decode(), path)
         if decision.admitted:
             return Destination("engine", path_class(decision.route))
         # For first-time users, with curl and no documentation.
-        hint = SIDECAR_PATHS_HINT if decision.status == NOT_FOUND else ""
-        reason = _REFUSAL_REASONS.get(decision.status, "not_admitted")
-        return Destination("nowhere", refusal=Failure(decision.status, reason, decision.reason + hint))
+        hint = DATA_PORT_HINT if self._has_control_port else SIDECAR_PATHS_HINT
+        return _refused(decision.status, decision.reason + (hint if decision.status == NOT_FOUND else ""))
+
+
+class ControlFront:
+    """Decides where each request goes on a port that serves the control plane alone.
+
+    Args:
+        sidecar_paths: The paths that the control plane serves.
+        elsewhere: Says where the engine's paths are served instead.
+    """
+
+    def __init__(self, sidecar_paths: SidecarPaths, elsewhere: str) -> None:
+        self._sidecar_paths = sidecar_paths
+        self._elsewhere = elsewhere
+
+    def __call__(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
+        """Return the destination of one request."""
+        del method
+        path = read_path(raw_path)
+        if path.flaw:
+            return _refused(BAD_REQUEST, f"the request path is malformed: {path.flaw}")
+        if path.decoded in self._sidecar_paths and not websocket:
+            return _to_sidecar(path.decoded, self._sidecar_paths)
+        return _refused(NOT_FOUND, f"{path.decoded} is not served on this port, {self._elsewhere}{SIDECAR_PATHS_HINT}")
+
+
+def _to_sidecar(path: str, paths: SidecarPaths) -> Destination:
+    return Destination("sidecar", LIVE_STREAM if path in paths.live else "other")
+
+
+def _refused(status: int, message: str) -> Destination:
+    return Destination("nowhere", refusal=Failure(status, _REFUSAL_REASONS.get(status, "not_admitted"), message))

@@ -39,9 +39,11 @@ class ProxyLimits:
     memory that nobody else gets meanwhile. Responses that still come from the engine are not held, and may be read as
     slowly as the client likes."""
     max_unread_bytes: int = 64 * 1024 * 1024
-    """Response bytes that all clients together have not read; above it the clients with the most unread are cut."""
+    """Response bytes that all clients of a port have not read; above it the clients with the most unread are cut."""
     max_connections: int | None = None
     """Clients connected at once that may send requests to the engine. None: no limit."""
+    max_control_connections: int | None = None
+    """Clients connected at once to a port that serves the control plane alone. None: no limit."""
     linger_seconds: float = 5.0
     """After an error that ends a connection, for the client to read it: closing on unread bytes would destroy it."""
 

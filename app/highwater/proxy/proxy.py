@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from highwater.process.limited_log import LimitedLog, printable
 from highwater.proxy.access_log import AccessLog, EndedRequest
+from highwater.proxy.clients import Clients, Timed
 from highwater.proxy.failures import (
     ENGINE_FAULTS,
     STOPPING,
@@ -19,6 +20,7 @@ from highwater.proxy.failures import (
     body_too_large,
     head_too_large,
     too_many_connections,
+    too_many_control_connections,
 )
 from highwater.proxy.forwarded import Forwarding, Mode
 from highwater.proxy.gate import Gate
@@ -31,28 +33,6 @@ from highwater.proxy.upstream import Pool
 log = logging.getLogger("highwater.proxy")
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-class Timed(Protocol):
-    """Checks its deadlines at each tick."""
-
-    def tick(self) -> None:
-        """Count one tick, and act on a deadline that has passed."""
-
-
-class Connected(Timed, Protocol):
-    """A client's connection."""
-
-    @property
-    def peer(self) -> str:
-        """The client's address and port."""
-
-    @property
-    def unread_bytes(self) -> int:
-        """The bytes written to it that it has not taken yet."""
-
-    def drop(self) -> None:
-        """Close at once; bytes that it has not taken are lost."""
 
 
 class UnderWay(Timed, Protocol):
@@ -79,7 +59,8 @@ class Proxy:
 
     Attributes:
         exchanges: The requests under way.
-        clients: The clients' connections.
+        clients: The clients of the port that requests for the engine come to.
+        control_clients: The clients of the port that serves the control plane alone, where there is one.
         tunnels: The number of open tunnels.
         requests_on_new: Requests sent over a connection opened for them.
         requests_on_reused: Requests sent over a connection that had served another one.
@@ -119,14 +100,15 @@ class Proxy:
         self.limits = limits or ProxyLimits()
         self.body_too_large = body_too_large(self.limits.max_body_bytes)
         self.head_too_large = head_too_large(self.limits.max_header_bytes)
-        self.too_many_connections = too_many_connections(self.limits.max_connections or 0)
         self.first_byte_ticks = self._ticks(self.limits.first_byte_seconds)
         self.idle_ticks = self._ticks(self.limits.idle_seconds)
         self.client_idle_ticks = self._ticks(self.limits.client_keepalive_seconds)
         self.client_ticks = self._ticks(self.limits.client_wait_seconds)
         self.linger_ticks = self._ticks(self.limits.linger_seconds)
         self.exchanges: set[UnderWay] = set()
-        self.clients: set[Connected] = set()
+        limit, control_limit = self.limits.max_connections, self.limits.max_control_connections
+        self.clients = Clients(limit, too_many_connections(limit or 0), self._log)
+        self.control_clients = Clients(control_limit, too_many_control_connections(control_limit or 0), self._log)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._pool: Pool | None = None
@@ -134,12 +116,6 @@ class Proxy:
 
     def _ticks(self, seconds: float) -> float:
         return math.ceil(seconds / self.limits.tick_seconds) if seconds else math.inf
-
-    @property
-    def surplus_clients(self) -> int:
-        """The number of clients connected above the limit; 0 or less: the limit is kept."""
-        limit = self.limits.max_connections
-        return 0 if limit is None else len(self.clients) - limit
 
     @property
     def pool(self) -> Pool:
@@ -291,34 +267,16 @@ class Proxy:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _shed_unread(self) -> None:
-        """Cut the clients with the most unread bytes, where all clients together leave too many.
-
-        A response of the sidecar's own is made whole, and one connection has one of them at most; but connections are
-        many, and some responses have megabytes.
-        """
-        unread = [(size, id(client), client) for client in self.clients if (size := client.unread_bytes)]
-        total = sum(size for size, _, _ in unread)
-        for size, _, client in sorted(unread, reverse=True):
-            if total <= self.limits.max_unread_bytes:
-                return
-            total -= size
-            self._log.warning(
-                "unread",
-                "%s has not read %d bytes of its responses, and all clients together left too many unread: cut",
-                client.peer,
-                size,
-            )
-            client.drop()
-
     def _tick(self) -> None:
         """Check every deadline: a timer per request would cost more than the request's own bookkeeping."""
         self._timer = asyncio.get_running_loop().call_later(self.limits.tick_seconds, self._tick)
         self.pool.sweep()
-        self._shed_unread()
-        for ticks in (*self.exchanges, *self.clients):
+        for clients in (self.clients, self.control_clients):
+            clients.shed_unread(self.limits.max_unread_bytes)
+        timed: list[Timed] = [*self.exchanges, *self.clients, *self.control_clients]
+        for one in timed:
             try:
-                ticks.tick()
+                one.tick()
             except Exception:
                 # Broad: one connection's fault must not take every other one's deadlines away. It is logged each time,
                 # and counted.

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 # A response that is not streamed has its first byte at its end: hence the minutes.
@@ -85,15 +84,10 @@ class _PathClass:
         self.response_bytes = 0
 
 
-class ProxyTraffic(Collector):
-    """The metric families of the proxied requests, and the ``ProxyObserver`` that moves them.
+class ProxyTraffic:
+    """The metric families of the proxied requests, and the ``ProxyObserver`` that moves them."""
 
-    Args:
-        connections: Returns the connections as they stand.
-    """
-
-    def __init__(self, connections: Callable[[], Connections] = Connections) -> None:
-        self._connections = connections
+    def __init__(self) -> None:
         self._under_way = 0
         self._classes: dict[str, _PathClass] = {}
         self._upstream_errors: Counter[str] = Counter()
@@ -140,17 +134,18 @@ class ProxyTraffic(Collector):
         """Count a request that was not passed on, or not to its end."""
         self._refused[reason] += 1
 
-    # --- called by the registry ---
+    # --- called by the exporter ---
 
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: a registry would use no more than the names."""
-        return ()
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """Sums of which one is another whenever anything was counted: a few additions instead of all families."""
+        ended = sum(each.ended.total() for each in self._classes.values())
+        return self._under_way, ended, self._upstream_errors.total(), self._refused.total()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the numbers as they stand."""
         yield from self._request_families()
         yield from self._failure_families()
-        yield from _connection_families(self._connections())
 
     def _request_families(self) -> Iterator[Metric]:
         ended = CounterMetricFamily(
@@ -217,8 +212,9 @@ class ProxyTraffic(Collector):
         yield from (errors, refused, shed)
 
 
-def _connection_families(connections: Connections) -> Iterator[Metric]:
-    text = "Open connections of clients, to proxied paths and to the sidecar's."
+def connection_families(connections: Connections) -> Iterator[Metric]:
+    """Yield the families of the proxy's connections."""
+    text = "Open connections of clients; with a control_port, those of the data port."
     yield GaugeMetricFamily("highwater_proxy_connections", text, value=connections.clients)
     text = "Open connections to the engine: active while they serve a request, idle while they are kept for the next."
     engine = GaugeMetricFamily("highwater_proxy_engine_connections", text, labels=("state",))

@@ -11,6 +11,7 @@ import os
 import re
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -162,9 +163,9 @@ class EntryTable:
     start: tuple[StartPhase, ...]
     rows: bytes
 
-    def entries(self) -> tuple[CachedEntry, ...]:
+    def entries(self) -> Iterator[CachedEntry]:
         """The entries, in the order in which they were first seen; what no writer would write is left out."""
-        return tuple(
+        return (
             CachedEntry(_hash_text(name), nbytes, "host" if is_on_host else "device", seen_mono)
             for name, nbytes, seen_mono, is_on_host in _ROW.iter_unpack(self.rows)
             if nbytes <= _MAX_NUMBER and 0 <= seen_mono <= _MAX_NUMBER

@@ -65,7 +65,11 @@ class Quiescer:
         engine: The engine.
         gate: Where the data plane's requests pass.
         drain_seconds: How long requests under way may take to finish.
+        impossible: Why no request can ever be held here; None where requests pass the gate.
         clock: Seconds that only go forward.
+
+    Attributes:
+        impossible: As given.
     """
 
     def __init__(
@@ -74,8 +78,10 @@ class Quiescer:
         gate: Gate,
         *,
         drain_seconds: float = 10.0,
+        impossible: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.impossible = impossible
         self._load = EngineMetrics(engine)
         self._gate = gate
         self._drain_seconds = drain_seconds
@@ -90,8 +96,8 @@ class Quiescer:
             self._bypassed_at = self._clock()
 
     def plan(self) -> str:
-        """Return what would be done now, for a dry run."""
-        if (reason := self._takes_too_long()) is not None:
+        """What would be done now, for a dry run."""
+        if (reason := self.impossible or self._takes_too_long()) is not None:
             return f"would be refused now: {reason}"
         return f"would hold new requests for at most {self._drain_seconds:g} s until those under way are done"
 
@@ -108,6 +114,8 @@ class Quiescer:
             CannotQuiesce: Requests cannot be held, or did not finish in time; none is held any more.
             EngineError: The engine could not be asked.
         """
+        if self.impossible is not None:
+            raise CannotQuiesce(self.impossible)
         if self._bypassed_at is not None and (ago := self._clock() - self._bypassed_at) < BYPASS_SECONDS:
             raise CannotQuiesce(
                 f"{ago:.0f} s ago the engine had requests that did not pass through this sidecar (or whose clients had "

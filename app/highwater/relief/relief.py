@@ -21,7 +21,18 @@ from highwater.engine.verdict import in_words
 from highwater.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
-from highwater.readings import UNNEEDED, Caller, Mode, Outcome, RankReading, RemedyResult, Report, Target, Trigger
+from highwater.readings import (
+    UNNEEDED,
+    Caller,
+    EngineStatus,
+    Mode,
+    Outcome,
+    RankReading,
+    RemedyResult,
+    Report,
+    Target,
+    Trigger,
+)
 from highwater.relief.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
 from highwater.relief.remedies import PLAIN, Ask, Remedy, Run
 from highwater.relief.remedies.remedy import operators_only
@@ -123,6 +134,13 @@ class Relief:
     def busy(self) -> bool:
         """True if a remedy is being carried out."""
         return self._turn.locked()
+
+    def unavailable(self, name: str, status: EngineStatus) -> str | None:
+        """Why this remedy would be refused on a rule's behalf now, as far as that can be known before; or ``None``."""
+        remedy, can = self.remedies[name], self._poller.capabilities
+        if (refusal := operators_only(remedy, can) or remedy.refusal(can, status, "safe")) is not None:
+            return refusal
+        return self._quiescer.impossible if remedy.needs_gate(can, "safe") else None
 
     async def for_rule(self, rule: str, name: str, *, target: Target = UNNEEDED, observe: bool = False) -> Measured:
         """Run one remedy on a rule's behalf, or only record that it would have been.

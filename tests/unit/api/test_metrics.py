@@ -6,16 +6,18 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from highwater import __version__
 from highwater.accounting.attribution import encoder_totals, freed, growth, total
 from highwater.accounting.freed import credit
+from highwater.api import metrics
 from highwater.api.metrics import Exporter
 from highwater.proxy.traffic import Connections
 from highwater.readings import (
@@ -177,7 +179,7 @@ def exporter_of(report: Report, result: RemedyResult | None = None) -> Exporter:
 
 
 def classic(exporter: Exporter) -> str:
-    return exporter.expose("text/plain")[0].decode()
+    return exporter.page().decode()
 
 
 def without_creation_times(text: str) -> str:
@@ -223,7 +225,7 @@ def test_promtool_has_nothing_to_say():
             pytest.fail("promtool is not there, and CI must have it: make tools")
         pytest.skip("promtool is not installed; make tools brings it")
     told = subprocess.run(
-        [promtool, "check", "metrics"], input=exporter_of(*story()).expose("")[0], capture_output=True, check=False
+        [promtool, "check", "metrics"], input=exporter_of(*story()).page(), capture_output=True, check=False
     )
     assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
 
@@ -411,21 +413,88 @@ def test_a_host_name_cannot_break_the_page():
     assert set(samples(text, "device_memory_used_bytes", "host")) == {(name,)}
 
 
-def test_openmetrics_is_spoken_where_it_is_asked_for():
-    """With its own content type and end."""
-    body, content_type = exporter_of(*story()).expose("application/openmetrics-text; version=1.0.0")
-    assert content_type.startswith("application/openmetrics-text")
-    assert body.endswith(b"# EOF\n")
-    assert len(list(parse_openmetrics(body.decode()))) == len(PROMISED)
+# --- rendered once ---
 
 
-def test_the_engines_own_families_follow_ours():
-    """One scrape for both, in the classic format, every family once."""
-    body, content_type = exporter_of(*story()).expose_with("# TYPE vllm:x gauge\nvllm:x 1.0\n")
-    assert content_type.startswith("text/plain")
-    names = [family.name for family in text_string_to_metric_families(body.decode())]
-    assert names[-1] == "vllm:x"
-    assert len(names) == len(set(names))
+class Rendering:
+    """Counts how often families are rendered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._render = metrics.generate_latest
+        monkeypatch.setattr(metrics, "generate_latest", self)
+
+    def __call__(self, families: Collector) -> bytes:
+        self.count += 1
+        return self._render(families)
+
+
+def test_a_page_is_rendered_once_a_report(monkeypatch):
+    """However many scrape in between; the age of the report alone is written anew."""
+    report, result = story()
+    exporter, rendering = exporter_of(report, result), Rendering(monkeypatch)
+    first = exporter.page()
+    rendered = rendering.count
+    assert exporter.page() == first
+    assert rendering.count == rendered
+
+
+def test_the_age_of_the_report_goes_on_by_itself(monkeypatch):
+    """It is the one number that differs at every scrape."""
+    reports = [story()[0]]
+    exporter = Exporter(lambda: reports[-1], lambda: POLICY)
+    assert samples(classic(exporter), "report_age_seconds") == {(): 0.5}
+    rendering = Rendering(monkeypatch)
+    reports.append(replace(reports[0], age_seconds=0.75))
+    assert samples(classic(exporter), "report_age_seconds") == {(): 0.75}
+    assert rendering.count == 1
+
+
+CHANGES: dict[str, tuple[Callable[[Exporter], object], str]] = {
+    "a poll": (lambda exporter: exporter.polled(0.1), "poll_duration_seconds_count"),
+    "a failed poll": (lambda exporter: exporter.poll_failed("workers", "late"), "poll_failures_total"),
+    "a remedy": (lambda exporter: exporter.remedy_ended(story()[1], "policy"), "resets_total"),
+    "a decision": (lambda exporter: exporter.policy_acted("device", "release", "done"), "policy_actions_total"),
+    "a denial": (lambda exporter: exporter.control_denied("closed"), "control_denied_total"),
+    "an internal error": (lambda exporter: exporter.internal_errors.counter("http")(), "internal_errors_total"),
+    "a request": (lambda exporter: exporter.traffic.request_started(), "proxy_requests_in_flight"),
+    "a refusal": (lambda exporter: exporter.traffic.request_refused("shutting_down"), "proxy_refused_total"),
+    "an upstream error": (lambda exporter: exporter.traffic.upstream_error("reset"), "proxy_upstream_errors_total"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_is_counted_is_on_the_next_page(change):
+    """No part stays as it was rendered before."""
+    happens, name = CHANGES[change]
+    exporter = exporter_of(*story())
+    lines = {line for line in classic(exporter).splitlines() if line.startswith(f"highwater_{name}")}
+    happens(exporter)
+    assert {line for line in classic(exporter).splitlines() if line.startswith(f"highwater_{name}")} != lines
+
+
+def test_a_new_report_is_on_the_next_page():
+    """And the policy with it, which is judged by the report."""
+    reports, policies = [story()[0]], [POLICY]
+    exporter = Exporter(lambda: reports[-1], lambda: policies[-1])
+    classic(exporter)
+    reports.append(replace(reports[0], ranks_expected=3))
+    policies.append(replace(POLICY, actions_last_hour=4))
+    text = classic(exporter)
+    assert (samples(text, "ranks_expected"), samples(text, "policy_actions_last_hour")) == ({(): 3.0}, {(): 4.0})
+
+
+def test_a_policy_that_an_operator_replaced_is_on_the_next_page():
+    """Before the next report, too."""
+    policies = [POLICY]
+    exporter = Exporter(lambda: story()[0], lambda: policies[-1])
+    classic(exporter)
+    policies.append(replace(POLICY, mode="observe"))
+    exporter.policy_changed()
+    assert samples(classic(exporter), "policy_mode", "mode")["observe",] == 1.0
+
+
+# --- one series for each ---
 
 
 def test_a_device_with_two_ranks_counts_once_in_the_sums():

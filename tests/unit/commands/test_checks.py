@@ -86,6 +86,7 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
         ("version", {"version": "0.33.1"}, "ok", "0.33.1", None),
         ("dev_mode", {"can": {"dev_mode": False}}, "fail", "off", "VLLM_SERVER_DEV_MODE=1"),
         ("extension", {"can": {"collective_rpc": False, "extension": None}}, "fail", "not loaded", "highwater_worker."),
+        ("extension", {"can": {"collective_rpc": False, "extension": None}}, "fail", "records itself", "VLLM_PLUGINS"),
         ("extension", {"can": {"collective_rpc": False, "extension": "x.Y"}}, "fail", "x.Y", "ENGINE_HAS_EXTENSION"),
         ("extension", {"can": {"extension": "x.Y"}}, "ok", "x.Y is loaded", None),
         ("ranks", {"ranks_expected": None}, "warn", "is unknown", None),

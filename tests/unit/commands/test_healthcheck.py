@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.cli import main
-from highwater.commands.healthcheck import own_url
+from highwater.client.options import own_url
 
 STATUSES = {"/livez": 200, "/readyz": 503, "/health/deep": 200}
 
@@ -37,7 +37,7 @@ def url() -> Iterator[str]:
 
 def check(*words: str, **environ: str) -> Result:
     clean: dict[str, str | None] = dict.fromkeys(
-        ("HIGHWATER_URL", "HIGHWATER_HOST", "HIGHWATER_PORT", "HIGHWATER_TLS__CERT_FILE")
+        ("HIGHWATER_URL", "HIGHWATER_HOST", "HIGHWATER_PORT", "HIGHWATER_CONTROL_PORT", "HIGHWATER_TLS__CERT_FILE")
     )
     return CliRunner().invoke(main, ["healthcheck", *words], env=clean | environ)
 
@@ -68,6 +68,8 @@ def test_nobody_there_is_1_too(url):
     [
         ({}, "http://127.0.0.1:8001"),
         ({"HIGHWATER_HOST": "0.0.0.0", "HIGHWATER_PORT": "9"}, "http://127.0.0.1:9"),
+        ({"HIGHWATER_PORT": "9", "HIGHWATER_CONTROL_PORT": "10"}, "http://127.0.0.1:10"),
+        ({"HIGHWATER_CONTROL_PORT": "tcp://10.0.0.1:9", "HIGHWATER_PORT": "10"}, "http://127.0.0.1:10"),
         ({"HIGHWATER_HOST": "::"}, "http://127.0.0.1:8001"),
         ({"HIGHWATER_HOST": "10.0.0.7"}, "http://10.0.0.7:8001"),
         ({"HIGHWATER_HOST": "fd00::7", "HIGHWATER_TLS__CERT_FILE": "/x"}, "https://[fd00::7]:8001"),

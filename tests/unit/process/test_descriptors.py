@@ -48,15 +48,20 @@ def test_connections_leave_room_for_all_else(limits, limit):
     limits(limit, limit)
     assert 2 * descriptors.default_connections() + descriptors.RESERVED <= limit
     assert descriptors.default_connections() == descriptors.room_at_most()
+    beside = 2 * descriptors.default_connections(has_control_port=True) + descriptors.control_connections()
+    assert beside + descriptors.RESERVED <= limit
+    assert descriptors.default_connections(has_control_port=True) == descriptors.room_at_most(has_control_port=True)
 
 
 def test_there_is_an_end_where_files_have_none(limits):
     """Each connection costs memory too."""
     limits(resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    assert descriptors.default_connections() == descriptors.MAX_CONNECTIONS
+    assert descriptors.default_connections(has_control_port=True) == descriptors.MAX_CONNECTIONS
+    assert descriptors.control_connections() == descriptors.MAX_CONTROL_CONNECTIONS
 
 
 def test_there_is_room_for_one_where_there_is_none(limits):
     """A limit so small is nobody's intention, and a sidecar that serves nobody nobody's wish."""
     limits(32, 32)
     assert descriptors.default_connections() == 1
+    assert descriptors.control_connections() >= 1

@@ -178,9 +178,9 @@ async def proxy(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = sidecar.protocol
     one = made.args[0]
     await one.start()
-    one.clients.add(Broken())
+    one.clients.add(broken_client := Broken())
     one._tick()
-    one.clients.clear()
+    one.clients.discard(broken_client)
     await one.aclose()
 
 
@@ -206,7 +206,7 @@ PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch],
 
 def shown(sidecar: Sidecar) -> dict[str, float]:
     """What a scrape shows, by part."""
-    lines = sidecar.services.exporter.expose("text/plain")[0].decode().splitlines()
+    lines = sidecar.services.exporter.page().decode().splitlines()
     prefix = 'highwater_internal_errors_total{part="'
     found = [line.removeprefix(prefix).split('"} ') for line in lines if line.startswith(prefix)]
     return {part: float(value) for part, value in found}

@@ -68,6 +68,14 @@ def test_control_paths_are_forbidden_unless_named(path):
     assert status("POST", path, AllowList((path,))) == 200
 
 
+def test_the_engines_metrics_are_read_where_ours_are_elsewhere():
+    """By GET and HEAD, by that name, and below the root path; nothing else of them."""
+    allowed = AllowList(root_path="/llm", has_metrics=True)
+    assert [status(method, "/metrics", allowed) for method in ("GET", "HEAD", "POST")] == [200, 200, 403]
+    assert [status("GET", path, allowed) for path in ("/llm/metrics", "/metrics/", "/x/metrics")] == [200, 403, 403]
+    assert status("GET", "/metrics", AllowList()) == 403
+
+
 @pytest.mark.parametrize("path", sorted(CONTROL_PATHS))
 def test_a_prefix_never_opens_a_control_path(path):
     """Not even the root."""

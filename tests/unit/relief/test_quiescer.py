@@ -89,6 +89,14 @@ async def test_nobody_is_held_for_what_will_not_end_in_time(core, monkeypatch, i
     assert f"would be refused now: {reason}" in core.quiescer.plan()
 
 
+async def test_where_no_request_passes_none_can_be_held(core):
+    """Refused at once with the reason, and a dry run says the same."""
+    core.quiescer.impossible = "no request passes here"
+    assert str(await refused(core)) == "no request passes here"
+    assert core.quiescer.plan() == "would be refused now: no request passes here"
+    assert core.gate.is_open
+
+
 async def test_a_hold_in_vain_is_told_with_its_length(core):
     """For the refusal: requests waited, though nothing was done."""
     await core.gate.enter()

@@ -67,6 +67,16 @@ def test_what_cannot_be_read_is_null():
     assert [head[name] for name in ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank")] == [None] * 5
 
 
+@pytest.mark.parametrize(
+    ("balancer", "expected"),
+    [({}, 4), ({"data_parallel_external_lb": True}, 2), ({"data_parallel_hybrid_lb": True}, 2)],
+)
+def test_the_last_replica_of_a_dense_model_knows_how_many_there_are(balancer, expected):
+    """Its engine says that it is alone; its place among the others says how many come before it."""
+    sizes = {"tensor_parallel_size": 2, "data_parallel_size": 1, "data_parallel_index": 1}
+    assert ranks_expected(fake_worker(parallel_config=parallel(**sizes, **balancer))) == expected
+
+
 def test_how_many_workers_an_engine_has():
     """All of its replicas counted; unknown where one of the sizes is."""
     worker = fake_worker()

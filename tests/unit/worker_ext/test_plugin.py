@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -16,11 +17,12 @@ from highwater_worker import plugin
 from highwater_worker.memory.residency import Residency
 from highwater_worker.memory.start_phases import MAX_PHASES, PHASES
 from highwater_worker.recorder.begin import instance_of, options_from
+from highwater_worker.recorder.old_files import KEPT_STARTS
 from highwater_worker.state import end_recorder, running_recorder, state_of
 from tests.unit.worker_ext.fakes import FakeTensor, fake_runner, fake_worker, imported_as
 from tests.unit.worker_ext.ring_bytes import parse, records, table
 
-NAMES = ["init", "weights", "profile", "kv_cache", "warm_up"]
+NAMES = ["before", "init", "weights", "profile", "kv_cache", "graphs", "warm_up"]
 
 
 class EngineWorker:
@@ -31,7 +33,9 @@ class EngineWorker:
 
     def init_device(self) -> str:
         self._fail("init_device")
-        vars(self)["model_runner"] = fake_runner("cpu")
+        runner = fake_runner("cpu")
+        runner.capture_model = lambda: 5
+        vars(self)["model_runner"] = runner
         return "device"
 
     def load_model(self, *, load_dummy_weights: bool = False) -> bool:
@@ -44,8 +48,8 @@ class EngineWorker:
     def initialize_from_config(self, config: object) -> object:
         return config
 
-    def compile_or_warm_up_model(self) -> None:
-        pass
+    def compile_or_warm_up_model(self) -> int:
+        return vars(self)["model_runner"].capture_model()
 
     def execute_model(self, plan: object) -> object:
         return plan
@@ -119,7 +123,7 @@ def test_the_start_is_followed_and_changed_in_nothing(vllm):
     """Arguments and results pass; each phase is kept with its figures."""
     plugin.register()
     worker = vllm()
-    assert start(worker) == ["device", True, 7, {"blocks": 3}, None]
+    assert start(worker) == ["device", True, 7, {"blocks": 3}, 5]
     phases = state_of(worker).start.phases
     assert [phase["name"] for phase in phases] == NAMES
     assert all(phase["rss_bytes"] > 0 and phase["seconds"] >= 0 and phase["error"] is None for phase in phases)
@@ -140,9 +144,9 @@ def test_with_a_folder_the_recorder_runs_from_before_the_model_is_loaded(vllm, t
     plugin.register()
     worker = vllm(rank=1)
     worker.init_device()
-    assert [phase["name"] for phase in written(tmp_path)["start"]] == ["init"]
+    assert [phase["name"] for phase in written(tmp_path)["start"]] == ["before", "init"]
     worker.load_model()
-    assert [phase["name"] for phase in written(tmp_path)["start"]] == ["init", "weights"]
+    assert [phase["name"] for phase in written(tmp_path)["start"]] == ["before", "init", "weights"]
     (path,) = tmp_path.iterdir()
     identity, _ = parse(path)
     assert (identity["rank"], identity["instance"]) == (1, instance_of(worker))
@@ -166,7 +170,7 @@ def test_each_phase_is_followed_by_a_sample_of_what_it_has_made(vllm, tmp_path, 
     assert sizes[-2:] == [0, 800]
 
 
-@pytest.mark.parametrize(("method", "kept"), [("init_device", ["init"]), ("load_model", ["init", "weights"])])
+@pytest.mark.parametrize(("method", "kept"), [("init_device", NAMES[:2]), ("load_model", NAMES[:3])])
 def test_a_start_that_fails_leaves_its_reason_in_the_file(vllm, tmp_path, monkeypatch, method, kept):
     """And fails as it would have without us."""
     monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
@@ -208,6 +212,78 @@ def test_a_setting_that_is_wrong_is_named_once_and_costs_the_recorder_alone(vllm
     (message,) = [record.getMessage() for record in caplog.records]
     assert named in message
     assert running_recorder(worker) is None
+
+
+@pytest.mark.parametrize("obstacle", ["no folder", "no room", "another machine"])
+def test_a_folder_that_cannot_be_used_costs_the_recorder_alone(vllm, tmp_path, monkeypatch, caplog, obstacle):
+    """One line says why, and nothing is left in the folder."""
+    folder = tmp_path / "rings"
+    monkeypatch.setenv(plugin.DIRECTORY, str(folder))
+    if obstacle == "no folder":
+        folder.write_text("")
+    elif obstacle == "no room":
+        monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    else:
+        monkeypatch.setattr("highwater_worker.recorder.begin.file_system_of", lambda _: "nfs4")
+    plugin.register()
+    worker = vllm()
+    with caplog.at_level(logging.WARNING, "vllm"):
+        assert start(worker)[1:] == [True, 7, {"blocks": 3}, 5]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert str(folder) in message
+    assert running_recorder(worker) is None
+    assert not folder.is_dir() or list(folder.iterdir()) == []
+
+
+def test_a_folder_that_becomes_usable_is_used_from_then_on(vllm, tmp_path, monkeypatch):
+    """An earlier engine may still have held its room; the phases until then are in the file all the same."""
+    folder = tmp_path / "rings"
+    folder.write_text("")
+    monkeypatch.setenv(plugin.DIRECTORY, str(folder))
+    plugin.register()
+    worker = vllm()
+    worker.init_device()
+    folder.unlink()
+    worker.load_model()
+    assert [phase["name"] for phase in written(folder)["start"]] == NAMES[:3]
+
+
+def test_a_crash_loop_leaves_its_last_starts(vllm, tmp_path, monkeypatch):
+    """Each with its reason; those before them make room."""
+    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    plugin.register()
+    for number in range(KEPT_STARTS + 3):
+        worker = vllm()
+        worker.vllm_config.instance_id = f"start {number}"
+        worker.failing = "load_model"
+        with pytest.raises(RuntimeError):
+            start(worker)
+        assert end_recorder(worker)
+        for path in tmp_path.iterdir():
+            at = path.stat().st_mtime - 100.0
+            os.utime(path, (at, at))
+    heads = [table(path)[0]["start"][-1] for path in tmp_path.iterdir()]
+    assert len(heads) == KEPT_STARTS + 1
+    assert {head["error"] for head in heads} == {"RuntimeError: out of memory"}
+
+
+def test_a_start_without_room_takes_that_of_starts_that_are_over(vllm, tmp_path, monkeypatch):
+    """A folder in memory has a size: a crash loop is recorded in it to its last start."""
+    over = tmp_path / f"highwater-{1:016x}-7.ring"
+    over.write_bytes(b"")
+    os.utime(over, (0, 0))
+    allocate = os.posix_fallocate
+
+    def full_until_it_is_gone(descriptor: int, offset: int, length: int) -> None:
+        if over.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(descriptor, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", full_until_it_is_gone)
+    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    plugin.register()
+    vllm().init_device()
+    assert [phase["name"] for phase in written(tmp_path)["start"]] == NAMES[:2]
 
 
 def test_settings_of_the_environment_are_taken(tmp_path):
@@ -266,5 +342,56 @@ def test_nothing_keeps_a_worker_alive(vllm):
 
 
 def test_the_phases_are_methods_of_every_version():
-    """The names that the engine calls, in its order."""
-    assert list(PHASES.values()) == NAMES
+    """The names that the engine calls, in its order; the two others are not the worker's."""
+    assert list(PHASES.values()) == [name for name in NAMES if name not in ("before", "graphs")]
+
+
+def phases_of(worker) -> dict[str, dict[str, Any]]:
+    return {phase["name"]: phase for phase in state_of(worker).start.phases}
+
+
+def test_what_was_in_use_before_the_start_is_the_engines_own_look(vllm):
+    """Others on the card, and what it takes to use a card at all: no driver is asked before the engine does."""
+    plugin.register()
+    worker = vllm()
+    worker.device_config = SimpleNamespace(device_type="npu")
+    worker.init_snapshot = SimpleNamespace(free_memory=900, total_memory=1_000)
+    worker.init_device()
+    before = phases_of(worker)["before"]
+    assert (before["total_bytes"], before["free_bytes"], before["used_bytes"]) == (1_000, 900, 100)
+    assert (before["seconds"], before["error"]) == (0.0, None)
+
+
+def test_an_engine_that_finds_its_card_full_leaves_how_full_it_was(vllm):
+    """It looks, and gives up: what others have on the card is the reason."""
+    plugin.register()
+    worker = vllm()
+    worker.device_config = SimpleNamespace(device_type="npu")
+    worker.init_snapshot = SimpleNamespace(free_memory=100, total_memory=1_000)
+    worker.failing = "init_device"
+    with pytest.raises(RuntimeError):
+        worker.init_device()
+    phases = phases_of(worker)
+    assert (phases["before"]["used_bytes"], phases["init"]["error"]) == (900, "RuntimeError: out of memory")
+    assert "used_bytes" not in phases["init"]
+
+
+def test_on_a_cpu_what_was_in_use_before_the_start_is_the_process(vllm):
+    """Its device is the host."""
+    plugin.register()
+    worker = vllm()
+    worker.device_config = SimpleNamespace(device_type="cpu")
+    worker.init_device()
+    before = phases_of(worker)["before"]
+    assert before["used_bytes"] == before["rss_bytes"] > 0
+
+
+def test_graphs_have_a_phase_of_their_own_within_the_last(vllm):
+    """What they take is no other phase's; the runner is left as it was."""
+    plugin.register()
+    worker = vllm()
+    start(worker)
+    phases = phases_of(worker)
+    assert phases["graphs"]["at"] >= phases["warm_up"]["at"]
+    assert phases["graphs"]["seconds"] <= phases["warm_up"]["seconds"]
+    assert "__wrapped__" not in vars(vars(worker)["model_runner"].capture_model)

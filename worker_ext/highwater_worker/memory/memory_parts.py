@@ -120,7 +120,7 @@ def read_budget(worker: object, notes: Notes) -> dict[str, Any]:
             "budget.gpu_memory_utilization", lambda: fraction(look_up(cache_config, "gpu_memory_utilization"))
         ),
         "requested_bytes": notes.attempt("budget.requested_bytes", lambda: _requested_bytes(worker, cache_config)),
-        "init_free_bytes": notes.attempt("budget.init_free_bytes", lambda: _init_free_bytes(worker)),
+        "init_free_bytes": notes.attempt("budget.init_free_bytes", lambda: init_free_bytes(worker)),
     }
 
 
@@ -133,7 +133,8 @@ def _requested_bytes(worker: object, cache_config: object) -> int | None:
     return next((value for name in names if (value := whole(look_up(worker, name))) is not None), None)
 
 
-def _init_free_bytes(worker: object) -> int | None:
+def init_free_bytes(worker: object) -> int | None:
+    """Return what was free when the engine first looked at its device; None where it does not keep that."""
     # vllm-ascend up to 0.13 kept the free bytes alone (vllm_ascend 0.12.0rc1 worker/worker_v1.py:216, vllm_ascend
     # 0.13.0 worker/worker.py:240, `_init_device`).
     paths = (("init_snapshot", "free_memory"), ("init_npu_memory",))

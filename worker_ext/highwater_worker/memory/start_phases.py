@@ -2,6 +2,11 @@
 
 The engine calls one method of its workers for each phase (vllm 0.12.0 v1/worker/worker_base.py:35, vllm 0.32.0
 v1/worker/worker_base.py:44, `WorkerBase`). A phase that fails is kept too: it is all that a failed start leaves behind.
+
+Two more are not methods of the worker. `before` is the memory in use before the engine took any: as it looks at its
+device first, once that can be used. `graphs` is the runner's method, called within `warm_up` (vllm 0.12.0
+v1/worker/gpu_worker.py:427, vllm 0.32.0 v1/worker/gpu_worker.py:962, vllm_ascend 0.12.0rc1 worker/worker_v1.py:358,
+vllm_ascend 0.23.0 worker/worker.py:732).
 """
 
 from __future__ import annotations
@@ -11,15 +16,18 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from highwater_worker.attributes import look_up, whole
 from highwater_worker.devices import device_of
 from highwater_worker.devices.host import read_host
 from highwater_worker.errors import describe
-from highwater_worker.memory.memory_parts import read_allocator, read_space
+from highwater_worker.memory.memory_parts import init_free_bytes, read_allocator, read_space
 from highwater_worker.notes import Notes
-from highwater_worker.wrapping import wrap_method
+from highwater_worker.wrapping import unwrap_method, wrap_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from highwater_worker.devices.host import HostMemory
 
 PHASES = {
     "init_device": "init",
@@ -29,6 +37,9 @@ PHASES = {
     "compile_or_warm_up_model": "warm_up",
 }
 """The engine's methods, and the phases' names."""
+BEFORE, GRAPHS = "before", "graphs"
+CAPTURE = "capture_model"
+"""The runner's method that captures graphs."""
 MAX_PHASES = 16
 """So that an engine which loads its weights many times over does not fill the file with them."""
 
@@ -43,11 +54,14 @@ class StartPhases:
 
     def __init__(self, worker: object, ended: Callable[[], None]) -> None:
         self.phases: list[dict[str, Any]] = []
-        """One object for each phase that ended: `name`, `at` (Unix seconds, when it began), `seconds`, and as of its
-        end `total_bytes`, `free_bytes`, `used_bytes`, `allocated_bytes`, `reserved_bytes` and `rss_bytes`, null where
-        not known; `error` is the exception in one line, null where the phase succeeded."""
+        """One object for each phase, in the order in which they ended: `name`, `at` (Unix seconds, when it began),
+        `seconds`, and as of its end `total_bytes`, `free_bytes`, `used_bytes`, `allocated_bytes`, `reserved_bytes` and
+        `rss_bytes`, null where not known; `error` is the exception in one line, null where the phase succeeded."""
         self._worker = weakref.ref(worker)
         self._ended = ended
+        self._host_before: HostMemory | None = None
+        self._capture: object = None
+        """Our wrapper of the runner's method, while it is in place."""
 
     @property
     def is_over(self) -> bool:
@@ -62,6 +76,8 @@ class StartPhases:
     def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(method: Callable[..., Any]) -> Callable[..., Any]:
             def phase(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+                with suppress(Exception):  # the engine's start must not fail of our account of it
+                    self._begin(name)
                 at, began, error = time.time(), time.monotonic(), None
                 try:
                     return method(*arguments, **named)
@@ -69,23 +85,54 @@ class StartPhases:
                     error = raised
                     raise
                 finally:
-                    with suppress(Exception):  # the engine's start must not fail of our account of it
-                        self._keep(name, at, time.monotonic() - began, error)
+                    with suppress(Exception):  # as above
+                        self._end(name, at, time.monotonic() - began, error)
 
             return phase
 
         return make
 
-    def _keep(self, name: str, at: float, seconds: float, error: BaseException | None) -> None:
-        if len(self.phases) >= MAX_PHASES:
-            return
+    def _begin(self, name: str) -> None:
+        runner = look_up(self._worker(), "model_runner")
+        if name == "init":
+            self._host_before = read_host(Notes())
+        elif name == "warm_up" and runner is not None and wrap_method(runner, CAPTURE, self._timed(GRAPHS)):
+            self._capture = vars(runner)[CAPTURE]
+
+    def _end(self, name: str, at: float, seconds: float, error: BaseException | None) -> None:
+        runner = look_up(self._worker(), "model_runner")
         # A driver that has just failed to begin may not answer at all.
         figures = {} if error is not None and name == "init" else self._figures()
-        described = None if error is None else describe(error)
-        self.phases.append(
-            {"name": name, "at": round(at, 3), "seconds": round(seconds, 3), **figures, "error": described}
-        )
+        if name == "init":
+            self._keep(BEFORE, at, 0.0, self._figures_before(figures.get("total_bytes")), None)
+        elif name == "warm_up" and self._capture is not None:
+            unwrap_method(runner, CAPTURE, self._capture)
+            self._capture = None
+        self._keep(name, at, seconds, figures, error)
         self._ended()
+
+    def _keep(
+        self, name: str, at: float, seconds: float, figures: dict[str, int | None], error: BaseException | None
+    ) -> None:
+        if len(self.phases) < MAX_PHASES:
+            described = None if error is None else describe(error)
+            self.phases.append(
+                {"name": name, "at": round(at, 3), "seconds": round(seconds, 3), **figures, "error": described}
+            )
+
+    def _figures_before(self, total: int | None) -> dict[str, int | None]:
+        """Return the figures by which the engine plans; no driver is asked, for `init` may have failed.
+
+        Args:
+            total: The device's, as its driver has it; engines that keep the free bytes alone do not.
+        """
+        worker, host = self._worker(), self._host_before
+        total, free = whole(look_up(worker, "init_snapshot", "total_memory")) or total, init_free_bytes(worker)
+        used = None if total is None or free is None else total - free
+        if host is not None and look_up(worker, "device_config", "device_type") == "cpu":
+            total, free, used = host.total_bytes, host.free_bytes, host.rss_bytes
+        rss = None if host is None else host.rss_bytes
+        return {"total_bytes": total, "free_bytes": free, "used_bytes": used, "rss_bytes": rss}
 
     def _figures(self) -> dict[str, int | None]:
         notes, worker = Notes(), self._worker()

@@ -6,6 +6,7 @@ recorder goes on), and to write where another machine may keep the engine waitin
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -20,6 +21,7 @@ from highwater_worker.identity import EXTENSION_VERSION
 from highwater_worker.recorder.bodies import encoded
 from highwater_worker.recorder.file_system import file_system_of, is_in_memory, is_remote
 from highwater_worker.recorder.identity import boot_id, file_identity
+from highwater_worker.recorder.old_files import remove_old_files
 from highwater_worker.recorder.recorder import NOT_ENDED, Options, Recorder
 from highwater_worker.recorder.ring import make_ring
 from highwater_worker.state import state_of
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from highwater_worker.notes import Notes
+    from highwater_worker.recorder.ring import Layout, Ring
 
 DIRECTORY = "HIGHWATER_RECORDER_DIR"
 RATE, MIN_RATE, MAX_RATE = 10.0, 1.0, 100.0
@@ -41,7 +44,8 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
         worker: The worker.
         options: What is asked for.
         notes: Gets what will not be recorded.
-        is_starting: The model is not loaded yet: nobody can say whether there will be an encoder cache.
+        is_starting: The model is not loaded yet: nobody can say whether there will be an encoder cache, and perhaps
+            no sidecar removes the files of earlier starts.
 
     Raises:
         RefusedError: The folder is not on this machine.
@@ -64,7 +68,7 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
     }
     has_cache = is_starting or notes.attempt("encoder_cache", lambda: find_encoder_cache(worker) is not None)
     layout = options.layout(has_entries=has_cache is not False)
-    ring = make_ring(options.path(os.getpid()), encoded(identity), layout)
+    ring = _make_ring(options, encoded(identity), layout, is_starting=is_starting)
     try:
         recorder = Recorder(worker, ring, options, in_memory=is_in_memory(kind))
         if state.recorder is not None and not state.recorder.stop():
@@ -75,6 +79,20 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
         raise
     state.recorder = recorder
     return recorder
+
+
+def _make_ring(options: Options, identity: bytes, layout: Layout, *, is_starting: bool) -> Ring:
+    path = options.path(os.getpid())
+    if not is_starting:
+        return make_ring(path, identity, layout)
+    remove_old_files(options.directory, options.instance)
+    try:
+        return make_ring(path, identity, layout)
+    except OSError as error:
+        if getattr(error.__cause__, "errno", None) != errno.ENOSPC:
+            raise
+        remove_old_files(options.directory, options.instance, has_room=False)
+        return make_ring(path, identity, layout)
 
 
 def options_from(environ: Mapping[str, str], instance: str) -> Options:

@@ -42,6 +42,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
             "uuid": _short(device["uuid"]),
         },
         "main_thread": main_thread().ident,
+        "rpc": callable(getattr(worker, "highwater_rpc", None)),
         "ranks_expected": notes.attempt("ranks_expected", lambda: ranks_expected(worker)),
     }
 

@@ -51,6 +51,8 @@ _STOP_SECONDS = 1.0
 NOT_ENDED = "has not ended within a second: the disk holds its thread, and it ends once let go"
 _EARLY = 100
 """Above every priority that multiprocessing gives its own finalizers: they take down things still read here."""
+_MAX_NOTES = 4
+"""In the head of an entry table, which has a fixed size."""
 _MAX_WAITING = 256
 """Samples that wait for a disk; older ones are dropped."""
 
@@ -306,7 +308,13 @@ class Recorder:
             total, rows = (0, b"") if index is None else index.table()
             start = state_of(worker).start
             phases = [] if start is None else start.phases
-            head = now.record("entries", total=total, budget=read_budget(worker, notes), start=phases)
+            head = now.record(
+                "entries",
+                total=total,
+                budget=read_budget(worker, notes),
+                start=phases,
+                notes=self._sampler.notes[:_MAX_NOTES],
+            )
             self._put_table(encoded(head), rows if self.ring.layout.rows else b"")
             self._has_table = True
 

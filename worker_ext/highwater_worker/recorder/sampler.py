@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater_worker.devices import device_of
 from highwater_worker.devices.host import HostMemory, rss_bytes
+from highwater_worker.encoder_cache.sleep import asleep_tags
 from highwater_worker.memory.memory_parts import (
     look_at_segments_once,
     pinned_bytes,
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from highwater_worker.encoder_cache.spilling_dict import Ledger
     from highwater_worker.memory.residency import Residency
 
-_KV_CACHE_SECONDS = 10.0
-"""The time that the KV cache's size is reused: a large model has hundreds of layers, and the pool is made once."""
+_SELDOM_SECONDS = 10.0
+"""The time for which the KV cache's size and the pools that are asleep are reused: a large model has hundreds of
+layers, and as many allocations of sleep mode; the pool is made once, and a call that puts it to sleep is seen."""
 NO_HOST = HostMemory(None, None, None, None, None)
 
 
@@ -39,16 +41,19 @@ class Sampler:
 
     def __init__(self) -> None:
         self._device: Device | None = None
-        self._kv_cache_due = float("-inf")
+        self._seldom_due = float("-inf")
         self._kv_cache_bytes: int | None = None
+        self._asleep_tags: list[str] | None = None
         self.index: EncoderIndex | None = None
         """The encoder cache's entries; None before `memory`, and where the device is not known."""
         self.host = NO_HOST
         """The container's and the machine's memory, as another thread read it last."""
+        self.notes: list[dict[str, str]] = []
+        """The values that could not be read, as of the last sample that read everything."""
 
     def start_changed(self) -> None:
         """Read again what changes while the worker starts, and hardly ever afterwards."""
-        self._kv_cache_due = float("-inf")
+        self._seldom_due = float("-inf")
 
     def memory(self, worker: object, now: float, change: object, *, whole: bool) -> dict[str, Any]:
         """Return the worker's memory, with the names of the answer to `memory`; unknown values are null.
@@ -60,8 +65,8 @@ class Sampler:
                 not seen.
             whole: Whether to read all encoder outputs that may have changed, in one go.
         """
-        notes = Notes()  # a record has no room for them; `memory` returns them all
-        state, device = state_of(worker), self._device_of(worker, notes)
+        notes, state, reads_all = Notes(), state_of(worker), whole and now >= self._seldom_due
+        device = self._device_of(worker, notes)
         host = self.host._replace(rss_bytes=notes.attempt("host_memory.rss_bytes", rss_bytes))
         weights, reserve = None, state.allocator_reserve
         if device is not None:
@@ -69,18 +74,24 @@ class Sampler:
             # Not before the graphs are captured: their pools are what the look is for.
             if state.start is None or state.start.is_over:
                 notes.attempt("releasable_bytes", lambda: look_at_segments_once(worker, device, reserve))
+        if whole or now >= self._seldom_due:
+            self._asleep_tags = notes.attempt("asleep_tags", lambda: asleep_tags(worker, state.sleep))
         torch = read_allocator(device, notes)
         encoder_cache = self._encoder_cache(worker, state.ledger, now, change, notes, whole=whole)
-        return {
+        memory = {
             **read_space(worker, device, host, notes)._asdict(),
             "torch": torch._asdict(),
             "releasable_bytes": reserve.releasable_bytes(torch),
             "trimmable_bytes": None if self.index is None else self.index.trimmable_bytes,
+            "asleep_tags": self._asleep_tags,
             "weights_bytes": weights,
             "kv_cache_bytes": self._kv_cache(worker, device, state.residency, now, notes),
             "encoder_cache": encoder_cache,
             "host_memory": {**host._asdict(), "pinned_bytes": pinned_bytes(device, notes)},
         }
+        if reads_all:
+            self.notes = notes.as_list()
+        return memory
 
     def _device_of(self, worker: object, notes: Notes) -> Device | None:
         if self._device is None:  # tried again where it was not found: the worker may not have been ready
@@ -91,8 +102,8 @@ class Sampler:
     def _kv_cache(
         self, worker: object, device: Device | None, residency: Residency, now: float, notes: Notes
     ) -> int | None:
-        if device is not None and now >= self._kv_cache_due:
-            self._kv_cache_due = now + _KV_CACHE_SECONDS
+        if device is not None and now >= self._seldom_due:
+            self._seldom_due = now + _SELDOM_SECONDS
             self._kv_cache_bytes = read_kv_cache(worker, device.type, residency, notes).resident_bytes
         return self._kv_cache_bytes
 

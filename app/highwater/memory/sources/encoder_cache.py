@@ -1,48 +1,196 @@
-"""The entries of the workers' encoder caches, read when an operator asks."""
+"""The entries of the encoder caches, as JSON: of the workers' recorders, or of the workers where an operator asks.
+
+Eight ranks of a thousand entries are 1.8 MB of JSON, on the loop that proxies. So a reading is kept for a second, its
+JSON is written once, and the loop turns between two pieces of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final, Literal
+
+from pydantic_core import to_json
 
 from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled
+from highwater.recorder.folder import RankRecord
+
+Order = Literal["bytes", "age"]
 
 # The whole cache is asked for, so that however many ask in whatever order, the workers are asked once a second at
 # most: every worker call holds the engine's step up.
 MAX_ENTRIES = 10_000
 KEPT_SECONDS = 1.0
+# Entries that are written in one go: a tenth of a millisecond.
+_PIECE_ENTRIES: Final = 250
+
+
+class _Rows:
+    """Entries in one order, of which the first so many are sent.
+
+    Args:
+        rows: All of them.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = rows
+        self._pieces: list[bytes] = []
+
+    async def first(self, limit: int) -> bytes:
+        """Return the first ``limit`` of them as a JSON array."""
+        whole, rest = divmod(min(limit, len(self._rows)), _PIECE_ENTRIES)
+        while len(self._pieces) < whole:
+            self._pieces.append(self._json(len(self._pieces), _PIECE_ENTRIES))
+            await asyncio.sleep(0)
+        last = [self._json(whole, rest)] if rest else []
+        return b"[" + b",".join((*self._pieces[:whole], *last)) + b"]"
+
+    def _json(self, piece: int, count: int) -> bytes:
+        begin = piece * _PIECE_ENTRIES
+        return to_json(self._rows[begin : begin + count])[1:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class RankEntries:
+    """One rank's encoder cache as it was read.
+
+    Attributes:
+        head: All about it but its entries.
+        rows: Its entries, largest first.
+    """
+
+    head: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    _orders: dict[tuple[Order, bool], _Rows] = field(default_factory=dict, repr=False)
+
+    async def json(self, limit: int, order: Order, alias: Callable[[object], str] | None) -> bytes:
+        """Return it as a JSON object.
+
+        Args:
+            limit: How many entries.
+            order: The largest or the oldest first.
+            alias: Gives the names that stand for the hashes; None: they are whole.
+        """
+        rows = self._orders.get((order, alias is None))
+        if rows is None:
+            rows = self._orders[order, alias is None] = _Rows(self._ordered(order, alias))
+        return to_json(self.head)[:-1] + b',"entries":' + await rows.first(limit) + b"}"
+
+    def _ordered(self, order: Order, alias: Callable[[object], str] | None) -> Sequence[Mapping[str, Any]]:
+        rows = self.rows
+        if order == "age":
+            rows = sorted(rows, key=lambda row: row.get("age_seconds") or 0.0, reverse=True)
+        return rows if alias is None else [{**row, "mm_hash": alias(row.get("mm_hash"))} for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesReading:
+    """Every rank's entries, read at one moment.
+
+    Attributes:
+        ranks: In rank order.
+        at: When, in monotonic seconds.
+        age_seconds: How old they were then.
+    """
+
+    ranks: tuple[RankEntries, ...]
+    at: float
+    age_seconds: float = 0.0
 
 
 class EncoderCacheEntries:
-    """Op ``encoder_cache`` on every worker, at most once a second."""
+    """The last readings, and the next ones: once a second at most.
+
+    Args:
+        engine: Whose workers are called (op ``encoder_cache``).
+        clock: Monotonic seconds.
+    """
 
     def __init__(self, engine: Engine, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._clock = clock
         self._turn = asyncio.Lock()
-        self._answers: list[dict[str, Any]] = []
-        self._asked_at: float | None = None
+        self._recorded: EntriesReading | None = None
+        self.known: EntriesReading | None = None
+        """What the workers answered last; ``None`` before they were first asked."""
 
-    @property
-    def known(self) -> tuple[list[dict[str, Any]], float] | None:
-        """The answers of the last ``read``, and how many seconds ago that was; ``None`` before the first."""
-        return None if self._asked_at is None else (self._answers, self._clock() - self._asked_at)
+    def age_seconds(self, reading: EntriesReading) -> float:
+        """Return how old a reading is now."""
+        return self._clock() - reading.at + reading.age_seconds
 
-    async def read(self) -> list[dict[str, Any]]:
-        """Each worker's answer (worker_ext/README.md), entries by bytes, largest first.
+    async def of_workers(self) -> EntriesReading:
+        """Return what the workers answer (worker_ext/README.md).
 
         Raises:
             EngineError: No good answer.
         """
         async with self._turn:
-            now = self._clock()
-            if self._asked_at is None or now - self._asked_at >= KEPT_SECONDS:
+            if self.known is None or not self._is_fresh(self.known):
+                now = self._clock()
                 answers = await self._engine.rpc("encoder_cache", {"limit": MAX_ENTRIES, "sort": "bytes"})
-                for answer in answers:
-                    if not answer.get("ok") or not isinstance(answer.get("entries"), list):
-                        raise EngineGarbled(f"rank {answer.get('rank')} could not list: {answer.get('error')}")
-                self._answers, self._asked_at = answers, now
-            return self._answers
+                self.known = EntriesReading(tuple(map(_answered, answers)), now)
+            return self.known
+
+    async def of_records(self, records: Sequence[RankRecord]) -> EntriesReading:
+        """Return what the workers' recorders say: for these no worker is called.
+
+        Args:
+            records: Each with a reading.
+        """
+        async with self._turn:
+            if self._recorded is None or not self._is_fresh(self._recorded):
+                now = self._clock()
+                ranks = [RankEntries(_head(record), await _rows(record)) for record in records]
+                age = max((rank.head["age_seconds"] for rank in ranks), default=0.0)
+                self._recorded = EntriesReading(tuple(ranks), now, age)
+            return self._recorded
+
+    def _is_fresh(self, reading: EntriesReading) -> bool:
+        return self._clock() - reading.at < KEPT_SECONDS
+
+
+def _answered(answer: Mapping[str, Any]) -> RankEntries:
+    rows = answer.get("entries")
+    if not answer.get("ok") or not isinstance(rows, list):
+        raise EngineGarbled(f"rank {answer.get('rank')} could not list: {answer.get('error')}")
+    dropped = {"ok", "op", "schema", "entries"}
+    return RankEntries({key: value for key, value in answer.items() if key not in dropped}, rows)
+
+
+def _head(record: RankRecord) -> Mapping[str, Any]:
+    cache = record.newest.encoder_cache if record.newest is not None else None
+    return {
+        "rank": record.identity.rank,
+        "dp_rank": record.identity.dp_rank,
+        "host": record.identity.host,
+        "pid": record.identity.pid,
+        "present": cache is not None,
+        "entries_total": record.entries_total,
+        "device_bytes": cache.device_bytes if cache is not None else 0,
+        "host_bytes": cache.host_bytes if cache is not None else 0,
+        "capacity_embeds": cache.capacity_embeds if cache is not None else None,
+        "age_seconds": round(record.reading_age_seconds or 0.0, 3),
+    }
+
+
+async def _rows(record: RankRecord) -> Sequence[Mapping[str, Any]]:
+    """The entries of a recorder, largest first; not in a thread, which would hold the loop up for longer."""
+    rows: list[dict[str, Any]] = []
+    entries = iter(()) if record.table is None else record.table.entries()
+    while piece := list(islice(entries, _PIECE_ENTRIES)):
+        rows += [
+            {
+                "mm_hash": entry.mm_hash,
+                "bytes": entry.bytes,
+                "residency": entry.residency,
+                "age_seconds": round(max(record.mono - entry.seen_mono, 0.0), 3),
+            }
+            for entry in piece
+        ]
+        await asyncio.sleep(0)
+    rows.sort(key=lambda row: -row["bytes"])
+    return rows

@@ -42,8 +42,7 @@ class EngineMetrics:
         Raises:
             EngineError: No good answer.
         """
-        text = await self._engine.get_text("/metrics")
-        return Observation(load=parse_load(text), metrics_text=text)
+        return Observation(load=parse_load(await self._engine.get_text("/metrics")))
 
 
 def parse_load(text: str) -> EngineLoad:

@@ -16,13 +16,11 @@ class Observation:
     Attributes:
         workers: Each worker's memory, in rank order.
         load: The engine's own counts.
-        metrics_text: The engine's own exposition, whole, for ``/metrics?engine=1``.
         paused: Whether the scheduler is paused.
     """
 
     workers: tuple[WorkerMemory, ...] | None = None
     load: EngineLoad | None = None
-    metrics_text: str | None = None
     paused: bool | None = None
 
 

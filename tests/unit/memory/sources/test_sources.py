@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine
 from highwater.errors import EngineError, EngineGarbled, EngineRefused
 from highwater.memory.sources import all_sources
-from highwater.memory.sources.encoder_cache import KEPT_SECONDS, EncoderCacheEntries
+from highwater.memory.sources.encoder_cache import KEPT_SECONDS, EncoderCacheEntries, RankEntries
 from highwater.memory.sources.engine_metrics import EngineMetrics, parse_load
 from highwater.memory.sources.pause_state import PauseState
 from highwater.memory.sources.workers import Workers
@@ -94,14 +95,12 @@ async def test_an_answer_that_is_not_the_contracts_is_garbled(engine, fake, chan
 
 
 async def test_the_load_is_the_engines_own_count(engine, fake):
-    """Running, waiting, KV usage, awake; and its whole page for /metrics?engine=1."""
+    """Running, waiting, KV usage, awake."""
     fake.running, fake.waiting, fake.kv_usage = 3, 2, 0.41
     seen = await EngineMetrics(engine).read()
     assert seen.load == EngineLoad(
         requests_running=3, requests_waiting=2, kv_cache_usage_ratio=0.41, sleeping=False, work_done=0.0
     )
-    assert seen.metrics_text is not None
-    assert "# HELP vllm:num_requests_running" in seen.metrics_text
 
 
 async def test_before_0_12_the_kv_usage_had_another_name(engine, fake):
@@ -204,11 +203,12 @@ async def test_entries_are_asked_for_once_a_second_at_most(engine, fake):
     fake.serve_images()
     clock = FakeClock()
     entries = EncoderCacheEntries(engine, clock=clock)
-    first = await entries.read()
-    assert [len(answer["entries"]) for answer in first] == [IMAGES, IMAGES]
-    assert await entries.read() is first
+    first = await entries.of_workers()
+    assert [len(rank.rows) for rank in first.ranks] == [IMAGES, IMAGES]
+    assert await entries.of_workers() is first
     clock.advance(KEPT_SECONDS)
-    assert await entries.read() is not first
+    assert entries.age_seconds(first) == KEPT_SECONDS
+    assert await entries.of_workers() is not first
     assert fake.ops() == ["encoder_cache", "encoder_cache"]
 
 
@@ -220,13 +220,50 @@ async def test_a_listing_that_failed_is_garbled_and_not_kept(engine, fake, chang
     entries = EncoderCacheEntries(engine, clock=FakeClock())
     fake.garble = changed(**changes)
     with pytest.raises(EngineGarbled, match="rank 1 could not list"):
-        await entries.read()
+        await entries.of_workers()
     fake.garble = None
-    assert await entries.read()
+    assert await entries.of_workers()
+
+
+def names_of(text: bytes) -> list[str]:
+    return [entry["mm_hash"] for entry in json.loads(text)["entries"]]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 249, 250, 251, 999, 1000, 5000])
+async def test_as_many_entries_as_are_wanted_in_either_order(limit):
+    """Written in pieces, each once: whoever wants more later gets what is there, and what is not."""
+    rows = [{"mm_hash": f"{number}", "bytes": 1000 - number, "age_seconds": float(number)} for number in range(1000)]
+    rank = RankEntries({"rank": 0, "entries_total": 1000}, rows)
+    largest, oldest = [f"{number}" for number in range(1000)], [f"{number}" for number in reversed(range(1000))]
+    for wanted in (limit, 600, limit):
+        assert names_of(await rank.json(wanted, "bytes", None)) == largest[:wanted]
+        assert names_of(await rank.json(wanted, "age", None)) == oldest[:wanted]
+        assert names_of(await rank.json(wanted, "bytes", lambda name: f"a{name}")) == [
+            f"a{n}" for n in largest[:wanted]
+        ]
+    assert json.loads(await rank.json(0, "bytes", None)) == {"rank": 0, "entries_total": 1000, "entries": []}
+
+
+async def test_the_loop_turns_while_thousands_of_entries_are_written():
+    """Once for each piece: the streams of the proxy wait for no more than one."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    before = turns
+    await RankEntries({}, [{"mm_hash": "a"}] * 1000).json(1000, "bytes", None)
+    assert turns - before >= 4
+    counting.cancel()
 
 
 async def test_entries_of_an_engine_that_is_gone(engine, fake):
     """An engine error, not an empty list."""
     fake.down = True
     with pytest.raises(EngineError):
-        await EncoderCacheEntries(engine, clock=FakeClock()).read()
+        await EncoderCacheEntries(engine, clock=FakeClock()).of_workers()

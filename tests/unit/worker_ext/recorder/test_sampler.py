@@ -25,6 +25,22 @@ HOST = HostMemory(
 )
 
 
+HEAD = {
+    "schema",
+    "ok",
+    "op",
+    "rank",
+    "local_rank",
+    "dp_rank",
+    "tp_rank",
+    "pp_rank",
+    "host",
+    "pid",
+    "pid_started",
+    "taken_at",
+}
+
+
 class Bench:
     """A sampler beside its worker, on clocks that the test moves."""
 
@@ -54,8 +70,11 @@ def test_a_sample_has_what_memory_answers(kind, torch_device):
     bench = Bench(kind, model_runner=runner)
     answer, sample = ask(bench.worker, "memory"), bench.memory()
     assert "releasable_bytes" in sample
-    assert set(answer) - set(sample) >= {"device", "budget", "kv_cache_reserved_bytes"}
-    same = ["torch", "weights_bytes", "encoder_cache"] + (["total_bytes", "used_bytes"] if kind == "npu" else [])
+    elsewhere = {"device", "budget", "notes", *HEAD}  # in the file's head, and in that of its table
+    assert set(answer) - set(sample) == elsewhere | {"kv_cache_reserved_bytes", "elapsed_ms"}
+    same = ["torch", "weights_bytes", "encoder_cache", "asleep_tags"] + (
+        ["total_bytes", "used_bytes"] if kind == "npu" else []
+    )
     ages = answer["encoder_cache"], sample["encoder_cache"]
     assert [age.pop("oldest_age_seconds") for age in ages] == [0.0, 0.0]
     assert {name: sample[name] for name in same} == {name: answer[name] for name in same}
@@ -111,6 +130,31 @@ def test_a_kv_cache_is_measured_every_ten_seconds(bench, monkeypatch):
         bench.now = 100.0 + n / 10
         bench.memory()
     assert len(reads) == 2
+
+
+def test_a_sleep_shows_in_the_next_whole_sample(bench):
+    """The policy leaves an engine alone while any of its pools is unmapped; between calls it is asked seldom."""
+    state_of(bench.worker).sleep.is_complete = True
+    assert bench.memory(whole=True)["asleep_tags"] == []
+    state_of(bench.worker).sleep.tags = {"kv_cache"}
+    assert bench.memory()["asleep_tags"] == []
+    assert bench.memory(whole=True)["asleep_tags"] == ["kv_cache"]
+    state_of(bench.worker).sleep.tags = set()
+    bench.now += 11.0
+    assert bench.memory()["asleep_tags"] == []
+
+
+def test_what_cannot_be_read_is_noted_where_everything_was_read(bench, monkeypatch):
+    """As `memory` notes it; a sample between steps, which reads less, leaves the notes as they were."""
+    monkeypatch.setattr(
+        "highwater_worker.memory.memory_parts.kv_cache_storages", lambda *_: (_ for _ in ()).throw(RuntimeError("no"))
+    )
+    bench.memory(whole=True)
+    noted = {"name": "kv_cache_bytes", "reason": "RuntimeError: no"}
+    assert noted in bench.sampler.notes
+    bench.now += 1.0
+    bench.memory()
+    assert noted in bench.sampler.notes
 
 
 def test_what_cannot_be_read_is_null_and_costs_nothing_else(bench, monkeypatch):

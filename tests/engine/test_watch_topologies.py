@@ -1,0 +1,96 @@
+"""Watching engines of several workers, engines that fail, and several engines: each rank of each start has a file."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from highwater.demo.errors import DemoError
+from tests.engines import send_texts, watching, worker_pids
+from tests.unit.worker_ext.ring_bytes import parse, table
+
+from .conftest import sidecar_beside, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from highwater.demo.engine import Engine
+
+pytestmark = [pytest.mark.long("watch"), pytest.mark.timeout(900)]
+
+PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
+
+
+def heads(rings: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Each file's identity and the phases in it."""
+    return [(parse(path)[0], table(path)[0]["start"]) for path in sorted(rings.iterdir())]
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        ({"tensor_parallel": 2}, [(0, 0), (0, 1)]),
+        ({"data_parallel": 2}, [(0, 0), (1, 0)]),
+    ],
+    ids=["two shards", "two replicas"],
+)
+async def test_every_rank_is_seen(engine_factory: Callable[..., Engine], tmp_path: Path, options, ranks) -> None:
+    """Those of other replicas too, which vLLM's worker calls never return; all have the name of one engine's life."""
+    rings = tmp_path / "rings"
+    with engine_factory(multimodal=False, **options, **watching(rings)) as engine:
+        written = heads(rings)
+        assert sorted((identity["dp_rank"], identity["rank"]) for identity, _ in written) == ranks
+        assert sorted(identity["pid"] for identity, _ in written) == sorted(worker_pids(engine))
+        assert len({identity["instance"] for identity, _ in written}) == 1
+        assert [[phase["name"] for phase in phases] for _, phases in written] == [PHASES] * 2
+        with sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(rings)) as sidecar:
+            assert (await send_texts(engine.url, engine.served_model, texts=["hello"])).errors == ()
+            report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
+            assert (report["ranks_expected"], report["ranks_missing"]) == (2, [])
+            assert all(rank["components"]["kv_cache_bytes"] > 0 for rank in report["ranks"])
+
+
+async def test_an_engine_whose_recorders_cannot_write_serves_all_the_same(
+    engine_factory: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """Each worker says so once; the folder's path leads through a file here."""
+    (tmp_path / "file").write_text("")
+    with engine_factory(multimodal=False, **watching(tmp_path / "file" / "rings")) as engine:
+        assert (await send_texts(engine.url, engine.served_model, texts=["hello"])).errors == ()
+        log = engine.log_path.read_text()
+    (line,) = [line for line in log.splitlines() if "Highwater" in line]
+    assert f"recorder was not started: the recorder's file {tmp_path}/file/rings" in line
+
+
+def test_a_start_that_fails_again_and_again_leaves_each_reason(
+    engine_factory: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """The model's folder has no weights: nobody is there any more to ask the engine why it ended."""
+    rings = tmp_path / "rings"
+    for _ in range(2):
+        with pytest.raises(DemoError):
+            engine_factory(multimodal=False, extra_args=("--load-format", "auto"), **watching(rings))
+    written = heads(rings)
+    assert len({identity["instance"] for identity, _ in written}) == 2
+    for _, phases in written:
+        assert [phase["name"] for phase in phases] == PHASES[:3]
+        assert "weights" in phases[-1]["error"]
+
+
+async def test_of_two_engines_in_one_folder_neither_is_taken_for_the_other(
+    engine_factory: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """Both write; a sidecar that finds two says that each needs a folder of its own."""
+    rings = tmp_path / "rings"
+    with (
+        engine_factory(multimodal=False, **watching(rings)) as one,
+        engine_factory(multimodal=False, **watching(rings)),
+    ):
+        assert len({identity["instance"] for identity, _ in heads(rings)}) == 2
+        with sidecar_beside(one, tmp_path, HIGHWATER_RECORDER_DIR=str(rings)) as sidecar:
+            report = wait_for(sidecar, lambda report: report["engine"]["hint"] is not None)
+            assert report["ranks"] == []
+            assert "recorders of 2 engines; give each a folder of its own" in json.dumps(report)

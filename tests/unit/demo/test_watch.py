@@ -1,0 +1,50 @@
+"""The demonstration's tables: the start phase by phase, and what grew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from highwater.accounting.attribution import COMPONENTS
+from highwater.demo.watch import growth_table, start_table
+from highwater.units import MIB
+
+
+def rank(*, used: int, cached: int, entries: int = 0, start: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """A rank of the report, in MiB; what else there is of it is unknown."""
+    components = dict.fromkeys(COMPONENTS) | {"encoder_cache_bytes": cached * MIB}
+    return {
+        "rank": 0,
+        "device": {"type": "cpu", "name": "some"},
+        "used_bytes": used * MIB,
+        "components": components,
+        "encoder_cache": {"entries": entries},
+        "start": start or [],
+    }
+
+
+def phase(name: str, used: int | None, seconds: float = 1.0) -> dict[str, Any]:
+    return {"name": name, "seconds": seconds, "used_bytes": None if used is None else used * MIB}
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The words of each line behind its first."""
+    return {words[0]: words[1:] for line in text.splitlines() if (words := line.split())}
+
+
+def test_each_phase_says_what_it_added():
+    """The first has nothing before it; where a figure is missing nothing is guessed."""
+    start = [phase("before", 400, 0.0), phase("init", 450, 2.25), phase("weights", None), phase("warm_up", 900)]
+    shown = rows(start_table([rank(used=900, cached=0, start=start)]))
+    assert shown["before"] == ["0.0", "400.0", "-"]
+    assert shown["init"] == ["2.2", "450.0", "+50.0"]
+    assert shown["weights"] == ["1.0", "-", "-"]
+    assert shown["warm_up"] == ["1.0", "900.0", "-"]
+
+
+def test_what_grew_is_shown_component_by_component():
+    """With how many entries the encoder cache has."""
+    text = growth_table([rank(used=900, cached=0)], [rank(used=1000, cached=96, entries=12)])
+    shown = rows(text)
+    assert shown["used"] == ["900.0", "1,000.0", "+100.0"]
+    assert "+96.0" in text
+    assert text.endswith("encoder cache: 12 entries")
