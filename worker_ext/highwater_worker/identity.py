@@ -87,7 +87,7 @@ def pp_rank(worker: object) -> int | None:
 
 
 def ranks_expected(worker: object) -> int | None:
-    """Return how many workers the whole engine has, all data-parallel replicas counted; None where it does not tell.
+    """Return how many workers the whole engine has, all data-parallel replicas counted; None where unknown.
 
     A replica of a dense model runs as an engine of its own (`_dp_rank`) and knows only how many come before it: there
     it is a lower bound, and the last replica's is right.

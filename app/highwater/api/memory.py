@@ -116,11 +116,11 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
 
     @router.get("/memory/encoder-cache")
     async def encoder_cache(request: Request, query: Annotated[EntriesQuery, Query()]) -> Response:
-        """What the encoder cache of each rank holds.
+        """Return what the encoder cache of each rank holds.
 
         Where every worker has a recorder, its entries are returned. Elsewhere the workers are asked, with the admin
         token and once a second at most; without the token no worker is called, and the response has what was last read
-        and its age. Without the token `mm_hash` is a short name that tells entries apart and not images.
+        and its age. Without the token `mm_hash` is a short name that distinguishes entries and does not identify images.
         """
         may_ask = services.control.caller(request) is not None
         reading, is_recorded = await _entries(services, may_ask=may_ask)
@@ -197,7 +197,7 @@ class Alias:
 
 
 async def _entries(services: Services, *, may_ask: bool) -> tuple[EntriesReading | None, bool]:
-    """The entries as far as whoever asks may have them read, and whether the recorders told them.
+    """The entries as far as the caller may have them read, and whether they are the recorders'.
 
     Raises:
         NotAvailable: They cannot be read.

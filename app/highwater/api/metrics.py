@@ -137,7 +137,7 @@ class _Part(Collector, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What the sidecar counts elsewhere, as it stands.
+    """The counts that other parts of the sidecar keep, as they are now.
 
     Attributes:
         held: Requests held at the gate.

@@ -12,7 +12,7 @@ compilation; without recorders: a worker call is late   busy           200     2
 the API server is late, and nothing says that the
 engine does not move                                    slow           200     200
 recorders: it will not go on by itself                  stuck          503     503          alert, incident
-no recorder tells, and for ``max_step_seconds`` no
+no recorder shows it, and for ``max_step_seconds`` no
 call was answered                                       not_answering  503     200          warning, incident
 connections are refused, twice or with the workers'
 processes gone                                          gone           503     503          alert, incident

@@ -46,7 +46,7 @@ Route = Callable[[bytes, bytes, bool], Destination]
 
 
 class Port(NamedTuple):
-    """What differs from one port to another.
+    """The settings that differ from one port to another.
 
     Attributes:
         route: Decides where a request goes.

@@ -50,7 +50,7 @@ def refuse_trim(worker: object) -> None:
     """Check what `watch` checks, without a search through all objects, and put nothing in place.
 
     Raises:
-        RefusedError: A trim would be refused, or only that search can tell.
+        RefusedError: A trim would be refused, or only that search can show it.
     """
     _refuse_lasting(worker)
     if spilling_cache(worker) is None and not is_held_once(*_owner(worker)):

@@ -116,7 +116,7 @@ class EncoderCacheEntries:
         self._turn = asyncio.Lock()
         self._recorded: EntriesReading | None = None
         self.known: EntriesReading | None = None
-        """What the workers answered last; ``None`` before they were first asked."""
+        """The workers' last answers; ``None`` before the first."""
 
     def age_seconds(self, reading: EntriesReading) -> float:
         """Return how old a reading is now."""
