@@ -120,7 +120,7 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
 
         Where every worker has a recorder, its entries are returned. Elsewhere the workers are asked, with the admin
         token and once a second at most; without the token no worker is called, and the response has what was last read
-        and its age. Without the token `mm_hash` is a short name that distinguishes entries and does not identify images.
+        and its age. Without the token `mm_hash` is a short name that does not identify the image.
         """
         may_ask = services.control.caller(request) is not None
         reading, is_recorded = await _entries(services, may_ask=may_ask)
