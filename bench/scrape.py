@@ -141,9 +141,9 @@ def _latency(path: _Path, rounds: Sequence[_Round], floor: float) -> Figure:
         spread=f"rounds {number(min(p99s))} to {number(max(p99s))}; median {number(median)}{above}; "
         f"sidecar CPU {number(statistics.median(one.cpu for one in rounds))} ms a request; "
         f"{rounds[0].size / 1024:.0f} KiB",
-        method=f"simulated engine, default settings, with the admin token, one connection over loopback; {len(rounds)} "
-        f"interleaved rounds of {path.requests} requests with random gaps of 0 to {GAP_SECONDS * 1e3:.0f} ms; the "
-        f"median of the rounds' p99 counts.{path.note}",
+        method="simulated engine, default settings, with the admin token, one connection over loopback; "
+        f"{len(rounds)} interleaved rounds of {path.requests} requests with random gaps of 0 to "
+        f"{GAP_SECONDS * 1e3:.0f} ms; the median of the rounds' p99 counts.{path.note}",
     )
 
 
