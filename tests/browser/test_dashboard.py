@@ -175,6 +175,8 @@ async def test_what_is_empty_takes_no_room(visit):
         assert await page.get_by_role("heading", name="Last resets").count() == 0
         await page.click("#reset_prefix_cache")
         await page.locator("#resets tbody tr").first.wait_for()
+    async with beside() as here:
+        await (await visit(here.port)).locator("#encoder").wait_for()
 
 
 async def test_before_any_engine_there_is_no_empty_panel(visit):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Generic, TypeVar, get_args
+from typing import Any, Final, Generic, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,7 +20,7 @@ from highwater import __version__
 from highwater.accounting.attribution import COMPONENTS, device_total, host_ratio, rank_key, used_total
 from highwater.incidents import IncidentKind
 from highwater.policy.rules import RATIO_SIGNALS
-from highwater.process.internal_errors import InternalErrors
+from highwater.process.internal_errors import InternalErrors, Part
 from highwater.proxy.traffic import Connections, ProxyTraffic, connection_families
 from highwater.readings import (
     EngineState,
@@ -136,7 +136,7 @@ class _Part(Collector, Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
+class _CountedElsewhere:
     """The counts that other parts of the sidecar keep, as they are now.
 
     Attributes:
@@ -150,8 +150,8 @@ class _Moment:
     held: int
     connections: Connections
     dropped_lines: int
-    incidents: Mapping[str, int]
-    internal_errors: Mapping[str, int]
+    incidents: Mapping[IncidentKind, int]
+    internal_errors: Mapping[Part, int]
 
 
 class Exporter:
@@ -185,9 +185,9 @@ class Exporter:
         self.traffic = ProxyTraffic()
         self._changes = 1  # of the counters in the registry, and of the policy
 
-        def moment() -> _Moment:
+        def elsewhere() -> _CountedElsewhere:
             kinds, errors = dict(incidents()), dict(self.internal_errors.counts)
-            return _Moment(held(), connections(), dropped_lines(), kinds, errors)
+            return _CountedElsewhere(held(), connections(), dropped_lines(), kinds, errors)
 
         def ageless() -> Report:
             # The age goes on while the report stays what it is.
@@ -200,7 +200,7 @@ class Exporter:
             _Part(lambda: (ageless(), self._changes), lambda _: _policy_families(policy())),
             _Part(lambda: self._changes, lambda _: registry.collect()),
             _Part(lambda: self.traffic.counted, lambda _: self.traffic.collect()),
-            _Part(moment, _moment_families),
+            _Part(elsewhere, _elsewhere_families),
         )
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -303,7 +303,7 @@ def _age_families(seconds: float | None) -> Iterator[Metric]:
         )
 
 
-def _moment_families(now: _Moment) -> Iterator[Metric]:
+def _elsewhere_families(now: _CountedElsewhere) -> Iterator[Metric]:
     text = "Proxied requests that wait for a reset to end."
     yield GaugeMetricFamily("highwater_proxy_requests_held", text, value=now.held)
     yield from connection_families(now.connections)
@@ -315,7 +315,7 @@ def _moment_families(now: _Moment) -> Iterator[Metric]:
     yield _counted("internal_errors", text, "part", now.internal_errors)
 
 
-def _counted(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+def _counted(name: str, text: str, label: str, counts: Mapping[Any, int]) -> CounterMetricFamily:
     family = CounterMetricFamily(f"highwater_{name}", text, labels=(label,))
     for value, count in counts.items():
         family.add_metric((value,), count)

@@ -49,7 +49,7 @@ export class EncoderPanel {
   update(report) {
     this.report = report;
     const cache = report.encoder_cache;
-    showPanel(this.facts, known(cache)); // a model without images has none
+    showPanel(this.facts, Boolean(cache)); // a model without images has none
     const ranks = report.ranks.length;
     this.#fact("Entries", count(cache?.entries));
     this.#fact(`On the device${ranks > 1 ? `, ${ranks} ranks` : ""}`, gib(cache?.device_bytes), cache?.device_bytes);

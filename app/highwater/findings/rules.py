@@ -190,13 +190,16 @@ def encoder_cache(case: Case) -> Finding | None:
 
 
 def _capacity_bytes(rank: RankCase) -> int | None:
-    """Return the encoder cache's capacity in bytes, by the entries' own bytes for each embedding."""
+    """Return the encoder cache's capacity in bytes, by the bytes that it holds for each embedding."""
     cache = rank.now.encoder_cache
-    sized = [(entry.bytes, entry.embeds) for entry in rank.entries if entry.bytes and entry.embeds]
-    if cache is None or not cache.capacity_embeds or not sized:
+    if cache is None or not cache.capacity_embeds:
         return None
-    held, embeds = (sum(parts) for parts in zip(*sized, strict=True))
-    return int(cache.capacity_embeds * held / embeds)
+    sized = [(entry.bytes, entry.embeds) for entry in rank.entries if entry.bytes and entry.embeds]
+    if sized:
+        held, embeds = (sum(parts) for parts in zip(*sized, strict=True))
+    else:  # recorders list their entries without embeddings
+        held, embeds = cache.device_bytes + cache.host_bytes, cache.embeds
+    return int(cache.capacity_embeds * held / embeds) if embeds else None
 
 
 def host_memory(case: Case) -> Finding | None:

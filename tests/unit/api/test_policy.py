@@ -40,7 +40,9 @@ async def sidecar(path: Path | None, configured: PolicySettings = CONFIGURED, to
     core = core_on(rules=[rule.rule() for rule in store.in_force.rules], mode=store.in_force.mode)
     app = FastAPI()
     control = Access(AdminToken(token or "none-is-asked-for", None), port=8001, trust_loopback=token is None)
-    services = SimpleNamespace(governor=core.governor, history=core.history, policy=store, control=control)
+    exporter = SimpleNamespace(policy_changed=lambda: None)  # tests/http/test_scrapers.py has its part
+    parts = {"governor": core.governor, "history": core.history, "policy": store, "control": control}
+    services = SimpleNamespace(**parts, exporter=exporter)
     app.include_router(policy_router(services))
     answer_problems(app)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

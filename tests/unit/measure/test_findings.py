@@ -18,6 +18,7 @@ from highwater.readings import (
     Budget,
     Components,
     Device,
+    EncoderCache,
     EngineLoad,
     Event,
     HostMemory,
@@ -148,6 +149,17 @@ def test_a_plateau_is_no_leak():
     assert "It was full (100% of 3,785.7 MiB): more load makes it no larger." in full.text
     half = at(story(), "after", encoder=GIB)
     assert "27% full and can grow by 2,761.7 MiB more" in found("encoder_cache", half).text
+
+
+def test_a_plateau_is_seen_where_recorders_list_the_entries():
+    """Those have no embeddings: the budget in bytes is by what all entries hold together."""
+    e = story()
+    unsized = [replace(seen, largest=tuple(replace(row, embeds=None) for row in seen.largest)) for seen in e.caches]
+    e = replace(e, caches=tuple(unsized))
+    assert "% full" not in found("encoder_cache", e).text
+    cache = EncoderCache(entries=31, device_bytes=2 * GIB, capacity_embeds=16_384, embeds=8_192)
+    told = found("encoder_cache", changed(changed(e, "after", 0, encoder_cache=cache), "after", 1, encoder_cache=cache))
+    assert "50% full and can grow by 2,048.0 MiB more" in told.text
 
 
 def test_fragmentation_tells_the_allocators_settings():

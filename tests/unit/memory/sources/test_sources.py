@@ -212,6 +212,13 @@ async def test_entries_are_asked_for_once_a_second_at_most(engine, fake):
     assert fake.ops() == ["encoder_cache", "encoder_cache"]
 
 
+async def test_thousands_of_entries_are_all_there(engine, fake):
+    """An answer so large is read in a thread, and is the same."""
+    fake.serve_images(3000, size=10)
+    reading = await EncoderCacheEntries(engine, clock=FakeClock()).of_workers()
+    assert [len({row["mm_hash"] for row in rank.rows}) for rank in reading.ranks] == [3000, 3000]
+
+
 @pytest.mark.parametrize(
     "changes", [{"ok": False, "error": {"code": "failed", "message": "x"}}, {"entries": None}, {"entries": 5}]
 )
