@@ -10,9 +10,12 @@ ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
 COPY docker/build-requirements.txt docker/
-RUN pip install --no-cache-dir --no-compile --require-hashes --only-binary :all: -r docker/build-requirements.txt
+RUN python -m venv /opt/build \
+ && /opt/build/bin/pip install --no-cache-dir --no-compile --require-hashes --only-binary :all: \
+      -r docker/build-requirements.txt
 COPY worker_ext worker_ext
-RUN pip install --no-cache-dir --no-compile --no-deps --no-build-isolation --target /opt/extension ./worker_ext
+RUN /opt/build/bin/pip install --no-cache-dir --no-compile --no-deps --no-index --no-build-isolation \
+      --target /opt/extension ./worker_ext
 
 FROM scratch
 ARG VERSION=0.1.0

@@ -82,10 +82,11 @@ TOPICS: Mapping[str, Topic] = {
         ("app", "worker_ext", "tests/unit", "tests/http", "tests/fakes", "pyproject.toml"),
     ),
     "image": Topic(
-        "the steps of the sidecar's image, carried out and started",
+        "the steps of the images, carried out and started",
         (
             "docker",
             "pyproject.toml",
+            "worker_ext/pyproject.toml",
             "tests/docker",
             "app/highwater/commands/server.py",
             "app/highwater/commands/healthcheck.py",

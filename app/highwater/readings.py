@@ -162,7 +162,7 @@ class StartPhase:
     """One phase of a worker's start, as the worker package's plugin saw it; bytes are as of its end.
 
     Attributes:
-        name: ``init``, ``weights``, ``profile``, ``kv_cache`` or ``warm_up``.
+        name: ``before``, ``init``, ``weights``, ``profile``, ``kv_cache``, ``graphs`` or ``warm_up``.
         at: When it began, in Unix seconds.
         seconds: How long it took.
         error: The exception that ended it, in one line; ``None`` where it succeeded.
