@@ -14,7 +14,7 @@ from highwater.accounting.points import MemoryPoint
 from highwater.findings.finding import Finding
 from highwater.readings import Device, EngineLoad, EngineStatus, HostMemory, RankReading, WorkerMemory
 from highwater.text.table import rank_title
-from highwater.units import MIB, mib
+from highwater.units import MIB
 
 # Of each rank: less than both, in bytes and of its device, moves by itself.
 NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.005
@@ -150,11 +150,6 @@ Rule: TypeAlias = Callable[[Case], Finding | None]
 def name_of(reading: RankReading) -> str:
     """Return the rank as an operator calls it."""
     return f"rank {rank_title(reading.dp_rank, reading.rank)}"
-
-
-def size(count: float | None, *, signed: bool = False) -> str:
-    """Return bytes for a sentence."""
-    return f"{mib(count, signed=signed)} MiB"
 
 
 def times(count: int) -> str:

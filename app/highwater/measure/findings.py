@@ -11,14 +11,14 @@ from typing import Final, TypeAlias
 
 from highwater.accounting.attribution import COMPONENTS, rank_key
 from highwater.findings import advice as known
-from highwater.findings.case import Case, RankCase, name_of, size, times, total
+from highwater.findings.case import Case, RankCase, name_of, times, total
 from highwater.findings.finding import Advice, Finding, weightiest_first
 from highwater.findings.markdown import duration
 from highwater.findings.rules import MAIN_SHARE, MINOR_SHARE, RULES, for_growth, meaning
 from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, has_restarted, host_used
 from highwater.readings import EngineLoad, Event, RankReading
 from highwater.text.table import component_title
-from highwater.units import MIB
+from highwater.units import MIB, mib_text
 
 TIGHT_RATIO = 0.05
 HOST_BYTES = 512 * MIB
@@ -142,7 +142,7 @@ def no_growth(e: Experiment) -> Finding | None:
     return Finding(
         name="no_growth",
         weight="note",
-        title=f"the load left next to nothing behind: used memory moved by {size(grown, signed=True)}",
+        title=f"the load left next to nothing behind: used memory moved by {mib_text(grown, signed=True)}",
         text="After the load, used memory does not stand notably higher than before it.",
     )
 
@@ -157,7 +157,7 @@ def non_torch_growth(e: Experiment) -> Finding | None:
     return Finding(
         name="non_torch_growth",
         weight="clue",
-        title=f"what is not PyTorch's grew by {size(grown)}",
+        title=f"what is not PyTorch's grew by {mib_text(grown)}",
         text=meaning("non_torch_bytes", e.device.type),
         advice=(known.RELEASE, *known.for_component("non_torch_bytes", e.device.type)),
     )
@@ -173,13 +173,13 @@ def kv_pool(e: Experiment) -> Finding | None:
         return Finding(
             name="kv_pool",
             weight="clue",
-            title=f"the KV pool changed by {size(moved, signed=True)}",
+            title=f"the KV pool changed by {mib_text(moved, signed=True)}",
             text=known.COMPONENT_MEANING["kv_cache_bytes"],
         )
     return Finding(
         name="kv_pool",
         weight="note",
-        title=f"the KV pool is {size(pool)}, before and after, by design",
+        title=f"the KV pool is {mib_text(pool)}, before and after, by design",
         text=(
             "vLLM allocates it whole at start: a full KV cache takes no more of the device, and reset_prefix_cache "
             "gives none of it back. Only a restart with a lower --gpu-memory-utilization makes it smaller."
@@ -199,11 +199,11 @@ def host_growth(e: Experiment) -> Finding | None:
     most = max((moved for moved in (grown, machine) if moved is not None), default=None)
     if most is None or most < HOST_BYTES:
         return None
-    workers = f"; the workers themselves by {size(grown)}" if grown is not None and machine is not None else ""
+    workers = f"; the workers themselves by {mib_text(grown)}" if grown is not None and machine is not None else ""
     return Finding(
         name="host_growth",
         weight="clue",
-        title=f"host memory grew by {size(machine if machine is not None else most)} under the load{workers}",
+        title=f"host memory grew by {mib_text(machine if machine is not None else most)} under the load{workers}",
         text=(
             "Processed images are kept on the host (the multimodal processor cache), and what a trim moved out of the "
             "device lies there too. Neither holds device memory."
@@ -229,7 +229,7 @@ def headroom(e: Experiment) -> Finding | None:
     images = free // image if image else None
     # The host is shared with others, and PyTorch keeps no reserve there: how many images fit is no promise.
     more = (
-        f": room for {images:,} more cached images of the largest size seen ({size(image)} each)"
+        f": room for {images:,} more cached images of the largest size seen ({mib_text(image)} each)"
         if image and images is not None and e.device.type != "cpu"
         else ""
     )
@@ -238,7 +238,7 @@ def headroom(e: Experiment) -> Finding | None:
     return Finding(
         name="headroom",
         weight="likely" if is_tight else "note",
-        title=f"at the peak {name_of(point)} had {size(free)} left ({ratio:.1%}){more}",
+        title=f"at the peak {name_of(point)} had {mib_text(free)} left ({ratio:.1%}){more}",
         text=(
             "Whoever asks for more than that gets none: PyTorch, and also what it does not manage, such as operators' "
             "workspaces. A peak between two readings may have been higher."
@@ -257,7 +257,7 @@ def transient_peak(e: Experiment) -> Finding | None:
     return Finding(
         name="transient_peak",
         weight="note",
-        title=f"the peak stood {size(over)} over what the load left behind",
+        title=f"the peak stood {mib_text(over)} over what the load left behind",
         text="That much is needed on the way, and given back by itself: plan with the peak, not with what is left.",
     )
 
@@ -284,7 +284,7 @@ def unseen_peak(e: Experiment) -> Finding | None:
     return Finding(
         name="unseen_peak",
         weight="clue",
-        title=f"between two readings {name_of(point)} had {size(most)} more allocated than any reading shows",
+        title=f"between two readings {name_of(point)} had {mib_text(most)} more allocated than any reading shows",
         text=(
             "PyTorch keeps a record of its own peak, and the load raised it. What of it came out of the allocator's "
             "reserve is in the used bytes; as far as it did not, the peak shown here is too low."
@@ -321,8 +321,8 @@ def over_high_water(e: Experiment) -> Finding | None:
     return Finding(
         name="over_high_water",
         weight="clue",
-        title=f"{name_of(point)} had {size(free)} free at the peak, less than high water ({size(high)}), and the "
-        "policy only observes",
+        title=f"{name_of(point)} had {mib_text(free)} free at the peak, less than high water ({mib_text(high)}), and "
+        "the policy only observes",
         text=f"In mode act the rule {rule.name} would have run {remedies}, where that could give something back.",
         advice=(known.POLICY_EARLIER,),
     )
@@ -403,12 +403,12 @@ def gave_back(e: Experiment) -> Finding | None:
         return None
     back = grown - left
     best = max((step for step in e.remedies if step.freed_bytes), key=lambda step: step.freed_bytes or 0, default=None)
-    most = f", most of it by {best.remedy} ({size(best.freed_bytes or 0)})" if best is not None else ""
+    most = f", most of it by {best.remedy} ({mib_text(best.freed_bytes or 0)})" if best is not None else ""
     if back >= CAME_BACK_SHARE * grown:
-        told = f"{size(back)} of the growth of {size(grown)}"
+        told = f"{mib_text(back)} of the growth of {mib_text(grown)}"
         if back > grown:
-            told = f"all of the growth of {size(grown)}"
-            told += f" and {size(back - grown)} that was held before" if back - grown > _notable(e) else ""
+            told = f"all of the growth of {mib_text(grown)}"
+            told += f" and {mib_text(back - grown)} that was held before" if back - grown > _notable(e) else ""
         return Finding(
             name="gave_back",
             weight="note",
@@ -417,12 +417,12 @@ def gave_back(e: Experiment) -> Finding | None:
         )
     parts = [(part, name) for name in COMPONENTS if (part := e.change(BEFORE, last.name, name)) is not None]
     rest, name = max(parts, default=(0, ""))
-    where = f" Of what stayed, {size(rest)} are in {component_title(name)}."
+    where = f" Of what stayed, {mib_text(rest)} are in {component_title(name)}."
     return Finding(
         name="gave_back",
         weight="clue",
-        title=f"of the growth of {size(grown)}, {size(max(left, 0))} did not come back",
-        text=f"The remedies gave back {size(back)}{most}.{where if rest > 0 else ''}",
+        title=f"of the growth of {mib_text(grown)}, {mib_text(max(left, 0))} did not come back",
+        text=f"The remedies gave back {mib_text(back)}{most}.{where if rest > 0 else ''}",
         advice=for_growth(name, e.device.type) if rest > 0 else (),
     )
 
@@ -527,7 +527,7 @@ def _largest_output(e: Experiment) -> int | None:
 def _freed(events: Sequence[Event]) -> str:
     freed = [event.result.freed_bytes for event in events if event.result is not None]
     known_bytes = [each for each in freed if each is not None]
-    return size(sum(known_bytes)) if known_bytes else "an unknown amount"
+    return mib_text(sum(known_bytes)) if known_bytes else "an unknown amount"
 
 
 def _sentence(text: str) -> str:

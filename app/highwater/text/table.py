@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from tabulate import tabulate
 
@@ -10,7 +11,7 @@ from highwater.accounting.attribution import COMPONENTS
 from highwater.accounting.components import BY_NAME
 from highwater.accounting.outlook import can_give, pressure_of, seconds_to_high_water, short_ranks
 from highwater.readings import Device, MissingRank, Report, RuleStatus
-from highwater.units import UNKNOWN, mib, share_text, size_text, span_text
+from highwater.units import UNKNOWN, mib, mib_text, share_text, size_text, span_text
 
 
 def component_title(name: str) -> str:
@@ -86,30 +87,55 @@ def _ranks_table(report: Report) -> str:
 
 
 def _footer(report: Report) -> str:
-    lines = []
-    cache = report.encoder_cache
-    if cache is not None:
-        capacity = "" if cache.capacity_embeds is None else f", capacity {cache.capacity_embeds:,} embeddings"
-        lines.append(
-            f"encoder cache: {cache.entries} entries, {mib(cache.device_bytes)} MiB on devices, "
-            f"{mib(cache.host_bytes)} MiB on the host{capacity}"
-        )
-    if report.growth.since_ready_bytes is not None:
-        slope = report.growth.bytes_per_second
-        pace = "" if slope is None else f", {mib(slope, signed=True)} MiB/s over the last minute"
-        ends = {"high water": seconds_to_high_water(report), "full": report.growth.seconds_to_full}
-        left = "".join(f", {what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
-        lines.append(f"growth: {mib(report.growth.since_ready_bytes, signed=True)} MiB since ready{pace}{left}")
-    engine = report.engine
-    if engine.requests_running is not None:
-        usage = "" if engine.kv_cache_usage_ratio is None else f", KV cache {engine.kv_cache_usage_ratio:.0%} used"
-        lines.append(f"requests: {engine.requests_running} running, {engine.requests_waiting or 0} waiting{usage}")
-    if report.progress is not None:
-        lines.append(f"progress: {report.progress.summary}")
+    lines = [f"{name}: {fact}" for name, fact in engine_facts(report, mib_text).items()]
     if report.policy is not None:
         lines.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
         lines += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
     return "\n".join(lines)
+
+
+class SizeText(Protocol):
+    """Formats a size in bytes."""
+
+    def __call__(self, size: float | None, *, signed: bool = False) -> str:
+        """Return it with its unit."""
+
+
+def engine_facts(report: Report, size: SizeText) -> dict[str, str]:
+    """Return what is known beside the ranks' memory, a sentence by its name; what is not known is left out.
+
+    Args:
+        report: The report.
+        size: Formats a size.
+    """
+    facts = {}
+    cache, growth, engine = report.encoder_cache, report.growth, report.engine
+    if cache is not None:
+        parts = [f"{cache.entries} entries", f"{size(cache.device_bytes)} on devices"]
+        if cache.host_bytes:
+            parts.append(f"{size(cache.host_bytes)} on the host")
+        if cache.capacity_embeds is not None:
+            parts.append(f"capacity {cache.capacity_embeds:,} embeddings")
+        if cache.oldest_age_seconds is not None:
+            parts.append(f"oldest {span_text(cache.oldest_age_seconds)}")
+        if cache.spills or cache.restores:
+            parts.append(f"{cache.spills} moved out, {cache.restores} back")
+        facts["encoder cache"] = ", ".join(parts)
+    if growth.since_ready_bytes is not None:
+        parts = [f"{size(growth.since_ready_bytes, signed=True)} since ready"]
+        ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
+        parts += [f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None]
+        if growth.bytes_per_second is not None:
+            parts.append(f"{size(growth.bytes_per_second, signed=True)}/s over the last minute")
+        facts["growth"] = ", ".join(parts)
+    if engine.requests_running is not None:
+        parts = [f"{engine.requests_running} running", f"{engine.requests_waiting or 0} waiting"]
+        if engine.kv_cache_usage_ratio is not None:
+            parts.append(f"KV cache {share_text(engine.kv_cache_usage_ratio)} used")
+        facts["requests"] = ", ".join(parts)
+    if report.progress is not None:
+        facts["progress"] = report.progress.summary
+    return facts
 
 
 def _rule(rule: RuleStatus, said: str) -> str:

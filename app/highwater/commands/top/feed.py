@@ -9,7 +9,7 @@ from typing import Any
 
 from highwater.client.answers import event_of, events_of, report_of
 from highwater.client.sidecar import SidecarClient
-from highwater.commands.top.view import HISTORY_SECONDS, View, samples_of
+from highwater.commands.top.view import HISTORY_SECONDS, View, past_of
 from highwater.errors import SidecarError, SidecarUnreachable
 
 FIRST_PAUSE_SECONDS = 0.5
@@ -30,9 +30,9 @@ def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool])
         try:
             with connect() as sidecar:
                 yield "history", history_of(sidecar)
-                for told in sidecar.events():
+                for name, data in sidecar.events():
                     seconds = FIRST_PAUSE_SECONDS
-                    yield told
+                    yield name, data
             problem = "the sidecar has ended the stream"
         except SidecarError as exc:
             problem = str(exc)
@@ -69,7 +69,7 @@ def first_view(sidecar: SidecarClient) -> View:
     report = report_of(sidecar.get("/memory"))
     history = history_of(sidecar)
     view = View(sidecar.url, report, time.monotonic())
-    return view.with_history(samples_of(history.get("readings")), events_of(history.get("events")))
+    return view.with_history(past_of(history.get("readings")), events_of(history.get("events")))
 
 
 class Feed:
@@ -84,7 +84,7 @@ class Feed:
         self._view = view
         self._connect = connect
         self._stopped = threading.Event()
-        self._news = threading.Event()
+        self._updated = threading.Event()
         # A daemon: whoever leaves need not wait until the sidecar speaks again.
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
 
@@ -101,26 +101,26 @@ class Feed:
         """Follow it no longer; does not wait."""
         self._stopped.set()
 
-    def take_news(self) -> bool:
+    def take_update(self) -> bool:
         """Return whether there is a view that was not asked about yet."""
-        had = self._news.is_set()
-        self._news.clear()
+        had = self._updated.is_set()
+        self._updated.clear()
         return had
 
     def _run(self) -> None:
         for name, data in follow(self._connect, self._stopped.wait):
             if self._stopped.is_set():
                 return
-            self._view = told(self._view, name, data, time.monotonic())
-            self._news.set()
+            self._view = updated(self._view, name, data, time.monotonic())
+            self._updated.set()
 
 
-def told(view: View, name: str, data: Any, now: float) -> View:  # noqa: ANN401 - JSON
+def updated(view: View, name: str, data: Any, now: float) -> View:  # noqa: ANN401 - JSON
     """The view after one more thing was told."""
     if name == "lost":
         return view.without_sidecar(str(data), now)
     if name == "history":
-        return view.with_history(samples_of(data.get("readings")), events_of(data.get("events")))
+        return view.with_history(past_of(data.get("readings")), events_of(data.get("events")))
     if name == "report":
         try:
             return view.with_report(report_of(data), now)
