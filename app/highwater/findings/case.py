@@ -50,15 +50,12 @@ class RankCase:
         first: Its first reading that counts: once the engine was ready, or before the load; ``None`` where there is
             none of this process.
         peak: At its highest; ``now`` where that is not told apart.
-        alloc_retries: How often its allocator ran out and tried again since then; likewise ``ooms``, gave up.
         entries: The largest entries of its encoder cache that are known.
     """
 
     now: RankReading
     first: RankReading | None = None
     peak: RankReading
-    alloc_retries: int | None = None
-    ooms: int | None = None
     entries: tuple[EncoderEntry, ...] = ()
 
     @property
@@ -70,6 +67,16 @@ class RankCase:
     def device_type(self) -> str | None:
         """``npu``, ``cuda``, ``cpu``, ...; ``None`` where not known."""
         return self.now.device.type
+
+    @property
+    def alloc_retries(self) -> int | None:
+        """The number of times that its allocator ran out and tried again since the first reading."""
+        return risen(self.first, self.now, lambda reading: reading.torch.alloc_retries)
+
+    @property
+    def ooms(self) -> int | None:
+        """The number of times that it gave up."""
+        return risen(self.first, self.now, lambda reading: reading.torch.ooms)
 
     @property
     def free_ratio(self) -> float | None:
@@ -169,6 +176,12 @@ def change(first: RankReading | None, now: RankReading | None, part: str) -> int
     if first is None or now is None or first.pid != now.pid:
         return None
     was, is_now = part_of(first, part), part_of(now, part)
+    return None if was is None or is_now is None else is_now - was
+
+
+def risen(first: RankReading | None, now: RankReading, read: Callable[[RankReading], int | None]) -> int | None:
+    """Return by how much a figure is higher now; ``None`` where it is not known."""
+    was, is_now = None if first is None else read(first), read(now)
     return None if was is None or is_now is None else is_now - was
 
 

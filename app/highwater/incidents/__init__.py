@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from highwater.findings.case import EncoderEntry
-from highwater.incidents.evidence import from_history, kept, point
+from highwater.incidents.evidence import from_history
 from highwater.incidents.incident import (
     Evidence,
     FailedStart,
@@ -21,7 +21,6 @@ from highwater.incidents.incident import (
     Incident,
     IncidentKind,
     OomKills,
-    Point,
     RankEvidence,
 )
 from highwater.incidents.incidents import Incidents
@@ -37,10 +36,7 @@ __all__ = [
     "IncidentStore",
     "Incidents",
     "OomKills",
-    "Point",
     "RankEvidence",
     "Unreadable",
     "from_history",
-    "kept",
-    "point",
 ]

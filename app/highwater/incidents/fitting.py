@@ -12,7 +12,8 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from highwater.incidents.incident import Headline, Incident, Point
+from highwater.accounting.points import MemoryPoint
+from highwater.incidents.incident import Headline, Incident
 
 # Of each rank, whatever the bound: two minutes at ten a second are 1,200, and reading them all holds up the data plane.
 MAX_POINTS = 300
@@ -61,7 +62,7 @@ def thinned(incident: Incident, most: int) -> Incident:
     return replace(incident, ranks=tuple(replace(rank, series=thin(rank.series, most)) for rank in incident.ranks))
 
 
-def thin(series: tuple[Point, ...], most: int) -> tuple[Point, ...]:
+def thin(series: tuple[MemoryPoint, ...], most: int) -> tuple[MemoryPoint, ...]:
     """At most so many points: the last ones all, of each stretch before them the one with the most used bytes.
 
     A rise that lasted for one point is what an incident is about: it must not fall between two that are kept.

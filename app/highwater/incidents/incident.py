@@ -8,18 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
+from highwater.accounting.points import MemoryPoint
 from highwater.findings.case import EncoderEntry
 from highwater.findings.finding import Advice, Finding
-from highwater.readings import (
-    Components,
-    EngineLoad,
-    EngineStatus,
-    Event,
-    Growth,
-    PolicyStatus,
-    RankReading,
-    TorchMemory,
-)
+from highwater.readings import EngineLoad, EngineStatus, Event, Growth, PolicyStatus, RankReading
 from highwater.text.table import rank_title
 
 SCHEMA = 1
@@ -27,16 +19,6 @@ SCHEMA = 1
 IncidentKind: TypeAlias = Literal["died", "hung", "out_of_memory", "start_failed"]
 
 # --- what is known when it happens ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One rank at one moment."""
-
-    at: float
-    used_bytes: int | None
-    components: Components = field(default_factory=Components)
-    torch: TorchMemory = field(default_factory=TorchMemory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +45,7 @@ class RankEvidence:
     doing: str = ""
     step_seconds: float | None = None
     stack: tuple[str, ...] = ()
-    series: tuple[Point, ...] = ()
+    series: tuple[MemoryPoint, ...] = ()
     entries: tuple[EncoderEntry, ...] = ()
 
     @property

@@ -11,9 +11,9 @@ from dataclasses import fields, replace
 from typing import TypeVar
 
 from highwater.accounting.attribution import COMPONENTS, account, rank_key
+from highwater.accounting.points import MemoryPoint
 from highwater.findings.case import Case, RankCase, change, total
-from highwater.incidents.evidence import point
-from highwater.incidents.incident import Evidence, Point, RankEvidence
+from highwater.incidents.incident import Evidence, RankEvidence
 from highwater.readings import Components, Device, EngineLoad, EngineStatus, RankReading, TorchMemory, WorkerMemory
 
 _Parts = TypeVar("_Parts", Components, TorchMemory)
@@ -83,11 +83,11 @@ def latest(evidence: RankEvidence) -> RankReading:
     )
 
 
-def known_points(evidence: RankEvidence) -> tuple[Point, ...]:
+def known_points(evidence: RankEvidence) -> tuple[MemoryPoint, ...]:
     """Return the series and the reading, oldest first."""
     if evidence.reading is None:
         return evidence.series
-    return tuple(sorted((*evidence.series, point(evidence.reading)), key=lambda known: known.at))
+    return tuple(sorted((*evidence.series, MemoryPoint.of(evidence.reading)), key=lambda known: known.at))
 
 
 def baseline_of(evidence: Evidence, rank: RankEvidence) -> RankReading | None:
@@ -101,23 +101,7 @@ def baseline_of(evidence: Evidence, rank: RankEvidence) -> RankReading | None:
 
 def _rank_case(rank: RankEvidence, first: RankReading | None) -> RankCase:
     now = latest(rank)
-    return RankCase(
-        now=now,
-        first=first,
-        peak=now,
-        alloc_retries=_rise(rank, first, "alloc_retries"),
-        ooms=_rise(rank, first, "ooms"),
-        entries=rank.entries,
-    )
-
-
-def _rise(rank: RankEvidence, first: RankReading | None, counter: str) -> int | None:
-    """Return by how much a counter of PyTorch's allocator rose, since the first reading or over the series."""
-    values = [getattr(known.torch, counter) for known in known_points(rank)]
-    if first is not None:
-        values.insert(0, getattr(first.torch, counter))
-    known = [value for value in values if value is not None]
-    return max(known) - known[0] if len(known) > 1 else None
+    return RankCase(now=now, first=first, peak=now, entries=rank.entries)
 
 
 def _growth(evidence: Evidence, ranks: tuple[RankCase, ...], *, since_ready: bool) -> Mapping[str, int]:
@@ -140,7 +124,7 @@ def _filled(newer: _Parts, older: _Parts) -> _Parts:
     return replace(newer, **untold)
 
 
-def _free(reading: RankReading, last: Point) -> int | None:
+def _free(reading: RankReading, last: MemoryPoint) -> int | None:
     """Return what used bytes have grown by since the reading is free no more."""
     if reading.free_bytes is None or reading.used_bytes is None or last.used_bytes is None:
         return reading.free_bytes

@@ -15,7 +15,7 @@ from highwater.incidents.incident import Headline, Incident, LogMessage, RankEvi
 from highwater.incidents.latest import known_points, latest
 from highwater.readings import Event
 from highwater.text.plain import plain
-from highwater.text.table import component_title
+from highwater.text.table import component_title, requests_text
 from highwater.units import MIB, mib
 
 WIDTH = 100
@@ -72,7 +72,7 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
     facts = {
         "when": state(incident),
         "engine": code(f"{who} at {engine.url}: {engine.state}"),
-        "load": load(incident),
+        "load": requests_text(engine) or "not known",
         "hint": code(engine.hint or ""),
     }
     of_messages = (advice for message in incident.messages for advice in message.advice)
@@ -90,17 +90,6 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         *_section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def load(incident: Incident) -> str:
-    """Return what the engine last reported of its requests."""
-    engine = incident.engine
-    if engine.requests_running is None and engine.kv_cache_usage_ratio is None:
-        return "not known"
-    running = "?" if engine.requests_running is None else engine.requests_running
-    waiting = "?" if engine.requests_waiting is None else engine.requests_waiting
-    usage = "" if engine.kv_cache_usage_ratio is None else f", KV cache {engine.kv_cache_usage_ratio:.0%} used"
-    return f"{running} requests running, {waiting} waiting{usage}"
 
 
 def _section(title: str, parts: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from functools import partial
 from highwater.accounting.attribution import account, rank_key
 from highwater.accounting.points import MemoryPoint
 from highwater.engine.life import EngineLife
-from highwater.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, RankEvidence, from_history, kept
+from highwater.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, RankEvidence, from_history
 from highwater.incidents.oom_kills import OomKillWatch
 from highwater.memory.history import History
 from highwater.readings import STATES, EngineLoad, EngineState, Growth, PolicyStatus, RankReading, Report, WorkerMemory
@@ -317,7 +317,6 @@ def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[MemoryPoin
     samples = last_minutes.get(rank.pid or -1)
     if not samples or rank.reading is None:
         return rank
-    recorded = tuple(kept(sample) for sample in samples)
-    # While nothing happens nothing is sampled: from then on the sidecar's own readings tell.
-    later = (point for point in rank.series if point.at > recorded[-1].at)
-    return replace(rank, series=(*recorded, *later))
+    # While nothing happens nothing is sampled: from then on there are the sidecar's own readings.
+    later = (point for point in rank.series if point.at > samples[-1].at)
+    return replace(rank, series=(*samples, *later))

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from highwater.accounting.attribution import COMPONENTS, rank_key
 from highwater.findings import advice as known
-from highwater.findings.case import Case, RankCase, name_of, times, total
+from highwater.findings.case import Case, RankCase, name_of, risen, times, total
 from highwater.findings.finding import Advice, Finding, weightiest_first
 from highwater.findings.markdown import duration
 from highwater.findings.rules import MAIN_SHARE, MINOR_SHARE, RULES, for_growth, meaning
@@ -192,8 +192,8 @@ def host_growth(e: Experiment) -> Finding | None:
     if e.device.type == "cpu":
         return None
     pairs = [(_same(e.ranks(BEFORE), now), now) for now in e.ranks(AFTER)]
-    grown = total(_rise(first, now, lambda each: each.host_memory.rss_bytes) for first, now in pairs)
-    whole = [_rise(first, now, host_used) for first, now in pairs]
+    grown = total(risen(first, now, lambda each: each.host_memory.rss_bytes) for first, now in pairs)
+    whole = [risen(first, now, host_used) for first, now in pairs]
     # Ranks of one machine have the same figure: the largest stands for it.
     machine = max((moved for moved in whole if moved is not None), default=None)
     most = max((moved for moved in (grown, machine) if moved is not None), default=None)
@@ -481,8 +481,6 @@ def case_of(e: Experiment) -> Case:
             now=now,
             first=first,
             peak=peaks.get(rank_key(now), now),
-            alloc_retries=_rise(first, now, lambda each: each.torch.alloc_retries),
-            ooms=_rise(first, now, lambda each: each.torch.ooms),
             entries=entries,
         )
         for now in e.ranks(AFTER)
@@ -509,11 +507,6 @@ def _notable(e: Experiment) -> int:
 def _same(ranks: Sequence[RankReading], now: RankReading) -> RankReading | None:
     """Return the same rank's reading among others, of the same process."""
     return next((each for each in ranks if rank_key(each) == rank_key(now) and each.pid == now.pid), None)
-
-
-def _rise(first: RankReading | None, now: RankReading, read: Callable[[RankReading], int | None]) -> int | None:
-    was, is_now = None if first is None else read(first), read(now)
-    return None if was is None or is_now is None else is_now - was
 
 
 def _count(count: int, one: str, many: str) -> str:

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from highwater.accounting.attribution import COMPONENTS
 from highwater.accounting.components import BY_NAME
 from highwater.accounting.outlook import can_give, pressure_of, seconds_to_high_water, short_ranks
-from highwater.readings import Device, MissingRank, Report, RuleStatus
+from highwater.readings import Device, EncoderCacheTotals, EngineStatus, MissingRank, Report, RuleStatus
 from highwater.units import UNKNOWN, mib, mib_text, share_text, size_text, span_text
 
 
@@ -108,34 +108,48 @@ def engine_facts(report: Report, size: SizeText) -> dict[str, str]:
         report: The report.
         size: Formats a size.
     """
-    facts = {}
-    cache, growth, engine = report.encoder_cache, report.growth, report.engine
-    if cache is not None:
-        parts = [f"{cache.entries} entries", f"{size(cache.device_bytes)} on devices"]
-        if cache.host_bytes:
-            parts.append(f"{size(cache.host_bytes)} on the host")
-        if cache.capacity_embeds is not None:
-            parts.append(f"capacity {cache.capacity_embeds:,} embeddings")
-        if cache.oldest_age_seconds is not None:
-            parts.append(f"oldest {span_text(cache.oldest_age_seconds)}")
-        if cache.spills or cache.restores:
-            parts.append(f"{cache.spills} moved out, {cache.restores} back")
-        facts["encoder cache"] = ", ".join(parts)
-    if growth.since_ready_bytes is not None:
-        parts = [f"{size(growth.since_ready_bytes, signed=True)} since ready"]
-        ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
-        parts += [f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None]
-        if growth.bytes_per_second is not None:
-            parts.append(f"{size(growth.bytes_per_second, signed=True)}/s over the last minute")
-        facts["growth"] = ", ".join(parts)
-    if engine.requests_running is not None:
-        parts = [f"{engine.requests_running} running", f"{engine.requests_waiting or 0} waiting"]
-        if engine.kv_cache_usage_ratio is not None:
-            parts.append(f"KV cache {share_text(engine.kv_cache_usage_ratio)} used")
-        facts["requests"] = ", ".join(parts)
-    if report.progress is not None:
-        facts["progress"] = report.progress.summary
-    return facts
+    facts = {
+        "encoder cache": _encoder_cache(report.encoder_cache, size),
+        "growth": _growth(report, size),
+        "requests": requests_text(report.engine),
+        "progress": "" if report.progress is None else report.progress.summary,
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _encoder_cache(cache: EncoderCacheTotals | None, size: SizeText) -> str:
+    if cache is None:
+        return ""
+    parts = [f"{cache.entries} entries", f"{size(cache.device_bytes)} on devices"]
+    if cache.host_bytes:
+        parts.append(f"{size(cache.host_bytes)} on the host")
+    if cache.capacity_embeds is not None:
+        parts.append(f"capacity {cache.capacity_embeds:,} embeddings")
+    if cache.oldest_age_seconds is not None:
+        parts.append(f"oldest {span_text(cache.oldest_age_seconds)}")
+    if cache.spills or cache.restores:
+        parts.append(f"{cache.spills} moved out, {cache.restores} back")
+    return ", ".join(parts)
+
+
+def _growth(report: Report, size: SizeText) -> str:
+    growth = report.growth
+    if growth.since_ready_bytes is None:
+        return ""
+    parts = [f"{size(growth.since_ready_bytes, signed=True)} since ready"]
+    ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
+    parts += [f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None]
+    if growth.bytes_per_second is not None:
+        parts.append(f"{size(growth.bytes_per_second, signed=True)}/s over the last minute")
+    return ", ".join(parts)
+
+
+def requests_text(engine: EngineStatus) -> str:
+    """The engine's requests and how full its KV cache is; empty where neither is known."""
+    running, waiting, usage = engine.requests_running, engine.requests_waiting, engine.kv_cache_usage_ratio
+    parts = [] if running is None else [f"{running} running, {waiting or 0} waiting"]
+    parts += [] if usage is None else [f"KV cache {share_text(usage)} used"]
+    return ", ".join(parts)
 
 
 def _rule(rule: RuleStatus, said: str) -> str:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.incidents import Incidents, IncidentStore, RankEvidence, from_history, incidents, point
+from highwater.incidents import Incidents, IncidentStore, RankEvidence, from_history, incidents
 from highwater.memory.history import History
 from highwater.readings import EngineStatus, PolicyStatus, Report, RuleStatus
 from tests.fakes.engine import FakeClock, FakeEngine
-from tests.fakes.incident import AT, MIB, entry, event, evidence, rank, reading, series
+from tests.fakes.incident import AT, entry, event, evidence, rank, reading, series
 
 
 class Told:
@@ -319,12 +319,6 @@ def test_evidence_comes_from_the_history():
     assert first.components == ranks[1].components
     assert first.torch.reserved_bytes == ranks[1].torch.reserved_bytes
     assert made[1].reading == ranks[1]
-
-
-def test_a_reading_is_a_point():
-    """What the series keeps of it."""
-    known = reading(used=9 * MIB)
-    assert (point(known).at, point(known).used_bytes, point(known).torch) == (known.taken_at, 9 * MIB, known.torch)
 
 
 @pytest.mark.parametrize(

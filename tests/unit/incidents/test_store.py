@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from highwater.incidents import IncidentStore, Point, Unreadable, store
+from highwater.accounting.points import MemoryPoint
+from highwater.incidents import IncidentStore, Unreadable, store
 from highwater.incidents.fitting import MAX_POINTS, fitted, thin, to_bytes
 from highwater.incidents.store import MAX_IN_MEMORY, is_incident_id
 from highwater.readings import Event, PolicyStatus
@@ -187,7 +188,7 @@ def test_a_small_one_is_left_as_it_is():
 )
 def test_thinning_keeps_order_and_end(count, most):
     """Never more than asked for, and each of them from the series."""
-    given = tuple(Point(at=float(index), used_bytes=index % 7) for index in range(count))
+    given = tuple(MemoryPoint(at=float(index), used_bytes=index % 7) for index in range(count))
     thinned = thin(given, most)
     assert len(thinned) == min(count, most)
     assert list(thinned) == sorted(thinned, key=lambda point: point.at)
@@ -197,7 +198,7 @@ def test_thinning_keeps_order_and_end(count, most):
 
 def test_unknown_use_is_thinned_like_any_other():
     """No None breaks it."""
-    assert len(thin(tuple(Point(at=float(index), used_bytes=None) for index in range(99)), 10)) == 10
+    assert len(thin(tuple(MemoryPoint(at=float(index), used_bytes=None) for index in range(99)), 10)) == 10
 
 
 # --- disks that do not do ---
