@@ -142,8 +142,8 @@ def measure(
 
 def _write(experiment: Experiment, files: ReportFiles) -> None:
     from highwater.findings.markdown import page
-    from highwater.measure.findings import findings
     from highwater.measure.report import report
+    from highwater.measure.rules import findings
 
     made = report(experiment, written_at=time.time())
     written = files.write({".html": page(made, title=experiment.name), ".md": made})

@@ -1,4 +1,4 @@
-"""What the rules look at: each rank as it stood last, at the beginning and at its highest, and what is known beside it.
+"""The rules' input: each rank as it stood last, at the beginning and at its highest, and what is known beside it.
 
 A case is made of an incident's evidence or of a measured load; what is not known is ``None``, and answers no rule.
 """
@@ -49,7 +49,7 @@ class RankCase:
         now: As it stood last.
         first: Its first reading that counts: once the engine was ready, or before the load; ``None`` where there is
             none of this process.
-        peak: At its highest; ``now`` where that is not told apart.
+        peak: At its highest; ``now`` where that is not known apart.
         entries: The largest entries of its encoder cache that are known.
     """
 
@@ -133,7 +133,7 @@ class Case:
 
     @property
     def device_type(self) -> str | None:
-        """Of the first rank that tells."""
+        """Return the device type of the first rank that has one."""
         return next((rank.device_type for rank in self.ranks if rank.device_type), None)
 
     @property
@@ -165,7 +165,7 @@ def times(count: int) -> str:
 
 
 def total(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum; ``None`` where one of them is not known, or there is none."""
+    """Return the sum; ``None`` where one of them is not known, or there are none."""
     listed: Sequence[int | None] = list(sizes)
     known = [each for each in listed if each is not None]
     return sum(known) if listed and len(known) == len(listed) else None

@@ -164,7 +164,7 @@ def duration(seconds: float) -> str:
 
 
 def figure(name: str, value: Figure) -> str:
-    """Return a number with its name, in the unit that the name tells."""
+    """Return a number with its name, in the unit that the name says."""
     title, shown = name.replace("_", " "), str(value)
     if name == "rank":
         return plain(shown)
@@ -213,9 +213,9 @@ def _fence_drawn(renderer: Any, tokens: Any, index: int, options: Any, env: Any)
         f"{at / max(len(values) - 1, 1) * _WIDTH:.1f},{(high - value) / (high - low) * _HEIGHT:.1f}"
         for at, value in enumerate(values)
     )
-    told = escape(f"{shown['title']}: {min(values):,.0f} to {max(values):,.0f}", quote=True)
+    label = escape(f"{shown['title']}: {min(values):,.0f} to {max(values):,.0f}", quote=True)
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{told}"><polyline points="{points}"/>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}"><polyline points="{points}"/>'
         f'<text x="6" y="16">{high:,} MiB</text><text x="6" y="{_HEIGHT - 6}">{low:,} MiB</text></svg>\n'
     )
 

@@ -1,6 +1,6 @@
 """The rule book: what is asked of the numbers of an incident and of a measured load alike. Pure.
 
-Each rule gives a finding, or nothing. What is not known answers no rule: a finding never rests on a ``None``. A new
+Each rule gives a finding, or nothing. What is not known answers no rule: a finding is never based on a ``None``. A new
 rule is a function here and a line in ``RULES``.
 """
 
@@ -141,7 +141,7 @@ def _is_much(unused: int, rank: RankCase) -> bool:
 
 
 def encoder_cache(case: Case) -> Finding | None:
-    """Report what the encoder cache held, against its capacity where that can be told in bytes."""
+    """Report what the encoder cache held, against its capacity where that is known in bytes."""
     caches = [(cache, rank) for rank in case.ranks if (cache := rank.now.encoder_cache) is not None]
     if not caches:
         return None
@@ -369,10 +369,10 @@ def _forecast(case: Case) -> str:
     slope = case.bytes_per_second
     if slope is None or case.is_load:
         return ""
-    told = f" In the last minute it moved by {mib_text(slope * 60, signed=True)} a minute"
+    forecast = f" In the last minute it moved by {mib_text(slope * 60, signed=True)} a minute"
     if case.seconds_to_full is not None:
-        told += f"; at that pace the first device is full after {case.seconds_to_full / 60:,.1f} minutes"
-    return f"{told}."
+        forecast += f"; at that pace the first device is full after {case.seconds_to_full / 60:,.1f} minutes"
+    return f"{forecast}."
 
 
 # --- ranks beside each other ---

@@ -3,7 +3,7 @@
 ::
 
     incident    the frozen values          messages     known messages of engines, and what to do about each
-    diagnosis   numbers to plain words     questions    what is asked beside the rule book (app/highwater/findings)
+    diagnosis   numbers to plain words     rules        the rules beside the rule book (app/highwater/findings)
     latest      evidence as a case         enginelog    the end of the engine's log, held to the known messages
     starts      the log's failed starts    fitting      thinned to a size
     store       files, or memory           incidents    opens, repeats, closes

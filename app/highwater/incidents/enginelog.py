@@ -26,7 +26,7 @@ MAX_LINE_LENGTH = 400
 FIRST_LINES = 2
 # What stands before a message: a container runtime's time and stream, and vLLM's logger: process, level, time, file
 # (vllm/logging_utils/formatter.py; without the brackets up to 0.7). The chart's own logging has Python's name of the
-# process in brackets, which is `MainProcess` for the API server: there the file tells. torch's C++ libraries begin with
+# process in brackets, `MainProcess` for the API server: there the file shows it. torch's C++ libraries begin with
 # `[rank0]:`.
 _PREFIX = re.compile(
     r"""
@@ -45,7 +45,7 @@ _PREFIX = re.compile(
 _PIECE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)\s(?P<stream>stdout|stderr)\s(?P<tag>[FP])\s")
 # A quote within the text is escaped, so that the first bare one ends it.
 _JSON_PIECE = re.compile(r'\{"log":"(?:[^"\\]|\\(?!n")[^\n])*(?P<end>\\n)?","stream":"(?P<stream>stdout|stderr)"')
-# vLLM up to 0.12 colours the process's name in files, too; others do where they are told to.
+# vLLM up to 0.12 colours the process's name in files, too; others do where they are configured to.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # The API server's modules that log what a client sent (vllm/entrypoints, vllm/v1/engine), and its process's name.
 _API_SERVER = ("APIServer", "ApiServer")
@@ -134,7 +134,7 @@ class Place:
 
 
 def place_of_end(path: Path) -> Place | None:
-    """Return where the log ends now; ``None`` where there is none."""
+    """Return where the log ends now; ``None`` where it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -199,7 +199,7 @@ class WholeLines:
 
 
 class NotALogError(Exception):
-    """What the path names is no file."""
+    """The path names something else than a file."""
 
 
 def open_log(path: Path) -> BinaryIO:

@@ -1,4 +1,4 @@
-"""An incident as bytes that are no more than allowed: the series are thinned, and the rest shortened if need be. Pure.
+"""An incident as no more bytes than allowed: the series are thinned, and the rest shortened if need be. Pure.
 
 The file is one JSON object whose first line holds the headline, so that a list of many reads the beginning of each.
 """
@@ -36,8 +36,8 @@ def to_bytes(incident: Incident) -> bytes:
 def fitted(incident: Incident, max_bytes: int) -> tuple[Incident, bytes]:
     """The incident and its bytes, no more than ``max_bytes``.
 
-    First the series are thinned; where that is not enough, the least telling parts go one after another. What was
-    left out stands in its notes.
+    First the series are thinned; where that is not enough, the least useful parts are left out one after another. What
+    was left out stands in its notes.
     """
     incident = thinned(incident, MAX_POINTS)
     content = to_bytes(incident)

@@ -117,7 +117,7 @@ class Incidents:
 
     @property
     def problem(self) -> str | None:
-        """Why the last one could not be written, in one sentence; ``None`` if it could."""
+        """Return why the last one could not be written, in one sentence; ``None`` if it could."""
         return self._store.problem
 
     @property
@@ -161,7 +161,7 @@ class Incidents:
             return await asyncio.to_thread(self._starts.look, self._monotonic(), at_once=at_once)
 
     async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool]:
-        """Something happened. Never raises for what is in the evidence, on the disk or in the log.
+        """Open an incident, or count on. Never raises for what is in the evidence, on the disk or in the log.
 
         Returns:
             The incident, and whether it is a new one: ``False`` where one that is under way was counted on.
@@ -170,7 +170,7 @@ class Incidents:
             return await asyncio.to_thread(self._open, evidence)
 
     async def engine_ready(self) -> tuple[Headline, ...]:
-        """The engine is ready: what is open ends. Costs nothing where nothing is open.
+        """End what is open: the engine is ready. Costs nothing where nothing is open.
 
         Returns:
             Those that ended.
@@ -188,10 +188,10 @@ class Incidents:
         return [headline if headline.problem else counted.get(headline.id, headline) for headline in listed]
 
     async def read(self, incident_id: str) -> Incident | None:
-        """The incident, ``None`` where there is none.
+        """Return the incident; ``None`` where there is no such.
 
         Raises:
-            Unreadable: It is there, and is none that this version reads.
+            Unreadable: It is there, and this version cannot read it.
         """
         incident = await asyncio.to_thread(self._store.read, incident_id)
         counted = (self._tracked or {}).get(incident_id)
@@ -361,15 +361,15 @@ class Incidents:
 
 
 def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
-    """Return how many there were of each kind: the newest of them tells how many are gone, too."""
+    """Return how many there were of each kind: the number of the newest includes those that are gone."""
     kinds: tuple[IncidentKind, ...] = get_args(IncidentKind)
     readable = [headline for headline in headlines if headline.problem is None]
     of_kind = {kind: [headline.number for headline in readable if headline.kind == kind] for kind in kinds}
     return {kind: max([*numbers, len(numbers)]) for kind, numbers in of_kind.items()}
 
 
-def _cause(told: Incident | FailedStart) -> str:
-    return told.messages[0].name if told.messages else ""
+def _cause(failure: Incident | FailedStart) -> str:
+    return failure.messages[0].name if failure.messages else ""
 
 
 def _unended(tracked: Mapping[str, Headline]) -> list[Headline]:

@@ -91,7 +91,7 @@ def known_points(evidence: RankEvidence) -> tuple[MemoryPoint, ...]:
 
 
 def baseline_of(evidence: Evidence, rank: RankEvidence) -> RankReading | None:
-    """Return the first reading of this rank's process after the engine was ready; that of another process is none."""
+    """Return the first reading of this rank's process after the engine was ready; not that of another process."""
     key = rank_key(rank)
     for first in evidence.baseline:
         if rank_key(first) == key and (rank.pid is None or first.pid in (None, rank.pid)):
@@ -107,21 +107,21 @@ def _rank_case(rank: RankEvidence, first: RankReading | None) -> RankCase:
 def _growth(evidence: Evidence, ranks: tuple[RankCase, ...], *, since_ready: bool) -> Mapping[str, int]:
     """Return by how much each component grew, summed over the ranks whose beginning is known."""
     grown: dict[str, list[int | None]] = {name: [] for name in COMPONENTS}
-    for told, rank in zip(evidence.ranks, ranks, strict=True):
-        points = known_points(told)
+    for known, rank in zip(evidence.ranks, ranks, strict=True):
+        points = known_points(known)
         if not points or (since_ready and rank.first is None):
             continue
         begun = rank.first or replace(rank.now, components=points[0].components)
         for name, moved in grown.items():
             moved.append(change(replace(begun, pid=rank.now.pid), rank.now, name))
-    known = {name: [each for each in moved if each is not None] for name, moved in grown.items()}
-    return {name: total(moved) or 0 for name, moved in known.items() if moved}
+    sizes = {name: [each for each in moved if each is not None] for name, moved in grown.items()}
+    return {name: total(moved) or 0 for name, moved in sizes.items() if moved}
 
 
 def _filled(newer: _Parts, older: _Parts) -> _Parts:
-    """A series need not keep all that a reading has: what the newer one does not tell is taken from the older."""
-    untold = {part.name: getattr(older, part.name) for part in fields(newer) if getattr(newer, part.name) is None}
-    return replace(newer, **untold)
+    """Take from the older what the newer one does not have: a series need not keep all that a reading has."""
+    missing = {part.name: getattr(older, part.name) for part in fields(newer) if getattr(newer, part.name) is None}
+    return replace(newer, **missing)
 
 
 def _free(reading: RankReading, last: MemoryPoint) -> int | None:

@@ -1,7 +1,7 @@
-"""The engine's starts, as its log tells them: where one begins, whether it got ready, with what it failed.
+"""The engine's starts, read from its log: where one begins, whether it got ready, with what it failed.
 
 A start begins with the lines that vLLM writes first, and is over when it says where it listens. Where its log shows
-neither (a higher log level, another format), the messages that only a start writes tell by themselves.
+neither (a higher log level, another format), the messages that only a start writes are enough.
 
 ::
 
@@ -35,7 +35,7 @@ from highwater.incidents.incident import FailedStart
 LOOK_BYTES = 1024 * 1024
 # The end of a line that is not written yet; a longer one is no line of ours.
 PARTIAL_BYTES = 64 * 1024
-# After the word of a process's end the others write theirs; without such a word silence tells.
+# After the message of a process's end the others write theirs; without such a message silence means an end.
 SETTLE_SECONDS, SILENCE_SECONDS = 5.0, 30.0
 FINGERPRINT_BYTES = 64
 
@@ -66,7 +66,7 @@ def header_of(line: Line) -> int | None:
 
 
 def says_ready(line: Line) -> bool:
-    """Say whether the server tells where it listens."""
+    """Return whether the server says where it listens."""
     if line.file is None:
         return line.level == "INFO" and line.message.startswith(_UVICORN_READY)
     return bool(_READY_FILE.fullmatch(line.file.rpartition("/")[2]) and _READY.match(line.message))
@@ -82,7 +82,7 @@ class _Start:
     is_failing: bool = False
     ended_at: float | None = None
     last_at: float = 0.0
-    is_told: bool = False
+    is_reported: bool = False
 
 
 class Starts:
@@ -112,12 +112,12 @@ class Starts:
             now: The time, as of the lines.
             at_once: Do not wait for what may come after an end.
         """
-        told, self._over = [start for start in self._over if not start.is_told], []
+        failed, self._over = [start for start in self._over if not start.is_reported], []
         last = self._open
-        if last is not None and last.is_failing and not last.is_told and (at_once or _is_settled(last, now)):
-            last.is_told = True
-            told.append(last)
-        return tuple(FailedStart(id=_identity(start.title), messages=start.matches.messages()) for start in told)
+        if last is not None and last.is_failing and not last.is_reported and (at_once or _is_settled(last, now)):
+            last.is_reported = True
+            failed.append(last)
+        return tuple(FailedStart(id=_identity(start.title), messages=start.matches.messages()) for start in failed)
 
     def forget(self) -> None:
         """Whatever was under way is over: the engine is ready."""
@@ -128,7 +128,7 @@ class Starts:
         self._over = []
 
     def is_begun_by(self, header: int) -> bool:
-        """Say whether a line that begins starts begins another one, or goes on with this one."""
+        """Return whether a line that begins starts begins another one, or goes on with this one."""
         last = self._open
         if last is None or last.header == 0 or last.ended_at is not None or header < last.header:
             return True
@@ -252,7 +252,7 @@ class StartWatch:
         self._has_looked = False
 
     def engine_ready(self) -> None:
-        """Return what was written up to now is of no failed start."""
+        """Forget what was written up to now: it is of no failed start."""
         self._log.skip()
         self._starts.forget()
         self._has_looked = True

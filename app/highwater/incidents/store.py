@@ -1,4 +1,4 @@
-"""Where incidents are kept: one file each in one folder, or memory.
+"""The place of incidents: one file each in one folder, or memory.
 
 A file is written in one step, so that a crash leaves a whole one or none; the oldest make room for the newest. What
 cannot be written stays in memory and is tried again, and `problem` says what is wrong. No link is ever followed: every
@@ -50,7 +50,7 @@ def is_incident_id(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _StoredIncident:
     """One incident in memory; compressed, since much of it repeats."""
 
     headline: Headline
@@ -75,7 +75,7 @@ class IncidentStore:
         self.problem: str | None = None
         self._keep = keep
         self._max_bytes = max_bytes
-        self._memory: dict[str, _Kept] = {}
+        self._memory: dict[str, _StoredIncident] = {}
         self._turn = threading.Lock()
 
     def prepare(self) -> None:
@@ -96,7 +96,7 @@ class IncidentStore:
         kept, content = fitted(incident, self._max_bytes)
         with self._turn:
             self._memory.pop(kept.id, None)
-            self._memory[kept.id] = _Kept(kept.headline, zlib.compress(content, 1))
+            self._memory[kept.id] = _StoredIncident(kept.headline, zlib.compress(content, 1))
             if self.folder is not None:
                 self._flush(self.folder)
             while len(self._memory) > MAX_IN_MEMORY:
@@ -117,10 +117,10 @@ class IncidentStore:
             return self.folder is not None and incident_id in _names(self.folder)
 
     def read(self, incident_id: str) -> Incident | None:
-        """The incident, ``None`` where there is none.
+        """Return the incident; ``None`` where there is no such.
 
         Raises:
-            Unreadable: It is there, and is none that this version reads.
+            Unreadable: It is there, and this version cannot read it.
         """
         content = self._content(incident_id, MAX_FILE_BYTES)
         if content is None:
@@ -134,7 +134,7 @@ class IncidentStore:
         return incident
 
     def _content(self, incident_id: str, most: int) -> bytes | None:
-        """The incident as it is kept, so many bytes of it; ``None`` where there is none."""
+        """The incident as it is kept, so many bytes of it; ``None`` where there is no such."""
         if not is_incident_id(incident_id):
             return None
         with self._turn:
@@ -164,7 +164,7 @@ class IncidentStore:
 
     def _rotate(self, folder: Path) -> None:
         for incident_id in sorted(_names(folder))[: -self._keep]:
-            # One that cannot be removed, such as a folder under such a name, is none of ours.
+            # One that cannot be removed, such as a folder under such a name, is not the store's.
             with suppress(OSError), _folder(folder) as descriptor:
                 os.unlink(f"{incident_id}.json", dir_fd=descriptor)
 

@@ -185,8 +185,8 @@ def _line(rank: RankEvidence, *, drawn: bool) -> str:
     used = [size for _, size in known]
     seconds = known[-1][0] - known[0][0]
     span = f"{mib(min(used))} to {mib(max(used))} MiB in {duration(seconds)}"
-    told = text(f"{rank.name} used {span}, {mib(used[-1])} at the end.")
+    words = text(f"{rank.name} used {span}, {mib(used[-1])} at the end.")
     drawing = (
         chart(f"MiB in use, {rank.name}", [(at, size / MIB) for at, size in known]) if drawn and seconds > 0 else ""
     )
-    return f"{told}\n\n{drawing}".rstrip()
+    return f"{words}\n\n{drawing}".rstrip()

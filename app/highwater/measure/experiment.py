@@ -56,7 +56,7 @@ class Moment:
     ranks: tuple[RankReading, ...]
 
     def rank(self, key: RankKey) -> RankReading | None:
-        """That rank, where it was there."""
+        """Return that rank, where it was there."""
         return next((reading for reading in self.ranks if rank_key(reading) == key), None)
 
     def total(self, part: str) -> int | None:
@@ -159,7 +159,7 @@ class Experiment:
         return self.moments[-1] if self.moments else None
 
     def change(self, earlier: str, later: str, part: str) -> int | None:
-        """How a part moved between two moments, over the ranks; ``None`` where it is not known of one of them."""
+        """Return how a part moved between two moments, over the ranks; ``None`` where one is not known."""
         start, end = self.moment(earlier), self.moment(later)
         return None if start is None or end is None else total(moved for _, moved in changes(start, end, part))
 
@@ -173,7 +173,7 @@ class Experiment:
 
 
 def changes(start: Moment, end: Moment, part: str) -> Iterator[tuple[RankKey, int | None]]:
-    """How a part moved on each rank of either moment; ``None`` where it is not known, or the worker is another one."""
+    """Yield how a part moved on each rank of either moment; ``None`` where not known, or of another process."""
     for key in dict.fromkeys(rank_key(reading) for moment in (start, end) for reading in moment.ranks):
         yield key, change(start.rank(key), end.rank(key), part)
 

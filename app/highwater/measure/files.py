@@ -1,4 +1,4 @@
-"""Where the two reports go: found out before the load, written in one step after it, and never over another file."""
+"""The files of the two reports: checked before the load, written in one step after it, and never over another file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load: any command, run beside us with its input and output left as they are, and ended when we are told to stop.
+"""The load: any command, run beside us with its input and output left as they are, and ended when we are asked to stop.
 
 At a terminal it stays in the terminal's foreground, so that it can be typed to, and the terminal's Ctrl-C reaches it
 without us. Elsewhere it gets a process group of its own, and our signals are passed on to that group.
@@ -26,7 +26,7 @@ class NotStarted(Exception):
     """The command cannot be run.
 
     Attributes:
-        exit_code: As a shell would tell it: 126 not executable, 127 not found.
+        exit_code: As a shell reports it: 126 not executable, 127 not found.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -35,10 +35,10 @@ class NotStarted(Exception):
 
 
 def find(command: Sequence[str]) -> str:
-    """The program of a command, before anything else is begun.
+    """Find the program of a command, before anything else is begun.
 
     Raises:
-        NotStarted: There is none, or it is no program.
+        NotStarted: It does not exist, or cannot be executed.
     """
     name = command[0]
     found = shutil.which(name)
@@ -69,7 +69,7 @@ class Load:
 
     @property
     def code(self) -> int:
-        """Return how it ended, as ``Popen`` tells it; 0 before that."""
+        """Return how it ended, as ``Popen`` reports it; 0 before that."""
         return 0 if self._process is None else self._process.returncode or 0
 
     def run(self, look: Callable[[], None]) -> None:
@@ -118,7 +118,7 @@ class Load:
 
     def _pass_on(self, number: signal.Signals) -> None:
         if number is signal.SIGINT and not self._has_own_group:
-            return  # the terminal has told it already, and a second one would mean: at once
+            return  # the terminal has sent it already, and a second one would mean: at once
         self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -133,7 +133,7 @@ class Load:
 
 
 def shell_code(code: int) -> tuple[int, str | None]:
-    """A code of ``Popen`` as a shell tells it, and the signal's name where it is one."""
+    """Return a code of ``Popen`` as a shell reports it, and the signal's name where it is one."""
     if code >= 0:
         return code, None
     try:

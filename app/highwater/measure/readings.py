@@ -1,4 +1,4 @@
-"""What a sidecar reports, as the experiment's values: validated where it enters. Pure.
+"""A sidecar's responses as the experiment's values: validated where they enter. Pure.
 
 Raises ``SidecarUnreachable`` where a response is not what a sidecar of this version gives.
 """

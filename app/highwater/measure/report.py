@@ -13,7 +13,7 @@ from highwater.findings.finding import Advice, Finding, all_advice
 from highwater.findings.markdown import block, chart, code, duration, moment, table, text
 from highwater.measure.command_line import shown_command
 from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, RankKey, changes, host_used
-from highwater.measure.findings import findings
+from highwater.measure.rules import findings
 from highwater.policy import FALLING_SIGNALS, RATIO_SIGNALS
 from highwater.readings import RankReading, RemedyResult, RuleStatus
 from highwater.text.table import component_title, device_title

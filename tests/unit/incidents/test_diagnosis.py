@@ -17,7 +17,7 @@ from highwater.incidents.diagnosis import diagnose, summarize
 from highwater.incidents.enginelog import ended_by_signal, match
 from highwater.incidents.latest import case_of, latest
 from highwater.incidents.messages import KNOWN
-from highwater.incidents.questions import QUESTIONS
+from highwater.incidents.rules import INCIDENT_RULES
 from highwater.readings import (
     Components,
     EncoderCache,
@@ -247,7 +247,7 @@ def found(name: str, given: Evidence) -> Finding | None:
 def asked(name: str, given: Evidence) -> Finding | None:
     """A question's own word: what is made of it depends on the others."""
     case = case_of(given)
-    answers = [*(question(given, case) for question in QUESTIONS), *(rule(case) for rule in RULES)]
+    answers = [*(question(given, case) for question in INCIDENT_RULES), *(rule(case) for rule in RULES)]
     return next((finding for finding in answers if finding is not None and finding.name == name), None)
 
 
@@ -274,7 +274,7 @@ def test_every_question_is_tried_both_ways():
     """A new question brings its rows in both tables."""
     names = {name for name, _, _ in FOUND}
     assert names == {name for name, _ in NOT_FOUND}
-    assert len(QUESTIONS) + len(RULES) == len(names)
+    assert len(INCIDENT_RULES) + len(RULES) == len(names)
 
 
 def test_the_documentation_names_every_finding_and_message():

@@ -126,12 +126,12 @@ class _Sections:
 
     @property
     def is_wide(self) -> bool:
-        """Whether there is room for what is good to know."""
+        """Return whether there is room for what is good to know."""
         return self.width >= _WIDE
 
     @property
     def is_wider(self) -> bool:
-        """Whether there is room for what can be computed from the rest."""
+        """Return whether there is room for what follows from other figures."""
         return self.width >= _WIDER
 
     # --- the head ---

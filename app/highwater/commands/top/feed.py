@@ -1,4 +1,4 @@
-"""A sidecar followed for as long as somebody looks: it may restart, and is found again."""
+"""Following a sidecar for as long as somebody looks: it may restart, and is found again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEP_SECONDS = 3.0
 
 
 def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool]) -> Iterator[tuple[str, Any]]:
-    """What the sidecar tells, for ever: ``history``, ``report`` and ``event`` as they come, ``lost`` with a reason.
+    """Yield ``history``, ``report`` and ``event`` as the sidecar sends them, ``lost`` with a reason; without an end.
 
     Args:
         connect: Makes a client.
@@ -46,9 +46,9 @@ def history_of(sidecar: SidecarClient) -> dict[str, Any]:
     """Return what the sidecar remembers of the last quarter of an hour.
 
     Raises:
-        SidecarError: It is not there, or is none.
+        SidecarError: No sidecar answers.
     """
-    # By its own clock, which may not be ours.
+    # By its own clock, which may differ from ours.
     now = _object(sidecar.get("/memory/history", {"since": "9999999999"})).get("now")
     since = now - HISTORY_SECONDS if isinstance(now, int | float) else 0.0
     return _object(sidecar.get("/memory/history", {"since": str(since), "step": str(STEP_SECONDS)}))
@@ -61,10 +61,10 @@ def _object(answer: object) -> dict[str, Any]:
 
 
 def first_view(sidecar: SidecarClient) -> View:
-    """The sidecar as it is now, with what it remembers.
+    """Return the sidecar as it is now, with what it remembers.
 
     Raises:
-        SidecarError: It is not there.
+        SidecarError: No sidecar answers.
     """
     report = report_of(sidecar.get("/memory"))
     history = history_of(sidecar)
@@ -85,7 +85,7 @@ class Feed:
         self._connect = connect
         self._stopped = threading.Event()
         self._updated = threading.Event()
-        # A daemon: whoever leaves need not wait until the sidecar speaks again.
+        # A daemon: leaving need not wait until the sidecar speaks again.
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
 
     @property
@@ -102,7 +102,7 @@ class Feed:
         self._stopped.set()
 
     def take_update(self) -> bool:
-        """Return whether there is a view that was not asked about yet."""
+        """Return whether there is a view that was not drawn yet."""
         had = self._updated.is_set()
         self._updated.clear()
         return had
@@ -116,7 +116,7 @@ class Feed:
 
 
 def updated(view: View, name: str, data: Any, now: float) -> View:  # noqa: ANN401 - JSON
-    """The view after one more thing was told."""
+    """Return the view after one more message from the sidecar."""
     if name == "lost":
         return view.without_sidecar(str(data), now)
     if name == "history":

@@ -29,7 +29,7 @@ def show(url: str, *, once: bool, as_json: bool) -> None:
     """Show it until asked to quit, or once where that is wanted or nobody could see it move.
 
     Raises:
-        click.ClickException: No sidecar is there.
+        click.ClickException: No sidecar answers.
     """
     try:
         if as_json:
@@ -41,7 +41,7 @@ def show(url: str, *, once: bool, as_json: bool) -> None:
     except OSError as exc:
         if exc.errno != errno.EIO:
             raise
-        sys.exit(_HUNG_UP)  # the terminal has gone, and nobody is there to be told
+        sys.exit(_HUNG_UP)  # the terminal has gone, and nobody reads a message
 
 
 def _print_json(url: str, *, once: bool) -> None:

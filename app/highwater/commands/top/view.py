@@ -1,4 +1,4 @@
-"""What ``highwater top`` knows at one moment: the last report, what was before, and whether the sidecar answers."""
+"""The knowledge of ``highwater top`` at one moment: the last report, the past, and whether the sidecar answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class View:
     lost_at: float | None = None
 
     def with_report(self, report: Report, now: float) -> View:
-        """With a report that just came."""
+        """Add a report that just came."""
         view = replace(self, report=report, received_at=now, problem=None, lost_at=None)
         if report.taken_at is None or report.stale:
             return view
@@ -48,19 +48,19 @@ class View:
         return view.with_history({rank_key(rank): (replace(MemoryPoint.of(rank), at=at),) for rank in report.ranks}, ())
 
     def with_history(self, past: Past, events: Iterable[Event]) -> View:
-        """With what the sidecar remembers; what it has forgotten by a restart stays."""
+        """Add what the sidecar remembers; what it has forgotten by a restart stays."""
         merged = {key: _merged(past.get(key, ()), self.past.get(key, ())) for key in {**self.past, **past}}
-        # A sidecar that began anew numbers its events from 1 again.
+        # A sidecar that was restarted numbers its events from 1 again.
         known = {(event.id, event.at): event for event in (*events, *self.events)}
         newest = sorted(known.values(), key=lambda event: (event.at, event.id), reverse=True)
         return replace(self, past=merged, events=tuple(newest[:MAX_EVENTS]))
 
     def with_event(self, event: Event) -> View:
-        """With an event that just came."""
+        """Add an event that just came."""
         return self.with_history({}, (event,))
 
     def without_sidecar(self, problem: str, now: float) -> View:
-        """Without a sidecar; what was known stays, and grows old."""
+        """Note that the sidecar is gone; what was known stays, and grows old."""
         return replace(self, problem=problem, lost_at=self.lost_at if self.lost_at is not None else now)
 
     def age_seconds(self, now: float) -> float | None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from highwater.client.answers import event_of, report_of
-from highwater.commands.checks import Facts, checked, exit_code
+from highwater.commands.setup_checks import SetupFacts, checked, exit_code
 from highwater.commands.status import judged, status_text
 from highwater.commands.top.drawing import Drawing
 from highwater.commands.top.view import View
@@ -59,8 +59,8 @@ def test_any_report_is_drawn_judged_and_checked(first, second, event, height):
     assert exit_code(checked(facts(told[1], event))) in (0, 1, 2)
 
 
-def facts(report: Report, event: Event) -> Facts:
-    return Facts(
+def facts(report: Report, event: Event) -> SetupFacts:
+    return SetupFacts(
         url="http://s", now=1.0, report=report, policy={}, incidents={}, events=[event], without_token="served",
         with_token=None, token_source="", sidecar_version=None, own_version="0.1.0",
     )  # fmt: skip

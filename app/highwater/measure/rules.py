@@ -1,4 +1,4 @@
-"""What a measured load's numbers say beside the rule book (`findings/rules.py`): of the load, the peak, the remedies.
+"""The rules for a measured load beside the rule book (`findings/rules.py`): the load, the peak, the remedies.
 
 Each rule gives a finding, or nothing; what is not known answers no rule. Pure. A new rule is a function here and a line
 in ``LOAD_RULES``.
@@ -243,7 +243,7 @@ def headroom(e: Experiment) -> Finding | None:
             "Whoever asks for more than that gets none: PyTorch, and also what it does not manage, such as operators' "
             "workspaces. A peak between two readings may have been higher."
             if is_tight
-            else "As far as readings can tell, this load fits."
+            else "As far as the readings show, this load fits."
         ),
         advice=(known.GPU_MEMORY_UTILIZATION, known.LIMIT_MM_PER_PROMPT, known.POLICY_EARLIER) if is_tight else (),
     )
@@ -405,14 +405,14 @@ def gave_back(e: Experiment) -> Finding | None:
     best = max((step for step in e.remedies if step.freed_bytes), key=lambda step: step.freed_bytes or 0, default=None)
     most = f", most of it by {best.remedy} ({mib_text(best.freed_bytes or 0)})" if best is not None else ""
     if back >= CAME_BACK_SHARE * grown:
-        told = f"{mib_text(back)} of the growth of {mib_text(grown)}"
+        came_back = f"{mib_text(back)} of the growth of {mib_text(grown)}"
         if back > grown:
-            told = f"all of the growth of {mib_text(grown)}"
-            told += f" and {mib_text(back - grown)} that was held before" if back - grown > _notable(e) else ""
+            came_back = f"all of the growth of {mib_text(grown)}"
+            came_back += f" and {mib_text(back - grown)} that was held before" if back - grown > _notable(e) else ""
         return Finding(
             name="gave_back",
             weight="note",
-            title=f"the remedies gave back {told}{most}",
+            title=f"the remedies gave back {came_back}{most}",
             text="What grew was kept for the next request, and nothing leaked. It grows again when it is needed.",
         )
     parts = [(part, name) for name in COMPONENTS if (part := e.change(BEFORE, last.name, name)) is not None]
