@@ -14,7 +14,7 @@ COLUMNS = ("what", "goal", "measured", "met")
 
 
 def figures_table(figures: Sequence[Figure], layout: str) -> str:
-    """What, goal, measured, met."""
+    """Return a table of figures with goal, value and verdict."""
     rows = [figure.row() for figure in figures]
     widths = [34, 14, 46, 8] if layout == "grid" else None
     return tabulate(rows, COLUMNS, tablefmt=layout, maxcolwidths=widths, disable_numparse=True)
@@ -35,7 +35,7 @@ def figures_page(figures: Sequence[Figure], *, command: str, machine: str, day: 
 
 
 def methods_list(figures: Sequence[Figure]) -> list[str]:
-    """How each was measured, as a list in Markdown; figures that share a method share a line."""
+    """Return how each was measured, as a list in Markdown; figures that share a method share a line."""
     names: dict[str, list[str]] = {}
     for figure in figures:
         names.setdefault(figure.method, []).append(figure.what)

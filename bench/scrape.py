@@ -1,4 +1,4 @@
-"""How long `GET /memory` and a scrape take with eight ranks and a thousand encoder cache entries on each."""
+"""The latency of `GET /memory` and a scrape with eight ranks and a thousand encoder cache entries on each."""
 
 from __future__ import annotations
 

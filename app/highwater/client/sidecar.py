@@ -19,7 +19,7 @@ import httpx
 import httpx_sse
 
 from highwater.errors import SidecarRefused, SidecarUnreachable
-from highwater.text.printable import one_line
+from highwater.text.printable import plain
 from highwater.units import MIB
 
 CONNECT_SECONDS = 5.0
@@ -84,9 +84,9 @@ class SidecarClient:
             raise SidecarUnreachable(self._no_sidecar("a web page", headers))
         return content.decode(errors="replace")
 
-    def post(self, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401
+    def post(self, path: str, body: Any = None) -> Any:  # noqa: ANN401
         """Return the parsed JSON of a POST; no body is sent where it is None."""
-        return self._json("POST", path, params=params, body=body)
+        return self._json("POST", path, body=body)
 
     def events(self) -> Iterator[tuple[str, Any]]:
         """``GET /memory/events`` live: event name and parsed data, the report as it stands first.
@@ -234,6 +234,5 @@ def _error_of(body: object) -> tuple[str, str] | None:
 
 
 def _line(text: str) -> str:
-    """One line that a terminal does not obey, whoever wrote it."""
-    plain = one_line(text)
-    return plain if len(plain) <= _SHOWN_LENGTH else f"{plain[:_SHOWN_LENGTH]}..."
+    """Return one line that a terminal does not obey, whoever wrote it."""
+    return plain(text, _SHOWN_LENGTH)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 from highwater.client.options import DEFAULT_URL, URL_VARIABLE, examples
-from highwater.text.printable import one_line
+from highwater.text.printable import plain
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}
 # Docker knows two statuses of a health check.
@@ -95,5 +95,5 @@ def _connection(scheme: str, host: str, port: int | None, seconds: float) -> HTT
 
 def _report(problem: str) -> int:
     """Print it as one line that a terminal does not obey, and return the exit status."""
-    click.echo(f"highwater: {one_line(problem)}", err=True)
+    click.echo(f"highwater: {plain(problem)}", err=True)
     return _UNWELL

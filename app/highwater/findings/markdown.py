@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 from tabulate import tabulate
 
 from highwater.findings.finding import Figure
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 from highwater.text.table import component_title
 from highwater.units import mib
 

@@ -18,7 +18,7 @@ from highwater.errors import os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.incidents.incident import LogMessage
 from highwater.incidents.messages import KNOWN, KnownMessage
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 
 TAIL_BYTES = 256 * 1024
 MAX_LINE_LENGTH = 400

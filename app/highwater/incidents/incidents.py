@@ -33,7 +33,7 @@ from highwater.incidents.latest import engine_of
 from highwater.incidents.starts import StartWatch, of_one_run
 from highwater.incidents.store import IncidentStore, Unreadable
 from highwater.readings import Event
-from highwater.text.plain import cleaned
+from highwater.text.printable import cleaned
 
 STORM_SECONDS = 60.0
 # Starts that fail the same way: a supervisor's pauses between them grow to minutes.

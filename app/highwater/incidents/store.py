@@ -24,7 +24,7 @@ from highwater.errors import flaw, os_reason
 from highwater.files.regular import open_regular
 from highwater.incidents.fitting import INCIDENT, fitted
 from highwater.incidents.incident import SCHEMA, Headline, Incident
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 
 KEEP, MAX_BYTES = 32, 8 * 1024 * 1024
 MAX_IN_MEMORY = 16

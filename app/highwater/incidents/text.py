@@ -14,7 +14,7 @@ from highwater.findings.markdown import block, chart, code, duration, figure, mo
 from highwater.incidents.incident import Headline, Incident, LogMessage, RankEvidence
 from highwater.incidents.latest import known_points, latest
 from highwater.readings import Event
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 from highwater.text.table import component_title, requests_text
 from highwater.units import MIB, mib
 

@@ -13,7 +13,7 @@ from highwater.client.answers import understood
 from highwater.findings.case import EncoderEntry, sampled
 from highwater.measure.experiment import CacheSeen, Moment
 from highwater.readings import EncoderCache, EngineLoad, RankReading
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 
 LARGEST = 5
 # What of vLLM's configuration bears on memory: its section and key there, and the flag that sets it.

@@ -36,7 +36,7 @@ from highwater.measure.readings import cache_of, history_ranks, settings_of
 from highwater.measure.sampler import Sampler
 from highwater.measure.series import peaks, usual_gap
 from highwater.readings import RankReading, RemedyResult, Report
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 from highwater.units import mib
 
 PROGRESS_SECONDS = 30.0
