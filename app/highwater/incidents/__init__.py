@@ -24,7 +24,7 @@ from highwater.incidents.incident import (
     RankEvidence,
 )
 from highwater.incidents.incidents import Incidents
-from highwater.incidents.store import IncidentStore, Unreadable
+from highwater.incidents.store import IncidentStore, UnreadableIncident
 
 __all__ = [
     "EncoderEntry",
@@ -37,6 +37,6 @@ __all__ = [
     "Incidents",
     "OomKills",
     "RankEvidence",
-    "Unreadable",
+    "UnreadableIncident",
     "from_history",
 ]

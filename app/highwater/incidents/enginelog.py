@@ -64,7 +64,7 @@ _SHELLS_OFFSET, _SIGNALS, _SIGKILL = 128, 65, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """A line of the log without its logger's prefix.
 
     Attributes:
@@ -89,34 +89,34 @@ class Line:
         return bool(_API_SERVER_FILES.fullmatch(self.file)) if self.file is not None else self.level is not None
 
 
-def parse(text: str) -> Line:
+def parse(text: str) -> LogLine:
     """Take a line's prefix off."""
     text = _COLOURS.sub("", text[: 4 * MAX_LINE_LENGTH])
     prefix = _PREFIX.match(text)
     if prefix is None:
-        return Line(text, text[:MAX_LINE_LENGTH], None, None, None)
+        return LogLine(text, text[:MAX_LINE_LENGTH], None, None, None)
     message = text[prefix.end() : prefix.end() + MAX_LINE_LENGTH]
-    return Line(text, message, prefix["process"] or prefix["named"], prefix["level"], prefix["file"])
+    return LogLine(text, message, prefix["process"] or prefix["named"], prefix["level"], prefix["file"])
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Occurrences:
     count: int = 0
     first: list[str] = field(default_factory=list)
     last: str | None = None
 
 
-class Matches:
+class LogMatches:
     """The known messages among lines that come one after another."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _Occurrences] = {}
 
-    def add(self, line: Line) -> KnownMessage | None:
+    def add(self, line: LogLine) -> KnownMessage | None:
         """Note a line, and return the message that it is."""
         known = known_message(line)
         if known is not None:
-            _note(self._seen.setdefault(known.name, _Seen()), plain(line.text, MAX_LINE_LENGTH))
+            _note(self._seen.setdefault(known.name, _Occurrences()), plain(line.text, MAX_LINE_LENGTH))
         return known
 
     def messages(self) -> tuple[LogMessage, ...]:
@@ -125,7 +125,7 @@ class Matches:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPosition:
     """A place in a log: the file as the file system knows it, and how far into it."""
 
     device: int
@@ -133,16 +133,16 @@ class Place:
     offset: int
 
 
-def place_of_end(path: Path) -> Place | None:
+def position_of_end(path: Path) -> LogPosition | None:
     """Return where the log ends now; ``None`` where it does not exist."""
     try:
         status = path.stat()
     except OSError:
         return None
-    return Place(status.st_dev, status.st_ino, status.st_size)
+    return LogPosition(status.st_dev, status.st_ino, status.st_size)
 
 
-def read_tail(path: Path, since: Place | None = None) -> tuple[list[str], str | None]:
+def read_tail(path: Path, since: LogPosition | None = None) -> tuple[list[str], str | None]:
     """The last lines of a log; links are followed, since that is how container runtimes name their logs.
 
     Args:
@@ -217,7 +217,7 @@ def open_log(path: Path) -> BinaryIO:
 
 def match(lines: Iterable[str]) -> tuple[LogMessage, ...]:
     """The known messages among the lines, causes before consequences."""
-    matches = Matches()
+    matches = LogMatches()
     for line in lines:
         matches.add(parse(line))
     return matches.messages()
@@ -245,7 +245,7 @@ def ended_by_signal(messages: Iterable[LogMessage]) -> int | None:
     return None
 
 
-def known_message(line: Line) -> KnownMessage | None:
+def known_message(line: LogLine) -> KnownMessage | None:
     """Return the message that a line is."""
     is_api_servers = line.is_api_servers
     for known in KNOWN:
@@ -254,7 +254,7 @@ def known_message(line: Line) -> KnownMessage | None:
     return None
 
 
-def _note(seen: _Seen, line: str) -> None:
+def _note(seen: _Occurrences, line: str) -> None:
     seen.count += 1
     if len(seen.first) < FIRST_LINES:
         seen.first.append(line)
@@ -262,7 +262,7 @@ def _note(seen: _Seen, line: str) -> None:
         seen.last = line
 
 
-def _message(known: KnownMessage, seen: _Seen) -> LogMessage:
+def _message(known: KnownMessage, seen: _Occurrences) -> LogMessage:
     return LogMessage(
         name=known.name,
         title=known.title,

@@ -19,7 +19,7 @@ from typing import Final, get_args
 
 from highwater import __version__
 from highwater.incidents.diagnosis import diagnose, summarize
-from highwater.incidents.enginelog import Place, ended_by_signal, match, merged, place_of_end, read_tail
+from highwater.incidents.enginelog import LogPosition, ended_by_signal, match, merged, position_of_end, read_tail
 from highwater.incidents.incident import (
     Evidence,
     FailedStart,
@@ -31,7 +31,7 @@ from highwater.incidents.incident import (
 )
 from highwater.incidents.latest import engine_of
 from highwater.incidents.starts import StartWatch, of_one_run
-from highwater.incidents.store import IncidentStore, Unreadable
+from highwater.incidents.store import IncidentStore, UnreadableIncident
 from highwater.readings import Event
 from highwater.text.printable import cleaned
 
@@ -57,7 +57,7 @@ log = logging.getLogger("highwater.incidents")
 
 
 @dataclass(frozen=True, slots=True)
-class _Late:
+class _LateRead:
     """An incident whose log is to be read once more.
 
     Attributes:
@@ -70,7 +70,7 @@ class _Late:
     id: str
     due: float
     evidence: Evidence
-    since: Place | None
+    since: LogPosition | None
 
 
 class Incidents:
@@ -101,8 +101,8 @@ class Incidents:
         self._internal_error = internal_error
         self._starts = StartWatch(engine_log) if engine_log is not None else None
         # Where the log stood when the engine became ready: what is before that is of another life.
-        self._since: Place | None = None
-        self._late: tuple[_Late, ...] = ()
+        self._since: LogPosition | None = None
+        self._late: tuple[_LateRead, ...] = ()
         self._counts = _counts(store.headlines())
         self._turn = asyncio.Lock()
         # All that are open, and of each kind the last one; None until the store was looked into. Never changed in
@@ -191,7 +191,7 @@ class Incidents:
         """Return the incident; ``None`` where there is no such.
 
         Raises:
-            Unreadable: It is there, and this version cannot read it.
+            UnreadableIncident: It is there, and this version cannot read it.
         """
         incident = await asyncio.to_thread(self._store.read, incident_id)
         counted = (self._tracked or {}).get(incident_id)
@@ -224,12 +224,12 @@ class Incidents:
         if self._engine_log is not None:
             now = self._monotonic()
             seconds = LATE_SECONDS.get(evidence.kind, ())
-            self._late += tuple(_Late(incident.id, now + late, evidence, self._since) for late in seconds)
+            self._late += tuple(_LateRead(incident.id, now + late, evidence, self._since) for late in seconds)
         return incident.headline, True
 
     def _begin(self) -> None:
         if self._engine_log is not None and self._starts is not None:
-            self._since = place_of_end(self._engine_log)
+            self._since = position_of_end(self._engine_log)
             self._starts.engine_ready()
 
     def _complete(self, *, at_once: bool) -> None:
@@ -250,7 +250,7 @@ class Incidents:
     def _stored(self, incident_id: str) -> Incident | None:
         try:
             return self._store.read(incident_id)
-        except Unreadable:
+        except UnreadableIncident:
             return None
 
     def _is_same_failure(self, last: Headline, stored: Incident, evidence: Evidence) -> bool:
@@ -305,7 +305,7 @@ class Incidents:
             incident = replace(incident, messages=merged(incident.messages, match(self._log(self._since)[0])))
         self._store.write(_counted(incident, counted))
 
-    def _incident(self, evidence: Evidence, since: Place | None) -> Incident:
+    def _incident(self, evidence: Evidence, since: LogPosition | None) -> Incident:
         notes: list[str] = []
         if evidence.start is not None:
             messages: tuple[LogMessage, ...] = evidence.start.messages
@@ -343,7 +343,7 @@ class Incidents:
             written_by=__version__,
         )
 
-    def _log(self, since: Place | None) -> tuple[list[str], str | None]:
+    def _log(self, since: LogPosition | None) -> tuple[list[str], str | None]:
         """The lines of the engine that ran, and what is wrong with the log."""
         if self._engine_log is None:
             return [], "engine_log is not set, so nothing is known of what the engine itself said"

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from highwater.incidents.enginelog import (
-    Line,
-    Matches,
+    LogLine,
+    LogMatches,
     NotALogError,
     WholeLines,
     known_message,
     open_log,
     parse,
-    place_of_end,
+    position_of_end,
 )
 from highwater.incidents.incident import FailedStart
 
@@ -56,7 +56,7 @@ _READY: Final = re.compile(r"Starting vLLM (?:API )?server (?:\d+ )?on ")
 _UVICORN_READY: Final = "Application startup complete."
 
 
-def header_of(line: Line) -> int | None:
+def header_of(line: LogLine) -> int | None:
     """Return which of the lines that begin a start this is, counted from 1."""
     name = (line.file or "").rpartition("/")[2]
     for number, file, text in _HEADERS:
@@ -65,7 +65,7 @@ def header_of(line: Line) -> int | None:
     return None
 
 
-def says_ready(line: Line) -> bool:
+def says_ready(line: LogLine) -> bool:
     """Return whether the server says where it listens."""
     if line.file is None:
         return line.level == "INFO" and line.message.startswith(_UVICORN_READY)
@@ -78,7 +78,7 @@ class _Start:
 
     title: str
     header: int
-    matches: Matches = field(default_factory=Matches)
+    matches: LogMatches = field(default_factory=LogMatches)
     is_failing: bool = False
     ended_at: float | None = None
     last_at: float = 0.0
@@ -92,7 +92,7 @@ class Starts:
         self._open: _Start | None = None
         self._over: list[_Start] = []
 
-    def read(self, line: Line, now: float) -> None:
+    def read(self, line: LogLine, now: float) -> None:
         """Take the next line."""
         header = header_of(line)
         if header is not None and self.is_begun_by(header):
@@ -138,7 +138,7 @@ class Starts:
         if self._open is not None and self._open.is_failing:
             self._over.append(self._open)
 
-    def _note(self, line: Line, now: float) -> None:
+    def _note(self, line: LogLine, now: float) -> None:
         known = known_message(line)
         if known is None:
             return
@@ -214,7 +214,7 @@ class FollowedLog:
     def _is_same_file(self) -> bool:
         if self._file is None:
             return False
-        place, status = place_of_end(self._path), os.fstat(self._file.fileno())
+        place, status = position_of_end(self._path), os.fstat(self._file.fileno())
         return place is not None and (place.device, place.inode) == (status.st_dev, status.st_ino)
 
     def _rest(self) -> bytes:

@@ -40,7 +40,7 @@ _DRAFT = ".json.draft"
 _HEADLINE = TypeAdapter(Headline)
 
 
-class Unreadable(Exception):
+class UnreadableIncident(Exception):
     """An incident is there, and cannot be read. The message says why, in one sentence."""
 
 
@@ -120,7 +120,7 @@ class IncidentStore:
         """Return the incident; ``None`` where there is no such.
 
         Raises:
-            Unreadable: It is there, and this version cannot read it.
+            UnreadableIncident: It is there, and this version cannot read it.
         """
         content = self._content(incident_id, MAX_FILE_BYTES)
         if content is None:
@@ -128,9 +128,9 @@ class IncidentStore:
         try:
             incident = INCIDENT.validate_json(content)
         except ValidationError as exc:
-            raise Unreadable(f"{incident_id} {_why(content, exc)}") from exc
+            raise UnreadableIncident(f"{incident_id} {_why(content, exc)}") from exc
         if not _has_times(incident):
-            raise Unreadable(f"{incident_id} has an invalid time")
+            raise UnreadableIncident(f"{incident_id} has an invalid time")
         return incident
 
     def _content(self, incident_id: str, most: int) -> bytes | None:
@@ -145,7 +145,7 @@ class IncidentStore:
         except FileNotFoundError:
             return None
         except OSError as exc:
-            raise Unreadable(f"{incident_id} cannot be read: {os_reason(exc)}") from exc
+            raise UnreadableIncident(f"{incident_id} cannot be read: {os_reason(exc)}") from exc
 
     def _flush(self, folder: Path) -> None:
         """Write what is in memory, the oldest first; what cannot be written stays there."""

@@ -7,5 +7,5 @@
     load          the command, its signals   interrupts   Ctrl-C, once and twice
     recording     the order of events        command      `highwater measure`
     rules         what the numbers say       report       the report, as Markdown
-    files         where reports go, written in one step   command_line  a command without its secrets
+    files         the reports' files, checked before   command_line  a command without its secrets
 """

@@ -87,7 +87,7 @@ class LoadRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSeen:
+class CacheReading:
     """The encoder cache at one moment: of the rank that holds most, as every tensor-parallel rank holds a full copy.
 
     Attributes:
@@ -135,7 +135,7 @@ class Experiment:
     traffic: tuple[tuple[float, EngineLoad], ...] = ()
     remedies: tuple[RemedyResult, ...] = ()
     not_tried: tuple[str, ...] = ()
-    caches: tuple[CacheSeen, ...] = ()
+    caches: tuple[CacheReading, ...] = ()
     events: tuple[Event, ...] = ()
     policy: PolicyStatus | None = None
     settings: Mapping[str, str] = field(default_factory=dict)

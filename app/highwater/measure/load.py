@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.25
 GRACE_SECONDS = 15.0
 
 
-class NotStarted(Exception):
+class LoadNotStarted(Exception):
     """The command cannot be run.
 
     Attributes:
@@ -38,7 +38,7 @@ def find(command: Sequence[str]) -> str:
     """Find the program of a command, before anything else is begun.
 
     Raises:
-        NotStarted: It does not exist, or cannot be executed.
+        LoadNotStarted: It does not exist, or cannot be executed.
     """
     name = command[0]
     found = shutil.which(name)
@@ -47,8 +47,8 @@ def find(command: Sequence[str]) -> str:
     there = os.path.exists(name) if os.sep in name else False
     if there:
         what = "a folder" if os.path.isdir(name) else "not executable"
-        raise NotStarted(f"{name!r} is {what}; name a program, or make it one with chmod +x", NOT_EXECUTABLE)
-    raise NotStarted(f"{name!r} is not found; check the spelling, PATH, and that it is installed here", NOT_FOUND)
+        raise LoadNotStarted(f"{name!r} is {what}; name a program, or make it one with chmod +x", NOT_EXECUTABLE)
+    raise LoadNotStarted(f"{name!r} is not found; check the spelling, PATH, and that it is installed here", NOT_FOUND)
 
 
 class Load:
@@ -79,7 +79,7 @@ class Load:
             look: Called a few times a second meanwhile.
 
         Raises:
-            NotStarted: It could not be run.
+            LoadNotStarted: It could not be run.
             KeyboardInterrupt: The second signal to stop came; it is killed then.
         """
         self.started = time.monotonic()
@@ -87,7 +87,7 @@ class Load:
             group = 0 if self._has_own_group else None
             self._process = subprocess.Popen(self._command, process_group=group)  # noqa: S603 - the operator's command
         except OSError as exc:
-            raise NotStarted(f"{self._command[0]!r} cannot be run: {exc.strerror}", NOT_EXECUTABLE) from exc
+            raise LoadNotStarted(f"{self._command[0]!r} cannot be run: {exc.strerror}", NOT_EXECUTABLE) from exc
         try:
             self._wait(self._process, look)
         except BaseException:

@@ -23,7 +23,7 @@ from highwater.measure.experiment import (
     BEFORE,
     PEAK,
     READY,
-    CacheSeen,
+    CacheReading,
     Experiment,
     LoadRun,
     Moment,
@@ -49,7 +49,7 @@ SHOWN_LENGTH = 300
 LEAD_SECONDS = 3.0
 
 
-class NoExperiment(SidecarError):
+class CannotMeasure(SidecarError):
     """It cannot begin; the message is one line that says why, and what to do."""
 
 
@@ -84,7 +84,7 @@ class _Progress:
     afters: list[Moment] = field(default_factory=list)
     remedies: list[RemedyResult] = field(default_factory=list)
     not_tried: list[str] = field(default_factory=list)
-    caches: list[CacheSeen] = field(default_factory=list)
+    caches: list[CacheReading] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -121,9 +121,9 @@ class Measurement:
         """Do it.
 
         Raises:
-            NoExperiment: There is no engine to observe, or nothing is reported of its memory.
+            CannotMeasure: There is no engine to observe, or nothing is reported of its memory.
             SidecarError: The sidecar is not there, or lets nobody mark; the load has not been started.
-            NotStarted: The load cannot be run.
+            LoadNotStarted: The load cannot be run.
         """
         known = self._prepare()
         load = Load(self._plan.command, self._interrupts)
@@ -339,13 +339,13 @@ def _judge(report: Report, url: str) -> None:
     if not engine.traits.is_up or engine.state == "sleeping":
         todo = {"starting": "wait until it is ready", "sleeping": "wake it up"}.get(engine.state, "start it")
         why = f" ({plain(engine.hint)})" if engine.hint else ""
-        raise NoExperiment(
+        raise CannotMeasure(
             f"the sidecar at {url} has no engine that is ready: {plain(engine.url)} is {engine.state}{why}; "
             f"{todo}, then try again"
         )
     if not report.ranks:
         hint = engine.hint or "its workers report nothing of their memory yet; wait a moment and try again"
-        raise NoExperiment(f"the sidecar at {url} has no reading of the engine's memory: {plain(hint)}")
+        raise CannotMeasure(f"the sidecar at {url} has no reading of the engine's memory: {plain(hint)}")
 
 
 def _moments(known: _Progress, series: Mapping[RankKey, Sequence[RankReading]], load: LoadRun) -> Iterator[Moment]:

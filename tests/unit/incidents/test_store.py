@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from highwater.accounting.points import MemoryPoint
-from highwater.incidents import IncidentStore, Unreadable, store
+from highwater.incidents import IncidentStore, UnreadableIncident, store
 from highwater.incidents.fitting import MAX_POINTS, fitted, thin, to_bytes
 from highwater.incidents.store import MAX_IN_MEMORY, is_incident_id
 from highwater.readings import Event, PolicyStatus
@@ -291,7 +291,7 @@ def test_no_link_is_followed(tmp_path):
     (headline,) = kept.headlines()
     assert "cannot be read" in headline.problem
     assert "secret" not in str(headline)
-    with pytest.raises(Unreadable, match="cannot be read"):
+    with pytest.raises(UnreadableIncident, match="cannot be read"):
         kept.read(ID)
     kept.write(incident(count=2))
     assert json.loads(outside.read_bytes())["summary"] == "secret"
@@ -314,7 +314,7 @@ def test_what_is_no_file_is_named_and_left_alone(tmp_path, make):
     make(tmp_path / f"{ID}.json")
     kept = IncidentStore(tmp_path, keep=1)
     assert "cannot be read" in kept.headlines()[0].problem
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableIncident):
         kept.read(ID)
     if make is os.mkdir:
         kept.write(incident("20271121T143233Z-died"))
@@ -370,7 +370,7 @@ def test_what_cannot_be_read_is_listed_and_named(tmp_path, content, problem):
 def test_what_cannot_be_read_says_why(tmp_path, content, problem):
     """In one sentence."""
     (tmp_path / f"{ID}.json").write_bytes(content)
-    with pytest.raises(Unreadable, match=problem):
+    with pytest.raises(UnreadableIncident, match=problem):
         IncidentStore(tmp_path).read(ID)
 
 
@@ -390,7 +390,7 @@ def test_a_file_of_any_size_is_not_read_whole(tmp_path, monkeypatch):
     (tmp_path / f"{ID}.json").write_bytes(WHOLE)
     kept = IncidentStore(tmp_path)
     assert "more than 100 bytes" in kept.headlines()[0].problem
-    with pytest.raises(Unreadable, match="more than 100 bytes"):
+    with pytest.raises(UnreadableIncident, match="more than 100 bytes"):
         kept.read(ID)
 
 
