@@ -1,9 +1,9 @@
 """The place of incidents: one file each in one folder, or memory.
 
 A file is written in one step, so that a crash leaves a whole one or none; the oldest make room for the newest. What
-cannot be written stays in memory and is tried again, and `problem` says what is wrong. No link is ever followed: every
-file is opened by its name within the folder. What cannot be read, such as a later version's, is named and left alone
-until its turn to go. The folder belongs to one sidecar.
+cannot be written stays in memory and is tried again, and `problem` says what is wrong. No link to a file is ever
+followed. What cannot be read, such as a later version's, is named and left alone until its turn to go. The folder
+belongs to one sidecar.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.errors import flaw, os_reason
+from highwater.files.private_file import replace_private
 from highwater.files.regular import open_regular
 from highwater.incidents.fitting import INCIDENT, fitted
 from highwater.incidents.incident import SCHEMA, Headline, Incident
@@ -36,7 +36,6 @@ HEAD_BYTES = 16 * 1024
 
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[a-z0-9]{1,24}(-[a-z0-9]{1,24}){0,5}", re.ASCII)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*([0-9]{1,6})\b')
-_DRAFT = ".json.draft"
 _HEADLINE = TypeAdapter(Headline)
 
 
@@ -86,10 +85,10 @@ class IncidentStore:
         if not folder.is_dir() or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             self.problem = f"incidents.folder: {folder} is missing or not writable; incidents are kept in memory only"
             return
-        with suppress(OSError), _folder(folder) as descriptor:
-            for name in os.listdir(descriptor):
-                if name.startswith(".") and name.endswith(_DRAFT) and is_incident_id(name[1 : -len(_DRAFT)]):
-                    os.unlink(name, dir_fd=descriptor)
+        for draft in folder.glob(".*.draft"):
+            if is_incident_id(draft.name[1:].partition(".json.")[0]):
+                with suppress(OSError):
+                    draft.unlink()
 
     def write(self, incident: Incident) -> None:
         """Keep it, in place of what was kept under its id. Never fails: what cannot be written stays in memory."""
@@ -151,7 +150,7 @@ class IncidentStore:
         """Write what is in memory, the oldest first; what cannot be written stays there."""
         for incident_id in sorted(self._memory):
             try:
-                _replace(folder, incident_id, zlib.decompress(self._memory[incident_id].content))
+                replace_private(_file(folder, incident_id), zlib.decompress(self._memory[incident_id].content))
             except OSError as exc:
                 self.problem = (
                     f"incidents.folder: {incident_id} could not be written to {folder}: {os_reason(exc)}; "
@@ -165,8 +164,8 @@ class IncidentStore:
     def _rotate(self, folder: Path) -> None:
         for incident_id in sorted(_names(folder))[: -self._keep]:
             # One that cannot be removed, such as a folder under such a name, is not the store's.
-            with suppress(OSError), _folder(folder) as descriptor:
-                os.unlink(f"{incident_id}.json", dir_fd=descriptor)
+            with suppress(OSError):
+                _file(folder, incident_id).unlink()
 
     def _filed(self, folder: Path) -> dict[str, Headline]:
         found: dict[str, Headline] = {}
@@ -239,44 +238,13 @@ def _names(folder: Path) -> set[str]:
     return {name[:-5] for name in names if name.endswith(".json") and is_incident_id(name[:-5])}
 
 
-@contextmanager
-def _folder(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _file(folder: Path, incident_id: str) -> Path:
+    return folder / f"{incident_id}.json"
 
 
 def _read(folder: Path, incident_id: str, most: int) -> bytes:
-    """The file's first bytes; a link or anything else that is no file is an error."""
-    with _folder(folder) as within:
-        descriptor = open_regular(f"{incident_id}.json", dir_fd=within)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if status.st_size > MAX_FILE_BYTES:
+    """Return the file's first bytes; a link or anything else that is no file is an error."""
+    with os.fdopen(open_regular(_file(folder, incident_id)), "rb") as file:
+        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
             raise OSError(f"it has more than {MAX_FILE_BYTES:,} bytes")
         return file.read(most)
-
-
-def _replace(folder: Path, incident_id: str, content: bytes) -> None:
-    """The new content in one step, on the disk when this returns."""
-    draft, name = f".{incident_id}{_DRAFT}", f"{incident_id}.json"
-    with _folder(folder) as within:
-        with suppress(FileNotFoundError):
-            os.unlink(draft, dir_fd=within)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(draft, flags, 0o600, dir_fd=within)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, name, src_dir_fd=within, dst_dir_fd=within)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(draft, dir_fd=within)
-            raise
-        # A file system that cannot do this for folders has the file all the same.
-        with suppress(OSError):
-            os.fsync(within)

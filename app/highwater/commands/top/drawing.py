@@ -21,7 +21,7 @@ from rich.text import Text
 
 from highwater.accounting.components import COMPONENTS
 from highwater.accounting.outlook import can_give, fullest, mark_of, pressure_of, short_ranks
-from highwater.commands.top.graphs import AreaChart, Glyphs, Legend, Marks, StackedBar, glyphs_of
+from highwater.commands.top.graphs import AreaChart, Glyphs, Marks, StackedBar, component_cell, glyphs_of
 from highwater.commands.top.view import HISTORY_SECONDS, View
 from highwater.readings import Event, MissingRank, RankPressure, RankReading, Report, RuleStatus
 from highwater.text.table import device_title, engine_facts, signal_text, waters_text
@@ -72,7 +72,7 @@ class Drawing:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw it."""
         height, options = options.height, options.reset_height()
-        sections = _Sections(self.view, self.now, options.max_width, glyphs_of(options))
+        sections = _Sections(self.view, self.now, console, options)
 
         def lines(section: RenderableType) -> list[Line]:
             return console.render_lines(section, options, pad=False)
@@ -110,14 +110,14 @@ class _Sections:
     Attributes:
         view: What is known.
         now: By our own clock that only goes forward, in seconds.
-        width: Of the screen, in cells.
-        glyphs: The characters that can be shown.
+        console: The terminal.
+        options: Its width, and the characters that it can show.
     """
 
     view: View
     now: float
-    width: int
-    glyphs: Glyphs
+    console: Console
+    options: ConsoleOptions
 
     @property
     def report(self) -> Report:
@@ -125,14 +125,19 @@ class _Sections:
         return self.view.report
 
     @property
+    def glyphs(self) -> Glyphs:
+        """The characters that can be shown."""
+        return glyphs_of(self.options)
+
+    @property
     def is_wide(self) -> bool:
         """Return whether there is room for what is good to know."""
-        return self.width >= _WIDE
+        return self.options.max_width >= _WIDE
 
     @property
     def is_wider(self) -> bool:
         """Return whether there is room for what follows from other figures."""
-        return self.width >= _WIDER
+        return self.options.max_width >= _WIDER
 
     # --- the head ---
 
@@ -242,7 +247,8 @@ class _Sections:
             share = size / rank.used_bytes if size is not None and rank.used_bytes else None
             cells = (component.title, size_text(size), share_text(share))
             graph, change = self._moved(rank, component.name, component.terminal, span)
-            grid.add_row(Legend(index), *(Text(cell, "" if size else _DIM) for cell in cells), graph, change)
+            legend = component_cell(self.console, self.options, index)
+            grid.add_row(legend, *(Text(cell, "" if size else _DIM) for cell in cells), graph, change)
         which = f"rank {self._rank_name(rank)}{', the fullest' if len(ranks) > 1 else ''}"
         return Group(self._title(which, "" if span is None else f"change in {span_text(span[1] - span[0])}"), grid)
 

@@ -66,25 +66,6 @@ class _Graph:
         return Measurement(1, options.max_width)
 
 
-@dataclass(frozen=True, slots=True)
-class Legend:
-    """A component's cell, as its bar shows it.
-
-    Attributes:
-        index: Of the component.
-    """
-
-    index: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it."""
-        yield component_cell(console, options, self.index)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Return its width: one cell."""
-        return Measurement(1, 1)
-
-
 @dataclass(frozen=True)
 class StackedBar(_Graph):
     """Each part in its colour, free memory as dots, high water as a line.
