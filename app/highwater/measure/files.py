@@ -65,7 +65,9 @@ class ReportFiles:
                 raise CannotWriteReport(f"{path} is there already; --force replaces it, another --out leaves it")
         folder = self._stem.parent
         if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-            raise CannotWriteReport(f"the report cannot be written into {folder}: it is missing or not writable")
+            raise CannotWriteReport(
+                f"the report cannot be written into {folder}: it is missing or not writable; --out names another place"
+            )
 
     def _write(self, path: Path, text: str) -> Path:
         other = path.with_name(f"{path.stem}-{self._stamp}-{secrets.token_hex(2)}{path.suffix}")
