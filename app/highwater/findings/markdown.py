@@ -11,7 +11,7 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Any, Final
@@ -98,6 +98,12 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequen
     # A row is cut at pipes before anything else is read, code included.
     cells = [[re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row] for row in (headers, *rows)]
     return tabulate(cells[1:], cells[0], tablefmt="pipe", colalign=align if rows else None, disable_numparse=True)
+
+
+def section(title: str, parts: Iterable[str]) -> list[str]:
+    """Return a heading and what stands under it; nothing where there is nothing to say."""
+    there = [part for part in parts if part]
+    return [f"## {title}", *there] if there else []
 
 
 def chart(title: str, points: Sequence[tuple[float, float]]) -> str:

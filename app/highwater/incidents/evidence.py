@@ -10,15 +10,12 @@ from highwater.incidents.incident import RankEvidence
 from highwater.readings import RankReading
 
 
-def from_history(
-    ranks: Sequence[RankReading], readings: Sequence[Mapping[str, Any]], *, status: str = "unknown"
-) -> tuple[RankEvidence, ...]:
+def from_history(ranks: Sequence[RankReading], readings: Sequence[Mapping[str, Any]]) -> tuple[RankEvidence, ...]:
     """Each rank of a report, with its last minutes.
 
     Args:
         ranks: Of the last report.
         readings: As ``History.readings`` gives them. Those of other processes under the same rank are left out.
-        status: The word for each of them.
     """
     return tuple(
         RankEvidence(
@@ -26,7 +23,6 @@ def from_history(
             dp_rank=rank.dp_rank,
             host=rank.host,
             pid=rank.pid,
-            status=status,
             reading=rank,
             series=tuple(_series(rank, readings)),
         )

@@ -8,14 +8,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from highwater.accounting.attribution import COMPONENTS
 from highwater.findings.finding import Advice, Finding, all_advice
-from highwater.findings.markdown import block, chart, code, duration, figure, moment, table, text
+from highwater.findings.markdown import block, chart, code, duration, figure, moment, section, table, text
 from highwater.incidents.incident import Headline, Incident, LogMessage, RankEvidence
 from highwater.incidents.latest import known_points, latest
 from highwater.readings import Event
 from highwater.text.printable import plain
-from highwater.text.table import component_title, requests_text
+from highwater.text.table import memory_rows, requests_text
 from highwater.units import MIB, mib
 
 WIDTH = 100
@@ -81,20 +80,15 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         f"# {text(kind)}: {code(incident.id)}",
         _wrapped(f"**{text(plain(incident.summary, 2000))}**"),
         "\n".join(f"- {name}: {value}" for name, value in facts.items() if value),
-        *_section("What the log says", map(_message, incident.messages)),
-        *_section("What the numbers say", map(_finding, incident.findings)),
-        *_section("What to change", map(_advice, given)),
-        *_section("The ranks", _ranks(incident.ranks, charts=charts)),
-        *_section("What happened before", [_events(incident.events)]),
-        *_section("The policy", _policy(incident)),
-        *_section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
+        *section("What the log says", map(_message, incident.messages)),
+        *section("What the numbers say", map(_finding, incident.findings)),
+        *section("What to change", map(_advice, given)),
+        *section("The ranks", _ranks(incident.ranks, charts=charts)),
+        *section("What happened before", [_events(incident.events)]),
+        *section("The policy", _policy(incident)),
+        *section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _section(title: str, parts: Iterable[str]) -> list[str]:
-    parts = [part for part in parts if part]
-    return [f"## {title}", *parts] if parts else []
 
 
 def _wrapped(words: str, *, indent: str = "", width: int = WIDTH) -> str:
@@ -167,9 +161,7 @@ def _table(ranks: Sequence[RankEvidence]) -> str:
     rows = [
         ["status", *(code(rank.status, 20) for rank in ranks)],
         ["read", *(moment(rank.taken_at or None).rpartition(" ")[2] for rank in stood)],
-        ["total", *(mib(rank.total_bytes) for rank in stood)],
-        ["used", *(mib(rank.used_bytes) for rank in stood)],
-        *([component_title(name), *(mib(getattr(rank.components, name)) for rank in stood)] for name in COMPONENTS),
+        *memory_rows(stood),
         ["free", *(mib(rank.free_bytes) for rank in stood)],
         ["torch reserved", *(mib(rank.torch.reserved_bytes) for rank in stood)],
         ["torch allocated", *(mib(rank.torch.allocated_bytes) for rank in stood)],

@@ -7,10 +7,9 @@ from typing import Protocol
 
 from tabulate import tabulate
 
-from highwater.accounting.attribution import COMPONENTS
-from highwater.accounting.components import BY_NAME
+from highwater.accounting.components import BY_NAME, COMPONENTS
 from highwater.accounting.outlook import can_give, pressure_of, seconds_to_high_water, short_ranks
-from highwater.readings import Device, EncoderCacheTotals, EngineStatus, MissingRank, Report, RuleStatus
+from highwater.readings import Device, EncoderCacheTotals, EngineStatus, MissingRank, RankReading, Report, RuleStatus
 from highwater.units import UNKNOWN, mib, mib_text, share_text, size_text, span_text
 
 
@@ -70,13 +69,7 @@ def _ranks_table(report: Report) -> str:
     headers = ["MiB", *(f"rank {rank_title(rank.dp_rank, rank.rank, UNKNOWN)}" for rank in ranks)]
     rows = [
         ["device", *(device_title(rank.device) for rank in ranks)],
-        ["total", *(mib(rank.total_bytes) for rank in ranks)],
-        ["used", *(mib(rank.used_bytes) for rank in ranks)],
-    ]
-    rows += [
-        [f"- {component_title(name)}", *(mib(getattr(rank.components, name)) for rank in ranks)] for name in COMPONENTS
-    ]
-    rows += [
+        *memory_rows(ranks, "- "),
         ["releasable", *(mib(rank.releasable_bytes) for rank in ranks)],
         ["free", *(mib(rank.free_bytes) for rank in ranks)],
         ["high water", *(mib(one.high_free_bytes if one is not None else None) for one in pressures)],
@@ -84,6 +77,15 @@ def _ranks_table(report: Report) -> str:
     ]
     # Without a rule on the device there is no high water.
     return table(headers, [row for row in rows if row[0] != "high water" or any(pressures)])
+
+
+def memory_rows(ranks: Sequence[RankReading], indent: str = "") -> list[list[str]]:
+    """Total, used and components in MiB, a row each and a column for each rank."""
+    return [
+        ["total", *(mib(rank.total_bytes) for rank in ranks)],
+        ["used", *(mib(rank.used_bytes) for rank in ranks)],
+        *([f"{indent}{row.title}", *(mib(getattr(rank.components, row.name)) for rank in ranks)] for row in COMPONENTS),
+    ]
 
 
 def _footer(report: Report) -> str:

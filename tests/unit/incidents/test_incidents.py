@@ -312,8 +312,8 @@ def test_evidence_comes_from_the_history():
         clock.advance(1)
     ranks = fake.readings()
     former = replace(ranks[0], pid=1)
-    made = from_history((former, ranks[1]), history.readings(0.0, 0.0)[1], status="dead")
-    assert [(known.rank, known.status, len(known.series)) for known in made] == [(0, "dead", 0), (1, "dead", 3)]
+    made = from_history((former, ranks[1]), history.readings(0.0, 0.0)[1])
+    assert [(known.rank, len(known.series)) for known in made] == [(0, 0), (1, 3)]
     first = made[1].series[0]
     assert (first.at, first.used_bytes) == (AT, ranks[1].used_bytes)
     assert first.components == ranks[1].components
