@@ -6,8 +6,10 @@ Rich has none of these: its progress bar has one part, and here several parts sh
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import TypeAlias
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -82,22 +84,20 @@ class StackedBar(_Graph):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw it."""
-        glyphs, width = glyphs_of(options), options.max_width
-        ends, end = [], 0.0
-        for size in self.sizes:
-            end += size or 0
-            ends.append(end)
-        marked = None if self.mark is None else min(int(self.mark * width), width - 1)
+        width = options.max_width
+        ends = list(accumulate(size or 0 for size in self.sizes))
+        parts = [bisect_right(ends, (cell + 0.5) * self.total / width) for cell in range(width)]
+        marked = -1 if self.mark is None else min(int(self.mark * width), width - 1)
+        glyphs, cells = glyphs_of(options), [component_cell(console, options, part) for part in range(len(ends))]
         bar = Text(no_wrap=True)
-        for cell in range(width):
-            at = (cell + 0.5) * self.total / width
-            part = next((index for index, end in enumerate(ends) if at < end), None)
-            if cell == marked:
-                bar.append(glyphs.mark, "bold red" if part is not None else "bold yellow")
-            elif part is None:
-                bar.append(glyphs.free, "bright_black")
+        for (part, is_mark), run in groupby((part, cell == marked) for cell, part in enumerate(parts)):
+            is_used, count = part < len(ends), len(list(run))
+            if is_mark:
+                bar.append(glyphs.mark, "bold red" if is_used else "bold yellow")
+            elif is_used:
+                bar.append(cells[part].plain * count, cells[part].style)
             else:
-                bar.append_text(component_cell(console, options, part))
+                bar.append(glyphs.free * count, "bright_black")
         yield bar
 
 
