@@ -6,12 +6,13 @@ is ``None``, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
-from highwater.accounting.attribution import host_share, rank_key
-from highwater.findings.case import EncoderEntry, change, part_of, total
+from highwater.accounting.attribution import COMPONENTS, host_share, rank_key
+from highwater.findings.case import Case, EncoderEntry, RankCase, change, part_of, total
 from highwater.readings import (
     Device,
     EncoderCache,
@@ -101,7 +102,7 @@ class CacheReading:
     largest: tuple[EncoderEntry, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One measured load, whole.
 
@@ -163,6 +164,31 @@ class Experiment:
         start, end = self.moment(earlier), self.moment(later)
         return None if start is None or end is None else total(moved for _, moved in changes(start, end, part))
 
+    @cached_property
+    def case(self) -> Case:
+        """The ranks as they stood after the load, with what they grew by and their peaks: the rule book's input."""
+        peaks = {rank_key(each): each for each in self.ranks(PEAK)}
+        entries = next((cache.largest for cache in self.caches if cache.title == "after the load"), ())
+        ranks = tuple(
+            RankCase(
+                now=now,
+                first=same_process(self.ranks(BEFORE), now),
+                peak=peaks.get(rank_key(now), now),
+                entries=entries,
+            )
+            for now in self.ranks(AFTER)
+        )
+        return Case(
+            kind="load",
+            ranks=ranks,
+            at=self.load.ended_at,
+            engine=self.engine,
+            load=self.traffic[-1][1] if self.traffic else EngineLoad(),
+            grown_bytes=self.change(BEFORE, AFTER, "used_bytes"),
+            grown={name: part for name in COMPONENTS if (part := self.change(BEFORE, AFTER, name)) is not None},
+            since="under the load",
+        )
+
     def happened(self, kind: str) -> tuple[Event, ...]:
         """The events of that kind from the load's start to its end."""
         return tuple(
@@ -176,6 +202,11 @@ def changes(start: Moment, end: Moment, part: str) -> Iterator[tuple[RankKey, in
     """Yield how a part moved on each rank of either moment; ``None`` where not known, or of another process."""
     for key in dict.fromkeys(rank_key(reading) for moment in (start, end) for reading in moment.ranks):
         yield key, change(start.rank(key), end.rank(key), part)
+
+
+def same_process(ranks: Sequence[RankReading], now: RankReading) -> RankReading | None:
+    """Return the same rank's reading among others, of the same process."""
+    return next((each for each in ranks if rank_key(each) == rank_key(now) and each.pid == now.pid), None)
 
 
 def host_used(reading: RankReading) -> int | None:

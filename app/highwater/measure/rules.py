@@ -11,12 +11,12 @@ from typing import Final, TypeAlias
 
 from highwater.accounting.attribution import COMPONENTS, rank_key
 from highwater.findings import advice as known
-from highwater.findings.case import Case, RankCase, name_of, risen, times, total
+from highwater.findings.case import name_of, risen, times, total
 from highwater.findings.finding import Advice, Finding, weightiest_first
 from highwater.findings.markdown import duration
 from highwater.findings.rules import MAIN_SHARE, MINOR_SHARE, RULES, for_growth, meaning
-from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, has_restarted, host_used
-from highwater.readings import EngineLoad, Event, RankReading
+from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, has_restarted, host_used, same_process
+from highwater.readings import Event, RankReading
 from highwater.text.table import component_title
 from highwater.units import MIB, mib_text
 
@@ -99,7 +99,7 @@ def no_traffic(e: Experiment) -> Finding | None:
     running = [count for count in seen if count is not None]
     grown = e.change(BEFORE, PEAK, "used_bytes")
     is_short = e.load.seconds < SHORT_SECONDS or len(running) < FEW_IMAGES
-    if is_short or any(running) or grown is None or grown > _notable(e):
+    if is_short or any(running) or grown is None or grown > e.case.notable_bytes:
         return None
     return Finding(
         name="no_traffic",
@@ -136,8 +136,8 @@ def other_traffic(e: Experiment) -> Finding | None:
 
 def no_growth(e: Experiment) -> Finding | None:
     """Report that the load left nothing behind."""
-    grown = e.change(BEFORE, AFTER, "used_bytes")
-    if grown is None or grown > _notable(e):
+    grown = e.case.grown_bytes
+    if grown is None or grown > e.case.notable_bytes:
         return None
     return Finding(
         name="no_growth",
@@ -149,8 +149,8 @@ def no_growth(e: Experiment) -> Finding | None:
 
 def non_torch_growth(e: Experiment) -> Finding | None:
     """Report that what is not PyTorch's grew."""
-    grown, total = e.change(BEFORE, AFTER, "non_torch_bytes"), e.change(BEFORE, AFTER, "used_bytes")
-    if grown is None or total is None or grown <= _notable(e) or grown < MINOR_SHARE * total:
+    grown, total = e.change(BEFORE, AFTER, "non_torch_bytes"), e.case.grown_bytes
+    if grown is None or total is None or grown <= e.case.notable_bytes or grown < MINOR_SHARE * total:
         return None
     if grown >= MAIN_SHARE * total:  # that is what the finding on growth says
         return None
@@ -191,7 +191,7 @@ def host_growth(e: Experiment) -> Finding | None:
     """Report that host memory grew, where that is not the device itself."""
     if e.device.type == "cpu":
         return None
-    pairs = [(_same(e.ranks(BEFORE), now), now) for now in e.ranks(AFTER)]
+    pairs = [(same_process(e.ranks(BEFORE), now), now) for now in e.ranks(AFTER)]
     grown = total(risen(first, now, lambda each: each.host_memory.rss_bytes) for first, now in pairs)
     whole = [risen(first, now, host_used) for first, now in pairs]
     # Ranks of one machine have the same figure: the largest stands for it.
@@ -394,9 +394,9 @@ def refused_remedies(e: Experiment) -> Finding | None:
 
 def gave_back(e: Experiment) -> Finding | None:
     """Report what came back of the growth, and where the rest is."""
-    grown = e.change(BEFORE, AFTER, "used_bytes")
+    grown = e.case.grown_bytes
     last = e.last
-    if grown is None or grown <= _notable(e) or last is None or not last.name.startswith("after "):
+    if grown is None or grown <= e.case.notable_bytes or last is None or not last.name.startswith("after "):
         return None
     left = e.change(BEFORE, last.name, "used_bytes")
     if left is None:
@@ -408,7 +408,9 @@ def gave_back(e: Experiment) -> Finding | None:
         came_back = f"{mib_text(back)} of the growth of {mib_text(grown)}"
         if back > grown:
             came_back = f"all of the growth of {mib_text(grown)}"
-            came_back += f" and {mib_text(back - grown)} that was held before" if back - grown > _notable(e) else ""
+            came_back += (
+                f" and {mib_text(back - grown)} that was held before" if back - grown > e.case.notable_bytes else ""
+            )
         return Finding(
             name="gave_back",
             weight="note",
@@ -429,8 +431,8 @@ def gave_back(e: Experiment) -> Finding | None:
 
 def no_remedy(e: Experiment) -> Finding | None:
     """Report that no remedy was tried."""
-    grown = e.change(BEFORE, AFTER, "used_bytes")
-    if e.remedies or grown is None or grown <= _notable(e):
+    grown = e.case.grown_bytes
+    if e.remedies or grown is None or grown <= e.case.notable_bytes:
         return None
     return Finding(
         name="no_remedy",
@@ -466,47 +468,9 @@ LOAD_RULES: Final[tuple[LoadRule, ...]] = (
 
 def findings(e: Experiment) -> tuple[Finding, ...]:
     """Everything that the numbers say, the weightiest first; advice that this engine cannot follow is left out."""
-    case = case_of(e)
-    asked = (*(rule(case) for rule in RULES), *(rule(e) for rule in LOAD_RULES))
+    asked = (*(rule(e.case) for rule in RULES), *(rule(e) for rule in LOAD_RULES))
     found = weightiest_first(finding for finding in asked if finding is not None)
     return tuple(known.possible(finding, e.engine) for finding in found)
-
-
-def case_of(e: Experiment) -> Case:
-    """Return the ranks as they stood after the load, with what they grew by and their peaks."""
-    peaks = {rank_key(each): each for each in e.ranks(PEAK)}
-    entries = next((cache.largest for cache in e.caches if cache.title == "after the load"), ())
-    ranks = tuple(
-        RankCase(
-            now=now,
-            first=first,
-            peak=peaks.get(rank_key(now), now),
-            entries=entries,
-        )
-        for now in e.ranks(AFTER)
-        for first in (_same(e.ranks(BEFORE), now),)
-    )
-    grown = {name: part for name in COMPONENTS if (part := e.change(BEFORE, AFTER, name)) is not None}
-    last = e.traffic[-1][1] if e.traffic else EngineLoad()
-    return Case(
-        kind="load",
-        ranks=ranks,
-        at=e.load.ended_at,
-        engine=e.engine,
-        load=last,
-        grown_bytes=e.change(BEFORE, AFTER, "used_bytes"),
-        grown=grown,
-        since="under the load",
-    )
-
-
-def _notable(e: Experiment) -> int:
-    return case_of(e).notable_bytes
-
-
-def _same(ranks: Sequence[RankReading], now: RankReading) -> RankReading | None:
-    """Return the same rank's reading among others, of the same process."""
-    return next((each for each in ranks if rank_key(each) == rank_key(now) and each.pid == now.pid), None)
 
 
 def _count(count: int, one: str, many: str) -> str:
