@@ -13,7 +13,6 @@ from itertools import accumulate, groupby
 from typing import TypeAlias
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
 from rich.text import Text
 
 from highwater.accounting.components import COMPONENTS
@@ -60,16 +59,8 @@ def component_cell(console: Console, options: ConsoleOptions, index: int) -> Tex
     return Text(glyphs_of(options).levels[-1] if has_colours else component.letter, component.terminal)
 
 
-class _Graph:
-    """A renderable that takes whatever width there is."""
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Return the least width and the most."""
-        return Measurement(1, options.max_width)
-
-
-@dataclass(frozen=True)
-class StackedBar(_Graph):
+@dataclass(frozen=True, slots=True)
+class StackedBar:
     """Each part in its colour, free memory as dots, high water as a line.
 
     Attributes:
@@ -101,8 +92,8 @@ class StackedBar(_Graph):
         yield bar
 
 
-@dataclass(frozen=True)
-class AreaChart(_Graph):
+@dataclass(frozen=True, slots=True)
+class AreaChart:
     """An area over time, from the lowest value to the highest; of one line it is a sparkline.
 
     Attributes:
@@ -141,8 +132,8 @@ class AreaChart(_Graph):
             yield Text("".join(cells), self.style, no_wrap=True)
 
 
-@dataclass(frozen=True)
-class Marks(_Graph):
+@dataclass(frozen=True, slots=True)
+class Marks:
     """A line with a character at each of some times.
 
     Attributes:
