@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from itertools import pairwise
 from typing import Final
 
 from pydantic import TypeAdapter
 
-from highwater.accounting.points import MemoryPoint
+from highwater.accounting.points import thin
 from highwater.incidents.incident import Headline, Incident
 
 # Of each rank, whatever the bound: two minutes at ten a second are 1,200, and reading them all holds up the data plane.
@@ -59,22 +58,9 @@ def thinned(incident: Incident, most: int) -> Incident:
     """The incident with at most so many points in each rank's series."""
     if _points(incident) <= most:
         return incident
-    return replace(incident, ranks=tuple(replace(rank, series=thin(rank.series, most)) for rank in incident.ranks))
-
-
-def thin(series: tuple[MemoryPoint, ...], most: int) -> tuple[MemoryPoint, ...]:
-    """At most so many points: the last ones all, of each stretch before them the one with the most used bytes.
-
-    A rise that lasted for one point is what an incident is about: it must not fall between two that are kept.
-    """
-    if len(series) <= most:
-        return series
     recent = min(RECENT_POINTS, most // 2)
-    earlier, last = series[: len(series) - recent], series[len(series) - recent :]
-    room = most - recent
-    bounds = [index * len(earlier) // room for index in range(room + 1)]
-    highest = (max(earlier[start:end], key=lambda point: point.used_bytes or 0) for start, end in pairwise(bounds))
-    return (*highest, *last)
+    ranks = (replace(rank, series=thin(rank.series, most, recent=recent)) for rank in incident.ranks)
+    return replace(incident, ranks=tuple(ranks))
 
 
 def _points(incident: Incident) -> int:

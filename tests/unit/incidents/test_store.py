@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from highwater.accounting.points import MemoryPoint
 from highwater.incidents import IncidentStore, UnreadableIncident, store
-from highwater.incidents.fitting import MAX_POINTS, fitted, thin, to_bytes
+from highwater.incidents.fitting import MAX_POINTS, fitted, to_bytes
 from highwater.incidents.store import MAX_IN_MEMORY, is_incident_id
 from highwater.readings import Event, PolicyStatus
 from tests.fakes.incident import AT, ID, MIB, entry, incident, numbered, rank, reading, series
@@ -181,24 +180,6 @@ def test_a_small_one_is_left_as_it_is():
     """Down to its bytes."""
     given = incident(ranks=(rank(series=series(reading(), [1] * 100)),))
     assert fitted(given, 8 * MIB) == (given, to_bytes(given))
-
-
-@pytest.mark.parametrize(
-    ("count", "most"), [(0, 10), (5, 10), (10, 10), (11, 10), (1200, 600), (1200, 7), (1200, 2), (3, 2)]
-)
-def test_thinning_keeps_order_and_end(count, most):
-    """Never more than asked for, and each of them from the series."""
-    given = tuple(MemoryPoint(at=float(index), used_bytes=index % 7) for index in range(count))
-    thinned = thin(given, most)
-    assert len(thinned) == min(count, most)
-    assert list(thinned) == sorted(thinned, key=lambda point: point.at)
-    assert set(thinned) <= set(given)
-    assert thinned[-1:] == given[-1:]
-
-
-def test_unknown_use_is_thinned_like_any_other():
-    """No None breaks it."""
-    assert len(thin(tuple(MemoryPoint(at=float(index), used_bytes=None) for index in range(99)), 10)) == 10
 
 
 # --- disks that do not do ---
