@@ -134,7 +134,7 @@ class Judge:
     """Watches an engine.
 
     Args:
-        engine: Told of everything by it.
+        engine: Reports everything to it.
         cache_counts: Whether encoder outputs that nobody needs count among what could be given back: where they are
             what filled the device. Elsewhere the next images would want those bytes back.
     """
