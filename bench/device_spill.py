@@ -1,4 +1,4 @@
-"""What trim, release and restore do on a real device: bytes that it gets back, and seconds per GiB both ways.
+"""Trim, release and restore on a real device: bytes that it gets back, and seconds per GiB both ways.
 
 `python -m bench.device_spill` prints one JSON line. It needs torch (and torch_npu on an Ascend) and this repository on
 PYTHONPATH, no vLLM: the worker is a stand-in that holds encoder outputs as Qwen3-VL-8B makes them, in batches whose
@@ -33,7 +33,7 @@ GOAL = 0.95
 
 
 class PlainCopy:
-    """What a plain copy between device and host memory reaches; all tensors were written once.
+    """The rate of a plain copy between device and host memory; all tensors were written once.
 
     Args:
         device: torch's; on a CPU every copy is one from memory to memory.
@@ -158,7 +158,7 @@ def _present(torch: Any) -> str:  # noqa: ANN401 - the module
 
 
 def _outputs(torch: Any, device: Any, images: int, tokens: int) -> dict[str, Any]:  # noqa: ANN401 - torch's
-    """What an engine's encoder makes: one tensor per batch, each image a view of it."""
+    """Return encoder outputs as an engine makes them: one tensor per batch, each image a view of it."""
     cache: dict[str, Any] = {}
     with torch.inference_mode():
         while len(cache) < images:
@@ -213,7 +213,7 @@ def _good(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _off_the_main_thread(worker: StandIn, op: str) -> dict[str, Any]:
-    """What the op says on another thread, as under an executor that runs calls beside the steps."""
+    """Return what the op says on another thread, as under an executor that runs calls beside the steps."""
     said: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: said.append(worker.ask(op)))
     thread.start()

@@ -10,13 +10,19 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a figure should be: `under` the limit, `at most` it, or `at least` it."""
+    """The goal of a figure: `under` the limit, `at most` it, or `at least` it."""
 
     direction: Literal["under", "at most", "at least"]
     limit: float
 
+    def verdict(self, value: float, noise: float) -> str:
+        """Return whether the goal is met; nearer to it than the noise, nothing is decided."""
+        if abs(value - self.limit) < noise:
+            return "not decided"
+        return "yes" if self.is_met(value) else "**no**"
+
     def is_met(self, value: float) -> bool:
-        """Whether the value is on the right side."""
+        """Return whether the value is on the right side."""
         if self.direction == "under":
             return value < self.limit
         return value <= self.limit if self.direction == "at most" else value >= self.limit
@@ -45,16 +51,10 @@ class Figure:
     noise: float = 0.0
 
     def row(self) -> tuple[str, str, str, str]:
-        """What, goal, measured, met."""
+        """Return what, goal, measured, met."""
         goal = f"{self.goal.direction} {self._with_unit(f'{self.goal.limit:g}')}" if self.goal else "none"
-        return self.what, goal, f"{self._with_unit(number(self.value))} ({self.spread})", self._verdict()
-
-    def _verdict(self) -> str:
-        if self.goal is None:
-            return ""
-        if abs(self.value - self.goal.limit) < self.noise:
-            return "not decided"
-        return "yes" if self.goal.is_met(self.value) else "**no**"
+        verdict = self.goal.verdict(self.value, self.noise) if self.goal else ""
+        return self.what, goal, f"{self._with_unit(number(self.value))} ({self.spread})", verdict
 
     def _with_unit(self, text: str) -> str:
         return f"{text} {self.unit}".rstrip()

@@ -1,4 +1,4 @@
-"""What the sidecar costs while nobody asks it anything: memory, and CPU at one poll a second, on both sides."""
+"""The cost of an idle sidecar: memory, and CPU at one poll a second, on both sides."""
 
 from __future__ import annotations
 

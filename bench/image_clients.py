@@ -29,7 +29,7 @@ REQUEST_SECONDS = 120.0
 
 @dataclass(slots=True)
 class Traffic:
-    """What came of the requests.
+    """The results of the requests.
 
     Attributes:
         first_bytes: For each answered request when it was sent (monotonic), and the seconds to its first byte.

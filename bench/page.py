@@ -15,7 +15,7 @@ COLUMNS = ("what", "goal", "measured", "met")
 
 
 def figures_table(figures: Sequence[Figure], layout: str) -> str:
-    """What, goal, measured, met."""
+    """Return a table of figures with goal, value and verdict."""
     rows = [figure.row() for figure in figures]
     widths = [34, 14, 46, 8] if layout == "grid" else None
     return tabulate(rows, COLUMNS, tablefmt=layout, maxcolwidths=widths, disable_numparse=True)

@@ -1,8 +1,7 @@
-"""What the recorder costs the engine: its share of the worker's main thread, and tokens a second beside it."""
+"""The recorder's cost to the engine: its share of the worker's main thread, and tokens a second beside it."""
 
 from __future__ import annotations
 
-import json
 import secrets
 import statistics
 import time
@@ -10,20 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from bench.figure import Figure, Goal, number, percentile
 from bench.stage import Stage
 from bench.throughput import rates_of, ratio_figure
-from highwater.demo.errors import DemoError
-from highwater.engine.client import RPC_METHOD
 from highwater.recorder.folder import Recorder
 from highwater_worker.notes import Notes
 from highwater_worker.recorder.steps import Steps
 
-CALL_SECONDS = 60.0
 SECONDS = 120
 RATE = 10
 STEPS_MS = (2, 10, 40)
@@ -55,7 +48,7 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
 def _share(
     which: str, cost_ms: float, costs: Sequence[float], *, size: int, counting_ms: float, step_ms: int
 ) -> Figure:
-    """Of one length of a step: what samples take of a second, and what counting takes of a step."""
+    """Return the share at one length of a step: what samples take of a second, and what counting takes of a step."""
     return Figure(
         what=f"The recorder's share of the engine's thread, steps of {step_ms} ms, by the {which} of a sample",
         value=100 * (cost_ms * min(RATE, 1000 / step_ms) / 1000 + counting_ms / step_ms),
@@ -72,19 +65,12 @@ def _share(
 @contextmanager
 def _recording(stage: Stage, folder: Path) -> Iterator[None]:
     instance = secrets.token_hex(8)
-    _call(stage, "recorder_start", {"directory": str(folder), "instance": instance, "rate": RATE, "seconds": SECONDS})
+    begin = {"directory": str(folder), "instance": instance, "rate": RATE, "seconds": SECONDS}
+    stage.worker_op("recorder_start", begin)
     try:
         yield
     finally:
-        _call(stage, "recorder_stop", {"instance": instance})
-
-
-def _call(stage: Stage, op: str, payload: dict[str, Any]) -> None:
-    body = {"method": RPC_METHOD, "args": [op, json.dumps(payload)]}
-    with httpx.Client(base_url=stage.engine.url, timeout=CALL_SECONDS, trust_env=False) as client:
-        answer = json.loads(client.post("/collective_rpc", json=body).raise_for_status().json()["results"][0])
-    if not answer["ok"]:
-        raise DemoError(f"{op}: {answer['error']}")
+        stage.worker_op("recorder_stop", {"instance": instance})
 
 
 def _samples(folder: Path) -> tuple[list[float], int]:
@@ -105,7 +91,7 @@ class _Worker:
 
 
 def _counting_ms() -> float:
-    """What a step takes longer for being counted, in milliseconds, measured in this process."""
+    """Return how much longer a step takes for being counted, in milliseconds, measured in this process."""
     worker, plan = _Worker(), object()
     plain = _seconds(worker, plan)
     steps = Steps(time.monotonic, lambda _: None)
@@ -114,7 +100,7 @@ def _counting_ms() -> float:
 
 
 def _seconds(worker: _Worker, plan: object) -> float:
-    """Of one call, the least of several rounds: what others take of the machine is not the call's."""
+    """Return the time of one call, the least of several rounds: what others take of the machine is not the call's."""
     rounds = []
     for _ in range(5):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What relief costs traffic: one real engine, a sidecar, sixteen clients with images.
+"""The cost of relief to traffic: one real engine, a sidecar, sixteen clients with images.
 
 Times to the first token are compared within pairs: a slice of time in which nothing is done, and the slice after it, in
 which one remedy is asked for every second. One pair of each round has two slices of nothing: how much those differ is
@@ -18,6 +18,7 @@ import aiohttp
 
 from bench.figure import Figure, number, percentile
 from bench.image_clients import CLIENTS, POOL, image_clients
+from bench.rounds import order
 from bench.sidecar import MIB, sidecar_beside
 from bench.stage import Stage
 from highwater.demo.errors import DemoError
@@ -93,7 +94,6 @@ class _Relief:
     """The measurements, one after the other on the same engine."""
 
     def __init__(self, stage: Stage, sidecar: DemoSidecar, lengths: _Lengths) -> None:
-        self._stage = stage
         self._url = sidecar.url
         self._headers = sidecar.authorization()
         self._model = stage.engine.served_model
@@ -112,9 +112,7 @@ class _Relief:
         async with image_clients(self._url, self._model) as traffic:
             await asyncio.sleep(WARM_SECONDS)
             for turn in range(self._lengths.rounds):
-                start = turn % len(names)
-                order = (*names[start:], *names[:start])
-                spans += [(name, await self._slice(NOTHING), await self._slice(name)) for name in order]
+                spans += [(name, await self._slice(NOTHING), await self._slice(name)) for name in order(names, turn)]
                 print(f"  round {turn + 1}: {len(traffic.first_bytes)} answers so far", flush=True)
             for name in HOLDING:
                 while len(self._found.results[name]) < self._lengths.holds:

@@ -49,7 +49,7 @@ def process_id(sidecar: DemoSidecar) -> int:
 
 
 def process_memory(pid: int) -> ProcessMemory:
-    """What the kernel says now."""
+    """Return the kernel's figures of now."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
     return ProcessMemory(sizes["Rss"], sizes["Pss"])

@@ -1,17 +1,25 @@
-"""What the benchmarks share: a folder, and one real engine, started when the first of them asks for it."""
+"""The parts that the benchmarks share: a folder, and one real engine, started when the first of them asks for it."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+import httpx
 
 from bench.machine import cpu_seconds
 from highwater.demo.engine import Engine, EngineOptions
 from highwater.demo.environment import EngineEnvironment, ensure_environment
+from highwater.demo.errors import DemoError
+from highwater.engine.client import RPC_METHOD
+
+CALL_SECONDS = 60.0
 
 
 class Stage:
@@ -42,6 +50,23 @@ class Stage:
         print("starting vLLM ...", flush=True)
         engine = Engine(self.environment, EngineOptions(), folder=self.folder / "engine")
         return self._stack.enter_context(engine)
+
+    def worker_op(self, op: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Call an operation of the engine's first worker, past any sidecar, and return its result.
+
+        Raises:
+            DemoError: The worker refused it.
+        """
+        body = {"method": RPC_METHOD, "args": [op, json.dumps(payload or {})]}
+        response = self._client.post(f"{self.engine.url}/collective_rpc", json=body)
+        answer: dict[str, Any] = json.loads(response.raise_for_status().json()["results"][0])
+        if not answer["ok"]:
+            raise DemoError(f"{op}: {answer['error']}")
+        return answer
+
+    @cached_property
+    def _client(self) -> httpx.Client:
+        return self._stack.enter_context(httpx.Client(timeout=CALL_SECONDS, trust_env=False))
 
     def cpu_seconds(self) -> float:
         """CPU time of the benchmarks so far: this process, all that it started and that has ended, and the engine."""

@@ -1,4 +1,4 @@
-"""What polling costs the engine: tokens a second with and without it.
+"""The cost of polling to the engine: tokens a second with and without it.
 
 The requests go straight to the engine, so that the proxy is not in it. Every round has two slices without a sidecar:
 how much those two differ is how much the machine's own noise is worth.
@@ -18,6 +18,7 @@ from functools import partial
 import aiohttp
 
 from bench.figure import Figure, Goal, number
+from bench.rounds import order
 from bench.sidecar import sidecar_beside
 from bench.stage import Stage
 
@@ -77,7 +78,7 @@ def rates_of(stage: Stage, what: Mapping[str, Callable[[], AbstractContextManage
 
 
 def _standard_error(series: Sequence[Sequence[float]]) -> float:
-    """Of the median of one series, by how all of them scatter round their own; 1.25 is a median's for normal noise."""
+    """Return that of one series' median, by how all of them scatter; 1.25 is a median's for normal noise."""
     strays = [value - statistics.median(one) for one in series for value in one]
     return 1.25 * statistics.stdev(strays) / math.sqrt(len(series[0]))
 
@@ -86,15 +87,12 @@ def _round(
     stage: Stage, slices: Mapping[str, Callable[[], AbstractContextManager[object]]], *, turn: int
 ) -> dict[str, float]:
     """Tokens a second of each slice; every round begins with another slice, every other one runs backwards."""
-    names = list(slices)
-    start = turn % len(names)
-    order = [*names[start:], *names[:start]]
     rates = {}
-    for name in reversed(order) if turn % 2 else order:
+    for name in order(list(slices), turn):
         with slices[name]():
             time.sleep(SETTLE_SECONDS)
             rates[name] = asyncio.run(_generate(stage, REQUESTS))
-    print("  tokens/s:", ", ".join(f"{name} {rates[name]:.0f}" for name in names), flush=True)
+    print("  tokens/s:", ", ".join(f"{name} {rates[name]:.0f}" for name in slices), flush=True)
     return rates
 
 

@@ -1,9 +1,8 @@
-"""How long a poll holds a worker up: op `memory` inside it, with the encoder cache full of small entries."""
+"""The time that a poll holds a worker up: op `memory` inside it, with the encoder cache full of small entries."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
 import time
@@ -12,17 +11,15 @@ from typing import Any
 import httpx
 
 from bench.figure import Figure, number
-from bench.stage import Stage
+from bench.stage import CALL_SECONDS, Stage
 from highwater.demo.errors import DemoError
 from highwater.demo.model import CACHE_TOKENS
 from highwater.demo.traffic import send_images
 from highwater.engine.capabilities import EXTENSION
-from highwater.engine.client import RPC_METHOD
 from tests.engines import image_tokens
 
 WIDTH, HEIGHT = 128, 192
 ENTRIES = CACHE_TOKENS // image_tokens(WIDTH, HEIGHT)
-CALL_SECONDS = 60.0
 GAP_SECONDS = 0.05
 CONCURRENCY = 16
 
@@ -30,17 +27,14 @@ CONCURRENCY = 16
 def measure(stage: Stage, *, short: bool) -> list[Figure]:
     """Milliseconds that the worker counts itself. No sidecar runs meanwhile: one caller only."""
     first = random.getrandbits(40)  # images that no cache has seen
-    with httpx.Client(base_url=stage.engine.url, timeout=CALL_SECONDS, trust_env=False) as client:
-        client.post("/reset_encoder_cache").raise_for_status()
-        empty = [_memory(client) for _ in range(50)]
-        images = range(first, first + ENTRIES)
-        url, model = stage.engine.url, stage.engine.served_model
-        result = asyncio.run(
-            send_images(url, model, images=images, concurrency=CONCURRENCY, width=WIDTH, height=HEIGHT)
-        )
-        if result.failed:
-            raise DemoError(f"{result.failed} of {result.sent} image requests failed: {result.errors}")
-        full = [_memory(client) for _ in range(60 if short else 300)]
+    url, model = stage.engine.url, stage.engine.served_model
+    httpx.post(f"{url}/reset_encoder_cache", timeout=CALL_SECONDS, trust_env=False).raise_for_status()
+    empty = [_memory(stage) for _ in range(50)]
+    images = range(first, first + ENTRIES)
+    result = asyncio.run(send_images(url, model, images=images, concurrency=CONCURRENCY, width=WIDTH, height=HEIGHT))
+    if result.failed:
+        raise DemoError(f"{result.failed} of {result.sent} image requests failed: {result.errors}")
+    full = [_memory(stage) for _ in range(60 if short else 300)]
     times = [answer["elapsed_ms"] for answer in full]
     held = full[-1]["encoder_cache"]["entries"]
     return [
@@ -59,9 +53,6 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
     ]
 
 
-def _memory(client: httpx.Client) -> dict[str, Any]:
+def _memory(stage: Stage) -> dict[str, Any]:
     time.sleep(GAP_SECONDS)
-    response = client.post("/collective_rpc", json={"method": RPC_METHOD, "args": ["memory", "{}"]})
-    answer: dict[str, Any] = json.loads(response.raise_for_status().json()["results"][0])
-    assert answer["ok"], answer
-    return answer
+    return stage.worker_op("memory")

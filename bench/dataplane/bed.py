@@ -1,4 +1,4 @@
-"""What all slices share: the fake upstream, the load generator, and who runs on which core."""
+"""The parts that all slices share: the fake upstream, the load generator, and the core of each."""
 
 from __future__ import annotations
 

@@ -36,10 +36,8 @@ class Spread:
         return 2 * 1.25 * 1.48 * distance / math.sqrt(len(self.values))
 
     def verdict(self, goal: Goal) -> str:
-        """Whether the goal is met; nearer to it than the noise, nothing is decided."""
-        if abs(self.median - goal.limit) < self.noise:
-            return "not decided"
-        return "yes" if goal.is_met(self.median) else "**no**"
+        """Return whether the median meets the goal."""
+        return goal.verdict(self.median, self.noise)
 
     def __str__(self) -> str:
         return f"{self.median:.2f} ({min(self.values):.2f} to {max(self.values):.2f})"
@@ -47,7 +45,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What was measured of each proxy, one value a round, the rounds in the same order for all.
+    """A measurement of each proxy, one value a round, the rounds in the same order for all.
 
     Attributes:
         what: What was measured.
@@ -71,7 +69,7 @@ class Comparison:
         return Spread(tuple(one / other for one, other in zip(own, others, strict=True)))
 
     def row(self, names: Sequence[str]) -> tuple[str, ...]:
-        """What, goal, one cell for each proxy, over nginx, met."""
+        """Return what, goal, one cell for each proxy, over nginx, met."""
         to_nginx = self._ratios_to_nginx()
         return (
             self.what,

@@ -1,4 +1,4 @@
-"""Who runs on which core: the proxy alone on one, upstream and load on others."""
+"""The cores of the parts: the proxy alone on one, upstream and load on others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def spread(usable: Sequence[int]) -> Cores:
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """What is started within runs on this core, with all its threads and children: the kernel hands it down."""
+    """Run what is started within on this core, with all its threads and children: the kernel hands it down."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

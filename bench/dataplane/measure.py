@@ -21,9 +21,9 @@ from bench.dataplane.proxies import (
     sidecars,
 )
 from bench.dataplane.report import Report
-from bench.dataplane.slices import order
 from bench.dataplane.works import WORKS, Work
 from bench.figure import Goal, number
+from bench.rounds import order
 from bench.stage import Stage
 from highwater.demo.errors import DemoError
 
@@ -36,7 +36,7 @@ Values = dict[str, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How much is measured."""
+    """The extent of a measurement."""
 
     rounds: int
     slice_seconds: float
@@ -155,7 +155,7 @@ def _memory_comparisons(found: Mapping[str, Sequence[Memory]]) -> list[Compariso
 
 
 def _facts(values: Mapping[str, Values]) -> list[str]:
-    """What one core does, out of the medians."""
+    """Return what one core does, out of the medians."""
 
     def median(work: Work, name: str = SIDECAR) -> float:
         return statistics.median(values[work.name][name])

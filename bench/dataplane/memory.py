@@ -20,7 +20,7 @@ WARM_UP = ({"posts": 4, "seconds": 0.3}, {"streams": 4, "interval_us": 1000, "co
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of all processes of a proxy."""
+    """The memory of all processes of a proxy."""
 
     idle_mb: float
     kb_per_stream: float
@@ -68,7 +68,7 @@ def _upload_bytes(proxy: Proxy, load: LoadGenerator) -> int:
 
 
 def rss_bytes(pids: Sequence[int]) -> int:
-    """What the processes have in memory now, shared pages counted in each."""
+    """Return what the processes have in memory now, shared pages counted in each."""
     return sum(_status_bytes(pid, "VmRSS") for pid in pids)
 
 

@@ -74,7 +74,7 @@ class Proxy:
 
 
 Start: TypeAlias = Callable[[int, Path], AbstractContextManager[Proxy]]
-"""From the upstream's port and a folder for logs."""
+"""Starts a proxy, given the upstream's port and a folder for logs."""
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the page needs.
+    """The content of the section.
 
     Attributes:
         title: Of the section.

@@ -1,19 +1,17 @@
-"""One slice: the load generator against one proxy, once; and the order of the slices in a round."""
+"""One slice: the load generator against one proxy, once."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from bench.dataplane.cores import on_core
 from bench.dataplane.proxies import Proxy
 from bench.dataplane.works import Sample
 from highwater.demo.errors import DemoError
 
-Name = TypeVar("Name")
 DEADLINE_SECONDS = 120.0
 
 
@@ -51,7 +49,7 @@ class LoadGenerator:
 
 
 def result_of(process: subprocess.Popen[str], proxy: Proxy) -> Sample:
-    """What a slice printed, once it has ended.
+    """Return what a slice printed, once it has ended.
 
     Raises:
         DemoError: An answer was not what it should be.
@@ -66,10 +64,3 @@ def result_of(process: subprocess.Popen[str], proxy: Proxy) -> Sample:
         raise DemoError(f"{proxy.name}: {complaint.strip() or f'the load generator ended with {process.returncode}'}")
     sample: Sample = json.loads(printed)
     return sample
-
-
-def order(names: Sequence[Name], turn: int) -> list[Name]:
-    """Every round begins with another one, and every other round runs backwards."""
-    start = turn % len(names)
-    turned = [*names[start:], *names[:start]]
-    return turned[::-1] if turn % 2 else turned

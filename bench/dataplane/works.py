@@ -1,4 +1,4 @@
-"""The kinds of work: what the load generator is told, and which number of its answer counts."""
+"""The kinds of work: the load generator's options, and which number of its answer counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from bench.figure import Goal
 
 Sample: TypeAlias = Mapping[str, Any]
-"""What the load generator prints of one slice (see load.c); its times are in microseconds, `seconds` apart."""
+"""The load generator's output for one slice (see load.c); its times are in microseconds, `seconds` apart."""
 
 UPLOAD_BYTES = 10_000_000
 MB = 1_000_000

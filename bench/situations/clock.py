@@ -61,7 +61,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @property
     def must_wait(self) -> bool:
-        """Whether something happens in real time now."""
+        """Return whether something happens in real time now."""
         return self._jobs > 0
 
     def jump(self, seconds: float) -> None:

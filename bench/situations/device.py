@@ -1,4 +1,4 @@
-"""A modelled card, a modelled allocator on it, and the `torch` that tells of them.
+"""A modelled card, a modelled allocator on it, and the `torch` that reports them.
 
 What is modelled is what decides whether an engine lives: blocks that the next step takes again, whole segments that no
 step fits into, pieces of segments that somebody still holds, the free part of captured graphs' pools, memory outside
@@ -37,13 +37,13 @@ class Card:
     """One device, or one slice of it.
 
     Args:
-        total: Its bytes, as `mem_get_info` tells them.
+        total: Its bytes, as `mem_get_info` reports them.
     """
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.neighbours = 0
-        """What other processes hold."""
+        """Return what other processes hold."""
         self.ranks: list[Rank] = []
 
     @property
@@ -54,7 +54,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one rank of an engine takes.
+    """The memory that one rank of an engine takes.
 
     Attributes:
         weights: Of the model.
@@ -115,24 +115,24 @@ class Rank:
 
     @property
     def allocated(self) -> int:
-        """What torch counts as allocated; also what is unmapped while the engine sleeps."""
+        """Return what torch counts as allocated; also what is unmapped while the engine sleeps."""
         plan = self.plan
         return plan.weights + plan.kv_cache + plan.other + self.live + self.leaked
 
     @property
     def reserved(self) -> int:
-        """What torch's allocator has of the driver."""
+        """Return what torch's allocator has of the driver."""
         return self.allocated + self.reusable + self.stray + self.split + self.plan.graphs_free
 
     @property
     def driver_bytes(self) -> int:
-        """What the process holds of the card."""
+        """Return what the process holds of the card."""
         unmapped = sum({"weights": self.plan.weights, "kv_cache": self.plan.kv_cache}[tag] for tag in self.asleep)
         return self.reserved + self.plan.context + self.workspace - unmapped
 
     @property
     def releasable(self) -> int:
-        """What `empty_cache` gives back."""
+        """Return what `empty_cache` gives back."""
         return self.reusable + self.stray
 
     def take(self, nbytes: int, what: str) -> None:

@@ -23,7 +23,7 @@ MODEL = "modelled"
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What clients ask for.
+    """The load of the clients.
 
     Attributes:
         images: New images a second.
@@ -43,7 +43,7 @@ class Traffic:
 
 
 class Watcher(Protocol):
-    """What is told of the engine's truth."""
+    """Receives the engine's truth."""
 
     def looked(self, seconds: float) -> None:
         """So much time passed in the state that the engine is in now."""
@@ -60,7 +60,7 @@ class Watcher(Protocol):
 
 @dataclass
 class Quirks:
-    """What is odd about the engine; a situation turns them on and off.
+    """Oddities of the engine; a situation turns them on and off.
 
     Attributes:
         tamper: Changes an operation's answers on their way.
@@ -168,17 +168,17 @@ class EngineModel:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether a pool of any rank is unmapped."""
+        """Return whether a pool of any rank is unmapped."""
         return any(worker.memory.asleep for worker in self.workers)
 
     @property
     def is_working(self) -> bool:
-        """Whether requests run."""
+        """Return whether requests run."""
         return self.is_ready and self.traffic is not None and not self.is_asleep
 
     @property
     def is_held(self) -> bool:
-        """Whether a call holds the workers now."""
+        """Return whether a call holds the workers now."""
         return self._turn.locked()
 
     # --- steps ---
@@ -337,7 +337,7 @@ class EngineModel:
         return json_answer({"results": [json.dumps(answer) for answer in answers]})
 
     def _component(self, op: str) -> list[int]:
-        """Of each rank, the bytes of what an operation gives back, counted so that less is more given."""
+        """Return each rank's bytes of what an operation gives back, counted so that less is more given."""
         if op == "release":
             return [worker.memory.driver_bytes for worker in self.workers]
         return [worker.encoder_bytes() for worker in self.workers]

@@ -1,4 +1,4 @@
-"""What can happen in a situation: each makes an event for its script."""
+"""Events of a situation's script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.situations.situation import Event, Stage
 
 
 def traffic(**how: Any) -> Event:  # noqa: ANN401 - Traffic's own
-    """From now on clients ask for this."""
+    """Change what clients ask for."""
     wanted = Traffic(**how)
 
     def event(stage: Stage) -> None:
@@ -92,7 +92,7 @@ def quirk(**how: Any) -> Event:  # noqa: ANN401 - Quirks' own
 
 
 def no_snapshot(stage: Stage) -> None:
-    """This torch cannot tell of its segments."""
+    """Take the segments' statistics away from this torch."""
     setattr(stage.engine.torch.device_module, "memory_snapshot", None)  # noqa: B010 - a method of the class
 
 

@@ -1,4 +1,4 @@
-"""What happened, counted from the model's truth: the sidecar is never asked."""
+"""A count of what happened, from the model's truth: the sidecar is never asked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_GAIN = 256 * MIB
 """A remedy that gave its own component less was in vain; on a small device, less than the way from high to low."""
 MIN_SLACK = 256 * MIB
 FIRST_SECONDS, NEXT_SECONDS = 2.0, 6.0
-"""From urgent pressure to the first remedy, and from a remedy's end to the next where that did not suffice."""
+"""The time from urgent pressure to the first remedy, and from a remedy's end to the next where that did not suffice."""
 SETTLING_SECONDS = 3.0
 """After an engine became ready nobody is late: the sidecar has yet to find it."""
 TAIL_SECONDS = 1.0
@@ -26,7 +26,7 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Where pressure begins on one rank, in free bytes."""
+    """The free bytes below which there is pressure on one rank."""
 
     high: int
     low: int
@@ -37,7 +37,7 @@ def marks(total: int, requested: int | None, rest: int) -> Marks | None:
 
     Args:
         total: The card's bytes.
-        requested: What the engine was told to take; None where that did not size anything.
+        requested: What the engine was configured to take; None where that did not size anything.
         rest: What is used at rest, by everybody, without encoder outputs, releasable reserve and other tensors.
     """
     slack = total - max(requested or 0, rest)
@@ -60,7 +60,7 @@ class Remedy:
 
     @property
     def in_vain(self) -> bool:
-        """Whether no rank got back what is worth a remedy."""
+        """Return whether no rank got back what is worth a remedy."""
         return max(self.gave, default=0) < self.worth
 
 
@@ -70,12 +70,12 @@ class _Episode:
 
     since: float
     answered: bool = False
-    told: bool = False
+    is_reported: bool = False
 
 
 @dataclass
 class Outcome:
-    """What one situation came to."""
+    """The outcome of one situation."""
 
     deaths: list[str] = field(default_factory=list)
     covered_deaths: list[str] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Outcome:
 
     @property
     def by_kind(self) -> Counter[str]:
-        """How many remedies of each kind."""
+        """Return how many remedies of each kind."""
         return Counter(remedy.kind for remedy in self.remedies)
 
     @property
@@ -101,7 +101,7 @@ class Outcome:
 
     @property
     def seconds_held(self) -> float:
-        """How long remedies kept the workers from their steps."""
+        """Return how long remedies kept the workers from their steps."""
         return sum(remedy.ended_at - remedy.began_at for remedy in self.remedies)
 
     def in_vain_within_an_hour(self) -> int:
@@ -111,30 +111,30 @@ class Outcome:
 
 
 class Due(Protocol):
-    """What is due in a situation."""
+    """The goals of a situation."""
 
     @property
     def fits(self) -> bool:
-        """Whether its traffic is steady and fits: no remedy is due while it runs."""
+        """Return whether its traffic is steady and fits: no remedy is due while it runs."""
 
     @property
     def may_die(self) -> bool:
-        """Whether the engine may die where nothing could be given back."""
+        """Return whether the engine may die where nothing could be given back."""
 
     @property
     def most_remedies(self) -> int | None:
-        """How many remedies are due at most; None: any number."""
+        """Return how many remedies are due at most; None: any number."""
 
     @property
     def needs(self) -> int:
-        """How many are due at least."""
+        """Return how many are due at least."""
 
 
 class Judge:
     """Watches an engine.
 
     Args:
-        engine: Told of everything by it.
+        engine: Reports everything to it.
         cache_counts: Whether encoder outputs that nobody needs count among what could be given back: where they are
             what filled the device. Elsewhere the next images would want those bytes back.
     """
@@ -151,7 +151,7 @@ class Judge:
         self._was_idle = False
         self._idle_releases = 0
 
-    # --- what the engine tells ---
+    # --- what the engine reports ---
 
     def began(self) -> None:
         """A life began: its plan gives the marks."""
@@ -253,8 +253,8 @@ class Judge:
         episode = self._episodes[index]
         since = (self._ended_at or 0.0) if episode.answered else episode.since
         limit = NEXT_SECONDS if episode.answered else FIRST_SECONDS
-        if now - since > limit and not episode.told and not self._engine.is_held:
-            episode.told = True
+        if now - since > limit and not episode.is_reported and not self._engine.is_held:
+            episode.is_reported = True
             which = "next" if episode.answered else "first"
             at = since - self._began_at
             self.outcome.late.append(f"no {which} remedy within {limit:g} s of {at:.0f} s on rank {index}")
@@ -265,7 +265,7 @@ class Judge:
                 self.outcome.next_delays.append(max(0.0, began_at - (self._ended_at or 0.0)))
             else:
                 self.outcome.first_delays.append(max(0.0, began_at - episode.since))
-            episode.answered, episode.told = True, False
+            episode.answered, episode.is_reported = True, False
 
     # --- idleness ---
 

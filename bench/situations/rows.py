@@ -29,7 +29,7 @@ L4 = int(22.0 * GIB)
 EIGHT = int(7.63 * GIB)
 MIG = int(9.75 * GIB)
 BEGIN = 30.0
-"""When traffic begins: the engine has been ready for ten seconds."""
+"""The time at which traffic begins: the engine has been ready for ten seconds."""
 
 
 def _gib(size: float) -> int:

@@ -28,7 +28,7 @@ TOKEN = "situations-situations-situations"  # noqa: S105 - of a sidecar that liv
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a situation came to, and the goals that it missed."""
+    """The result of a situation, and the goals that it missed."""
 
     situation: Situation
     outcome: Outcome

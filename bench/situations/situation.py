@@ -14,7 +14,7 @@ from bench.situations.worker import EngineOptions
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a situation's events act on."""
+    """The objects that a situation's events act on."""
 
     engine: EngineModel
     loop: VirtualLoop | None

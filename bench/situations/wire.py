@@ -39,7 +39,7 @@ Handler: TypeAlias = Callable[[Asked], "Answer | Awaitable[Answer]"]
 
 
 class Face:
-    """What answers while the engine's process is there.
+    """The server of the engine while its process runs.
 
     Args:
         handler: Answers one request, at once or later.

@@ -31,7 +31,7 @@ HOST = HostMemory(
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What an engine is started with.
+    """Options of an engine at its start.
 
     Attributes:
         kind: `npu` or `cuda`.
@@ -51,7 +51,7 @@ class EngineOptions:
 
 
 class _WorkerBase:
-    """What every worker of vLLM's has, as far as the extension looks."""
+    """The attributes of vLLM's workers that the extension looks at."""
 
     rank_memory: Rank
 
@@ -168,7 +168,7 @@ class ModelWorker:
         self.worker.model_runner.requests = {}
 
     def needed_bytes(self) -> int:
-        """What running requests need of the encoder cache."""
+        """Return what running requests need of the encoder cache."""
         return len(self.worker.model_runner.requests) * self.memory.plan.image
 
     def encoder_bytes(self) -> int:

@@ -45,8 +45,8 @@ def main(
     found = figures(measured)
     print("\n".join((figures_table(list(found.values()), "grid"), *facts(measured), *measured.service.failures[:5])))
     if json_path is not None:
-        told = document(options, measured, machine=machine, day=day)
-        json_path.write_text(json.dumps(told, indent=1), encoding="utf-8")
+        found_json = document(options, measured, machine=machine, day=day)
+        json_path.write_text(json.dumps(found_json, indent=1), encoding="utf-8")
     if not (no_docs or attacks):
         command = f"python -m bench.soak --minutes {minutes:g} --clients {clients} --seed {seed}"
         text = with_run(PAGE.read_text(), options, measured, command=command, machine=machine, day=day)

@@ -84,7 +84,7 @@ class Peer:
         self._socket.shutdown(socket.SHUT_WR)
 
     def life(self) -> float:
-        """How long this connection is held, seconds."""
+        """Return how long this connection is held, seconds."""
         return self.rng.uniform(*LIFE_SECONDS)
 
 

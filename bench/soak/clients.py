@@ -53,7 +53,7 @@ class Reset:
 
 @dataclass(slots=True)
 class Service:
-    """What the clients and the operator saw."""
+    """The clients' and the operator's view of the sidecar."""
 
     answers: list[Answer] = field(default_factory=list)
     failed: int = 0
@@ -70,7 +70,7 @@ class Service:
             self.failures.append(what)
 
     def may_hold(self, answer: Answer) -> bool:
-        """Whether a safe reset may have held the request; those are judged by their success, not by their time."""
+        """Return whether a safe reset may have held the request; such are judged by success, not by time."""
         return any(
             answer.asked <= reset.asked + reset.seconds + PACED_SECONDS and reset.asked <= answer.first_byte
             for reset in self.resets
@@ -173,8 +173,8 @@ class Clients:
                 aiohttp.ClientSession(self._url, headers=headers) as session,
                 session.post("/reset_mm_cache", params={"mode": "safe"}) as response,
             ):
-                status, told = response.status, await response.json()
-                says = str(told.get("error", {}).get("message") or told.get("reason") or told.get("outcome"))
+                status, answer = response.status, await response.json()
+                says = str(answer.get("error", {}).get("message") or answer.get("reason") or answer.get("outcome"))
         except ERRORS as error:
             says = f"{type(error).__name__}: {error}"
         self.service.resets.append(Reset(asked, time.monotonic() - asked, status, says))

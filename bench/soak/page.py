@@ -1,4 +1,4 @@
-"""What a run found, as figures, as JSON and in docs/soak.md."""
+"""The result of a run as figures, as JSON and in docs/soak.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ATTACK_COLUMNS = ("attack", "connections", "sent", "ended by the sidecar", "ans
 
 
 def figures(measured: Measured) -> dict[str, Figure]:
-    """What was measured, each beside its goal."""
+    """Return what was measured, each beside its goal."""
     service, left, at_end = measured.service, measured.left(), measured.at_end
     held = [answer.first_byte_seconds for answer in service.answers if service.may_hold(answer)]
     attacked, calm = (_times(measured, has_attackers=has_attackers) for has_attackers in (True, False))
@@ -86,14 +86,14 @@ def facts(measured: Measured) -> list[str]:
         _p([answer.longest_gap for answer in measured.answers(has_attackers=has_attackers)], 99) * MS
         for has_attackers in (True, False)
     )
-    told = [
+    sentences = [
         f"Longest gap within an answer, p99 of the answers: {with_:.0f} ms with attackers, {without:.0f} ms without.",
         f"The sidecar used {measured.sidecar_cores:.2f} cores on average. Processes that are no part of the run used "
         f"{measured.other_cores:.2f}, which makes times longer.",
     ]
     if measured.gave_up is not None:
-        told.append(f"**The run ended early: {measured.gave_up}.**")
-    return told
+        sentences.append(f"**The run ended early: {measured.gave_up}.**")
+    return sentences
 
 
 def document(options: Options, measured: Measured, *, machine: str, day: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from highwater.demo.process import KeptProcess, environ_with, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
-TELL_SECONDS = 20.0
+COUNT_SECONDS = 20.0
 # Objects that live as long as a connection or a request does.
 _CONNECTED = re.compile("Connection|Conversation|Exchange")
 TOKEN = "soak-admin-token"  # noqa: S105 - of a sidecar on loopback that ends with the run
@@ -36,7 +36,7 @@ TOKEN = "soak-admin-token"  # noqa: S105 - of a sidecar on loopback that ends wi
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the sidecar holds at one time.
+    """The objects that the sidecar holds at one time.
 
     Attributes:
         descriptors: Open file descriptors.
@@ -49,7 +49,7 @@ class Held:
     objects: Mapping[str, int]
 
     def more_than(self, start: Held) -> dict[str, int]:
-        """What there is more of than at the start, by name."""
+        """Return what there is more of than at the start, by name."""
         more = {"descriptors": self.descriptors - start.descriptors}
         for before, now in ((start.tasks, self.tasks), (start.objects, self.objects)):
             more |= {name: count - before.get(name, 0) for name, count in now.items()}
@@ -61,18 +61,18 @@ class SoakSidecar(KeptProcess):
 
     Args:
         engine_url: The engine.
-        folder: Gets its log and what it tells.
+        folder: Gets its log and its counts.
     """
 
     def __init__(self, engine_url: str, folder: Path) -> None:
         super().__init__("the sidecar", folder / "sidecar.log")
         self.port = free_port()
-        self._told = folder / "held.json"
+        self._counts = folder / "held.json"
         self._engine_url = engine_url
 
     def __enter__(self) -> SoakSidecar:
         serve = ["serve", "--engine-url", self._engine_url, "--port", str(self.port)]
-        command = [sys.executable, "-m", "bench.soak.sidecar", str(self._told), *serve]
+        command = [sys.executable, "-m", "bench.soak.sidecar", str(self._counts), *serve]
         settings = {"HIGHWATER_ADMIN_TOKEN": TOKEN, "HIGHWATER_POLICY__MODE": "observe"}
         self.start(command, env=environ_with(settings, without_prefix="HIGHWATER_"), cwd=ROOT)
         self.wait_until_answers(self.port, "/livez", START_SECONDS)
@@ -94,21 +94,21 @@ class SoakSidecar(KeptProcess):
         """Ask it what it holds.
 
         Raises:
-            DemoError: It did not tell in time.
+            DemoError: It did not write them in time.
         """
-        self._told.unlink(missing_ok=True)
+        self._counts.unlink(missing_ok=True)
         descriptors = len(os.listdir(f"/proc/{self.pid}/fd"))
         os.kill(self.pid, signal.SIGUSR1)
-        deadline = time.monotonic() + TELL_SECONDS
-        while not self._told.exists():
+        deadline = time.monotonic() + COUNT_SECONDS
+        while not self._counts.exists():
             if time.monotonic() > deadline:
-                raise DemoError(f"the sidecar did not say within {TELL_SECONDS:g} s what it holds")
+                raise DemoError(f"the sidecar did not say within {COUNT_SECONDS:g} s what it holds")
             time.sleep(0.05)
-        told = json.loads(self._told.read_text(encoding="utf-8"))
-        return Held(descriptors, told["tasks"], told["objects"])
+        counts = json.loads(self._counts.read_text(encoding="utf-8"))
+        return Held(descriptors, counts["tasks"], counts["objects"])
 
 
-def _tell(path: Path) -> None:
+def _write_counts(path: Path) -> None:
     """Write what this process holds; in a signal handler, which Python runs in the event loop's thread."""
     tasks = Counter(getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks())
     gc.collect()
@@ -122,10 +122,10 @@ def _tell(path: Path) -> None:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("told", type=click.Path(path_type=Path))
+@click.argument("counts", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def _run(told: Path, arguments: tuple[str, ...]) -> None:
-    signal.signal(signal.SIGUSR1, lambda *_: _tell(told))
+def _run(counts: Path, arguments: tuple[str, ...]) -> None:
+    signal.signal(signal.SIGUSR1, lambda *_: _write_counts(counts))
     main(list(arguments))
 
 

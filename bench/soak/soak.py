@@ -42,7 +42,7 @@ GIVE_UP_BYTES = 400_000_000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is run.
+    """Options of a run.
 
     Attributes:
         seconds: Control and attack parts together.
@@ -104,7 +104,7 @@ class Measured:
         ]
 
     def left(self) -> dict[str, int]:
-        """What the sidecar holds more of than before, by name."""
+        """Return what the sidecar holds more of than before, by name."""
         return self.at_end.more_than(self.at_start)
 
     def rss_at_mark(self) -> float:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from highwater.incidents import EncoderEntry, Evidence, Incident, Point, RankEvidence, point
+from highwater.accounting.points import MemoryPoint
+from highwater.incidents import EncoderEntry, Evidence, Incident, RankEvidence
 from highwater.readings import (
     Budget,
     Components,
@@ -87,9 +88,9 @@ def rank(known: RankReading | None = None, **changes: Any) -> RankEvidence:
     return RankEvidence(**given | {"status": "alive", "reading": known} | changes)
 
 
-def series(known: RankReading, used: Sequence[int], step: float = 0.1) -> tuple[Point, ...]:
+def series(known: RankReading, used: Sequence[int], step: float = 0.1) -> tuple[MemoryPoint, ...]:
     """Used bytes over time, up to shortly before the reading."""
-    last = point(known)
+    last = MemoryPoint.of(known)
     start = known.taken_at - step * len(used)
     return tuple(replace(last, at=start + step * index, used_bytes=size) for index, size in enumerate(used))
 

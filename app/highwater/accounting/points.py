@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, Self
 
 from highwater.accounting.attribution import COMPONENTS
@@ -86,3 +87,22 @@ class MemoryPoint:
     def torch(self) -> TorchMemory:
         """Return the allocator's statistics, as far as a point keeps them."""
         return TorchMemory(allocated_bytes=self.torch_allocated_bytes, reserved_bytes=self.torch_reserved_bytes)
+
+
+def thin(points: Sequence[MemoryPoint], most: int, *, recent: int = 1) -> tuple[MemoryPoint, ...]:
+    """Return at most so many points: the last ones all, of each stretch before them the one with the most used bytes.
+
+    A rise that lasted for one point must not fall between two that are kept.
+
+    Args:
+        points: Of one rank, oldest first.
+        most: The number to keep.
+        recent: The number of the last ones, which are all kept.
+    """
+    room = most - recent
+    if len(points) <= most or room < 1:
+        return tuple(points[-most:])
+    earlier, last = points[: len(points) - recent], points[len(points) - recent :]
+    bounds = [index * len(earlier) // room for index in range(room + 1)]
+    highest = (max(earlier[start:end], key=lambda point: point.used_bytes or 0) for start, end in pairwise(bounds))
+    return (*highest, *last)

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
 from highwater.findings import markdown
-from highwater.incidents import Incident, Incidents, Unreadable
+from highwater.incidents import Incident, Incidents, UnreadableIncident
 from highwater.incidents.fitting import to_bytes
 from highwater.incidents.text import headlines_text, incident_markdown
 
@@ -76,7 +76,7 @@ def incidents_router(incidents: Incidents) -> APIRouter:
 async def _found(incidents: Incidents, incident_id: str) -> Incident:
     try:
         incident = await incidents.read(incident_id)
-    except Unreadable as exc:
+    except UnreadableIncident as exc:
         raise HTTPException(409, f"the incident is there and cannot be read: {exc}") from exc
     if incident is None:
         raise HTTPException(404, "there is no incident of that id; GET /memory/incidents lists them")

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from highwater.errors import SidecarUnreachable
 from highwater.readings import SCHEMA, Event, RankReading, RemedyResult, Report
-from highwater.text.plain import cleaned
+from highwater.text.printable import cleaned
 
 __all__ = ["cleaned", "event_of", "events_of", "ranks_of", "remedy_of", "report_of", "understood"]
 

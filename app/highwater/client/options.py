@@ -1,4 +1,4 @@
-"""What the commands that speak to a sidecar have in common: where it is, the token, and how they end without it.
+"""Options and exit statuses of the commands that speak to a sidecar: its URL, the token, and how they end without it.
 
 The token comes from the environment or from the sidecar's own file, and is no flag: a command line can be read by every
 user of a machine.
@@ -62,14 +62,14 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="as JS
 
 
 class NoSidecar(click.ClickException):
-    """Nobody answers at the URL, or what answers is no sidecar."""
+    """No sidecar answers at the URL."""
 
     exit_code = UNREACHABLE
 
 
 @contextmanager
 def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bool = False) -> Iterator[SidecarClient]:
-    """The sidecar at ``url``; what goes wrong ends the command with one line.
+    """Connect to the sidecar at ``url``; what goes wrong ends the command with one line.
 
     Args:
         url: Its base URL.
@@ -90,7 +90,7 @@ def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bo
 
 @contextmanager
 def ending_well() -> Iterator[None]:
-    """Within it, what a sidecar does wrong ends the command with one line and an exit status."""
+    """End the command with one line and an exit status where a sidecar does something wrong within the block."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a model's name may have letters that the terminal has not
     try:
@@ -102,5 +102,5 @@ def ending_well() -> Iterator[None]:
 
 
 def examples(*lines: str) -> str:
-    """Examples for the end of a help text (click's ``epilog``), each on a line of its own."""
+    """Return examples for the end of a help text (click's ``epilog``), each on a line of its own."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

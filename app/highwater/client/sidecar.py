@@ -1,7 +1,7 @@
 """Calls to a sidecar over HTTP, as an operator's commands make them: one at a time, each with an end.
 
-It says what went wrong in one line that tells what to do, whoever answers at the URL. It follows no redirect and reads
-no proxy from the environment: the admin token goes to the address that was named, and nowhere else.
+What went wrong is reported in one line that says what to do, whoever answers at the URL. It follows no redirect and
+reads no proxy from the environment: the admin token goes to the address that was named, and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import httpx
 import httpx_sse
 
 from highwater.errors import SidecarRefused, SidecarUnreachable
-from highwater.text.printable import one_line
+from highwater.text.printable import plain
 from highwater.units import MIB
 
 CONNECT_SECONDS = 5.0
@@ -76,23 +76,19 @@ class SidecarClient:
         self._client.close()
 
     def get(self, path: str, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
-        """The parsed JSON of a GET."""
+        """Return the parsed JSON of a GET."""
         return self._json("GET", path, params=params)
 
     def get_text(self, path: str, params: Mapping[str, str] | None = None) -> str:
-        """The text of a GET; a web page is none."""
+        """Return the text of a GET; a web page is refused."""
         headers, content = self._call("GET", path, params=params)
         if "html" in headers.get("content-type", ""):
             raise SidecarUnreachable(self._no_sidecar("a web page", headers))
         return content.decode(errors="replace")
 
-    def post(self, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401
-        """The parsed JSON of a POST; no body is sent where it is None."""
-        return self._json("POST", path, params=params, body=body)
-
-    def put(self, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401
-        """The parsed JSON of a PUT."""
-        return self._json("PUT", path, params=params, body=body)
+    def post(self, path: str, body: Any = None) -> Any:  # noqa: ANN401
+        """Return the parsed JSON of a POST; no body is sent where it is None."""
+        return self._json("POST", path, body=body)
 
     def events(self) -> Iterator[tuple[str, Any]]:
         """``GET /memory/events`` live: event name and parsed data, the report as it stands first.
@@ -110,12 +106,12 @@ class SidecarClient:
             response = source.response
             if not response.is_success:
                 self._refuse(response, self._read(response))
-            for told in source.iter_sse():
+            for event in source.iter_sse():
                 try:
-                    data = json.loads(told.data)
+                    data = json.loads(event.data)
                 except ValueError as exc:
                     raise SidecarUnreachable(self._no_sidecar("events that are no JSON", response.headers)) from exc
-                yield told.event, data
+                yield event.event, data
 
     def _json(self, method: str, path: str, **options: Any) -> Any:  # noqa: ANN401 - JSON
         headers, content = self._call(method, path, **options)
@@ -162,10 +158,10 @@ class SidecarClient:
                     "port (control_port): name that with --url or HIGHWATER_URL"
                 )
             )
-        told = _told(body)
-        if told is None:
+        error = _error_of(body)
+        if error is None:
             raise SidecarUnreachable(self._no_sidecar(f"{status} {response.reason_phrase}".rstrip(), response.headers))
-        code, message = told
+        code, message = error
         text = _line(f"{message}{self._advice(status)}")
         raise SidecarRefused(text, status=status, code=code, message=_line(message), body=body)
 
@@ -229,8 +225,8 @@ def _authorization(token: str, source: str) -> bytes:
     return f"Bearer {token}".encode()
 
 
-def _told(body: object) -> tuple[str, str] | None:
-    """The code and the sentence of an error that a sidecar would give; ``None`` where it is none of ours."""
+def _error_of(body: object) -> tuple[str, str] | None:
+    """Return code and sentence of a sidecar's error; ``None`` where it is another server's."""
     if not isinstance(body, dict):
         return None
     error = body.get("error")
@@ -247,6 +243,5 @@ def _told(body: object) -> tuple[str, str] | None:
 
 
 def _line(text: str) -> str:
-    """One line that a terminal does not obey, whoever wrote it."""
-    plain = one_line(text)
-    return plain if len(plain) <= _SHOWN_LENGTH else f"{plain[:_SHOWN_LENGTH]}..."
+    """Return one line that a terminal does not obey, whoever wrote it."""
+    return plain(text, _SHOWN_LENGTH)

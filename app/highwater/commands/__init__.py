@@ -1,5 +1,5 @@
-"""What an operator sees and does at a terminal: ``top``, ``status``, ``reclaim``, ``mark``, ``check``, ``completion``.
+"""The commands of an operator at a terminal: ``top``, ``status``, ``reclaim``, ``mark``, ``check``, ``completion``.
 
-Each speaks to a sidecar's URL and knows nothing that the sidecar does not tell. What came over the wire is made plain
+Each speaks to a sidecar's URL and knows nothing that the sidecar does not report. What came over the wire is made plain
 before it is drawn: a terminal obeys control characters, whoever sent them.
 """

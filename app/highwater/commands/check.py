@@ -1,4 +1,4 @@
-"""Gathers what a sidecar tells for ``highwater check``, and shows what the rules found."""
+"""Gathers the facts for ``highwater check`` from a sidecar, and shows what the checks found."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import click
 from highwater import __version__
 from highwater.client.answers import cleaned, events_of, report_of
 from highwater.client.sidecar import SidecarClient
-from highwater.commands.checks import Answer, Facts, SetupCheck, exit_code
+from highwater.commands.setup_checks import Answer, SetupCheck, SetupFacts, exit_code
 from highwater.errors import SidecarRefused
 from highwater.files.admin_token import FoundToken
 
-# Read-only, and guarded as all control paths are: how it answers tells whether we may act, and nothing is done.
+# Read-only, and guarded as all control paths are: its response shows whether we may act, and nothing is done.
 GUARDED_PATH = "/memory/snapshots"
 _ANSWERS: Mapping[int, Answer] = {401: "no token", 403: "closed"}
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": "bright_black"}
 
 
-def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) -> Facts:
-    """Everything that the rules look at.
+def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) -> SetupFacts:
+    """Return everything that the checks look at.
 
     Args:
         connect: Makes a client, with a token or without.
         token: The one that was found here.
 
     Raises:
-        SidecarError: No sidecar is there.
+        SidecarError: No sidecar answers.
     """
     with connect(None) as sidecar:
         report = report_of(sidecar.get("/memory"))
         listed = _optional(sidecar, "/memory/events")
         info = _optional(sidecar, "/memory/openapi.json").get("info")
-        return Facts(
+        return SetupFacts(
             url=sidecar.url,
             now=_optional(sidecar, "/memory/history", {"since": "9999999999"}).get("now") or time.time(),
             report=report,
@@ -77,7 +77,7 @@ def _optional(sidecar: SidecarClient, path: str, params: Mapping[str, str] | Non
 
 
 def check_text(findings: Sequence[SetupCheck]) -> str:
-    """A line for each check, and one beneath it for what to change."""
+    """Return a line for each check, and one beneath it for what to change."""
     lines = []
     for finding in findings:
         word = click.style(f"{finding.level:<5}", fg=_COLOURS[finding.level])
@@ -85,12 +85,12 @@ def check_text(findings: Sequence[SetupCheck]) -> str:
         if finding.change is not None:
             lines.append(f"{'':<17} {click.style('change:', bold=True)} {finding.change}")
     counts = {level: sum(finding.level == level for finding in findings) for level in ("fail", "warn", "ok", "skip")}
-    told = [f"{counts['fail']} failed", f"{counts['warn']} warnings", f"{counts['ok']} ok"]
+    summary = [f"{counts['fail']} failed", f"{counts['warn']} warnings", f"{counts['ok']} ok"]
     if counts["skip"]:
-        told.append(f"{counts['skip']} could not be checked")
-    return "\n".join([*lines, ", ".join(told)])
+        summary.append(f"{counts['skip']} could not be checked")
+    return "\n".join([*lines, ", ".join(summary)])
 
 
 def check_json(findings: Sequence[SetupCheck]) -> dict[str, Any]:
-    """The findings for programs."""
+    """Return the results for programs."""
     return {"schema": 1, "exit_code": exit_code(findings), "findings": [asdict(finding) for finding in findings]}

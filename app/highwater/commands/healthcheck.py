@@ -1,4 +1,4 @@
-"""``highwater healthcheck``: whether the sidecar on this machine is well, as an exit status.
+"""``highwater healthcheck``: the health of the sidecar on this machine as an exit status.
 
 For a container's HEALTHCHECK and for scripts. It is started again and again beside a sidecar that serves traffic: it
 loads no server and no HTTP client but the standard library's, and sends no token.
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import click
 
 from highwater.client.options import URL_VARIABLE, examples, own_url
-from highwater.text.printable import one_line
+from highwater.text.printable import plain
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}
 # Docker knows two statuses of a health check.
@@ -45,7 +45,7 @@ def healthcheck(what: str, url: str | None, seconds: float) -> None:
     base = url or own_url(os.environ)
     problem = ask(base, PATHS[what], seconds)
     if problem is not None:
-        raise click.exceptions.Exit(_told(problem))
+        raise click.exceptions.Exit(_report(problem))
 
 
 def ask(base: str, path: str, seconds: float) -> str | None:
@@ -75,14 +75,14 @@ def _connection(scheme: str, host: str, port: int | None, seconds: float) -> HTT
         return HTTPConnection(host, port, timeout=seconds)
     if scheme != "https":
         raise ValueError("it is no http or https URL")
-    # The certificate is for the name that clients use, and this is its own machine: nothing is told, and nothing is
+    # The certificate is for the name that clients use, and this is its own machine: nothing is sent, and nothing is
     # believed but a status.
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return HTTPSConnection(host, port, timeout=seconds, context=context)
 
 
-def _told(problem: str) -> int:
+def _report(problem: str) -> int:
     """Print it as one line that a terminal does not obey, and return the exit status."""
-    click.echo(f"highwater: {one_line(problem)}", err=True)
+    click.echo(f"highwater: {plain(problem)}", err=True)
     return _UNWELL

@@ -34,7 +34,7 @@ def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: b
 
 def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str:
     # Here and not at the top, as below: `highwater --help` must not load what it does not need.
-    from highwater.incidents import IncidentStore, Unreadable  # noqa: PLC0415
+    from highwater.incidents import IncidentStore, UnreadableIncident  # noqa: PLC0415
     from highwater.incidents.fitting import to_bytes  # noqa: PLC0415
     from highwater.incidents.text import headlines_text, incident_markdown  # noqa: PLC0415
 
@@ -47,7 +47,7 @@ def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str
         return headlines_text(headlines)
     try:
         incident = store.read(incident_id)
-    except Unreadable as exc:
+    except UnreadableIncident as exc:
         raise click.ClickException(str(exc)) from exc
     if incident is None:
         raise click.ClickException(f"there is no incident {incident_id} in {folder}")

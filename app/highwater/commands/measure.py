@@ -111,9 +111,9 @@ def measure(
     Exits as COMMAND does; with 130 where it was interrupted and ended with 0; with 1 if the reports are incomplete or
     could not be written; 126 or 127 if COMMAND cannot be run; 3 if no sidecar answers.
     """
-    from highwater.measure.files import NoReport, ReportFiles
+    from highwater.measure.files import CannotWriteReport, ReportFiles
     from highwater.measure.interrupts import Interrupts
-    from highwater.measure.load import NotStarted, find
+    from highwater.measure.load import LoadNotStarted, find
     from highwater.measure.recording import LoadPlan, Measurement
 
     with Interrupts() as interrupts:
@@ -129,9 +129,9 @@ def measure(
                 experiment = measurement.run()
             interrupts.ignores_signals = True
             _write(experiment, files)
-        except NoReport as exc:
+        except CannotWriteReport as exc:
             raise click.ClickException(str(exc)) from exc
-        except NotStarted as exc:
+        except LoadNotStarted as exc:
             click.echo(f"Error: {exc}", err=True)
             sys.exit(exc.exit_code)
         except KeyboardInterrupt:
@@ -142,8 +142,8 @@ def measure(
 
 def _write(experiment: Experiment, files: ReportFiles) -> None:
     from highwater.findings.markdown import page
-    from highwater.measure.findings import findings
     from highwater.measure.report import report
+    from highwater.measure.rules import findings
 
     made = report(experiment, written_at=time.time())
     written = files.write({".html": page(made, title=experiment.name), ".md": made})

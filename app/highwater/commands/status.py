@@ -17,14 +17,14 @@ _SHORT: Final = frozenset({"short", "urgent"})
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to make of a report: an exit status, and why it is not 0."""
+    """The verdict on a report: an exit status, and why it is not 0."""
 
     code: int
     reasons: tuple[str, ...] = ()
 
 
 def judged(report: Report) -> Verdict:
-    """Whether all is well: the engine ready, every rank heard of just now, memory not short, every rule at work."""
+    """Judge whether the engine is ready, every rank has just reported, memory is not short and every rule can act."""
     state, policy = report.engine.state, report.policy
     worries = []
     if state != "ready":
@@ -41,11 +41,11 @@ def judged(report: Report) -> Verdict:
 
 
 def _worry(rule: RuleStatus, level: str) -> str | None:
-    """Why somebody should look after the rule; ``None`` where nobody need."""
+    """Return why somebody should look at the rule; ``None`` if nobody need."""
     why = f": {rule.reason}" if rule.reason else ""
     if rule.phase in _SHORT or rule.phase == "acting":
         return f"rule {rule.name} is {rule.phase}{why}"
-    # A rest after a relief that fell short of low water is a worry only where memory is short all the same.
+    # A cooldown after a relief that did not reach low water is a worry only while memory is still short.
     if rule.phase == "resting" and level in _SHORT:
         return f"rule {rule.name} is resting{why}"
     return f"rule {rule.name} cannot act{why}" if rule.is_dormant else None
@@ -57,7 +57,7 @@ def is_relief(event: Event) -> bool:
 
 
 def status_json(verdict: Verdict, report: Any, last_reset: Event | None) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """The verdict for programs, with the report as the sidecar told it."""
+    """Return the verdict for programs, with the report as the sidecar sent it."""
     return {
         "schema": 1,
         "status": WORDS[verdict.code].lower(),
@@ -69,7 +69,7 @@ def status_json(verdict: Verdict, report: Any, last_reset: Event | None) -> dict
 
 
 def status_text(report: Report, verdict: Verdict, last_reset: Event | None, *, now: float) -> str:
-    """The screen: the verdict, the report as ``GET /memory?format=text`` shows it, and the last reset."""
+    """Return the screen: the verdict, the report as ``GET /memory?format=text`` shows it, and the last reset."""
     count = f"{report.ranks_reported} rank{'' if report.ranks_reported == 1 else 's'}"
     ready = f"the engine is ready, {count}, policy {report.policy.level if report.policy else UNKNOWN}"
     return (
@@ -88,7 +88,7 @@ def _last_reset(event: Event | None, now: float) -> str:
 
 
 def since_text(mark: str, since: Any) -> str:  # noqa: ANN401 - JSON, cleaned
-    """What changed since a mark, rank by rank, as a table."""
+    """Return a table of the changes since a mark, rank by rank."""
     ranks = since.get("ranks", []) if isinstance(since, dict) else []
     if not ranks:
         return f"nothing is known of what changed since {mark!r}: no rank was read then and now"

@@ -77,18 +77,18 @@ def status(url: str, since: str | None, *, as_json: bool) -> None:
     from highwater.commands.status import is_relief, judged, since_text, status_json, status_text
 
     with sidecar_at(url) as sidecar:
-        told = sidecar.get("/memory", {} if since is None else {"since": since})
-        report = report_of(told)
+        answer = sidecar.get("/memory", {} if since is None else {"since": since})
+        report = report_of(answer)
         listed = sidecar.get("/memory/events", {"limit": "1000"})
     events = events_of(listed.get("events") if isinstance(listed, dict) else [])
     last_reset = next((event for event in events if is_relief(event)), None)
     verdict = judged(report)
     if as_json:
-        click.echo(json.dumps(status_json(verdict, told, last_reset), indent=1))
+        click.echo(json.dumps(status_json(verdict, answer, last_reset), indent=1))
     else:
         click.echo(status_text(report, verdict, last_reset, now=time.time()))
         if since is not None:
-            click.echo("\n" + since_text(since, cleaned(told.get("since"))))
+            click.echo("\n" + since_text(since, cleaned(answer.get("since"))))
     sys.exit(verdict.code)
 
 
@@ -138,7 +138,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 def reclaim(
     url: str, remedies: Sequence[str], free_bytes: int | None, mode: str, *, dry_run: bool, as_json: bool
 ) -> None:
-    """Give memory back, and tell what each remedy freed.
+    """Give memory back, and say what each remedy freed.
 
     A REMEDY is release, trim_encoder_cache, reset_encoder_cache, reset_mm_cache or reset_prefix_cache; they run in the
     order given. Exits with 1 if any of them was refused or failed, 3 if no sidecar answers.
@@ -164,7 +164,7 @@ def reclaim(
 
 
 def _check_there(url: str) -> None:
-    """A patient call, and the token, are for a sidecar only."""
+    """Find out that a sidecar is there before it gets the token and a patient call."""
     from highwater.client.answers import report_of
 
     with sidecar_at(url) as sidecar:
@@ -214,7 +214,7 @@ def check(url: str, *, as_json: bool) -> None:
     """
     from highwater.client.sidecar import SidecarClient
     from highwater.commands.check import check_json, check_text, gather
-    from highwater.commands.checks import checked, exit_code
+    from highwater.commands.setup_checks import checked, exit_code
 
     with ending_well():
         facts = gather(

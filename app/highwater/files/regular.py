@@ -15,12 +15,11 @@ class NotARegularFileError(OSError):
         super().__init__("it is not a file")
 
 
-def open_regular(path: Path | str, *, dir_fd: int | None = None, follows_link: bool = False) -> int:
+def open_regular(path: Path | str, *, follows_link: bool = False) -> int:
     """Open a regular file for reading, and return its descriptor.
 
     Args:
-        path: Its path, or its name in the folder of ``dir_fd``.
-        dir_fd: An open folder.
+        path: Its path.
         follows_link: Whether a link may stand there: an operator's own path may be one, a foreign file's never.
 
     Raises:
@@ -28,12 +27,12 @@ def open_regular(path: Path | str, *, dir_fd: int | None = None, follows_link: b
         OSError: It cannot be opened.
     """
     # Looked at before it is opened: opening a device can do something.
-    if not stat.S_ISREG(os.stat(path, dir_fd=dir_fd, follow_symlinks=follows_link).st_mode):
+    if not stat.S_ISREG(os.stat(path, follow_symlinks=follows_link).st_mode):
         raise NotARegularFileError
     # And again after it: what stands there may be another by now. Without O_NONBLOCK a named pipe would wait.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follows_link else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags, dir_fd=dir_fd)
+        descriptor = os.open(path, flags)
     except OSError as exc:
         if exc.errno == errno.ELOOP:
             raise NotARegularFileError from exc

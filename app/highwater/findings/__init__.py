@@ -1,4 +1,4 @@
-"""What the numbers say, and how it is written down: for incidents and for measured loads alike.
+"""Conclusions from the numbers, and how they are written down: for incidents and for measured loads alike.
 
 ::
 

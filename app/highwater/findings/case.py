@@ -1,4 +1,4 @@
-"""What the rules look at: each rank as it stood last, at the beginning and at its highest, and what is known beside it.
+"""The rules' input: each rank as it stood last, at the beginning and at its highest, and what is known beside it.
 
 A case is made of an incident's evidence or of a measured load; what is not known is ``None``, and answers no rule.
 """
@@ -14,7 +14,7 @@ from highwater.accounting.points import MemoryPoint
 from highwater.findings.finding import Finding
 from highwater.readings import Device, EngineLoad, EngineStatus, HostMemory, RankReading, WorkerMemory
 from highwater.text.table import rank_title
-from highwater.units import MIB, mib
+from highwater.units import MIB
 
 # Of each rank: less than both, in bytes and of its device, moves by itself.
 NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.005
@@ -49,16 +49,13 @@ class RankCase:
         now: As it stood last.
         first: Its first reading that counts: once the engine was ready, or before the load; ``None`` where there is
             none of this process.
-        peak: At its highest; ``now`` where that is not told apart.
-        alloc_retries: How often its allocator ran out and tried again since then; likewise ``ooms``, gave up.
+        peak: At its highest; ``now`` where that is not known apart.
         entries: The largest entries of its encoder cache that are known.
     """
 
     now: RankReading
     first: RankReading | None = None
     peak: RankReading
-    alloc_retries: int | None = None
-    ooms: int | None = None
     entries: tuple[EncoderEntry, ...] = ()
 
     @property
@@ -70,6 +67,16 @@ class RankCase:
     def device_type(self) -> str | None:
         """``npu``, ``cuda``, ``cpu``, ...; ``None`` where not known."""
         return self.now.device.type
+
+    @property
+    def alloc_retries(self) -> int | None:
+        """The number of times that its allocator ran out and tried again since the first reading."""
+        return risen(self.first, self.now, lambda reading: reading.torch.alloc_retries)
+
+    @property
+    def ooms(self) -> int | None:
+        """The number of times that it gave up."""
+        return risen(self.first, self.now, lambda reading: reading.torch.ooms)
 
     @property
     def free_ratio(self) -> float | None:
@@ -126,7 +133,7 @@ class Case:
 
     @property
     def device_type(self) -> str | None:
-        """Of the first rank that tells."""
+        """Return the device type of the first rank that has one."""
         return next((rank.device_type for rank in self.ranks if rank.device_type), None)
 
     @property
@@ -152,18 +159,13 @@ def name_of(reading: RankReading) -> str:
     return f"rank {rank_title(reading.dp_rank, reading.rank)}"
 
 
-def size(count: float | None, *, signed: bool = False) -> str:
-    """Return bytes for a sentence."""
-    return f"{mib(count, signed=signed)} MiB"
-
-
 def times(count: int) -> str:
     """Return how often, in words."""
     return "once" if count == 1 else f"{count} times"
 
 
 def total(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum; ``None`` where one of them is not known, or there is none."""
+    """Return the sum; ``None`` where one of them is not known, or there are none."""
     listed: Sequence[int | None] = list(sizes)
     known = [each for each in listed if each is not None]
     return sum(known) if listed and len(known) == len(listed) else None
@@ -174,6 +176,12 @@ def change(first: RankReading | None, now: RankReading | None, part: str) -> int
     if first is None or now is None or first.pid != now.pid:
         return None
     was, is_now = part_of(first, part), part_of(now, part)
+    return None if was is None or is_now is None else is_now - was
+
+
+def risen(first: RankReading | None, now: RankReading, read: Callable[[RankReading], int | None]) -> int | None:
+    """Return by how much a figure is higher now; ``None`` where it is not known."""
+    was, is_now = None if first is None else read(first), read(now)
     return None if was is None or is_now is None else is_now - was
 
 

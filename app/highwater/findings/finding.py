@@ -31,14 +31,14 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What the numbers say.
+    """A conclusion from the numbers.
 
     Attributes:
         name: A word for programs.
         weight: How much it explains.
         title: A clause that can stand within a sentence.
         text: In plain words.
-        figures: The numbers that it rests on; a name tells the unit.
+        figures: The numbers that it is based on; a name ends in the unit.
         advice: What can be changed.
     """
 

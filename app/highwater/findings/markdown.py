@@ -11,7 +11,7 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Any, Final
@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 from tabulate import tabulate
 
 from highwater.findings.finding import Figure
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 from highwater.text.table import component_title
 from highwater.units import mib
 
@@ -100,6 +100,12 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequen
     return tabulate(cells[1:], cells[0], tablefmt="pipe", colalign=align if rows else None, disable_numparse=True)
 
 
+def section(title: str, parts: Iterable[str]) -> list[str]:
+    """Return a heading and what stands under it; nothing where there is nothing to say."""
+    there = [part for part in parts if part]
+    return [f"## {title}", *there] if there else []
+
+
 def chart(title: str, points: Sequence[tuple[float, float]]) -> str:
     """Return values in MiB over time as a mermaid chart, which the page draws as a line.
 
@@ -164,7 +170,7 @@ def duration(seconds: float) -> str:
 
 
 def figure(name: str, value: Figure) -> str:
-    """Return a number with its name, in the unit that the name tells."""
+    """Return a number with its name, in the unit that the name says."""
     title, shown = name.replace("_", " "), str(value)
     if name == "rank":
         return plain(shown)
@@ -213,9 +219,9 @@ def _fence_drawn(renderer: Any, tokens: Any, index: int, options: Any, env: Any)
         f"{at / max(len(values) - 1, 1) * _WIDTH:.1f},{(high - value) / (high - low) * _HEIGHT:.1f}"
         for at, value in enumerate(values)
     )
-    told = escape(f"{shown['title']}: {min(values):,.0f} to {max(values):,.0f}", quote=True)
+    label = escape(f"{shown['title']}: {min(values):,.0f} to {max(values):,.0f}", quote=True)
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{told}"><polyline points="{points}"/>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}"><polyline points="{points}"/>'
         f'<text x="6" y="16">{high:,} MiB</text><text x="6" y="{_HEIGHT - 6}">{low:,} MiB</text></svg>\n'
     )
 

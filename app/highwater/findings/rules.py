@@ -1,6 +1,6 @@
 """The rule book: what is asked of the numbers of an incident and of a measured load alike. Pure.
 
-Each rule gives a finding, or nothing. What is not known answers no rule: a finding never rests on a ``None``. A new
+Each rule gives a finding, or nothing. What is not known answers no rule: a finding is never based on a ``None``. A new
 rule is a function here and a line in ``RULES``.
 """
 
@@ -12,10 +12,10 @@ from typing import Final
 from highwater.accounting.attribution import COMPONENTS, host_share
 from highwater.engine.capabilities import parse_version
 from highwater.findings import advice as known
-from highwater.findings.case import NOTABLE_BYTES, Case, RankCase, Rule, part_of, size, times
+from highwater.findings.case import NOTABLE_BYTES, Case, RankCase, Rule, part_of, times
 from highwater.findings.finding import Advice, Finding
 from highwater.text.table import component_title
-from highwater.units import MIB, mib
+from highwater.units import MIB, mib, mib_text
 
 # Of total, and in bytes: an allocator keeps less than both in its ordinary course.
 UNUSED_RATIO, UNUSED_BYTES = 0.03, 1024 * MIB
@@ -93,14 +93,15 @@ def unused_reserve(case: Case) -> Finding | None:
     torch, releasable = rank.now.torch, rank.now.releasable_bytes
     would_help = releasable is None or _is_much(releasable, rank)
     is_full = is_device_full(rank)
-    title = f"PyTorch's allocator held {size(unused)} on {rank.name} that no tensor used"
-    text = f"{size(torch.reserved_bytes)} were reserved, {size(torch.allocated_bytes)} allocated."
+    title = f"PyTorch's allocator held {mib_text(unused)} on {rank.name} that no tensor used"
+    text = f"{mib_text(torch.reserved_bytes)} were reserved, {mib_text(torch.allocated_bytes)} allocated."
     if torch.inactive_split_bytes:
         text += (
-            f" {size(torch.inactive_split_bytes)} of it lie in pieces beside live tensors: those cannot be given back."
+            f" {mib_text(torch.inactive_split_bytes)} of it lie in pieces beside live tensors: those cannot be given "
+            "back."
         )
     if releasable is not None:
-        text += f" A release would have given {size(releasable)} back to the device."
+        text += f" A release would have given {mib_text(releasable)} back to the device."
     if is_full:
         text += " The device had next to none left for others meanwhile."
     if case.is_load:
@@ -140,7 +141,7 @@ def _is_much(unused: int, rank: RankCase) -> bool:
 
 
 def encoder_cache(case: Case) -> Finding | None:
-    """Report what the encoder cache held, against its capacity where that can be told in bytes."""
+    """Report what the encoder cache held, against its capacity where that is known in bytes."""
     caches = [(cache, rank) for rank in case.ranks if (cache := rank.now.encoder_cache) is not None]
     if not caches:
         return None
@@ -151,29 +152,29 @@ def encoder_cache(case: Case) -> Finding | None:
     capacity = _capacity_bytes(rank)
     fill = cache.device_bytes / capacity if capacity else None
     budget = f", of a budget of {cache.capacity_embeds:,} embeddings" if cache.capacity_embeds is not None else ""
-    text = f"On {rank.name} {cache.entries} cached encoder outputs held {size(cache.device_bytes)}{budget}. "
+    text = f"On {rank.name} {cache.entries} cached encoder outputs held {mib_text(cache.device_bytes)}{budget}. "
     if capacity is None or fill is None:
         text += known.COMPONENT_MEANING["encoder_cache_bytes"]
     elif fill > CACHE_OVER_RATIO:
         text += (
-            f"That is {fill:.0%} of what the budget comes to ({size(capacity)}): outputs of one batch share memory, "
-            "which is held until the last of them goes, or some are never let go."
+            f"That is {fill:.0%} of what the budget comes to ({mib_text(capacity)}): outputs of one batch share "
+            "memory, which is held until the last of them goes, or some are never let go."
         )
     elif fill >= CACHE_FULL_RATIO:
         text += (
-            f"It was full ({fill:.0%} of {size(capacity)}): more load makes it no larger. "
+            f"It was full ({fill:.0%} of {mib_text(capacity)}): more load makes it no larger. "
             f"{known.COMPONENT_MEANING['encoder_cache_bytes']}"
         )
     else:
         text += (
-            f"It was {fill:.0%} full and can grow by {size(capacity - cache.device_bytes)} more on every rank. "
+            f"It was {fill:.0%} full and can grow by {mib_text(capacity - cache.device_bytes)} more on every rank. "
             f"{known.COMPONENT_MEANING['encoder_cache_bytes']}"
         )
     is_clue = not case.is_load and (fill is None or fill >= CACHE_FULL_RATIO)
     return Finding(
         name="encoder_cache",
         weight="clue" if is_clue else "note",
-        title=f"the encoder cache of {rank.name} held {size(cache.device_bytes)}",
+        title=f"the encoder cache of {rank.name} held {mib_text(cache.device_bytes)}",
         text=text,
         figures={
             "rank": rank.name,
@@ -224,7 +225,7 @@ def host_memory(case: Case) -> Finding | None:
         weight="likely" if ratio >= HOST_FULL_RATIO and case.kind == "died" else "clue",
         title=f"host memory stood at {ratio:.0%} of {whose}",
         text=(
-            f"Where {rank.name} runs, {size(used)} of host memory were in use, of {mib(whole)} ({whose}). At the "
+            f"Where {rank.name} runs, {mib_text(used)} of host memory were in use, of {mib(whole)} ({whose}). At the "
             "limit the kernel's OOM killer ends a process, which then says nothing in its log; the kernel's log and "
             "the container's last state (OOMKilled) say so."
         ),
@@ -275,9 +276,9 @@ def over_budget(case: Case) -> Finding | None:
     return Finding(
         name="over_budget",
         weight="clue",
-        title=f"{rank.name} used {size(excess)} more than vLLM had budgeted",
+        title=f"{rank.name} used {mib_text(excess)} more than vLLM had budgeted",
         text=(
-            f"At start vLLM planned {rank.name} with {size(budget.requested_bytes)}{of_share}; "
+            f"At start vLLM planned {rank.name} with {mib_text(budget.requested_bytes)}{of_share}; "
             f"{mib(rank.peak.used_bytes)} were in use. The rest of the device is for what profiling does not see, and "
             "for other processes: it was being used up."
         ),
@@ -321,7 +322,7 @@ def growth(case: Case) -> Finding | None:
         return None
     parts = sorted(((part, name) for name, part in case.grown.items() if part > 0), reverse=True)
     shares = [f"{min(part / grown, 1.0):.0%} {component_title(name)}" for part, name in parts if _counts(part, grown)]
-    title = f"used memory grew by {size(grown)} over {_ranks(case)} {case.since}"
+    title = f"used memory grew by {mib_text(grown)} over {_ranks(case)} {case.since}"
     text, advice = "Which component it is in is not known.", list[Advice]()
     if parts:
         largest, name = parts[0]
@@ -371,10 +372,10 @@ def _forecast(case: Case) -> str:
     slope = case.bytes_per_second
     if slope is None or case.is_load:
         return ""
-    told = f" In the last minute it moved by {size(slope * 60, signed=True)} a minute"
+    forecast = f" In the last minute it moved by {mib_text(slope * 60, signed=True)} a minute"
     if case.seconds_to_full is not None:
-        told += f"; at that pace the first device is full after {case.seconds_to_full / 60:,.1f} minutes"
-    return f"{told}."
+        forecast += f"; at that pace the first device is full after {case.seconds_to_full / 60:,.1f} minutes"
+    return f"{forecast}."
 
 
 # --- ranks beside each other ---
@@ -400,12 +401,13 @@ def skew(case: Case) -> Finding | None:
     }
     where = max(parts, key=lambda name: parts[name]) if parts else None
     mostly = f" Most of the difference is in {component_title(where)}." if where and parts[where] > 0 else ""
+    when = "at its peak " if case.is_load else ""
     return Finding(
         name="skew",
         weight="clue",
-        title=f"{'at its peak ' if case.is_load else ''}{heaviest.name} used {size(more)} more than {lightest.name}",
+        title=f"{when}{heaviest.name} used {mib_text(more)} more than {lightest.name}",
         text=(
-            f"{heaviest.name.capitalize()} used {size(high)}, {lightest.name} {mib(low)}.{mostly} The fullest "
+            f"{heaviest.name.capitalize()} used {mib_text(high)}, {lightest.name} {mib(low)}.{mostly} The fullest "
             "rank runs out first, and takes the others with it; settings hold for all alike, so set them by it."
         ),
         figures={f"{rank.name} used_bytes": each for each, rank in used} | {"difference_bytes": more},

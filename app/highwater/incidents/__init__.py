@@ -3,7 +3,7 @@
 ::
 
     incident    the frozen values          messages     known messages of engines, and what to do about each
-    diagnosis   numbers to plain words     questions    what is asked beside the rule book (app/highwater/findings)
+    diagnosis   numbers to plain words     rules        the rules beside the rule book (app/highwater/findings)
     latest      evidence as a case         enginelog    the end of the engine's log, held to the known messages
     starts      the log's failed starts    fitting      thinned to a size
     store       files, or memory           incidents    opens, repeats, closes
@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from highwater.findings.case import EncoderEntry
-from highwater.incidents.evidence import from_history, kept, point
+from highwater.incidents.evidence import from_history
 from highwater.incidents.incident import (
     Evidence,
     FailedStart,
@@ -21,11 +21,10 @@ from highwater.incidents.incident import (
     Incident,
     IncidentKind,
     OomKills,
-    Point,
     RankEvidence,
 )
 from highwater.incidents.incidents import Incidents
-from highwater.incidents.store import IncidentStore, Unreadable
+from highwater.incidents.store import IncidentStore, UnreadableIncident
 
 __all__ = [
     "EncoderEntry",
@@ -37,10 +36,7 @@ __all__ = [
     "IncidentStore",
     "Incidents",
     "OomKills",
-    "Point",
     "RankEvidence",
-    "Unreadable",
+    "UnreadableIncident",
     "from_history",
-    "kept",
-    "point",
 ]

@@ -1,4 +1,4 @@
-"""What the numbers of an incident say, in plain words. Pure: no I/O, no clock."""
+"""Findings from the numbers of an incident, in plain words. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from highwater.findings.rules import RULES
 from highwater.incidents.incident import Evidence, IncidentKind, LogMessage
 from highwater.incidents.latest import case_of
 from highwater.incidents.messages import OF_MEMORY
-from highwater.incidents.questions import QUESTIONS
+from highwater.incidents.rules import INCIDENT_RULES
 
 _WHAT: Final[Mapping[IncidentKind, str]] = {
     "died": "The engine died",
@@ -30,14 +30,14 @@ _REFUSED: Final = "the engine refused to start: "
 
 
 def diagnose(evidence: Evidence, messages: Sequence[LogMessage] = ()) -> tuple[Finding, ...]:
-    """Everything that the numbers say, the weightiest first; advice that this engine cannot follow is left out.
+    """Return everything that the numbers say, the weightiest first; advice that this engine cannot follow is left out.
 
     Args:
         evidence: The numbers.
         messages: What the engine's log says, which may know of a shortage that no number shows.
     """
     case = case_of(evidence)
-    asked = (*(question(evidence, case) for question in QUESTIONS), *(rule(case) for rule in RULES))
+    asked = (*(rule(evidence, case) for rule in INCIDENT_RULES), *(rule(case) for rule in RULES))
     found = [finding for finding in asked if finding is not None]
     if _memory_was_enough(evidence, found, messages):
         found = [replace(each, weight="note") if each.name in _OF_MEMORY_IN_USE else each for each in found]
@@ -45,7 +45,7 @@ def diagnose(evidence: Evidence, messages: Sequence[LogMessage] = ()) -> tuple[F
 
 
 def summarize(evidence: Evidence, findings: Sequence[Finding], messages: Sequence[LogMessage]) -> str:
-    """One sentence: what happened, what the log says of it, what is known to be fine, and what the numbers say.
+    """Return one sentence: what happened, what the log says of it, what is known to be fine, and what the numbers say.
 
     Only where nothing else is known a clue stands in it, and never one about memory that was not short.
     """

@@ -18,7 +18,7 @@ from highwater.errors import os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.incidents.incident import LogMessage
 from highwater.incidents.messages import KNOWN, KnownMessage
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 
 TAIL_BYTES = 256 * 1024
 MAX_LINE_LENGTH = 400
@@ -26,7 +26,7 @@ MAX_LINE_LENGTH = 400
 FIRST_LINES = 2
 # What stands before a message: a container runtime's time and stream, and vLLM's logger: process, level, time, file
 # (vllm/logging_utils/formatter.py; without the brackets up to 0.7). The chart's own logging has Python's name of the
-# process in brackets, which is `MainProcess` for the API server: there the file tells. torch's C++ libraries begin with
+# process in brackets, `MainProcess` for the API server: there the file shows it. torch's C++ libraries begin with
 # `[rank0]:`.
 _PREFIX = re.compile(
     r"""
@@ -45,7 +45,7 @@ _PREFIX = re.compile(
 _PIECE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)\s(?P<stream>stdout|stderr)\s(?P<tag>[FP])\s")
 # A quote within the text is escaped, so that the first bare one ends it.
 _JSON_PIECE = re.compile(r'\{"log":"(?:[^"\\]|\\(?!n")[^\n])*(?P<end>\\n)?","stream":"(?P<stream>stdout|stderr)"')
-# vLLM up to 0.12 colours the process's name in files, too; others do where they are told to.
+# vLLM up to 0.12 colours the process's name in files, too; others do where they are configured to.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # The API server's modules that log what a client sent (vllm/entrypoints, vllm/v1/engine), and its process's name.
 _API_SERVER = ("APIServer", "ApiServer")
@@ -64,7 +64,7 @@ _SHELLS_OFFSET, _SIGNALS, _SIGKILL = 128, 65, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """A line of the log without its logger's prefix.
 
     Attributes:
@@ -89,34 +89,34 @@ class Line:
         return bool(_API_SERVER_FILES.fullmatch(self.file)) if self.file is not None else self.level is not None
 
 
-def parse(text: str) -> Line:
+def parse(text: str) -> LogLine:
     """Take a line's prefix off."""
     text = _COLOURS.sub("", text[: 4 * MAX_LINE_LENGTH])
     prefix = _PREFIX.match(text)
     if prefix is None:
-        return Line(text, text[:MAX_LINE_LENGTH], None, None, None)
+        return LogLine(text, text[:MAX_LINE_LENGTH], None, None, None)
     message = text[prefix.end() : prefix.end() + MAX_LINE_LENGTH]
-    return Line(text, message, prefix["process"] or prefix["named"], prefix["level"], prefix["file"])
+    return LogLine(text, message, prefix["process"] or prefix["named"], prefix["level"], prefix["file"])
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Occurrences:
     count: int = 0
     first: list[str] = field(default_factory=list)
     last: str | None = None
 
 
-class Matches:
+class LogMatches:
     """The known messages among lines that come one after another."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _Occurrences] = {}
 
-    def add(self, line: Line) -> KnownMessage | None:
+    def add(self, line: LogLine) -> KnownMessage | None:
         """Note a line, and return the message that it is."""
         known = known_message(line)
         if known is not None:
-            _note(self._seen.setdefault(known.name, _Seen()), plain(line.text, MAX_LINE_LENGTH))
+            _note(self._seen.setdefault(known.name, _Occurrences()), plain(line.text, MAX_LINE_LENGTH))
         return known
 
     def messages(self) -> tuple[LogMessage, ...]:
@@ -125,7 +125,7 @@ class Matches:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPosition:
     """A place in a log: the file as the file system knows it, and how far into it."""
 
     device: int
@@ -133,16 +133,16 @@ class Place:
     offset: int
 
 
-def place_of_end(path: Path) -> Place | None:
-    """Return where the log ends now; ``None`` where there is none."""
+def position_of_end(path: Path) -> LogPosition | None:
+    """Return where the log ends now; ``None`` where it does not exist."""
     try:
         status = path.stat()
     except OSError:
         return None
-    return Place(status.st_dev, status.st_ino, status.st_size)
+    return LogPosition(status.st_dev, status.st_ino, status.st_size)
 
 
-def read_tail(path: Path, since: Place | None = None) -> tuple[list[str], str | None]:
+def read_tail(path: Path, since: LogPosition | None = None) -> tuple[list[str], str | None]:
     """The last lines of a log; links are followed, since that is how container runtimes name their logs.
 
     Args:
@@ -199,7 +199,7 @@ class WholeLines:
 
 
 class NotALogError(Exception):
-    """What the path names is no file."""
+    """The path names something else than a file."""
 
 
 def open_log(path: Path) -> BinaryIO:
@@ -217,7 +217,7 @@ def open_log(path: Path) -> BinaryIO:
 
 def match(lines: Iterable[str]) -> tuple[LogMessage, ...]:
     """The known messages among the lines, causes before consequences."""
-    matches = Matches()
+    matches = LogMatches()
     for line in lines:
         matches.add(parse(line))
     return matches.messages()
@@ -245,7 +245,7 @@ def ended_by_signal(messages: Iterable[LogMessage]) -> int | None:
     return None
 
 
-def known_message(line: Line) -> KnownMessage | None:
+def known_message(line: LogLine) -> KnownMessage | None:
     """Return the message that a line is."""
     is_api_servers = line.is_api_servers
     for known in KNOWN:
@@ -254,7 +254,7 @@ def known_message(line: Line) -> KnownMessage | None:
     return None
 
 
-def _note(seen: _Seen, line: str) -> None:
+def _note(seen: _Occurrences, line: str) -> None:
     seen.count += 1
     if len(seen.first) < FIRST_LINES:
         seen.first.append(line)
@@ -262,7 +262,7 @@ def _note(seen: _Seen, line: str) -> None:
         seen.last = line
 
 
-def _message(known: KnownMessage, seen: _Seen) -> LogMessage:
+def _message(known: KnownMessage, seen: _Occurrences) -> LogMessage:
     return LogMessage(
         name=known.name,
         title=known.title,

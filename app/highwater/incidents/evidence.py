@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from highwater.accounting.points import MemoryPoint
-from highwater.incidents.incident import Point, RankEvidence
+from highwater.incidents.incident import RankEvidence
 from highwater.readings import RankReading
 
 
-def point(reading: RankReading) -> Point:
-    """What the series keeps of a reading."""
-    return replace(kept(MemoryPoint.of(reading)), torch=reading.torch)
-
-
-def kept(memory: MemoryPoint) -> Point:
-    """What the series keeps of a moment."""
-    return Point(at=memory.at, used_bytes=memory.used_bytes, components=memory.components, torch=memory.torch)
-
-
-def from_history(
-    ranks: Sequence[RankReading], readings: Sequence[Mapping[str, Any]], *, status: str = "unknown"
-) -> tuple[RankEvidence, ...]:
+def from_history(ranks: Sequence[RankReading], readings: Sequence[Mapping[str, Any]]) -> tuple[RankEvidence, ...]:
     """Each rank of a report, with its last minutes.
 
     Args:
         ranks: Of the last report.
         readings: As ``History.readings`` gives them. Those of other processes under the same rank are left out.
-        status: The word for each of them.
     """
     return tuple(
         RankEvidence(
@@ -37,7 +23,6 @@ def from_history(
             dp_rank=rank.dp_rank,
             host=rank.host,
             pid=rank.pid,
-            status=status,
             reading=rank,
             series=tuple(_series(rank, readings)),
         )
@@ -45,10 +30,10 @@ def from_history(
     )
 
 
-def _series(rank: RankReading, readings: Sequence[Mapping[str, Any]]) -> list[Point]:
+def _series(rank: RankReading, readings: Sequence[Mapping[str, Any]]) -> list[MemoryPoint]:
     mine = (rank.dp_rank, rank.rank, rank.pid)
     return [
-        kept(MemoryPoint.of_row(reading["at"], row))
+        MemoryPoint.of_row(reading["at"], row)
         for reading in readings
         for row in reading["ranks"]
         if (row["dp_rank"], row["rank"], row["pid"]) == mine

@@ -1,4 +1,4 @@
-"""An incident as bytes that are no more than allowed: the series are thinned, and the rest shortened if need be. Pure.
+"""An incident as no more bytes than allowed: the series are thinned, and the rest shortened if need be. Pure.
 
 The file is one JSON object whose first line holds the headline, so that a list of many reads the beginning of each.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from itertools import pairwise
 from typing import Final
 
 from pydantic import TypeAdapter
 
-from highwater.incidents.incident import Headline, Incident, Point
+from highwater.accounting.points import thin
+from highwater.incidents.incident import Headline, Incident
 
 # Of each rank, whatever the bound: two minutes at ten a second are 1,200, and reading them all holds up the data plane.
 MAX_POINTS = 300
@@ -35,8 +35,8 @@ def to_bytes(incident: Incident) -> bytes:
 def fitted(incident: Incident, max_bytes: int) -> tuple[Incident, bytes]:
     """The incident and its bytes, no more than ``max_bytes``.
 
-    First the series are thinned; where that is not enough, the least telling parts go one after another. What was
-    left out stands in its notes.
+    First the series are thinned; where that is not enough, the least useful parts are left out one after another. What
+    was left out stands in its notes.
     """
     incident = thinned(incident, MAX_POINTS)
     content = to_bytes(incident)
@@ -58,22 +58,9 @@ def thinned(incident: Incident, most: int) -> Incident:
     """The incident with at most so many points in each rank's series."""
     if _points(incident) <= most:
         return incident
-    return replace(incident, ranks=tuple(replace(rank, series=thin(rank.series, most)) for rank in incident.ranks))
-
-
-def thin(series: tuple[Point, ...], most: int) -> tuple[Point, ...]:
-    """At most so many points: the last ones all, of each stretch before them the one with the most used bytes.
-
-    A rise that lasted for one point is what an incident is about: it must not fall between two that are kept.
-    """
-    if len(series) <= most:
-        return series
     recent = min(RECENT_POINTS, most // 2)
-    earlier, last = series[: len(series) - recent], series[len(series) - recent :]
-    room = most - recent
-    bounds = [index * len(earlier) // room for index in range(room + 1)]
-    highest = (max(earlier[start:end], key=lambda point: point.used_bytes or 0) for start, end in pairwise(bounds))
-    return (*highest, *last)
+    ranks = (replace(rank, series=thin(rank.series, most, recent=recent)) for rank in incident.ranks)
+    return replace(incident, ranks=tuple(ranks))
 
 
 def _points(incident: Incident) -> int:

@@ -1,4 +1,4 @@
-"""What an incident holds: frozen values, from which every form of it is made. Nothing here reads, decides or formats.
+"""An incident as frozen values, from which every form of it is made. Nothing here reads, decides or formats.
 
 Bytes are integers, times are Unix seconds, ratios are 0 to 1; absent knowledge is ``None``, never 0.
 """
@@ -8,18 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
+from highwater.accounting.points import MemoryPoint
 from highwater.findings.case import EncoderEntry
 from highwater.findings.finding import Advice, Finding
-from highwater.readings import (
-    Components,
-    EngineLoad,
-    EngineStatus,
-    Event,
-    Growth,
-    PolicyStatus,
-    RankReading,
-    TorchMemory,
-)
+from highwater.readings import EngineLoad, EngineStatus, Event, Growth, PolicyStatus, RankReading
 from highwater.text.table import rank_title
 
 SCHEMA = 1
@@ -30,22 +22,12 @@ IncidentKind: TypeAlias = Literal["died", "hung", "out_of_memory", "start_failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One rank at one moment."""
-
-    at: float
-    used_bytes: int | None
-    components: Components = field(default_factory=Components)
-    torch: TorchMemory = field(default_factory=TorchMemory)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvidence:
-    """What is known of one rank.
+    """The knowledge of one rank.
 
     Attributes:
         rank: Its number; likewise ``dp_rank``, ``host`` and ``pid``.
-        status: One word for whether it lives, such as ``alive``, ``silent``, ``dead`` or ``stopped``.
+        status: One word for whether it runs, such as ``alive``, ``silent``, ``dead`` or ``stopped``.
         reading: The last full reading.
         doing: What it was doing last, in words.
         step_seconds: How long the step it was in had lasted; ``None`` outside of one.
@@ -63,7 +45,7 @@ class RankEvidence:
     doing: str = ""
     step_seconds: float | None = None
     stack: tuple[str, ...] = ()
-    series: tuple[Point, ...] = ()
+    series: tuple[MemoryPoint, ...] = ()
     entries: tuple[EncoderEntry, ...] = ()
 
     @property
@@ -74,7 +56,7 @@ class RankEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomKills:
-    """Processes that the kernel killed for memory, as a control group's own counter tells.
+    """Processes that the kernel killed for memory, as a control group's own counter shows.
 
     Attributes:
         count: How many in the last minute; 0 where the counter can be read and did not move.
@@ -96,7 +78,7 @@ class Evidence:
         ranks: Each rank that is known of, whether it still answers or not.
         baseline: The first readings after this engine became ready.
         growth: Of the last report.
-        load: What the engine told of its requests last, which may be before the moment.
+        load: What the engine reported of its requests last, which may be before the moment.
         policy: The policy as it stood.
         policy_before: The policy as it stood last while the engine's memory was known.
         decisions: What it decided last.
@@ -104,7 +86,7 @@ class Evidence:
         reason: What the one who opens it saw, in a few words: ``connection refused``.
         start: The start that failed, where that is what happened.
         oom_kills: Processes that the kernel killed for memory shortly before, as far as anybody can count them.
-        ended_by_signal: The signal that ended a process of the engine, where the log tells.
+        ended_by_signal: The signal that ended a process of the engine, where the log says so.
     """
 
     kind: IncidentKind
@@ -150,7 +132,7 @@ class LogMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedStart:
-    """A start of the engine that failed, as its log tells.
+    """A start of the engine that failed, as its log shows.
 
     Attributes:
         id: Of another start it is another.

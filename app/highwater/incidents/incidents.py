@@ -19,7 +19,7 @@ from typing import Final, get_args
 
 from highwater import __version__
 from highwater.incidents.diagnosis import diagnose, summarize
-from highwater.incidents.enginelog import Place, ended_by_signal, match, merged, place_of_end, read_tail
+from highwater.incidents.enginelog import LogPosition, ended_by_signal, match, merged, position_of_end, read_tail
 from highwater.incidents.incident import (
     Evidence,
     FailedStart,
@@ -31,9 +31,9 @@ from highwater.incidents.incident import (
 )
 from highwater.incidents.latest import engine_of
 from highwater.incidents.starts import StartWatch, of_one_run
-from highwater.incidents.store import IncidentStore, Unreadable
+from highwater.incidents.store import IncidentStore, UnreadableIncident
 from highwater.readings import Event
-from highwater.text.plain import cleaned
+from highwater.text.printable import cleaned
 
 STORM_SECONDS = 60.0
 # Starts that fail the same way: a supervisor's pauses between them grow to minutes.
@@ -57,7 +57,7 @@ log = logging.getLogger("highwater.incidents")
 
 
 @dataclass(frozen=True, slots=True)
-class _Late:
+class _LateRead:
     """An incident whose log is to be read once more.
 
     Attributes:
@@ -70,7 +70,7 @@ class _Late:
     id: str
     due: float
     evidence: Evidence
-    since: Place | None
+    since: LogPosition | None
 
 
 class Incidents:
@@ -101,8 +101,8 @@ class Incidents:
         self._internal_error = internal_error
         self._starts = StartWatch(engine_log) if engine_log is not None else None
         # Where the log stood when the engine became ready: what is before that is of another life.
-        self._since: Place | None = None
-        self._late: tuple[_Late, ...] = ()
+        self._since: LogPosition | None = None
+        self._late: tuple[_LateRead, ...] = ()
         self._counts = _counts(store.headlines())
         self._turn = asyncio.Lock()
         # All that are open, and of each kind the last one; None until the store was looked into. Never changed in
@@ -117,7 +117,7 @@ class Incidents:
 
     @property
     def problem(self) -> str | None:
-        """Why the last one could not be written, in one sentence; ``None`` if it could."""
+        """Return why the last one could not be written, in one sentence; ``None`` if it could."""
         return self._store.problem
 
     @property
@@ -161,7 +161,7 @@ class Incidents:
             return await asyncio.to_thread(self._starts.look, self._monotonic(), at_once=at_once)
 
     async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool]:
-        """Something happened. Never raises for what is in the evidence, on the disk or in the log.
+        """Open an incident, or count on. Never raises for what is in the evidence, on the disk or in the log.
 
         Returns:
             The incident, and whether it is a new one: ``False`` where one that is under way was counted on.
@@ -170,7 +170,7 @@ class Incidents:
             return await asyncio.to_thread(self._open, evidence)
 
     async def engine_ready(self) -> tuple[Headline, ...]:
-        """The engine is ready: what is open ends. Costs nothing where nothing is open.
+        """End what is open: the engine is ready. Costs nothing where nothing is open.
 
         Returns:
             Those that ended.
@@ -188,10 +188,10 @@ class Incidents:
         return [headline if headline.problem else counted.get(headline.id, headline) for headline in listed]
 
     async def read(self, incident_id: str) -> Incident | None:
-        """The incident, ``None`` where there is none.
+        """Return the incident; ``None`` where there is no such.
 
         Raises:
-            Unreadable: It is there, and is none that this version reads.
+            UnreadableIncident: It is there, and this version cannot read it.
         """
         incident = await asyncio.to_thread(self._store.read, incident_id)
         counted = (self._tracked or {}).get(incident_id)
@@ -224,12 +224,12 @@ class Incidents:
         if self._engine_log is not None:
             now = self._monotonic()
             seconds = LATE_SECONDS.get(evidence.kind, ())
-            self._late += tuple(_Late(incident.id, now + late, evidence, self._since) for late in seconds)
+            self._late += tuple(_LateRead(incident.id, now + late, evidence, self._since) for late in seconds)
         return incident.headline, True
 
     def _begin(self) -> None:
         if self._engine_log is not None and self._starts is not None:
-            self._since = place_of_end(self._engine_log)
+            self._since = position_of_end(self._engine_log)
             self._starts.engine_ready()
 
     def _complete(self, *, at_once: bool) -> None:
@@ -250,7 +250,7 @@ class Incidents:
     def _stored(self, incident_id: str) -> Incident | None:
         try:
             return self._store.read(incident_id)
-        except Unreadable:
+        except UnreadableIncident:
             return None
 
     def _is_same_failure(self, last: Headline, stored: Incident, evidence: Evidence) -> bool:
@@ -305,7 +305,7 @@ class Incidents:
             incident = replace(incident, messages=merged(incident.messages, match(self._log(self._since)[0])))
         self._store.write(_counted(incident, counted))
 
-    def _incident(self, evidence: Evidence, since: Place | None) -> Incident:
+    def _incident(self, evidence: Evidence, since: LogPosition | None) -> Incident:
         notes: list[str] = []
         if evidence.start is not None:
             messages: tuple[LogMessage, ...] = evidence.start.messages
@@ -343,7 +343,7 @@ class Incidents:
             written_by=__version__,
         )
 
-    def _log(self, since: Place | None) -> tuple[list[str], str | None]:
+    def _log(self, since: LogPosition | None) -> tuple[list[str], str | None]:
         """The lines of the engine that ran, and what is wrong with the log."""
         if self._engine_log is None:
             return [], "engine_log is not set, so nothing is known of what the engine itself said"
@@ -361,15 +361,15 @@ class Incidents:
 
 
 def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
-    """Return how many there were of each kind: the newest of them tells how many are gone, too."""
+    """Return how many there were of each kind: the number of the newest includes those that are gone."""
     kinds: tuple[IncidentKind, ...] = get_args(IncidentKind)
     readable = [headline for headline in headlines if headline.problem is None]
     of_kind = {kind: [headline.number for headline in readable if headline.kind == kind] for kind in kinds}
     return {kind: max([*numbers, len(numbers)]) for kind, numbers in of_kind.items()}
 
 
-def _cause(told: Incident | FailedStart) -> str:
-    return told.messages[0].name if told.messages else ""
+def _cause(failure: Incident | FailedStart) -> str:
+    return failure.messages[0].name if failure.messages else ""
 
 
 def _unended(tracked: Mapping[str, Headline]) -> list[Headline]:

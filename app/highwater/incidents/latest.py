@@ -11,9 +11,9 @@ from dataclasses import fields, replace
 from typing import TypeVar
 
 from highwater.accounting.attribution import COMPONENTS, account, rank_key
+from highwater.accounting.points import MemoryPoint
 from highwater.findings.case import Case, RankCase, change, total
-from highwater.incidents.evidence import point
-from highwater.incidents.incident import Evidence, Point, RankEvidence
+from highwater.incidents.incident import Evidence, RankEvidence
 from highwater.readings import Components, Device, EngineLoad, EngineStatus, RankReading, TorchMemory, WorkerMemory
 
 _Parts = TypeVar("_Parts", Components, TorchMemory)
@@ -83,15 +83,15 @@ def latest(evidence: RankEvidence) -> RankReading:
     )
 
 
-def known_points(evidence: RankEvidence) -> tuple[Point, ...]:
+def known_points(evidence: RankEvidence) -> tuple[MemoryPoint, ...]:
     """Return the series and the reading, oldest first."""
     if evidence.reading is None:
         return evidence.series
-    return tuple(sorted((*evidence.series, point(evidence.reading)), key=lambda known: known.at))
+    return tuple(sorted((*evidence.series, MemoryPoint.of(evidence.reading)), key=lambda known: known.at))
 
 
 def baseline_of(evidence: Evidence, rank: RankEvidence) -> RankReading | None:
-    """Return the first reading of this rank's process after the engine was ready; that of another process is none."""
+    """Return the first reading of this rank's process after the engine was ready; not that of another process."""
     key = rank_key(rank)
     for first in evidence.baseline:
         if rank_key(first) == key and (rank.pid is None or first.pid in (None, rank.pid)):
@@ -101,46 +101,30 @@ def baseline_of(evidence: Evidence, rank: RankEvidence) -> RankReading | None:
 
 def _rank_case(rank: RankEvidence, first: RankReading | None) -> RankCase:
     now = latest(rank)
-    return RankCase(
-        now=now,
-        first=first,
-        peak=now,
-        alloc_retries=_rise(rank, first, "alloc_retries"),
-        ooms=_rise(rank, first, "ooms"),
-        entries=rank.entries,
-    )
-
-
-def _rise(rank: RankEvidence, first: RankReading | None, counter: str) -> int | None:
-    """Return by how much a counter of PyTorch's allocator rose, since the first reading or over the series."""
-    values = [getattr(known.torch, counter) for known in known_points(rank)]
-    if first is not None:
-        values.insert(0, getattr(first.torch, counter))
-    known = [value for value in values if value is not None]
-    return max(known) - known[0] if len(known) > 1 else None
+    return RankCase(now=now, first=first, peak=now, entries=rank.entries)
 
 
 def _growth(evidence: Evidence, ranks: tuple[RankCase, ...], *, since_ready: bool) -> Mapping[str, int]:
     """Return by how much each component grew, summed over the ranks whose beginning is known."""
     grown: dict[str, list[int | None]] = {name: [] for name in COMPONENTS}
-    for told, rank in zip(evidence.ranks, ranks, strict=True):
-        points = known_points(told)
+    for known, rank in zip(evidence.ranks, ranks, strict=True):
+        points = known_points(known)
         if not points or (since_ready and rank.first is None):
             continue
         begun = rank.first or replace(rank.now, components=points[0].components)
         for name, moved in grown.items():
             moved.append(change(replace(begun, pid=rank.now.pid), rank.now, name))
-    known = {name: [each for each in moved if each is not None] for name, moved in grown.items()}
-    return {name: total(moved) or 0 for name, moved in known.items() if moved}
+    sizes = {name: [each for each in moved if each is not None] for name, moved in grown.items()}
+    return {name: total(moved) or 0 for name, moved in sizes.items() if moved}
 
 
 def _filled(newer: _Parts, older: _Parts) -> _Parts:
-    """A series need not keep all that a reading has: what the newer one does not tell is taken from the older."""
-    untold = {part.name: getattr(older, part.name) for part in fields(newer) if getattr(newer, part.name) is None}
-    return replace(newer, **untold)
+    """Take from the older what the newer one does not have: a series need not keep all that a reading has."""
+    missing = {part.name: getattr(older, part.name) for part in fields(newer) if getattr(newer, part.name) is None}
+    return replace(newer, **missing)
 
 
-def _free(reading: RankReading, last: Point) -> int | None:
+def _free(reading: RankReading, last: MemoryPoint) -> int | None:
     """Return what used bytes have grown by since the reading is free no more."""
     if reading.free_bytes is None or reading.used_bytes is None or last.used_bytes is None:
         return reading.free_bytes

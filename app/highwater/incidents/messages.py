@@ -32,7 +32,7 @@ class KnownMessage:
         advice: What can be changed.
         source: The versions that write it, and where it was read.
         by_api_server: The API server writes it, too. Its other lines are never looked at: clients' words stand there.
-        part: ``cause`` tells why; ``end`` only that something has ended, or that a start has failed; ``wait`` may pass
+        part: ``cause`` says why; ``end`` only that something has ended, or that a start has failed; ``wait`` may pass
             by itself.
         at_start: Only a start writes it, never an engine that was ready.
     """

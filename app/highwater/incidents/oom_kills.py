@@ -1,7 +1,7 @@
-"""Kills for memory, as the kernel counts them in control groups: who was killed leaves no last words.
+"""Kills for memory, as the kernel counts them in control groups: a killed process leaves no last words.
 
-A rank that survives tells the counter of its container, and so does the sidecar's own group where the engine shares it.
-The counter of a container that is gone is gone with it: what is not counted is not known.
+A rank that survives reports the counter of its container, and so does the sidecar's own group where the engine shares
+it. The counter of a container that is gone is gone with it: what is not counted is not known.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class OomKillWatch:
 
     def notice(self, ranks: Iterable[RankReading]) -> None:
         """Look at every counter that can be read now."""
-        told = {
+        reported = {
             f"counted where rank {rank_title(*rank_key(rank))} runs": rank.host_memory.cgroup_oom_kills
             for rank in ranks
         }
-        for where, count in {_OWN: self._read(), **told}.items():
+        for where, count in {_OWN: self._read(), **reported}.items():
             if count is None:
                 continue
             before = self._counts.get(where, count)
@@ -88,7 +88,7 @@ class OomKillWatch:
     def lately(self) -> OomKills | None:
         """Return what was counted in the last minute; ``None`` where nobody counts.
 
-        Ranks that share a container tell the same kill: the one that tells most is taken.
+        Ranks that share a container report the same kill: the one that reports most is taken.
         """
         now = self._clock()
         by_group: dict[str, int] = dict.fromkeys(self._counts, 0)

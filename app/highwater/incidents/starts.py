@@ -1,7 +1,7 @@
-"""The engine's starts, as its log tells them: where one begins, whether it got ready, with what it failed.
+"""The engine's starts, read from its log: where one begins, whether it got ready, with what it failed.
 
 A start begins with the lines that vLLM writes first, and is over when it says where it listens. Where its log shows
-neither (a higher log level, another format), the messages that only a start writes tell by themselves.
+neither (a higher log level, another format), the messages that only a start writes are enough.
 
 ::
 
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from highwater.incidents.enginelog import (
-    Line,
-    Matches,
+    LogLine,
+    LogMatches,
     NotALogError,
     WholeLines,
     known_message,
     open_log,
     parse,
-    place_of_end,
+    position_of_end,
 )
 from highwater.incidents.incident import FailedStart
 
@@ -35,7 +35,7 @@ from highwater.incidents.incident import FailedStart
 LOOK_BYTES = 1024 * 1024
 # The end of a line that is not written yet; a longer one is no line of ours.
 PARTIAL_BYTES = 64 * 1024
-# After the word of a process's end the others write theirs; without such a word silence tells.
+# After the message of a process's end the others write theirs; without such a message silence means an end.
 SETTLE_SECONDS, SILENCE_SECONDS = 5.0, 30.0
 FINGERPRINT_BYTES = 64
 
@@ -56,7 +56,7 @@ _READY: Final = re.compile(r"Starting vLLM (?:API )?server (?:\d+ )?on ")
 _UVICORN_READY: Final = "Application startup complete."
 
 
-def header_of(line: Line) -> int | None:
+def header_of(line: LogLine) -> int | None:
     """Return which of the lines that begin a start this is, counted from 1."""
     name = (line.file or "").rpartition("/")[2]
     for number, file, text in _HEADERS:
@@ -65,8 +65,8 @@ def header_of(line: Line) -> int | None:
     return None
 
 
-def says_ready(line: Line) -> bool:
-    """Say whether the server tells where it listens."""
+def says_ready(line: LogLine) -> bool:
+    """Return whether the server says where it listens."""
     if line.file is None:
         return line.level == "INFO" and line.message.startswith(_UVICORN_READY)
     return bool(_READY_FILE.fullmatch(line.file.rpartition("/")[2]) and _READY.match(line.message))
@@ -78,11 +78,11 @@ class _Start:
 
     title: str
     header: int
-    matches: Matches = field(default_factory=Matches)
+    matches: LogMatches = field(default_factory=LogMatches)
     is_failing: bool = False
     ended_at: float | None = None
     last_at: float = 0.0
-    is_told: bool = False
+    is_reported: bool = False
 
 
 class Starts:
@@ -92,7 +92,7 @@ class Starts:
         self._open: _Start | None = None
         self._over: list[_Start] = []
 
-    def read(self, line: Line, now: float) -> None:
+    def read(self, line: LogLine, now: float) -> None:
         """Take the next line."""
         header = header_of(line)
         if header is not None and self.is_begun_by(header):
@@ -112,12 +112,12 @@ class Starts:
             now: The time, as of the lines.
             at_once: Do not wait for what may come after an end.
         """
-        told, self._over = [start for start in self._over if not start.is_told], []
+        failed, self._over = [start for start in self._over if not start.is_reported], []
         last = self._open
-        if last is not None and last.is_failing and not last.is_told and (at_once or _is_settled(last, now)):
-            last.is_told = True
-            told.append(last)
-        return tuple(FailedStart(id=_identity(start.title), messages=start.matches.messages()) for start in told)
+        if last is not None and last.is_failing and not last.is_reported and (at_once or _is_settled(last, now)):
+            last.is_reported = True
+            failed.append(last)
+        return tuple(FailedStart(id=_identity(start.title), messages=start.matches.messages()) for start in failed)
 
     def forget(self) -> None:
         """Whatever was under way is over: the engine is ready."""
@@ -128,7 +128,7 @@ class Starts:
         self._over = []
 
     def is_begun_by(self, header: int) -> bool:
-        """Say whether a line that begins starts begins another one, or goes on with this one."""
+        """Return whether a line that begins starts begins another one, or goes on with this one."""
         last = self._open
         if last is None or last.header == 0 or last.ended_at is not None or header < last.header:
             return True
@@ -138,7 +138,7 @@ class Starts:
         if self._open is not None and self._open.is_failing:
             self._over.append(self._open)
 
-    def _note(self, line: Line, now: float) -> None:
+    def _note(self, line: LogLine, now: float) -> None:
         known = known_message(line)
         if known is None:
             return
@@ -214,7 +214,7 @@ class FollowedLog:
     def _is_same_file(self) -> bool:
         if self._file is None:
             return False
-        place, status = place_of_end(self._path), os.fstat(self._file.fileno())
+        place, status = position_of_end(self._path), os.fstat(self._file.fileno())
         return place is not None and (place.device, place.inode) == (status.st_dev, status.st_ino)
 
     def _rest(self) -> bytes:
@@ -252,7 +252,7 @@ class StartWatch:
         self._has_looked = False
 
     def engine_ready(self) -> None:
-        """Return what was written up to now is of no failed start."""
+        """Forget what was written up to now: it is of no failed start."""
         self._log.skip()
         self._starts.forget()
         self._has_looked = True

@@ -1,9 +1,9 @@
-"""Where incidents are kept: one file each in one folder, or memory.
+"""The place of incidents: one file each in one folder, or memory.
 
 A file is written in one step, so that a crash leaves a whole one or none; the oldest make room for the newest. What
-cannot be written stays in memory and is tried again, and `problem` says what is wrong. No link is ever followed: every
-file is opened by its name within the folder. What cannot be read, such as a later version's, is named and left alone
-until its turn to go. The folder belongs to one sidecar.
+cannot be written stays in memory and is tried again, and `problem` says what is wrong. No link to a file is ever
+followed. What cannot be read, such as a later version's, is named and left alone until its turn to go. The folder
+belongs to one sidecar.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.errors import flaw, os_reason
+from highwater.files.private_file import replace_private
 from highwater.files.regular import open_regular
 from highwater.incidents.fitting import INCIDENT, fitted
 from highwater.incidents.incident import SCHEMA, Headline, Incident
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 
 KEEP, MAX_BYTES = 32, 8 * 1024 * 1024
 MAX_IN_MEMORY = 16
@@ -36,11 +36,10 @@ HEAD_BYTES = 16 * 1024
 
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[a-z0-9]{1,24}(-[a-z0-9]{1,24}){0,5}", re.ASCII)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*([0-9]{1,6})\b')
-_DRAFT = ".json.draft"
 _HEADLINE = TypeAdapter(Headline)
 
 
-class Unreadable(Exception):
+class UnreadableIncident(Exception):
     """An incident is there, and cannot be read. The message says why, in one sentence."""
 
 
@@ -50,7 +49,7 @@ def is_incident_id(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _StoredIncident:
     """One incident in memory; compressed, since much of it repeats."""
 
     headline: Headline
@@ -75,7 +74,7 @@ class IncidentStore:
         self.problem: str | None = None
         self._keep = keep
         self._max_bytes = max_bytes
-        self._memory: dict[str, _Kept] = {}
+        self._memory: dict[str, _StoredIncident] = {}
         self._turn = threading.Lock()
 
     def prepare(self) -> None:
@@ -86,17 +85,17 @@ class IncidentStore:
         if not folder.is_dir() or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             self.problem = f"incidents.folder: {folder} is missing or not writable; incidents are kept in memory only"
             return
-        with suppress(OSError), _folder(folder) as descriptor:
-            for name in os.listdir(descriptor):
-                if name.startswith(".") and name.endswith(_DRAFT) and is_incident_id(name[1 : -len(_DRAFT)]):
-                    os.unlink(name, dir_fd=descriptor)
+        for draft in folder.glob(".*.draft"):
+            if is_incident_id(draft.name[1:].partition(".json.")[0]):
+                with suppress(OSError):
+                    draft.unlink()
 
     def write(self, incident: Incident) -> None:
         """Keep it, in place of what was kept under its id. Never fails: what cannot be written stays in memory."""
         kept, content = fitted(incident, self._max_bytes)
         with self._turn:
             self._memory.pop(kept.id, None)
-            self._memory[kept.id] = _Kept(kept.headline, zlib.compress(content, 1))
+            self._memory[kept.id] = _StoredIncident(kept.headline, zlib.compress(content, 1))
             if self.folder is not None:
                 self._flush(self.folder)
             while len(self._memory) > MAX_IN_MEMORY:
@@ -117,10 +116,10 @@ class IncidentStore:
             return self.folder is not None and incident_id in _names(self.folder)
 
     def read(self, incident_id: str) -> Incident | None:
-        """The incident, ``None`` where there is none.
+        """Return the incident; ``None`` where there is no such.
 
         Raises:
-            Unreadable: It is there, and is none that this version reads.
+            UnreadableIncident: It is there, and this version cannot read it.
         """
         content = self._content(incident_id, MAX_FILE_BYTES)
         if content is None:
@@ -128,13 +127,13 @@ class IncidentStore:
         try:
             incident = INCIDENT.validate_json(content)
         except ValidationError as exc:
-            raise Unreadable(f"{incident_id} {_why(content, exc)}") from exc
+            raise UnreadableIncident(f"{incident_id} {_why(content, exc)}") from exc
         if not _has_times(incident):
-            raise Unreadable(f"{incident_id} has an invalid time")
+            raise UnreadableIncident(f"{incident_id} has an invalid time")
         return incident
 
     def _content(self, incident_id: str, most: int) -> bytes | None:
-        """The incident as it is kept, so many bytes of it; ``None`` where there is none."""
+        """The incident as it is kept, so many bytes of it; ``None`` where there is no such."""
         if not is_incident_id(incident_id):
             return None
         with self._turn:
@@ -145,13 +144,13 @@ class IncidentStore:
         except FileNotFoundError:
             return None
         except OSError as exc:
-            raise Unreadable(f"{incident_id} cannot be read: {os_reason(exc)}") from exc
+            raise UnreadableIncident(f"{incident_id} cannot be read: {os_reason(exc)}") from exc
 
     def _flush(self, folder: Path) -> None:
         """Write what is in memory, the oldest first; what cannot be written stays there."""
         for incident_id in sorted(self._memory):
             try:
-                _replace(folder, incident_id, zlib.decompress(self._memory[incident_id].content))
+                replace_private(_file(folder, incident_id), zlib.decompress(self._memory[incident_id].content))
             except OSError as exc:
                 self.problem = (
                     f"incidents.folder: {incident_id} could not be written to {folder}: {os_reason(exc)}; "
@@ -164,9 +163,9 @@ class IncidentStore:
 
     def _rotate(self, folder: Path) -> None:
         for incident_id in sorted(_names(folder))[: -self._keep]:
-            # One that cannot be removed, such as a folder under such a name, is none of ours.
-            with suppress(OSError), _folder(folder) as descriptor:
-                os.unlink(f"{incident_id}.json", dir_fd=descriptor)
+            # One that cannot be removed, such as a folder under such a name, is not the store's.
+            with suppress(OSError):
+                _file(folder, incident_id).unlink()
 
     def _filed(self, folder: Path) -> dict[str, Headline]:
         found: dict[str, Headline] = {}
@@ -239,44 +238,13 @@ def _names(folder: Path) -> set[str]:
     return {name[:-5] for name in names if name.endswith(".json") and is_incident_id(name[:-5])}
 
 
-@contextmanager
-def _folder(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _file(folder: Path, incident_id: str) -> Path:
+    return folder / f"{incident_id}.json"
 
 
 def _read(folder: Path, incident_id: str, most: int) -> bytes:
-    """The file's first bytes; a link or anything else that is no file is an error."""
-    with _folder(folder) as within:
-        descriptor = open_regular(f"{incident_id}.json", dir_fd=within)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if status.st_size > MAX_FILE_BYTES:
+    """Return the file's first bytes; a link or anything else that is no file is an error."""
+    with os.fdopen(open_regular(_file(folder, incident_id)), "rb") as file:
+        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
             raise OSError(f"it has more than {MAX_FILE_BYTES:,} bytes")
         return file.read(most)
-
-
-def _replace(folder: Path, incident_id: str, content: bytes) -> None:
-    """The new content in one step, on the disk when this returns."""
-    draft, name = f".{incident_id}{_DRAFT}", f"{incident_id}.json"
-    with _folder(folder) as within:
-        with suppress(FileNotFoundError):
-            os.unlink(draft, dir_fd=within)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(draft, flags, 0o600, dir_fd=within)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, name, src_dir_fd=within, dst_dir_fd=within)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(draft, dir_fd=within)
-            raise
-        # A file system that cannot do this for folders has the file all the same.
-        with suppress(OSError):
-            os.fsync(within)

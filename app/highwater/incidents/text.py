@@ -8,14 +8,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from highwater.accounting.attribution import COMPONENTS
 from highwater.findings.finding import Advice, Finding, all_advice
-from highwater.findings.markdown import block, chart, code, duration, figure, moment, table, text
+from highwater.findings.markdown import block, chart, code, duration, figure, moment, section, table, text
 from highwater.incidents.incident import Headline, Incident, LogMessage, RankEvidence
 from highwater.incidents.latest import known_points, latest
 from highwater.readings import Event
-from highwater.text.plain import plain
-from highwater.text.table import component_title
+from highwater.text.printable import plain
+from highwater.text.table import memory_rows, requests_text
 from highwater.units import MIB, mib
 
 WIDTH = 100
@@ -72,7 +71,7 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
     facts = {
         "when": state(incident),
         "engine": code(f"{who} at {engine.url}: {engine.state}"),
-        "load": load(incident),
+        "load": requests_text(engine) or "not known",
         "hint": code(engine.hint or ""),
     }
     of_messages = (advice for message in incident.messages for advice in message.advice)
@@ -81,31 +80,15 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         f"# {text(kind)}: {code(incident.id)}",
         _wrapped(f"**{text(plain(incident.summary, 2000))}**"),
         "\n".join(f"- {name}: {value}" for name, value in facts.items() if value),
-        *_section("What the log says", map(_message, incident.messages)),
-        *_section("What the numbers say", map(_finding, incident.findings)),
-        *_section("What to change", map(_advice, given)),
-        *_section("The ranks", _ranks(incident.ranks, charts=charts)),
-        *_section("What happened before", [_events(incident.events)]),
-        *_section("The policy", _policy(incident)),
-        *_section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
+        *section("What the log says", map(_message, incident.messages)),
+        *section("What the numbers say", map(_finding, incident.findings)),
+        *section("What to change", map(_advice, given)),
+        *section("The ranks", _ranks(incident.ranks, charts=charts)),
+        *section("What happened before", [_events(incident.events)]),
+        *section("The policy", _policy(incident)),
+        *section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def load(incident: Incident) -> str:
-    """Return what the engine last reported of its requests."""
-    engine = incident.engine
-    if engine.requests_running is None and engine.kv_cache_usage_ratio is None:
-        return "not known"
-    running = "?" if engine.requests_running is None else engine.requests_running
-    waiting = "?" if engine.requests_waiting is None else engine.requests_waiting
-    usage = "" if engine.kv_cache_usage_ratio is None else f", KV cache {engine.kv_cache_usage_ratio:.0%} used"
-    return f"{running} requests running, {waiting} waiting{usage}"
-
-
-def _section(title: str, parts: Iterable[str]) -> list[str]:
-    parts = [part for part in parts if part]
-    return [f"## {title}", *parts] if parts else []
 
 
 def _wrapped(words: str, *, indent: str = "", width: int = WIDTH) -> str:
@@ -178,9 +161,7 @@ def _table(ranks: Sequence[RankEvidence]) -> str:
     rows = [
         ["status", *(code(rank.status, 20) for rank in ranks)],
         ["read", *(moment(rank.taken_at or None).rpartition(" ")[2] for rank in stood)],
-        ["total", *(mib(rank.total_bytes) for rank in stood)],
-        ["used", *(mib(rank.used_bytes) for rank in stood)],
-        *([component_title(name), *(mib(getattr(rank.components, name)) for rank in stood)] for name in COMPONENTS),
+        *memory_rows(stood),
         ["free", *(mib(rank.free_bytes) for rank in stood)],
         ["torch reserved", *(mib(rank.torch.reserved_bytes) for rank in stood)],
         ["torch allocated", *(mib(rank.torch.allocated_bytes) for rank in stood)],
@@ -196,8 +177,8 @@ def _line(rank: RankEvidence, *, drawn: bool) -> str:
     used = [size for _, size in known]
     seconds = known[-1][0] - known[0][0]
     span = f"{mib(min(used))} to {mib(max(used))} MiB in {duration(seconds)}"
-    told = text(f"{rank.name} used {span}, {mib(used[-1])} at the end.")
+    words = text(f"{rank.name} used {span}, {mib(used[-1])} at the end.")
     drawing = (
         chart(f"MiB in use, {rank.name}", [(at, size / MIB) for at, size in known]) if drawn and seconds > 0 else ""
     )
-    return f"{told}\n\n{drawing}".rstrip()
+    return f"{words}\n\n{drawing}".rstrip()

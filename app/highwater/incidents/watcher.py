@@ -16,7 +16,7 @@ from functools import partial
 from highwater.accounting.attribution import account, rank_key
 from highwater.accounting.points import MemoryPoint
 from highwater.engine.life import EngineLife
-from highwater.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, RankEvidence, from_history, kept
+from highwater.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, RankEvidence, from_history
 from highwater.incidents.oom_kills import OomKillWatch
 from highwater.memory.history import History
 from highwater.readings import STATES, EngineLoad, EngineState, Growth, PolicyStatus, RankReading, Report, WorkerMemory
@@ -37,8 +37,8 @@ _NOTHING_KNOWN = frozenset({"held", "unknown"})
 
 
 @dataclass(slots=True)
-class _Known:
-    """What was last known of this life of the engine; after its end it is known no more."""
+class _LifeKnown:
+    """The last knowledge of this life of the engine; after its end nothing is known any more."""
 
     engine_life: str = ""
     instance: str | None = None
@@ -83,12 +83,12 @@ class IncidentWatcher:
         self._internal_error = internal_error
         self._state: EngineState = "starting"
         self._last: Report | None = None
-        self._life: _Known | None = None
+        self._life: _LifeKnown | None = None
         # By rank: the process that counts, and its count.
         self._ooms: dict[tuple[int, int], tuple[int | None, int]] = {}
         # Whether something may have to be ended; at first what an earlier sidecar left.
         self._may_be_open = True
-        # Whether the log is to be told that another life of the engine began; it is told until there was room.
+        # Whether the log must learn that another life of the engine began; tried again until there was room.
         self._has_begun = False
         self._is_looking = False
         # What comes while so many wait is part of the same storm.
@@ -142,7 +142,7 @@ class IncidentWatcher:
         elif self._state == "ready" and self._may_be_open:
             self._may_be_open = not self._put(self._end_all)
 
-    def _end_of(self, life: _Known, report: Report, reason: str | None = None) -> None:
+    def _end_of(self, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
         if life.records and all(record.status == "ended" for record in life.records):
             self._history.record("state", "the engine ended in order: every worker closed its recorder")
         else:
@@ -154,21 +154,21 @@ class IncidentWatcher:
         for rank in () if report.stale else report.ranks:
             key, count = rank_key(rank), rank.torch.ooms
             if count is None:
-                continue  # not every reading tells it
+                continue  # not every reading has it
             pid, before = self._ooms.get(key, (rank.pid, count))
             if pid == rank.pid and count > before:
                 more.append(key)
             self._ooms[key] = rank.pid, count
         return more
 
-    def _remember(self, report: Report) -> _Known | None:
-        """What is known of this life of the engine; ``None`` where there is none."""
+    def _remember(self, report: Report) -> _LifeKnown | None:
+        """Return what is known of this life of the engine; ``None`` while none has begun."""
         engine, life = report.engine, self._life
         if engine.traits.is_up and (life is None or life.engine_life != self._engine_life().id):
             if life is not None:
                 # Nobody saw it end. What its successor writes is another's.
                 self._end_of(life, report, "other processes answer in its place")
-            life = self._life = _Known(engine_life=self._engine_life().id)
+            life = self._life = _LifeKnown(engine_life=self._engine_life().id)
             self._has_begun = True
         if life is None:
             return None
@@ -190,12 +190,12 @@ class IncidentWatcher:
             )
         return life
 
-    def _open(self, kind: IncidentKind, life: _Known, report: Report, reason: str | None = None) -> None:
+    def _open(self, kind: IncidentKind, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
         evidence = self._evidence(kind, life, report, report.engine.hint or "" if reason is None else reason)
         self._may_be_open = True
         self._put(partial(self._write, evidence, life.instance))
 
-    def _evidence(self, kind: IncidentKind, life: _Known, report: Report, reason: str) -> Evidence:
+    def _evidence(self, kind: IncidentKind, life: _LifeKnown, report: Report, reason: str) -> Evidence:
         at = self._history.now()
         # Oldest first: of the same moment too.
         events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=MAX_EVENTS)))
@@ -216,7 +216,7 @@ class IncidentWatcher:
         )
         if life.records:
             evidence = replace(evidence, ranks=_with_records(evidence.ranks, life.records))
-        # Who outlived a kill may have told it after the last report.
+        # A rank that outlived a kill may have reported it after the last report.
         self._oom_kills.notice(rank.reading for rank in evidence.ranks if rank.reading is not None)
         return replace(evidence, oom_kills=self._oom_kills.lately())
 
@@ -245,8 +245,8 @@ class IncidentWatcher:
     async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
         self._is_looking = False
         for start in await self._incidents.failed_starts(at_once=at_once):
-            # The ranks of an engine before it are not of this start; their end was told.
-            evidence = self._evidence("start_failed", _Known(), report, "")
+            # The ranks of an engine before it are not of this start; their end was reported.
+            evidence = self._evidence("start_failed", _LifeKnown(), report, "")
             self._may_be_open = True
             await self._write(replace(evidence, start=start), None)
 
@@ -267,7 +267,7 @@ class IncidentWatcher:
 
 
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
-    """What the recorders say of each rank; also of those that no report has."""
+    """Add what the recorders say of each rank; also of those that no report has."""
     known = {rank_key(rank): rank for rank in ranks}
     for record in records:
         identity, progress = record.identity, record.progress
@@ -317,7 +317,6 @@ def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[MemoryPoin
     samples = last_minutes.get(rank.pid or -1)
     if not samples or rank.reading is None:
         return rank
-    recorded = tuple(kept(sample) for sample in samples)
-    # While nothing happens nothing is sampled: from then on the sidecar's own readings tell.
-    later = (point for point in rank.series if point.at > recorded[-1].at)
-    return replace(rank, series=(*recorded, *later))
+    # While nothing happens nothing is sampled: from then on there are the sidecar's own readings.
+    later = (point for point in rank.series if point.at > samples[-1].at)
+    return replace(rank, series=(*samples, *later))

@@ -6,6 +6,6 @@
     series        what was read, bounded     sampler      reads the sidecar beside the load
     load          the command, its signals   interrupts   Ctrl-C, once and twice
     recording     the order of events        command      `highwater measure`
-    findings      what the numbers say       report       the report, as Markdown
-    files         where reports go, written in one step   command_line  a command without its secrets
+    rules         what the numbers say       report       the report, as Markdown
+    files         the reports' files, checked before   command_line  a command without its secrets
 """

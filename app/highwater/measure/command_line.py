@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Final
 
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 
 MASK = "***"
 _NAMES: Final = r"(?:api[-_]?key|token|password|passwd|secret|credential|authorization|access[-_]?key)"

@@ -6,12 +6,13 @@ is ``None``, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
-from highwater.accounting.attribution import host_share, rank_key
-from highwater.findings.case import EncoderEntry, change, part_of, total
+from highwater.accounting.attribution import COMPONENTS, host_share, rank_key
+from highwater.findings.case import Case, EncoderEntry, RankCase, change, part_of, total
 from highwater.readings import (
     Device,
     EncoderCache,
@@ -56,7 +57,7 @@ class Moment:
     ranks: tuple[RankReading, ...]
 
     def rank(self, key: RankKey) -> RankReading | None:
-        """That rank, where it was there."""
+        """Return that rank, where it was there."""
         return next((reading for reading in self.ranks if rank_key(reading) == key), None)
 
     def total(self, part: str) -> int | None:
@@ -87,7 +88,7 @@ class LoadRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSeen:
+class CacheReading:
     """The encoder cache at one moment: of the rank that holds most, as every tensor-parallel rank holds a full copy.
 
     Attributes:
@@ -101,7 +102,7 @@ class CacheSeen:
     largest: tuple[EncoderEntry, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One measured load, whole.
 
@@ -135,7 +136,7 @@ class Experiment:
     traffic: tuple[tuple[float, EngineLoad], ...] = ()
     remedies: tuple[RemedyResult, ...] = ()
     not_tried: tuple[str, ...] = ()
-    caches: tuple[CacheSeen, ...] = ()
+    caches: tuple[CacheReading, ...] = ()
     events: tuple[Event, ...] = ()
     policy: PolicyStatus | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -159,9 +160,34 @@ class Experiment:
         return self.moments[-1] if self.moments else None
 
     def change(self, earlier: str, later: str, part: str) -> int | None:
-        """How a part moved between two moments, over the ranks; ``None`` where it is not known of one of them."""
+        """Return how a part moved between two moments, over the ranks; ``None`` where one is not known."""
         start, end = self.moment(earlier), self.moment(later)
         return None if start is None or end is None else total(moved for _, moved in changes(start, end, part))
+
+    @cached_property
+    def case(self) -> Case:
+        """The ranks as they stood after the load, with what they grew by and their peaks: the rule book's input."""
+        peaks = {rank_key(each): each for each in self.ranks(PEAK)}
+        entries = next((cache.largest for cache in self.caches if cache.title == "after the load"), ())
+        ranks = tuple(
+            RankCase(
+                now=now,
+                first=same_process(self.ranks(BEFORE), now),
+                peak=peaks.get(rank_key(now), now),
+                entries=entries,
+            )
+            for now in self.ranks(AFTER)
+        )
+        return Case(
+            kind="load",
+            ranks=ranks,
+            at=self.load.ended_at,
+            engine=self.engine,
+            load=self.traffic[-1][1] if self.traffic else EngineLoad(),
+            grown_bytes=self.change(BEFORE, AFTER, "used_bytes"),
+            grown={name: part for name in COMPONENTS if (part := self.change(BEFORE, AFTER, name)) is not None},
+            since="under the load",
+        )
 
     def happened(self, kind: str) -> tuple[Event, ...]:
         """The events of that kind from the load's start to its end."""
@@ -173,9 +199,14 @@ class Experiment:
 
 
 def changes(start: Moment, end: Moment, part: str) -> Iterator[tuple[RankKey, int | None]]:
-    """How a part moved on each rank of either moment; ``None`` where it is not known, or the worker is another one."""
+    """Yield how a part moved on each rank of either moment; ``None`` where not known, or of another process."""
     for key in dict.fromkeys(rank_key(reading) for moment in (start, end) for reading in moment.ranks):
         yield key, change(start.rank(key), end.rank(key), part)
+
+
+def same_process(ranks: Sequence[RankReading], now: RankReading) -> RankReading | None:
+    """Return the same rank's reading among others, of the same process."""
+    return next((each for each in ranks if rank_key(each) == rank_key(now) and each.pid == now.pid), None)
 
 
 def host_used(reading: RankReading) -> int | None:

@@ -1,4 +1,4 @@
-"""The load: any command, run beside us with its input and output left as they are, and ended when we are told to stop.
+"""The load: any command, run beside us with its input and output left as they are, and ended when we are asked to stop.
 
 At a terminal it stays in the terminal's foreground, so that it can be typed to, and the terminal's Ctrl-C reaches it
 without us. Elsewhere it gets a process group of its own, and our signals are passed on to that group.
@@ -22,11 +22,11 @@ LOOK_SECONDS = 0.25
 GRACE_SECONDS = 15.0
 
 
-class NotStarted(Exception):
+class LoadNotStarted(Exception):
     """The command cannot be run.
 
     Attributes:
-        exit_code: As a shell would tell it: 126 not executable, 127 not found.
+        exit_code: As a shell reports it: 126 not executable, 127 not found.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -35,10 +35,10 @@ class NotStarted(Exception):
 
 
 def find(command: Sequence[str]) -> str:
-    """The program of a command, before anything else is begun.
+    """Find the program of a command, before anything else is begun.
 
     Raises:
-        NotStarted: There is none, or it is no program.
+        LoadNotStarted: It does not exist, or cannot be executed.
     """
     name = command[0]
     found = shutil.which(name)
@@ -47,8 +47,8 @@ def find(command: Sequence[str]) -> str:
     there = os.path.exists(name) if os.sep in name else False
     if there:
         what = "a folder" if os.path.isdir(name) else "not executable"
-        raise NotStarted(f"{name!r} is {what}; name a program, or make it one with chmod +x", NOT_EXECUTABLE)
-    raise NotStarted(f"{name!r} is not found; check the spelling, PATH, and that it is installed here", NOT_FOUND)
+        raise LoadNotStarted(f"{name!r} is {what}; name a program, or make it one with chmod +x", NOT_EXECUTABLE)
+    raise LoadNotStarted(f"{name!r} is not found; check the spelling, PATH, and that it is installed here", NOT_FOUND)
 
 
 class Load:
@@ -69,7 +69,7 @@ class Load:
 
     @property
     def code(self) -> int:
-        """Return how it ended, as ``Popen`` tells it; 0 before that."""
+        """Return how it ended, as ``Popen`` reports it; 0 before that."""
         return 0 if self._process is None else self._process.returncode or 0
 
     def run(self, look: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class Load:
             look: Called a few times a second meanwhile.
 
         Raises:
-            NotStarted: It could not be run.
+            LoadNotStarted: It could not be run.
             KeyboardInterrupt: The second signal to stop came; it is killed then.
         """
         self.started = time.monotonic()
@@ -87,7 +87,7 @@ class Load:
             group = 0 if self._has_own_group else None
             self._process = subprocess.Popen(self._command, process_group=group)  # noqa: S603 - the operator's command
         except OSError as exc:
-            raise NotStarted(f"{self._command[0]!r} cannot be run: {exc.strerror}", NOT_EXECUTABLE) from exc
+            raise LoadNotStarted(f"{self._command[0]!r} cannot be run: {exc.strerror}", NOT_EXECUTABLE) from exc
         try:
             self._wait(self._process, look)
         except BaseException:
@@ -118,7 +118,7 @@ class Load:
 
     def _pass_on(self, number: signal.Signals) -> None:
         if number is signal.SIGINT and not self._has_own_group:
-            return  # the terminal has told it already, and a second one would mean: at once
+            return  # the terminal has sent it already, and a second one would mean: at once
         self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -133,7 +133,7 @@ class Load:
 
 
 def shell_code(code: int) -> tuple[int, str | None]:
-    """A code of ``Popen`` as a shell tells it, and the signal's name where it is one."""
+    """Return a code of ``Popen`` as a shell reports it, and the signal's name where it is one."""
     if code >= 0:
         return code, None
     try:

@@ -1,4 +1,4 @@
-"""What a sidecar reports, as the experiment's values: validated where it enters. Pure.
+"""A sidecar's responses as the experiment's values: validated where they enter. Pure.
 
 Raises ``SidecarUnreachable`` where a response is not what a sidecar of this version gives.
 """
@@ -11,9 +11,9 @@ from typing import Any, Final
 from highwater.accounting.points import MemoryPoint
 from highwater.client.answers import understood
 from highwater.findings.case import EncoderEntry, sampled
-from highwater.measure.experiment import CacheSeen, Moment
+from highwater.measure.experiment import CacheReading, Moment
 from highwater.readings import EncoderCache, EngineLoad, RankReading
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 
 LARGEST = 5
 # What of vLLM's configuration bears on memory: its section and key there, and the flag that sets it.
@@ -62,7 +62,7 @@ def traffic_of(readings: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, E
             yield row["at"], counted
 
 
-def cache_of(title: str, answer: Mapping[str, Any], moment: Moment) -> CacheSeen | None:
+def cache_of(title: str, answer: Mapping[str, Any], moment: Moment) -> CacheReading | None:
     """Return ``GET /memory/encoder-cache``: the rank that holds most; ``None`` where there is no such cache."""
     with understood("/memory/encoder-cache"):
         there = [rank for rank in answer["ranks"] if rank.get("present")]
@@ -77,7 +77,7 @@ def cache_of(title: str, answer: Mapping[str, Any], moment: Moment) -> CacheSeen
             host_bytes=fullest["host_bytes"],
             capacity_embeds=fullest.get("capacity_embeds") or (known.capacity_embeds if known else None),
         )
-        return CacheSeen(title=title, totals=totals, largest=tuple(map(_entry, fullest["entries"][:LARGEST])))
+        return CacheReading(title=title, totals=totals, largest=tuple(map(_entry, fullest["entries"][:LARGEST])))
 
 
 def settings_of(answer: object) -> dict[str, str]:

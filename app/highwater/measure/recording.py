@@ -23,7 +23,7 @@ from highwater.measure.experiment import (
     BEFORE,
     PEAK,
     READY,
-    CacheSeen,
+    CacheReading,
     Experiment,
     LoadRun,
     Moment,
@@ -36,26 +36,26 @@ from highwater.measure.readings import cache_of, history_ranks, settings_of
 from highwater.measure.sampler import Sampler
 from highwater.measure.series import peaks, usual_gap
 from highwater.readings import RankReading, RemedyResult, Report
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 from highwater.units import mib
 
 PROGRESS_SECONDS = 30.0
 # The sidecar asks the workers for the entries once a second at most.
 ENTRIES_SECONDS = 1.2
-# How long before the load the sidecar's readings tell how often it reads.
+# How long before the load the sidecar's readings are looked at, for how often it reads.
 LOOK_BACK_SECONDS = 120.0
 SHOWN_LENGTH = 300
 # A little of what was before belongs to the timeline.
 LEAD_SECONDS = 3.0
 
 
-class NoExperiment(SidecarError):
+class CannotMeasure(SidecarError):
     """It cannot begin; the message is one line that says why, and what to do."""
 
 
 @dataclass(kw_only=True)
 class LoadPlan:
-    """What is to be done.
+    """The plan of a measurement.
 
     Attributes:
         name: Stands before the marks' names.
@@ -71,8 +71,8 @@ class LoadPlan:
 
 
 @dataclass
-class _Known:
-    """What is known so far."""
+class _Progress:
+    """The knowledge of a measurement under way."""
 
     report: Report
     started_at: float
@@ -84,7 +84,7 @@ class _Known:
     afters: list[Moment] = field(default_factory=list)
     remedies: list[RemedyResult] = field(default_factory=list)
     not_tried: list[str] = field(default_factory=list)
-    caches: list[CacheSeen] = field(default_factory=list)
+    caches: list[CacheReading] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -96,7 +96,7 @@ class Measurement:
         client: The sidecar.
         reader: The same, for the thread beside the load.
         interrupts: Who hears the signals to stop.
-        say: Told a line of progress.
+        say: Takes a line of progress.
 
     Attributes:
         complete: Whether everything went as planned on our side; what the load did is another matter.
@@ -121,9 +121,9 @@ class Measurement:
         """Do it.
 
         Raises:
-            NoExperiment: There is no engine to observe, or nothing is told of its memory.
+            CannotMeasure: There is no engine to observe, or nothing is reported of its memory.
             SidecarError: The sidecar is not there, or lets nobody mark; the load has not been started.
-            NotStarted: The load cannot be run.
+            LoadNotStarted: The load cannot be run.
         """
         known = self._prepare()
         load = Load(self._plan.command, self._interrupts)
@@ -143,14 +143,14 @@ class Measurement:
 
     # --- before the load ---
 
-    def _prepare(self) -> _Known:
+    def _prepare(self) -> _Progress:
         # Without the token first: it is for a sidecar only.
         _judge(report_of(self._reader.get("/memory")), self._client.url)
         # A mark needs the token and makes the sidecar read: what is wrong with either is found out here.
         started_at = self._mark("load starts")
         report = report_of(self._reader.get("/memory"))
         _judge(report, self._client.url)
-        known = _Known(report, started_at=started_at)
+        known = _Progress(report, started_at=started_at)
         known.ready = self._ready(report, known)
         known.gap_seconds = self._usual_gap(known.started_at)
         with self._noting(known, "the engine's settings"):
@@ -158,16 +158,16 @@ class Measurement:
         self._snapshot(known, "before the load", Moment(name=BEFORE, title="", at=None, ranks=report.ranks))
         return known
 
-    def _ready(self, report: Report, known: _Known) -> tuple[RankReading, ...]:
+    def _ready(self, report: Report, known: _Progress) -> tuple[RankReading, ...]:
         """The first reading after the engine was ready, where the sidecar still has it."""
         since = report.growth.baseline_taken_at
         if since is None:
             return ()
-        told = self._reader.get("/memory/history", {"since": f"{since - 0.001:.6f}"})
+        answer = self._reader.get("/memory/history", {"since": f"{since - 0.001:.6f}"})
         with understood("/memory/history"):
-            first = told["readings"][:1]
-            # Of a long history each step's last reading is told, and not its first.
-            if first and float(first[0]["at"]) - since <= max(2 * float(told["step"]), 1.0):
+            first = answer["readings"][:1]
+            # Of a long history the sidecar sends each step's last reading, and not its first.
+            if first and float(first[0]["at"]) - since <= max(2 * float(answer["step"]), 1.0):
                 return tuple(history_ranks(first))
         known.notes.append(
             "What was in use when the engine was ready is not shown: the sidecar's history does not reach back so far."
@@ -175,9 +175,9 @@ class Measurement:
         return ()
 
     def _usual_gap(self, now: float) -> float:
-        told = self._reader.get("/memory/history", {"since": f"{now - LOOK_BACK_SECONDS:.6f}"})
+        answer = self._reader.get("/memory/history", {"since": f"{now - LOOK_BACK_SECONDS:.6f}"})
         with understood("/memory/history"):
-            return usual_gap([float(reading["at"]) for reading in told["readings"]])
+            return usual_gap([float(reading["at"]) for reading in answer["readings"]])
 
     # --- the load ---
 
@@ -201,14 +201,14 @@ class Measurement:
         trouble = f"; {sampler.problem}" if sampler.problem else ""
         self._say(f"load runs for {now - load.started:.0f} s{used}{trouble}")
 
-    def _ended(self, known: _Known, load: Load) -> None:
-        """Mark the end; without a sidecar our own clock tells when that was."""
+    def _ended(self, known: _Progress, load: Load) -> None:
+        """Mark the end; without a sidecar its time is taken from our own clock."""
         known.ended_at = known.started_at + load.seconds
         known.ended_at = self._mark("load ended")
 
     # --- afterwards ---
 
-    def _afterwards(self, known: _Known, sampler: Sampler) -> None:
+    def _afterwards(self, known: _Progress, sampler: Sampler) -> None:
         self._settle()
         at = self._mark("settled")
         report = report_of(self._reader.get("/memory"))
@@ -230,7 +230,7 @@ class Measurement:
             if self._interrupts.count > 1:
                 raise
 
-    def _remedies(self, known: _Known, sampler: Sampler) -> None:
+    def _remedies(self, known: _Progress, sampler: Sampler) -> None:
         known.not_tried = list(self._plan.remedies)
         while known.not_tried and not self._interrupts.count:
             self._say(f"remedy {known.not_tried[0]}")
@@ -238,7 +238,7 @@ class Measurement:
             sampler.add(known.afters[-1].ranks if known.afters else ())
             known.not_tried.pop(0)
 
-    def _remedy(self, known: _Known, name: str) -> RemedyResult:
+    def _remedy(self, known: _Progress, name: str) -> RemedyResult:
         try:
             answer = self._client.post("/memory/reclaim", {"remedies": [name], "mode": "safe"})
         except SidecarRefused as exc:
@@ -257,7 +257,7 @@ class Measurement:
         self._say(f"  {result.outcome}{what}")
         return result
 
-    def _finish(self, known: _Known, sampler: Sampler) -> None:
+    def _finish(self, known: _Progress, sampler: Sampler) -> None:
         if self._interrupts.count > 1:
             return
         last = known.afters[-1] if known.afters else None
@@ -274,7 +274,7 @@ class Measurement:
         with understood("/memory/marks"):
             return float(answer["at"])
 
-    def _snapshot(self, known: _Known, title: str, moment: Moment) -> None:
+    def _snapshot(self, known: _Progress, title: str, moment: Moment) -> None:
         if not any(reading.encoder_cache for reading in moment.ranks):
             return
         time.sleep(max(0.0, self._entries_at + ENTRIES_SECONDS - time.monotonic()))
@@ -284,21 +284,21 @@ class Measurement:
             known.caches += [seen] if seen is not None else []
 
     @contextmanager
-    def _noting(self, known: _Known, what: str) -> Iterator[None]:
-        """For what a report can do without."""
+    def _noting(self, known: _Progress, what: str) -> Iterator[None]:
+        """Note a failure of something that a report can do without."""
         try:
             yield
         except SidecarError as exc:
             known.notes.append(f"Not known: {what} ({exc}).")
 
-    def _lost(self, known: _Known, exc: SidecarError) -> None:
+    def _lost(self, known: _Progress, exc: SidecarError) -> None:
         self.complete = False
         self._say(str(exc))
         known.notes.append(f"The sidecar was lost: {exc}")
 
     # --- what came of it ---
 
-    def _load_run(self, known: _Known, load: Load) -> LoadRun:
+    def _load_run(self, known: _Progress, load: Load) -> LoadRun:
         exit_code, signal_name = shell_code(load.code)
         return LoadRun(
             command=masked(self._plan.command),
@@ -310,7 +310,7 @@ class Measurement:
             interrupted=self._was_interrupted,
         )
 
-    def _experiment(self, known: _Known, sampler: Sampler, load: LoadRun) -> Experiment:
+    def _experiment(self, known: _Progress, sampler: Sampler, load: LoadRun) -> Experiment:
         series = sampler.series.points()
         return Experiment(
             name=self._plan.name,
@@ -339,16 +339,16 @@ def _judge(report: Report, url: str) -> None:
     if not engine.traits.is_up or engine.state == "sleeping":
         todo = {"starting": "wait until it is ready", "sleeping": "wake it up"}.get(engine.state, "start it")
         why = f" ({plain(engine.hint)})" if engine.hint else ""
-        raise NoExperiment(
+        raise CannotMeasure(
             f"the sidecar at {url} has no engine that is ready: {plain(engine.url)} is {engine.state}{why}; "
             f"{todo}, then try again"
         )
     if not report.ranks:
         hint = engine.hint or "its workers report nothing of their memory yet; wait a moment and try again"
-        raise NoExperiment(f"the sidecar at {url} has no reading of the engine's memory: {plain(hint)}")
+        raise CannotMeasure(f"the sidecar at {url} has no reading of the engine's memory: {plain(hint)}")
 
 
-def _moments(known: _Known, series: Mapping[RankKey, Sequence[RankReading]], load: LoadRun) -> Iterator[Moment]:
+def _moments(known: _Progress, series: Mapping[RankKey, Sequence[RankReading]], load: LoadRun) -> Iterator[Moment]:
     ranks = known.report.ranks
     before = Moment(name=BEFORE, title="before load", at=load.started_at, ranks=ranks)
     if known.ready:

@@ -10,10 +10,10 @@ from highwater.accounting.attribution import COMPONENTS, rank_key
 from highwater.findings import advice as known
 from highwater.findings.case import name_of, part_of, total
 from highwater.findings.finding import Advice, Finding, all_advice
-from highwater.findings.markdown import block, chart, code, duration, moment, table, text
+from highwater.findings.markdown import block, chart, code, duration, moment, section, table, text
 from highwater.measure.command_line import shown_command
 from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, RankKey, changes, host_used
-from highwater.measure.findings import findings
+from highwater.measure.rules import findings
 from highwater.policy import FALLING_SIGNALS, RATIO_SIGNALS
 from highwater.readings import RankReading, RemedyResult, RuleStatus
 from highwater.text.table import component_title, device_title
@@ -62,26 +62,21 @@ def report(e: Experiment, *, written_at: float) -> str:
         f"vLLM {code(engine.version or '(version unknown)')} with {code(engine.model or '(model unknown)')} on "
         f"{_count(len(e.ranks(BEFORE)), 'rank', 'ranks')} ({code(device, 120)}), {moment(e.load.started_at)}",
         _figures(e),
-        *_section("The load", [block(shown_command(e.load.command), "sh"), _ended(e)]),
-        *_section("What the numbers say", ["\n".join(map(_finding, found)) or "Nothing that is known stands out."]),
-        *_section("Where the memory was", _tables(e)),
-        *_section("Timeline", _timeline(e)),
-        *_section("Remedies", _remedies(e)),
-        *_section("Encoder cache", _encoder_cache(e)),
-        *_section("What happened meanwhile", _events(e)),
-        *_section("What to change", ["\n".join(map(_change, all_advice(found)))]),
-        *_section("Set-up", ["\n".join(_setup(e))]),
-        *_section("What the numbers mean", ["\n".join(_meanings(e))]),
-        *_section("Not known, or not done", map(text, e.notes)),
+        *section("The load", [block(shown_command(e.load.command), "sh"), _ended(e)]),
+        *section("What the numbers say", ["\n".join(map(_finding, found)) or "Nothing that is known stands out."]),
+        *section("Where the memory was", _tables(e)),
+        *section("Timeline", _timeline(e)),
+        *section("Remedies", _remedies(e)),
+        *section("Encoder cache", _encoder_cache(e)),
+        *section("What happened meanwhile", _events(e)),
+        *section("What to change", ["\n".join(map(_change, all_advice(found)))]),
+        *section("Set-up", ["\n".join(_setup(e))]),
+        *section("What the numbers mean", ["\n".join(_meanings(e))]),
+        *section("Not known, or not done", map(text, e.notes)),
         "---",
         text(f"Highwater {e.version}, written by highwater measure at {moment(written_at)}"),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _section(title: str, parts: Sequence[str] | Iterator[str]) -> list[str]:
-    there = [part for part in parts if part]
-    return [f"## {title}", *there] if there else []
 
 
 def _finding(finding: Finding) -> str:

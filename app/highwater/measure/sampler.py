@@ -99,25 +99,27 @@ class Sampler:
         query = {"since": f"{self._since:.6f}"}
         if self._wants_recorded:
             try:
-                told: Mapping[str, Any] = self._client.get("/memory/history", {**query, "recorded": "true"})
-                return told
+                return self._history({**query, "recorded": "true"})
             except SidecarRefused as exc:
                 if exc.status != _SERVICE_UNAVAILABLE:
                     raise
                 self._wants_recorded = False
+        return self._history(query)
+
+    def _history(self, query: Mapping[str, str]) -> Mapping[str, Any]:
         answer: Mapping[str, Any] = self._client.get("/memory/history", query)
         return answer
 
     def _take(self, answer: Mapping[str, Any]) -> None:
         recorded = list(recorded_ranks(answer.get("recorded", ()), self.series.last_at()))
-        # A rank's recorder tells all that its readings tell, and more often; readings are for ranks without one.
-        told = {rank_key(point) for point in recorded}
-        self.recorded = self.recorded or bool(told)
-        others = [point for point in history_ranks(answer["readings"]) if rank_key(point) not in told]
+        # A rank's recorder has all that its readings have, and more often; readings are for ranks without one.
+        known = {rank_key(point) for point in recorded}
+        self.recorded = self.recorded or bool(known)
+        others = [point for point in history_ranks(answer["readings"]) if rank_key(point) not in known]
         self.series.add(sorted([*recorded, *others], key=lambda point: point.taken_at))
         self._count(answer)
         self._events |= {(event.id, event.at): event for event in events_of(answer["events"])}
-        # An event may be told after a sample that is younger; what comes twice is known by its time.
+        # An event may come after a sample that is younger; what comes twice is known by its time.
         newest = min(self.series.last_at().values(), default=0.0)
         self._since = max(self._since, newest - OVERLAP_SECONDS)
 

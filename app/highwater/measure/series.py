@@ -1,4 +1,4 @@
-"""What was read beside the load, of every rank: bounded, however long the load is, and never without its peak."""
+"""The readings beside the load, of every rank: bounded, however long the load is, and never without its peak."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Series:
 
 
 def usual_gap(moments: Sequence[float]) -> float:
-    """From how long on a time without a reading is a gap, by the moments of the readings before."""
+    """Return from how long on a time without a reading is a gap, by the times of earlier readings."""
     pauses = [later - earlier for earlier, later in pairwise(moments)]
     return max(GAP_SECONDS, GAP_READINGS * median(pauses)) if pauses else GAP_SECONDS
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from highwater.accounting.attribution import rank_key
-from highwater.accounting.points import MemoryPoint
+from highwater.accounting.points import MemoryPoint, thin
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.readings import EngineLoad, Progress
@@ -234,7 +234,7 @@ class Recorders:
                 "rank": identity.rank,
                 "pid": identity.pid,
                 "samples": [
-                    {"at": point.at, **point.row()} for point in thinned([s for s in samples if s.at >= since], most)
+                    {"at": point.at, **point.row()} for point in thin([s for s in samples if s.at >= since], most)
                 ],
             }
             for identity, samples in rings
@@ -253,7 +253,7 @@ class Recorders:
         """
         return {
             # The last ones whole, what was before them coarser.
-            identity.pid: (*thinned(samples[:-SAMPLES_WHOLE], SAMPLES_WHOLE), *samples[-SAMPLES_WHOLE:])
+            identity.pid: thin(samples, 2 * SAMPLES_WHOLE, recent=SAMPLES_WHOLE)
             for identity, samples in self._last_samples(instance)
         }
 
@@ -280,12 +280,6 @@ class Recorders:
         self._requested = requested_since(self._requested, demand, now)
         requested = 0.0 if self._requested is None else now - self._requested
         return judge(records, demand, requested_seconds=requested, max_step_seconds=self._max_step_seconds)
-
-
-def thinned(samples: Sequence[MemoryPoint], most: int) -> Sequence[MemoryPoint]:
-    """No more than so many of them, evenly, the last one always."""
-    step = -(-len(samples) // most)
-    return samples if step <= 1 else samples[(len(samples) - 1) % step :: step]
 
 
 def _other_instance(answers: Sequence[Mapping[str, Any]]) -> str | None:

@@ -1,21 +1,57 @@
-"""Foreign text as a terminal may show it: nothing in it that the terminal would obey."""
+"""Foreign text made harmless: nothing that a terminal would obey; on one line and cut, where that is wanted."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+MAX_LENGTH = 500
+MAX_DEPTH = 8
+
+# Colours and cursor movements; what is left of any other escape is harmless once the escape character is gone.
+_TERMINAL = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]")
+_Value = TypeVar("_Value")
+
 
 def printable(text: str, *, instead: str = "", keep: str = "") -> str:
-    """The text without control characters and halves of characters.
+    """Return the text without control characters and halves of characters.
 
     Args:
-        text: Whoever wrote it.
-        instead: What stands in the place of each.
-        keep: Characters that stay though they are none to print, such as a line break.
+        text: Anything.
+        instead: Takes the place of each.
+        keep: Characters that stay though they are not printable, such as a line break.
     """
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in keep else instead for letter in text)
 
 
-def one_line(text: str) -> str:
-    """The same on one line."""
-    return printable(" ".join(text.split()))
+def plain(text: str, most: int = MAX_LENGTH) -> str:
+    """Return the text as one line of printable characters, cut to ``most``.
+
+    Args:
+        text: From a log, a model's name, a worker's answer: anything.
+        most: So many characters are kept.
+    """
+    # Four times as much is looked at: enough to fill the line, and a bound to the work.
+    shown = printable(_TERMINAL.sub("", text[: most * 4]), instead=" ").strip()
+    return shown if len(shown) <= most and len(text) <= most * 4 else shown[: most - 1] + "…"
+
+
+def cleaned(value: _Value, depth: int = MAX_DEPTH) -> _Value:
+    """Return the value with every text in it plain: dataclasses, mappings, sequences and what they hold."""
+    made: Any = value
+    if isinstance(value, str):
+        made = plain(value)
+    elif depth == 0:
+        return value
+    elif is_dataclass(value) and not isinstance(value, type):
+        made = replace(value, **{part.name: cleaned(getattr(value, part.name), depth - 1) for part in fields(value)})
+    elif isinstance(value, Mapping):
+        made = {cleaned(key, depth - 1): cleaned(item, depth - 1) for key, item in value.items()}
+    elif isinstance(value, list | tuple):
+        made = tuple(cleaned(item, depth - 1) for item in value)
+    result: _Value = made
+    return result

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from tabulate import tabulate
 
-from highwater.accounting.attribution import COMPONENTS
-from highwater.accounting.components import BY_NAME
+from highwater.accounting.components import BY_NAME, COMPONENTS
 from highwater.accounting.outlook import can_give, pressure_of, seconds_to_high_water, short_ranks
-from highwater.readings import Device, MissingRank, Report, RuleStatus
-from highwater.units import UNKNOWN, mib, share_text, size_text, span_text
+from highwater.readings import Device, EncoderCacheTotals, EngineStatus, MissingRank, RankReading, Report, RuleStatus
+from highwater.units import UNKNOWN, mib, mib_text, share_text, size_text, span_text
 
 
 def component_title(name: str) -> str:
@@ -69,13 +69,7 @@ def _ranks_table(report: Report) -> str:
     headers = ["MiB", *(f"rank {rank_title(rank.dp_rank, rank.rank, UNKNOWN)}" for rank in ranks)]
     rows = [
         ["device", *(device_title(rank.device) for rank in ranks)],
-        ["total", *(mib(rank.total_bytes) for rank in ranks)],
-        ["used", *(mib(rank.used_bytes) for rank in ranks)],
-    ]
-    rows += [
-        [f"- {component_title(name)}", *(mib(getattr(rank.components, name)) for rank in ranks)] for name in COMPONENTS
-    ]
-    rows += [
+        *memory_rows(ranks, "- "),
         ["releasable", *(mib(rank.releasable_bytes) for rank in ranks)],
         ["free", *(mib(rank.free_bytes) for rank in ranks)],
         ["high water", *(mib(one.high_free_bytes if one is not None else None) for one in pressures)],
@@ -85,31 +79,79 @@ def _ranks_table(report: Report) -> str:
     return table(headers, [row for row in rows if row[0] != "high water" or any(pressures)])
 
 
+def memory_rows(ranks: Sequence[RankReading], indent: str = "") -> list[list[str]]:
+    """Total, used and components in MiB, a row each and a column for each rank."""
+    return [
+        ["total", *(mib(rank.total_bytes) for rank in ranks)],
+        ["used", *(mib(rank.used_bytes) for rank in ranks)],
+        *([f"{indent}{row.title}", *(mib(getattr(rank.components, row.name)) for rank in ranks)] for row in COMPONENTS),
+    ]
+
+
 def _footer(report: Report) -> str:
-    lines = []
-    cache = report.encoder_cache
-    if cache is not None:
-        capacity = "" if cache.capacity_embeds is None else f", capacity {cache.capacity_embeds:,} embeddings"
-        lines.append(
-            f"encoder cache: {cache.entries} entries, {mib(cache.device_bytes)} MiB on devices, "
-            f"{mib(cache.host_bytes)} MiB on the host{capacity}"
-        )
-    if report.growth.since_ready_bytes is not None:
-        slope = report.growth.bytes_per_second
-        pace = "" if slope is None else f", {mib(slope, signed=True)} MiB/s over the last minute"
-        ends = {"high water": seconds_to_high_water(report), "full": report.growth.seconds_to_full}
-        left = "".join(f", {what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
-        lines.append(f"growth: {mib(report.growth.since_ready_bytes, signed=True)} MiB since ready{pace}{left}")
-    engine = report.engine
-    if engine.requests_running is not None:
-        usage = "" if engine.kv_cache_usage_ratio is None else f", KV cache {engine.kv_cache_usage_ratio:.0%} used"
-        lines.append(f"requests: {engine.requests_running} running, {engine.requests_waiting or 0} waiting{usage}")
-    if report.progress is not None:
-        lines.append(f"progress: {report.progress.summary}")
+    lines = [f"{name}: {fact}" for name, fact in engine_facts(report, mib_text).items()]
     if report.policy is not None:
         lines.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
         lines += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
     return "\n".join(lines)
+
+
+class SizeText(Protocol):
+    """Formats a size in bytes."""
+
+    def __call__(self, size: float | None, *, signed: bool = False) -> str:
+        """Return it with its unit."""
+
+
+def engine_facts(report: Report, size: SizeText) -> dict[str, str]:
+    """Return what is known beside the ranks' memory, a sentence by its name; what is not known is left out.
+
+    Args:
+        report: The report.
+        size: Formats a size.
+    """
+    facts = {
+        "encoder cache": _encoder_cache(report.encoder_cache, size),
+        "growth": _growth(report, size),
+        "requests": requests_text(report.engine),
+        "progress": "" if report.progress is None else report.progress.summary,
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _encoder_cache(cache: EncoderCacheTotals | None, size: SizeText) -> str:
+    if cache is None:
+        return ""
+    parts = [f"{cache.entries} entries", f"{size(cache.device_bytes)} on devices"]
+    if cache.host_bytes:
+        parts.append(f"{size(cache.host_bytes)} on the host")
+    if cache.capacity_embeds is not None:
+        parts.append(f"capacity {cache.capacity_embeds:,} embeddings")
+    if cache.oldest_age_seconds is not None:
+        parts.append(f"oldest {span_text(cache.oldest_age_seconds)}")
+    if cache.spills or cache.restores:
+        parts.append(f"{cache.spills} moved out, {cache.restores} back")
+    return ", ".join(parts)
+
+
+def _growth(report: Report, size: SizeText) -> str:
+    growth = report.growth
+    if growth.since_ready_bytes is None:
+        return ""
+    parts = [f"{size(growth.since_ready_bytes, signed=True)} since ready"]
+    ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
+    parts += [f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None]
+    if growth.bytes_per_second is not None:
+        parts.append(f"{size(growth.bytes_per_second, signed=True)}/s over the last minute")
+    return ", ".join(parts)
+
+
+def requests_text(engine: EngineStatus) -> str:
+    """The engine's requests and how full its KV cache is; empty where neither is known."""
+    running, waiting, usage = engine.requests_running, engine.requests_waiting, engine.kv_cache_usage_ratio
+    parts = [] if running is None else [f"{running} running, {waiting or 0} waiting"]
+    parts += [] if usage is None else [f"KV cache {share_text(usage)} used"]
+    return ", ".join(parts)
 
 
 def _rule(rule: RuleStatus, said: str) -> str:

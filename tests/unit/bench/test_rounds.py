@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from bench.dataplane.cores import Cores, on_core, spread
-from bench.dataplane.slices import order
+from bench.rounds import order
 
 PROXIES = ("sidecar", "nginx", "vllm-router")
 

@@ -59,14 +59,12 @@ def test_what_is_sent(answering):
     sent = answering(httpx.Response(200, json={"ok": True}))
     with SidecarClient("http://s:1/", token=TOKEN) as sidecar:
         assert sidecar.get("/memory", {"since": "a b"}) == {"ok": True}
-        sidecar.post("/memory/reclaim", {"dry_run": True}, {"x": "1"})
+        sidecar.post("/memory/reclaim", {"dry_run": True})
         sidecar.post("/memory/reclaim")
-        sidecar.put("/policy", {"mode": "act"})
     assert [(r.method, str(r.url), r.content) for r in sent] == [
         ("GET", "http://s:1/memory?since=a+b", b""),
-        ("POST", "http://s:1/memory/reclaim?x=1", b'{"dry_run":true}'),
+        ("POST", "http://s:1/memory/reclaim", b'{"dry_run":true}'),
         ("POST", "http://s:1/memory/reclaim", b""),
-        ("PUT", "http://s:1/policy", b'{"mode":"act"}'),
     ]
     assert {request.headers["authorization"] for request in sent} == {f"Bearer {TOKEN}"}
 

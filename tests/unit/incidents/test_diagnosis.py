@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from highwater.accounting.points import MemoryPoint
 from highwater.findings import advice
 from highwater.findings.finding import Advice, Finding
 from highwater.findings.rules import RULES
-from highwater.incidents import Evidence, OomKills, Point, RankEvidence, point
+from highwater.incidents import Evidence, OomKills, RankEvidence
 from highwater.incidents.diagnosis import diagnose, summarize
 from highwater.incidents.enginelog import ended_by_signal, match
 from highwater.incidents.latest import case_of, latest
 from highwater.incidents.messages import KNOWN
-from highwater.incidents.questions import QUESTIONS
+from highwater.incidents.rules import INCIDENT_RULES
 from highwater.readings import (
     Components,
     EncoderCache,
@@ -68,17 +69,10 @@ def policy(
     return PolicyStatus(level=level, mode=mode, summary=reason, rules=(rule,))
 
 
-def risen(counter: str, *values: int | None) -> RankEvidence:
-    """A rank on which a counter went through these values, the last of them in its reading."""
-    *earlier, last = values
-    known = reading(torch=torch(**{counter: last}))
-    return rank(
-        known,
-        series=tuple(
-            replace(point(known), at=AT - 60 + index, torch=torch(**{counter: value}))
-            for index, value in enumerate(earlier)
-        ),
-    )
+def risen(kind: str, counter: str, first: int | None, last: int | None) -> Evidence:
+    """A rank on which a counter of the allocator went from the first value to the last since the engine was ready."""
+    baseline, known = (reading(torch=torch(**{counter: value})) for value in (first, last))
+    return evidence(kind, rank(known), baseline=(baseline,))
 
 
 FOUND: list[tuple[str, str, Evidence]] = [
@@ -113,7 +107,7 @@ FOUND: list[tuple[str, str, Evidence]] = [
             "died",
             rank(
                 reading(components=parts(non_torch_bytes=4_000 * MIB)),
-                series=(Point(at=AT - 60, used_bytes=None, components=parts()),),
+                series=(MemoryPoint(at=AT - 60, used_bytes=None, components=parts()),),
             ),
         ),
     ),
@@ -137,7 +131,7 @@ FOUND: list[tuple[str, str, Evidence]] = [
             "hung", rank(reading(used=FULL, torch=torch(allocated_bytes=54_000 * MIB, reserved_bytes=59_000 * MIB)))
         ),
     ),
-    ("alloc_retries", "clue", evidence("died", risen("alloc_retries", 0, 0, 3))),
+    ("alloc_retries", "clue", risen("died", "alloc_retries", 0, 3)),
     (
         "alloc_retries",
         "clue",
@@ -145,7 +139,7 @@ FOUND: list[tuple[str, str, Evidence]] = [
             "died", rank(reading(torch=torch(alloc_retries=2))), baseline=(reading(torch=torch(alloc_retries=0)),)
         ),
     ),
-    ("ooms", "likely", evidence("out_of_memory", risen("ooms", 1, 2))),
+    ("ooms", "likely", risen("out_of_memory", "ooms", 1, 2)),
     ("skew", "clue", evidence("died", rank(reading(0, used=45_000 * MIB)), rank(reading(1)))),
     ("lost_ranks", "likely", evidence("hung", rank(reading(0)), rank(reading(1), status="dead"))),
     ("lost_ranks", "clue", evidence("out_of_memory", rank(reading(0)), rank(reading(1), status="silent"))),
@@ -215,11 +209,11 @@ NOT_FOUND: list[tuple[str, Evidence]] = [
         evidence("died", rank(reading(torch=torch(allocated_bytes=30_000 * MIB, reserved_bytes=31_000 * MIB)))),
     ),
     ("unused_reserve", evidence("died", rank(reading(torch=torch(allocated_bytes=None))))),
-    ("alloc_retries", evidence("died", risen("alloc_retries", 3, 3, 3))),
-    ("alloc_retries", evidence("died", risen("alloc_retries", 7))),
-    ("alloc_retries", evidence("died", risen("alloc_retries", None, None, 7))),
-    ("alloc_retries", evidence("died", risen("alloc_retries", None, None))),
-    ("ooms", evidence("out_of_memory", risen("ooms", 2, 2))),
+    ("alloc_retries", risen("died", "alloc_retries", 3, 3)),
+    ("alloc_retries", evidence("died", rank(reading(torch=torch(alloc_retries=7))))),
+    ("alloc_retries", risen("died", "alloc_retries", None, 7)),
+    ("alloc_retries", risen("died", "alloc_retries", 0, None)),
+    ("ooms", risen("out_of_memory", "ooms", 2, 2)),
     ("skew", evidence("died", rank(reading(0, used=45_000 * MIB)))),
     ("skew", evidence("died", rank(reading(0, used=40_900 * MIB)), rank(reading(1)))),
     ("skew", evidence("died", rank(reading(0, used=60_000 * MIB)), rank(unknown(1)))),
@@ -253,7 +247,7 @@ def found(name: str, given: Evidence) -> Finding | None:
 def asked(name: str, given: Evidence) -> Finding | None:
     """A question's own word: what is made of it depends on the others."""
     case = case_of(given)
-    answers = [*(question(given, case) for question in QUESTIONS), *(rule(case) for rule in RULES)]
+    answers = [*(question(given, case) for question in INCIDENT_RULES), *(rule(case) for rule in RULES)]
     return next((finding for finding in answers if finding is not None and finding.name == name), None)
 
 
@@ -280,7 +274,7 @@ def test_every_question_is_tried_both_ways():
     """A new question brings its rows in both tables."""
     names = {name for name, _, _ in FOUND}
     assert names == {name for name, _ in NOT_FOUND}
-    assert len(QUESTIONS) + len(RULES) == len(names)
+    assert len(INCIDENT_RULES) + len(RULES) == len(names)
 
 
 def test_the_documentation_names_every_finding_and_message():
@@ -441,7 +435,7 @@ def test_the_weightiest_comes_first():
 def test_the_series_reaches_further_than_the_reading():
     """What was used since the last full reading is free no more, also on CPU, where the two do not add up."""
     known = replace(reading(), taken_at=AT - 60, free_bytes=20_000 * MIB)
-    later = Point(at=AT - 0.1, used_bytes=FULL)
+    later = MemoryPoint(at=AT - 0.1, used_bytes=FULL)
     stood = latest(rank(known, series=(later,)))
     assert stood.free_bytes == 0
     assert found("device_full", evidence("died", rank(known, series=(later,)))) is not None
@@ -450,7 +444,7 @@ def test_the_series_reaches_further_than_the_reading():
 def test_what_a_series_does_not_keep_is_taken_from_the_reading():
     """A recorder's points tell less than a full reading, and later."""
     known = replace(reading(torch=torch(inactive_split_bytes=7)), taken_at=AT - 60)
-    later = Point(at=AT, used_bytes=FULL, torch=TorchMemory(allocated_bytes=1, reserved_bytes=2))
+    later = MemoryPoint(at=AT, used_bytes=FULL, torch_allocated_bytes=1, torch_reserved_bytes=2)
     stood = latest(rank(known, series=(later,)))
     assert stood.components == known.components
     assert (stood.torch.allocated_bytes, stood.torch.reserved_bytes, stood.torch.inactive_split_bytes) == (1, 2, 7)
@@ -458,7 +452,7 @@ def test_what_a_series_does_not_keep_is_taken_from_the_reading():
 
 def test_a_rank_without_a_reading_is_told_by_its_series():
     """Its use, and nothing that only a reading has."""
-    lonely = replace(rank(), reading=None, series=(Point(at=AT, used_bytes=FULL),))
+    lonely = replace(rank(), reading=None, series=(MemoryPoint(at=AT, used_bytes=FULL),))
     assert latest(lonely).used_bytes == FULL
     assert found("device_full", evidence("died", lonely)) is None
     assert found("no_readings", evidence("died", lonely)) is None

@@ -8,7 +8,7 @@ import pytest
 
 from highwater.incidents.enginelog import MAX_LINE_LENGTH, TAIL_BYTES, match, merged, read_tail
 from highwater.incidents.messages import KNOWN
-from highwater.text.plain import plain
+from highwater.text.printable import plain
 
 # As engines write them, wherever it was possible with what stands around them.
 LINES = {

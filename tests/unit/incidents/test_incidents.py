@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.incidents import Incidents, IncidentStore, RankEvidence, from_history, incidents, point
+from highwater.incidents import Incidents, IncidentStore, RankEvidence, from_history, incidents
 from highwater.memory.history import History
 from highwater.readings import EngineStatus, PolicyStatus, Report, RuleStatus
 from tests.fakes.engine import FakeClock, FakeEngine
-from tests.fakes.incident import AT, MIB, entry, event, evidence, rank, reading, series
+from tests.fakes.incident import AT, entry, event, evidence, rank, reading, series
 
 
 class Told:
@@ -312,19 +312,13 @@ def test_evidence_comes_from_the_history():
         clock.advance(1)
     ranks = fake.readings()
     former = replace(ranks[0], pid=1)
-    made = from_history((former, ranks[1]), history.readings(0.0, 0.0)[1], status="dead")
-    assert [(known.rank, known.status, len(known.series)) for known in made] == [(0, "dead", 0), (1, "dead", 3)]
+    made = from_history((former, ranks[1]), history.readings(0.0, 0.0)[1])
+    assert [(known.rank, len(known.series)) for known in made] == [(0, 0), (1, 3)]
     first = made[1].series[0]
     assert (first.at, first.used_bytes) == (AT, ranks[1].used_bytes)
     assert first.components == ranks[1].components
     assert first.torch.reserved_bytes == ranks[1].torch.reserved_bytes
     assert made[1].reading == ranks[1]
-
-
-def test_a_reading_is_a_point():
-    """What the series keeps of it."""
-    known = reading(used=9 * MIB)
-    assert (point(known).at, point(known).used_bytes, point(known).torch) == (known.taken_at, 9 * MIB, known.torch)
 
 
 @pytest.mark.parametrize(

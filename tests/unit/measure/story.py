@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from highwater.findings.case import EncoderEntry
-from highwater.measure.experiment import CacheSeen, Experiment, LoadRun, Moment
+from highwater.measure.experiment import CacheReading, Experiment, LoadRun, Moment
 from highwater.readings import (
     Budget,
     Components,
@@ -187,10 +187,10 @@ def _done(remedy: str, freed: int, component: str, seconds: float) -> RemedyResu
     )
 
 
-def _cache(title: str, entries: int, residency: str = "device") -> CacheSeen:
+def _cache(title: str, entries: int, residency: str = "device") -> CacheReading:
     row = EncoderEntry(mm_hash="5f" * 32, bytes=IMAGE, embeds=528, residency=residency, age_seconds=40.0)
     totals = EncoderCache(entries=entries, device_bytes=entries * IMAGE, capacity_embeds=16_384)
-    return CacheSeen(title=title, totals=totals, largest=(row,) * min(entries, 5))
+    return CacheReading(title=title, totals=totals, largest=(row,) * min(entries, 5))
 
 
 def _series(rank: int) -> list[RankReading]:

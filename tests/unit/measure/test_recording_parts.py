@@ -11,8 +11,8 @@ from highwater.client.answers import ranks_of, remedy_of
 from highwater.errors import SidecarUnreachable
 from highwater.measure import series as kept
 from highwater.measure.command_line import masked, shown_command
-from highwater.measure.files import NoReport, ReportFiles
-from highwater.measure.load import NotStarted, find, shell_code
+from highwater.measure.files import CannotWriteReport, ReportFiles
+from highwater.measure.load import LoadNotStarted, find, shell_code
 from highwater.measure.readings import cache_of, settings_of
 from highwater.measure.series import Series, peaks, usual_gap
 from tests.fakes.engine import IMAGES, USED_READY, FakeEngine
@@ -136,7 +136,7 @@ def test_a_name_is_made_where_none_is_given(tmp_path, monkeypatch):
 def test_a_file_that_is_there_is_never_replaced_unasked(tmp_path, there):
     """Neither before the load nor after it."""
     (tmp_path / there).write_text("old")
-    with pytest.raises(NoReport, match="is there already; --force replaces it"):
+    with pytest.raises(CannotWriteReport, match="is there already; --force replaces it"):
         ReportFiles(tmp_path / "out", force=False, now=NOW)
     ReportFiles(tmp_path / "out", force=True, now=NOW).write({".html": "new", ".md": "new"})
     assert (tmp_path / there).read_text() == "new"
@@ -156,7 +156,7 @@ def test_where_nothing_can_be_written_is_told_at_once(tmp_path, out):
     """One line, and nothing left behind."""
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.html").mkdir()
-    with pytest.raises(NoReport):
+    with pytest.raises(CannotWriteReport):
         ReportFiles(tmp_path / out, force=False, now=NOW)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.html"]
 
@@ -191,7 +191,7 @@ def test_a_program_is_looked_for_before_the_load(tmp_path):
     """As a shell would tell it."""
     (tmp_path / "plain").write_text("")
     for name, code in (("no-such-program", 127), (str(tmp_path / "plain"), 126), (str(tmp_path), 126)):
-        with pytest.raises(NotStarted) as caught:
+        with pytest.raises(LoadNotStarted) as caught:
             find([name])
         assert caught.value.exit_code == code
     assert find(["true"]).endswith("true")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater.text.printable import one_line, printable
+from highwater.text.printable import plain, printable
 
 HOSTILE = "a\x1b[2Jb\nc\ud800d\u202ee"
 
@@ -15,5 +15,6 @@ def test_nothing_that_a_terminal_obeys_is_left():
 
 
 def test_a_line_is_one_line():
-    """Whatever breaks it."""
-    assert one_line("a\r\n  b\tc") == "a b c"
+    """Whatever breaks or colours it; what is too long is cut."""
+    assert plain("a\r\nb\t\x1b[31mc") == "a  b c"
+    assert plain("abcdef", 4) == "abc…"

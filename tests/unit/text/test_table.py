@@ -70,9 +70,9 @@ def test_the_story_at_a_terminal(story):
         "releasable            2,671.5   2,671.5\n"
         "free                  3,988.0   3,988.0\n"
         "used ratio              0.936     0.936\n"
-        "encoder cache: 31 entries, 7,564.0 MiB on devices, 0.0 MiB on the host, capacity 16,384 embeddings\n"
+        "encoder cache: 31 entries, 7,564.0 MiB on devices, capacity 16,384 embeddings, oldest 0.0 s\n"
         "growth: +7,564.0 MiB since ready, -1.0 MiB/s over the last minute\n"
-        "requests: 3 running, 0 waiting, KV cache 41% used\n"
+        "requests: 3 running, 0 waiting, KV cache 41.0 % used\n"
         "policy: short (observe): short by 100 MiB on rank 0\n"
     )
 
@@ -88,7 +88,7 @@ def test_the_rules_say_where_they_act_and_what_could_be_given_back():
     text = report_text(told)
     assert "missing: dp 1 pp 0 tp 0 (dead)\n" in text
     assert "\nhigh water" in text
-    assert ", full in 2 h 15 m\n" in text
+    assert ", full in 2 h 15 m, +1.9 MiB/s over the last minute\n" in text
     assert "progress: steps begin and end\n" in text
     assert "rule device: short, device_free_bytes 1.43 GiB (acts below 1.52 GiB, stops at 3.05 GiB)" in text
     assert text.endswith("could give there: release 100 MiB\n")

@@ -1,4 +1,4 @@
-"""A sidecar followed for as long as somebody looks: it may restart, and is found again."""
+"""Following a sidecar for as long as somebody looks: it may restart, and is found again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from highwater.client.answers import event_of, events_of, report_of
 from highwater.client.sidecar import SidecarClient
-from highwater.commands.top.view import HISTORY_SECONDS, View, samples_of
+from highwater.commands.top.view import HISTORY_SECONDS, View, past_of
 from highwater.errors import SidecarError, SidecarUnreachable
 
 FIRST_PAUSE_SECONDS = 0.5
@@ -19,7 +19,7 @@ STEP_SECONDS = 3.0
 
 
 def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool]) -> Iterator[tuple[str, Any]]:
-    """What the sidecar tells, for ever: ``history``, ``report`` and ``event`` as they come, ``lost`` with a reason.
+    """Yield ``history``, ``report`` and ``event`` as the sidecar sends them, ``lost`` with a reason; without an end.
 
     Args:
         connect: Makes a client.
@@ -30,9 +30,9 @@ def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool])
         try:
             with connect() as sidecar:
                 yield "history", history_of(sidecar)
-                for told in sidecar.events():
+                for name, data in sidecar.events():
                     seconds = FIRST_PAUSE_SECONDS
-                    yield told
+                    yield name, data
             problem = "the sidecar has ended the stream"
         except SidecarError as exc:
             problem = str(exc)
@@ -46,9 +46,9 @@ def history_of(sidecar: SidecarClient) -> dict[str, Any]:
     """Return what the sidecar remembers of the last quarter of an hour.
 
     Raises:
-        SidecarError: It is not there, or is none.
+        SidecarError: No sidecar answers.
     """
-    # By its own clock, which may not be ours.
+    # By its own clock, which may differ from ours.
     now = _object(sidecar.get("/memory/history", {"since": "9999999999"})).get("now")
     since = now - HISTORY_SECONDS if isinstance(now, int | float) else 0.0
     return _object(sidecar.get("/memory/history", {"since": str(since), "step": str(STEP_SECONDS)}))
@@ -61,15 +61,15 @@ def _object(answer: object) -> dict[str, Any]:
 
 
 def first_view(sidecar: SidecarClient) -> View:
-    """The sidecar as it is now, with what it remembers.
+    """Return the sidecar as it is now, with what it remembers.
 
     Raises:
-        SidecarError: It is not there.
+        SidecarError: No sidecar answers.
     """
     report = report_of(sidecar.get("/memory"))
     history = history_of(sidecar)
     view = View(sidecar.url, report, time.monotonic())
-    return view.with_history(samples_of(history.get("readings")), events_of(history.get("events")))
+    return view.with_history(past_of(history.get("readings")), events_of(history.get("events")))
 
 
 class Feed:
@@ -84,8 +84,8 @@ class Feed:
         self._view = view
         self._connect = connect
         self._stopped = threading.Event()
-        self._news = threading.Event()
-        # A daemon: whoever leaves need not wait until the sidecar speaks again.
+        self._updated = threading.Event()
+        # A daemon: leaving need not wait until the sidecar speaks again.
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
 
     @property
@@ -101,26 +101,26 @@ class Feed:
         """Follow it no longer; does not wait."""
         self._stopped.set()
 
-    def take_news(self) -> bool:
-        """Return whether there is a view that was not asked about yet."""
-        had = self._news.is_set()
-        self._news.clear()
+    def take_update(self) -> bool:
+        """Return whether there is a view that was not drawn yet."""
+        had = self._updated.is_set()
+        self._updated.clear()
         return had
 
     def _run(self) -> None:
         for name, data in follow(self._connect, self._stopped.wait):
             if self._stopped.is_set():
                 return
-            self._view = told(self._view, name, data, time.monotonic())
-            self._news.set()
+            self._view = updated(self._view, name, data, time.monotonic())
+            self._updated.set()
 
 
-def told(view: View, name: str, data: Any, now: float) -> View:  # noqa: ANN401 - JSON
-    """The view after one more thing was told."""
+def updated(view: View, name: str, data: Any, now: float) -> View:  # noqa: ANN401 - JSON
+    """Return the view after one more message from the sidecar."""
     if name == "lost":
         return view.without_sidecar(str(data), now)
     if name == "history":
-        return view.with_history(samples_of(data.get("readings")), events_of(data.get("events")))
+        return view.with_history(past_of(data.get("readings")), events_of(data.get("events")))
     if name == "report":
         try:
             return view.with_report(report_of(data), now)

@@ -1,4 +1,4 @@
-"""The whole terminal, for as long as it is drawn on: taken, given back whatever happens, and its keys."""
+"""The whole terminal while it is drawn on: taken, given back whatever happens, and its keys."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Screen:
         self._give_back()
 
     def draw(self) -> None:
-        """Draw it anew."""
+        """Draw it again."""
         self._live.update(self._drawn(), refresh=True)
 
     def asked_to_quit(self, seconds: float) -> bool:

@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable
 
 import click
-from rich.console import Console, Group
+from rich.console import Console
 
 from highwater.client.answers import report_of
 from highwater.client.options import ASK_SECONDS, sidecar_at
 from highwater.client.sidecar import SidecarClient
-from highwater.commands.top.bars import ASCII, UNICODE, Pen
-from highwater.commands.top.drawing import NARROWEST, Drawing
+from highwater.commands.top.drawing import Drawing
 from highwater.commands.top.feed import Feed, first_view, follow
 from highwater.commands.top.screen import Screen
 from highwater.commands.top.view import View
@@ -30,7 +29,7 @@ def show(url: str, *, once: bool, as_json: bool) -> None:
     """Show it until asked to quit, or once where that is wanted or nobody could see it move.
 
     Raises:
-        click.ClickException: No sidecar is there.
+        click.ClickException: No sidecar answers.
     """
     try:
         if as_json:
@@ -42,7 +41,7 @@ def show(url: str, *, once: bool, as_json: bool) -> None:
     except OSError as exc:
         if exc.errno != errno.EIO:
             raise
-        sys.exit(_HUNG_UP)  # the terminal has gone, and nobody is there to be told
+        sys.exit(_HUNG_UP)  # the terminal has gone, and nobody reads a message
 
 
 def _print_json(url: str, *, once: bool) -> None:
@@ -74,37 +73,18 @@ def _show(url: str, *, once: bool) -> None:
         view = first_view(sidecar)
     console = Console(highlight=False, markup=False, emoji=False)
     if once or not sys.stdout.isatty() or console.is_dumb_terminal:
-        _print(view, console)
+        console.print(Drawing(view, time.monotonic()))
     else:
         _live(view, url, console)
 
 
-def _pen(console: Console) -> Pen:
-    colour = console.color_system is not None and not console.no_color
-    return Pen(ASCII if console.options.ascii_only else UNICODE, colour=colour)
-
-
-def _print(view: View, console: Console) -> None:
-    drawing = Drawing(view, time.monotonic(), _pen(console), max(console.width, NARROWEST))
-    for line in drawing.lines():
-        line.rstrip()
-        console.print(line, no_wrap=True, crop=False, overflow="ignore")
-
-
 def _live(view: View, url: str, console: Console) -> None:
-    pen = _pen(console)
-
-    def drawn() -> Group:
-        width, height = console.size
-        drawing = Drawing(feed.view, time.monotonic(), pen, max(width, NARROWEST), height)
-        return Group(*drawing.lines())
-
     feed = Feed(view, _connecting(url))
     feed.start()
-    with Screen(console, drawn) as screen:
+    with Screen(console, lambda: Drawing(feed.view, time.monotonic())) as screen:
         drawn_at, size = time.monotonic(), console.size
         while not screen.asked_to_quit(LOOK_SECONDS):
-            if feed.take_news() or console.size != size or time.monotonic() - drawn_at >= REDRAW_SECONDS:
+            if feed.take_update() or console.size != size or time.monotonic() - drawn_at >= REDRAW_SECONDS:
                 screen.draw()
                 drawn_at, size = time.monotonic(), console.size
     feed.stop()

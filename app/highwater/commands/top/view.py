@@ -1,33 +1,20 @@
-"""What ``highwater top`` knows at one moment: the last report, what was before, and whether the sidecar is there."""
+"""The knowledge of ``highwater top`` at one moment: the last report, the past, and whether the sidecar answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
-from highwater.accounting.attribution import COMPONENTS, rank_key
+from highwater.accounting.attribution import COMPONENTS, RankKey, rank_key
+from highwater.accounting.points import ROW, MemoryPoint
 from highwater.readings import Event, RankReading, Report
 
-MAX_SAMPLES = 2000
+MAX_POINTS = 2000
 MAX_EVENTS = 100
 HISTORY_SECONDS = 900.0
-_FIELDS = ("used_bytes", *COMPONENTS)
 
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Of one moment: requests, and by rank what each component held.
-
-    Attributes:
-        at: In the sidecar's Unix seconds.
-        running: Requests that ran.
-        ranks: Bytes by rank key and field.
-    """
-
-    at: float
-    running: float | None
-    ranks: Mapping[tuple[int, int], Mapping[str, float | None]]
+Past: TypeAlias = Mapping[RankKey, tuple[MemoryPoint, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +25,7 @@ class View:
         url: The sidecar's.
         report: The last one.
         received_at: When it came, by our own clock that only goes forward.
-        samples: Oldest first.
+        past: Each rank's memory until then, oldest first.
         events: Newest first.
         problem: Why nothing new comes; None while it does.
         lost_at: Since when, by our own clock.
@@ -47,34 +34,33 @@ class View:
     url: str
     report: Report
     received_at: float
-    samples: tuple[Sample, ...] = ()
+    past: Past = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     problem: str | None = None
     lost_at: float | None = None
 
     def with_report(self, report: Report, now: float) -> View:
-        """With a report that just came."""
-        samples = self.samples
-        sample = sample_of(report)
-        if sample is not None and (not samples or sample.at > samples[-1].at):
-            samples = (*samples, sample)[-MAX_SAMPLES:]
-        return replace(self, report=report, received_at=now, samples=samples, problem=None, lost_at=None)
+        """Add a report that just came."""
+        view = replace(self, report=report, received_at=now, problem=None, lost_at=None)
+        if report.taken_at is None or report.stale:
+            return view
+        at = report.taken_at
+        return view.with_history({rank_key(rank): (replace(MemoryPoint.of(rank), at=at),) for rank in report.ranks}, ())
 
-    def with_history(self, samples: Iterable[Sample], events: Iterable[Event]) -> View:
-        """With what the sidecar remembers; what it has forgotten by a restart stays."""
-        mine = {sample.at: sample for sample in (*samples, *self.samples)}
-        merged = tuple(mine[at] for at in sorted(mine))[-MAX_SAMPLES:]
-        # A sidecar that began anew numbers its events from 1 again.
+    def with_history(self, past: Past, events: Iterable[Event]) -> View:
+        """Add what the sidecar remembers; what it has forgotten by a restart stays."""
+        merged = {key: _merged(past.get(key, ()), self.past.get(key, ())) for key in {**self.past, **past}}
+        # A sidecar that was restarted numbers its events from 1 again.
         known = {(event.id, event.at): event for event in (*events, *self.events)}
         newest = sorted(known.values(), key=lambda event: (event.at, event.id), reverse=True)
-        return replace(self, samples=merged, events=tuple(newest[:MAX_EVENTS]))
+        return replace(self, past=merged, events=tuple(newest[:MAX_EVENTS]))
 
     def with_event(self, event: Event) -> View:
-        """With an event that just came."""
-        return self.with_history((), (event,))
+        """Add an event that just came."""
+        return self.with_history({}, (event,))
 
     def without_sidecar(self, problem: str, now: float) -> View:
-        """With the sidecar gone; what was known stays, and grows old."""
+        """Note that the sidecar is gone; what was known stays, and grows old."""
         return replace(self, problem=problem, lost_at=self.lost_at if self.lost_at is not None else now)
 
     def age_seconds(self, now: float) -> float | None:
@@ -83,37 +69,32 @@ class View:
         return None if age is None else age + max(now - self.received_at, 0.0)
 
     def points(self, rank: RankReading, name: str) -> list[tuple[float, float | None]]:
-        """Return what one field of a rank was, oldest first."""
-        key = rank_key(rank)
-        return [(sample.at, sample.ranks[key].get(name)) for sample in self.samples if key in sample.ranks]
+        """Return the past of one field of a rank, oldest first."""
+        known = self.past.get(rank_key(rank), ())
+        return [(point.at, getattr(point.components if name in COMPONENTS else point, name)) for point in known]
 
 
-def sample_of(report: Report) -> Sample | None:
-    """The report as a sample; None where it is stale."""
-    if report.taken_at is None or report.stale:
-        return None
-    ranks = {
-        rank_key(rank): {"used_bytes": rank.used_bytes} | {name: getattr(rank.components, name) for name in COMPONENTS}
-        for rank in report.ranks
-    }
-    return Sample(report.taken_at, report.engine.requests_running, ranks)
+def _merged(remembered: tuple[MemoryPoint, ...], known: tuple[MemoryPoint, ...]) -> tuple[MemoryPoint, ...]:
+    if not (remembered and known) or remembered[0].at > known[-1].at:
+        return (*known, *remembered)[-MAX_POINTS:]
+    points = {point.at: point for point in (*remembered, *known)}
+    return tuple(points[at] for at in sorted(points))[-MAX_POINTS:]
 
 
-def samples_of(readings: object) -> list[Sample]:
-    """The readings of ``GET /memory/history`` as samples; what is not in shape is left out."""
-    return [sample for entry in readings if (sample := _sample(entry))] if isinstance(readings, list) else []
+def past_of(readings: object) -> Past:
+    """Return the readings of ``GET /memory/history`` by rank; what is not in shape is left out."""
+    past: dict[RankKey, list[MemoryPoint]] = {}
+    for key, point in _points(readings if isinstance(readings, list) else ()):
+        past.setdefault(key, []).append(point)
+    return {key: tuple(points) for key, points in past.items()}
 
 
-def _sample(entry: Any) -> Sample | None:  # noqa: ANN401 - JSON
-    try:
-        ranks = {
-            (int(rank["dp_rank"] or 0), int(rank["rank"] or 0)): {name: _number(rank.get(name)) for name in _FIELDS}
-            for rank in entry["ranks"]
-        }
-        return Sample(float(entry["at"]), _number(entry.get("requests_running")), ranks)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def _points(readings: Iterable[Any]) -> Iterator[tuple[RankKey, MemoryPoint]]:
+    for reading in readings:
+        try:
+            for row in reading["ranks"]:
+                numbers = {name: value for name in ROW if isinstance(value := row.get(name), int | float)}
+                point = MemoryPoint.of_row(float(reading["at"]), dict.fromkeys(ROW) | numbers)
+                yield (int(row["dp_rank"] or 0), int(row["rank"] or 0)), point
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue

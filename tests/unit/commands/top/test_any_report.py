@@ -9,15 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from highwater.client.answers import event_of, report_of
-from highwater.commands.checks import Facts, checked, exit_code
+from highwater.commands.setup_checks import SetupFacts, checked, exit_code
 from highwater.commands.status import judged, status_text
-from highwater.commands.top.bars import ASCII, UNICODE, Pen
 from highwater.commands.top.drawing import Drawing
 from highwater.commands.top.view import View
 from highwater.readings import EngineStatus, Event, RemedyResult, Report
 from tests.unit.commands.reports import as_json
+from tests.unit.commands.top.screens import drawn
 
-PENS = (Pen(ASCII, colour=False), Pen(UNICODE))
 # Sizes beyond what any machine has, below nothing too; JSON knows no infinity.
 NUMBERS = {int: st.integers(-5, 2**60), float: st.floats(-1e15, 1e15)}
 CAN = st.dictionaries(
@@ -53,18 +52,15 @@ def test_any_report_is_drawn_judged_and_checked(first, second, event, height):
     """Nothing raises, no line is too long, none too many, nothing is there that a terminal obeys."""
     told = [report_of(as_json(replace(report, schema=1))) for report in (first, second)]
     event = event_of(as_json(event))
-    view = View("http://s", told[0], 1.0).with_report(told[0], 1.0).with_report(told[1], 2.0).with_history([], [event])
-    for pen in PENS:
-        for width, most in ((60, height), (120, None)):
-            lines = Drawing(view, 3.0, pen, width, most).lines()
-            assert all(line.cell_len <= width and line.plain.isprintable() for line in lines)
-            assert most is None or len(lines) <= most
+    view = View("http://s", told[0], 1.0).with_report(told[0], 1.0).with_report(told[1], 2.0).with_history({}, [event])
+    for colours, width, most in ((False, 60, height), (True, 120, None)):
+        assert all(line.isprintable() for line in drawn(Drawing(view, 3.0), width, most, colours=colours))
     assert status_text(told[0], judged(told[0]), event, now=4.0)
     assert exit_code(checked(facts(told[1], event))) in (0, 1, 2)
 
 
-def facts(report: Report, event: Event) -> Facts:
-    return Facts(
+def facts(report: Report, event: Event) -> SetupFacts:
+    return SetupFacts(
         url="http://s", now=1.0, report=report, policy={}, incidents={}, events=[event], without_token="served",
         with_token=None, token_source="", sidecar_version=None, own_version="0.1.0",
     )  # fmt: skip

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.commands.top.feed import told
-from highwater.commands.top.view import MAX_EVENTS, MAX_SAMPLES, View, samples_of
+from highwater.commands.top.feed import updated
+from highwater.commands.top.view import MAX_EVENTS, MAX_POINTS, View, past_of
 from tests.unit.commands.reports import NOW, as_json, event, ranks, report
 
 KEY = (0, 0)
@@ -21,14 +21,13 @@ def view() -> View:
 def test_a_report_becomes_a_sample(view):
     """Once: a report that tells of the same reading again adds none."""
     later = view.with_report(report(), 101.0).with_report(report(), 102.0)
-    assert [sample.at for sample in later.samples] == [NOW]
-    assert later.samples[0].ranks[KEY]["used_bytes"] == ranks()[0].used_bytes
+    assert [(point.at, point.used_bytes) for point in later.past[KEY]] == [(NOW, ranks()[0].used_bytes)]
 
 
 def test_a_stale_report_is_no_sample(view):
     """Nobody knows what is now."""
-    assert view.with_report(report(stale=True), 101.0).samples == ()
-    assert view.with_report(report(taken_at=None), 101.0).samples == ()
+    assert view.with_report(report(stale=True), 101.0).past == {}
+    assert view.with_report(report(taken_at=None), 101.0).past == {}
 
 
 def test_what_is_known_grows_old_while_the_sidecar_is_away(view):
@@ -48,52 +47,50 @@ def test_the_next_report_ends_it(view):
 def test_what_a_sidecar_forgot_by_its_restart_stays(view):
     """Its events begin at 1 again; ours are kept, in order and once."""
     before = view.with_event(event("old", id_=1, at=NOW)).with_report(report(), 101.0)
-    after = before.with_history([], [event("new", id_=1, at=NOW + 9), event("old", id_=1, at=NOW)])
+    after = before.with_history({}, [event("new", id_=1, at=NOW + 9), event("old", id_=1, at=NOW)])
     assert [e.summary for e in after.events] == ["new", "old"]
-    assert len(after.samples) == 1
+    assert len(after.past[KEY]) == 1
 
 
 def test_what_is_kept_is_bounded(view):
     """However long somebody looks."""
-    for second in range(MAX_SAMPLES + 10):
+    for second in range(MAX_POINTS + 10):
         view = view.with_report(report(taken_at=NOW + second), 100.0)
-    assert len(view.samples) == MAX_SAMPLES
-    assert view.samples[-1].at == NOW + MAX_SAMPLES + 9
-    view = view.with_history([], [event(id_=number, at=NOW + number) for number in range(MAX_EVENTS + 5)])
+    assert len(view.past[KEY]) == MAX_POINTS
+    assert view.past[KEY][-1].at == NOW + MAX_POINTS + 9
+    view = view.with_history({}, [event(id_=number, at=NOW + number) for number in range(MAX_EVENTS + 5)])
     assert len(view.events) == MAX_EVENTS
     assert view.events[0].id == MAX_EVENTS + 4
 
 
 @pytest.mark.parametrize(
-    "readings", [None, {}, [None], [{"at": "x", "ranks": []}], [{"at": 1, "ranks": [{"rank": 0}]}]]
+    "readings", [None, {}, [None], [{"at": "x", "ranks": [{}]}], [{"at": 1, "ranks": [{"rank": 0}]}]]
 )
 def test_a_history_out_of_shape_is_left_out(readings):
     """It may be another version's, or no sidecar's at all."""
-    assert samples_of(readings) == []
+    assert past_of(readings) == {}
 
 
 def test_a_history_is_read():
     """As the sidecar gives it; what is not known stays so."""
     entry = {"at": NOW, "requests_running": 2, "ranks": [{"dp_rank": None, "rank": 0, "used_bytes": 5}]}
-    (sample,) = samples_of([entry])
-    assert (sample.at, sample.running) == (NOW, 2.0)
-    assert sample.ranks[KEY]["used_bytes"] == 5
-    assert sample.ranks[KEY]["weights_bytes"] is None
+    (point,) = past_of([entry])[KEY]
+    assert (point.at, point.used_bytes, point.components.weights_bytes) == (NOW, 5, None)
 
 
 def test_what_is_told_finds_its_place(view):
     """Reports, events, history, and that the sidecar has gone."""
-    view = told(view, "report", as_json(report(taken_at=NOW + 1)), 101.0)
-    view = told(view, "event", as_json(event("reset")), 101.0)
-    view = told(view, "history", {"readings": [], "events": [as_json(event("old", id_=0, at=NOW - 9))]}, 101.0)
-    assert (len(view.samples), [e.summary for e in view.events]) == (1, ["reset", "old"])
-    assert told(view, "lost", "refused", 102.0).problem == "refused"
+    view = updated(view, "report", as_json(report(taken_at=NOW + 1)), 101.0)
+    view = updated(view, "event", as_json(event("reset")), 101.0)
+    view = updated(view, "history", {"readings": [], "events": [as_json(event("old", id_=0, at=NOW - 9))]}, 101.0)
+    assert (len(view.past[KEY]), [e.summary for e in view.events]) == (1, ["reset", "old"])
+    assert updated(view, "lost", "refused", 102.0).problem == "refused"
 
 
 @pytest.mark.parametrize("data", [None, [], "x", {"schema": 2, "engine": {}}, {"schema": 1, "engine": {}}])
 def test_a_report_that_cannot_be_read_is_a_problem(view, data):
     """What was known before stays."""
-    after = told(view, "report", data, 101.0)
+    after = updated(view, "report", data, 101.0)
     assert after.problem
     assert after.report == view.report
 
@@ -101,8 +98,8 @@ def test_a_report_that_cannot_be_read_is_a_problem(view, data):
 def test_an_event_that_is_not_known_is_left_out(view):
     """A newer sidecar may have others."""
     odd = as_json(event()) | {"kind": "eclipse"}
-    assert told(view, "event", odd, 101.0) == view
-    assert told(view, "comet", {}, 101.0) == view
+    assert updated(view, "event", odd, 101.0) == view
+    assert updated(view, "comet", {}, 101.0) == view
 
 
 def test_a_rank_that_left_has_no_points_of_another(view):

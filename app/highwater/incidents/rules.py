@@ -1,7 +1,7 @@
-"""What is asked of an incident beside the rule book: how the engine ended, whether the device was full, what ranks did.
+"""The rules for an incident beside the rule book: how the engine ended, whether the device was full, what ranks did.
 
-Each question answers with a finding, or with nothing. Pure. A new question is a function here and a line in
-``QUESTIONS``.
+Each rule gives a finding, or nothing. Pure. A new rule is a function here and a line in
+``INCIDENT_RULES``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from highwater.policy.waters import derive, slack_bytes
 from highwater.readings import RankPressure, RuleStatus
 from highwater.units import mib
 
-Question: TypeAlias = Callable[[Evidence, Case], Finding | None]
+IncidentRule: TypeAlias = Callable[[Evidence, Case], Finding | None]
 
 ROOM_RATIO = 0.10
 LONG_STEP_SECONDS = 10.0
@@ -131,7 +131,7 @@ def device_had_room(evidence: Evidence, case: Case) -> Finding | None:
     if evidence.kind == "out_of_memory":
         text += "So it was one very large piece, a rise between two readings, fragments, or not the device's memory."
     else:
-        text += "As far as readings can tell, the device's memory is not what ended it."
+        text += "As far as the readings show, the device's memory is not what ended it."
     return Finding(
         name="device_had_room",
         weight="note",
@@ -231,16 +231,16 @@ def policy(evidence: Evidence, case: Case) -> Finding | None:
     short = [rule for rule in status.rules if _is_short(rule, status.level)]
     if not short:
         return None
-    told = "; ".join(f"{rule.name}: {rule.reason}" for rule in short if rule.reason) or status.summary
+    reasons = "; ".join(f"{rule.name}: {rule.reason}" for rule in short if rule.reason) or status.summary
     names = f" ({', '.join(rule.name for rule in short)})"
     missing = [one for rule in short for one in rule.ranks if one.short_bytes]
     is_helpless = bool(missing) and all(map(_can_give_nothing, missing))
     if status.mode == "observe":
         title = f"the policy saw that memory was short and was set to observe only{names}"
-        text = f"In mode observe the policy decides, records, and does nothing. Of the memory it said: {told}."
+        text = f"In mode observe the policy decides, records, and does nothing. Of the memory it said: {reasons}."
     else:
         title = f"the policy knew that memory was short{names}"
-        text = f"{told}."
+        text = f"{reasons}."
     return Finding(
         name="policy",
         weight="clue",
@@ -269,7 +269,7 @@ def _can_give_nothing(one: RankPressure) -> bool:
 
 
 # In the order in which findings of the same weight are shown, before those of the rule book.
-QUESTIONS: Final[tuple[Question, ...]] = (
+INCIDENT_RULES: Final[tuple[IncidentRule, ...]] = (
     killed_by_kernel,
     device_full,
     lost_ranks,

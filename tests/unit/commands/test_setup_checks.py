@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from highwater.commands import checks
+from highwater.commands import setup_checks as checks
 from highwater.commands.check import check_json, check_text
-from highwater.commands.checks import CHECKS, Facts, checked, exit_code
+from highwater.commands.setup_checks import SETUP_CHECKS, SetupFacts, checked, exit_code
 from highwater.readings import MissingRank, Note, Progress, RemedyState
 from highwater.settings import keys, variable
 from tests.unit.commands.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
@@ -19,7 +19,7 @@ MOVING = Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="s
 INCIDENT = {"id": "20261121T143233Z-died", "at": NOW - 100, "last_at": None, "summary": "the engine died"}
 
 
-def facts(url="http://127.0.0.1:8001", **changed) -> Facts:
+def facts(url="http://127.0.0.1:8001", **changed) -> SetupFacts:
     """All is as it should be, but for what a test changes; keys that are not of the facts are of the report."""
     own = {
         "policy": {"source": "settings", "kept": False, "kept_in": None},
@@ -37,7 +37,7 @@ def facts(url="http://127.0.0.1:8001", **changed) -> Facts:
     if can is not None:
         changed["capabilities"] = CAPABILITIES | can
     told = report(**{"progress": MOVING} | changed | rules)
-    return Facts(url=url, now=NOW, report=told, **own | given)
+    return SetupFacts(url=url, now=NOW, report=told, **own | given)
 
 
 ODD = replace(DEVICE, ranks=(pressure(0), pressure(1, note="asleep: weights")))
@@ -180,9 +180,9 @@ def test_without_an_engine_one_thing_is_wrong():
 def test_every_rule_is_asked_once():
     """And says what it is about."""
     names = [finding.name for finding in checked(facts())]
-    assert len(set(names)) == len(names) == len(CHECKS)
-    public = {name for name, value in vars(checks).items() if callable(value) and value in CHECKS}
-    assert len(public) == len(CHECKS)
+    assert len(set(names)) == len(names) == len(SETUP_CHECKS)
+    public = {name for name, value in vars(checks).items() if callable(value) and value in SETUP_CHECKS}
+    assert len(public) == len(SETUP_CHECKS)
 
 
 def test_every_variable_that_is_named_exists():

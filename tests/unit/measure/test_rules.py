@@ -11,9 +11,9 @@ import pytest
 from highwater.findings import advice as known
 from highwater.findings.finding import Finding, all_advice
 from highwater.findings.rules import RULES
-from highwater.measure import findings as load_rules
+from highwater.measure import rules as load_rules
 from highwater.measure.experiment import Experiment, Gap, Moment
-from highwater.measure.findings import LOAD_RULES, findings
+from highwater.measure.rules import LOAD_RULES, findings
 from highwater.readings import (
     Budget,
     Components,

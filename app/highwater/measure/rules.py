@@ -1,4 +1,4 @@
-"""What a measured load's numbers say beside the rule book (`findings/rules.py`): of the load, the peak, the remedies.
+"""The rules for a measured load beside the rule book (`findings/rules.py`): the load, the peak, the remedies.
 
 Each rule gives a finding, or nothing; what is not known answers no rule. Pure. A new rule is a function here and a line
 in ``LOAD_RULES``.
@@ -11,14 +11,14 @@ from typing import Final, TypeAlias
 
 from highwater.accounting.attribution import COMPONENTS, rank_key
 from highwater.findings import advice as known
-from highwater.findings.case import Case, RankCase, name_of, size, times, total
+from highwater.findings.case import name_of, risen, times, total
 from highwater.findings.finding import Advice, Finding, weightiest_first
 from highwater.findings.markdown import duration
 from highwater.findings.rules import MAIN_SHARE, MINOR_SHARE, RULES, for_growth, meaning
-from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, has_restarted, host_used
-from highwater.readings import EngineLoad, Event, RankReading
+from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, has_restarted, host_used, same_process
+from highwater.readings import Event, RankReading
 from highwater.text.table import component_title
-from highwater.units import MIB
+from highwater.units import MIB, mib_text
 
 TIGHT_RATIO = 0.05
 HOST_BYTES = 512 * MIB
@@ -99,7 +99,7 @@ def no_traffic(e: Experiment) -> Finding | None:
     running = [count for count in seen if count is not None]
     grown = e.change(BEFORE, PEAK, "used_bytes")
     is_short = e.load.seconds < SHORT_SECONDS or len(running) < FEW_IMAGES
-    if is_short or any(running) or grown is None or grown > _notable(e):
+    if is_short or any(running) or grown is None or grown > e.case.notable_bytes:
         return None
     return Finding(
         name="no_traffic",
@@ -136,28 +136,28 @@ def other_traffic(e: Experiment) -> Finding | None:
 
 def no_growth(e: Experiment) -> Finding | None:
     """Report that the load left nothing behind."""
-    grown = e.change(BEFORE, AFTER, "used_bytes")
-    if grown is None or grown > _notable(e):
+    grown = e.case.grown_bytes
+    if grown is None or grown > e.case.notable_bytes:
         return None
     return Finding(
         name="no_growth",
         weight="note",
-        title=f"the load left next to nothing behind: used memory moved by {size(grown, signed=True)}",
+        title=f"the load left next to nothing behind: used memory moved by {mib_text(grown, signed=True)}",
         text="After the load, used memory does not stand notably higher than before it.",
     )
 
 
 def non_torch_growth(e: Experiment) -> Finding | None:
     """Report that what is not PyTorch's grew."""
-    grown, total = e.change(BEFORE, AFTER, "non_torch_bytes"), e.change(BEFORE, AFTER, "used_bytes")
-    if grown is None or total is None or grown <= _notable(e) or grown < MINOR_SHARE * total:
+    grown, total = e.change(BEFORE, AFTER, "non_torch_bytes"), e.case.grown_bytes
+    if grown is None or total is None or grown <= e.case.notable_bytes or grown < MINOR_SHARE * total:
         return None
     if grown >= MAIN_SHARE * total:  # that is what the finding on growth says
         return None
     return Finding(
         name="non_torch_growth",
         weight="clue",
-        title=f"what is not PyTorch's grew by {size(grown)}",
+        title=f"what is not PyTorch's grew by {mib_text(grown)}",
         text=meaning("non_torch_bytes", e.device.type),
         advice=(known.RELEASE, *known.for_component("non_torch_bytes", e.device.type)),
     )
@@ -173,13 +173,13 @@ def kv_pool(e: Experiment) -> Finding | None:
         return Finding(
             name="kv_pool",
             weight="clue",
-            title=f"the KV pool changed by {size(moved, signed=True)}",
+            title=f"the KV pool changed by {mib_text(moved, signed=True)}",
             text=known.COMPONENT_MEANING["kv_cache_bytes"],
         )
     return Finding(
         name="kv_pool",
         weight="note",
-        title=f"the KV pool is {size(pool)}, before and after, by design",
+        title=f"the KV pool is {mib_text(pool)}, before and after, by design",
         text=(
             "vLLM allocates it whole at start: a full KV cache takes no more of the device, and reset_prefix_cache "
             "gives none of it back. Only a restart with a lower --gpu-memory-utilization makes it smaller."
@@ -191,19 +191,19 @@ def host_growth(e: Experiment) -> Finding | None:
     """Report that host memory grew, where that is not the device itself."""
     if e.device.type == "cpu":
         return None
-    pairs = [(_same(e.ranks(BEFORE), now), now) for now in e.ranks(AFTER)]
-    grown = total(_rise(first, now, lambda each: each.host_memory.rss_bytes) for first, now in pairs)
-    whole = [_rise(first, now, host_used) for first, now in pairs]
+    pairs = [(same_process(e.ranks(BEFORE), now), now) for now in e.ranks(AFTER)]
+    grown = total(risen(first, now, lambda each: each.host_memory.rss_bytes) for first, now in pairs)
+    whole = [risen(first, now, host_used) for first, now in pairs]
     # Ranks of one machine have the same figure: the largest stands for it.
     machine = max((moved for moved in whole if moved is not None), default=None)
     most = max((moved for moved in (grown, machine) if moved is not None), default=None)
     if most is None or most < HOST_BYTES:
         return None
-    workers = f"; the workers themselves by {size(grown)}" if grown is not None and machine is not None else ""
+    workers = f"; the workers themselves by {mib_text(grown)}" if grown is not None and machine is not None else ""
     return Finding(
         name="host_growth",
         weight="clue",
-        title=f"host memory grew by {size(machine if machine is not None else most)} under the load{workers}",
+        title=f"host memory grew by {mib_text(machine if machine is not None else most)} under the load{workers}",
         text=(
             "Processed images are kept on the host (the multimodal processor cache), and what a trim moved out of the "
             "device lies there too. Neither holds device memory."
@@ -229,7 +229,7 @@ def headroom(e: Experiment) -> Finding | None:
     images = free // image if image else None
     # The host is shared with others, and PyTorch keeps no reserve there: how many images fit is no promise.
     more = (
-        f": room for {images:,} more cached images of the largest size seen ({size(image)} each)"
+        f": room for {images:,} more cached images of the largest size seen ({mib_text(image)} each)"
         if image and images is not None and e.device.type != "cpu"
         else ""
     )
@@ -238,12 +238,12 @@ def headroom(e: Experiment) -> Finding | None:
     return Finding(
         name="headroom",
         weight="likely" if is_tight else "note",
-        title=f"at the peak {name_of(point)} had {size(free)} left ({ratio:.1%}){more}",
+        title=f"at the peak {name_of(point)} had {mib_text(free)} left ({ratio:.1%}){more}",
         text=(
             "Whoever asks for more than that gets none: PyTorch, and also what it does not manage, such as operators' "
             "workspaces. A peak between two readings may have been higher."
             if is_tight
-            else "As far as readings can tell, this load fits."
+            else "As far as the readings show, this load fits."
         ),
         advice=(known.GPU_MEMORY_UTILIZATION, known.LIMIT_MM_PER_PROMPT, known.POLICY_EARLIER) if is_tight else (),
     )
@@ -257,7 +257,7 @@ def transient_peak(e: Experiment) -> Finding | None:
     return Finding(
         name="transient_peak",
         weight="note",
-        title=f"the peak stood {size(over)} over what the load left behind",
+        title=f"the peak stood {mib_text(over)} over what the load left behind",
         text="That much is needed on the way, and given back by itself: plan with the peak, not with what is left.",
     )
 
@@ -284,7 +284,7 @@ def unseen_peak(e: Experiment) -> Finding | None:
     return Finding(
         name="unseen_peak",
         weight="clue",
-        title=f"between two readings {name_of(point)} had {size(most)} more allocated than any reading shows",
+        title=f"between two readings {name_of(point)} had {mib_text(most)} more allocated than any reading shows",
         text=(
             "PyTorch keeps a record of its own peak, and the load raised it. What of it came out of the allocator's "
             "reserve is in the used bytes; as far as it did not, the peak shown here is too low."
@@ -321,8 +321,8 @@ def over_high_water(e: Experiment) -> Finding | None:
     return Finding(
         name="over_high_water",
         weight="clue",
-        title=f"{name_of(point)} had {size(free)} free at the peak, less than high water ({size(high)}), and the "
-        "policy only observes",
+        title=f"{name_of(point)} had {mib_text(free)} free at the peak, less than high water ({mib_text(high)}), and "
+        "the policy only observes",
         text=f"In mode act the rule {rule.name} would have run {remedies}, where that could give something back.",
         advice=(known.POLICY_EARLIER,),
     )
@@ -394,43 +394,45 @@ def refused_remedies(e: Experiment) -> Finding | None:
 
 def gave_back(e: Experiment) -> Finding | None:
     """Report what came back of the growth, and where the rest is."""
-    grown = e.change(BEFORE, AFTER, "used_bytes")
+    grown = e.case.grown_bytes
     last = e.last
-    if grown is None or grown <= _notable(e) or last is None or not last.name.startswith("after "):
+    if grown is None or grown <= e.case.notable_bytes or last is None or not last.name.startswith("after "):
         return None
     left = e.change(BEFORE, last.name, "used_bytes")
     if left is None:
         return None
     back = grown - left
     best = max((step for step in e.remedies if step.freed_bytes), key=lambda step: step.freed_bytes or 0, default=None)
-    most = f", most of it by {best.remedy} ({size(best.freed_bytes or 0)})" if best is not None else ""
+    most = f", most of it by {best.remedy} ({mib_text(best.freed_bytes or 0)})" if best is not None else ""
     if back >= CAME_BACK_SHARE * grown:
-        told = f"{size(back)} of the growth of {size(grown)}"
+        came_back = f"{mib_text(back)} of the growth of {mib_text(grown)}"
         if back > grown:
-            told = f"all of the growth of {size(grown)}"
-            told += f" and {size(back - grown)} that was held before" if back - grown > _notable(e) else ""
+            came_back = f"all of the growth of {mib_text(grown)}"
+            came_back += (
+                f" and {mib_text(back - grown)} that was held before" if back - grown > e.case.notable_bytes else ""
+            )
         return Finding(
             name="gave_back",
             weight="note",
-            title=f"the remedies gave back {told}{most}",
+            title=f"the remedies gave back {came_back}{most}",
             text="What grew was kept for the next request, and nothing leaked. It grows again when it is needed.",
         )
     parts = [(part, name) for name in COMPONENTS if (part := e.change(BEFORE, last.name, name)) is not None]
     rest, name = max(parts, default=(0, ""))
-    where = f" Of what stayed, {size(rest)} are in {component_title(name)}."
+    where = f" Of what stayed, {mib_text(rest)} are in {component_title(name)}."
     return Finding(
         name="gave_back",
         weight="clue",
-        title=f"of the growth of {size(grown)}, {size(max(left, 0))} did not come back",
-        text=f"The remedies gave back {size(back)}{most}.{where if rest > 0 else ''}",
+        title=f"of the growth of {mib_text(grown)}, {mib_text(max(left, 0))} did not come back",
+        text=f"The remedies gave back {mib_text(back)}{most}.{where if rest > 0 else ''}",
         advice=for_growth(name, e.device.type) if rest > 0 else (),
     )
 
 
 def no_remedy(e: Experiment) -> Finding | None:
     """Report that no remedy was tried."""
-    grown = e.change(BEFORE, AFTER, "used_bytes")
-    if e.remedies or grown is None or grown <= _notable(e):
+    grown = e.case.grown_bytes
+    if e.remedies or grown is None or grown <= e.case.notable_bytes:
         return None
     return Finding(
         name="no_remedy",
@@ -466,54 +468,9 @@ LOAD_RULES: Final[tuple[LoadRule, ...]] = (
 
 def findings(e: Experiment) -> tuple[Finding, ...]:
     """Everything that the numbers say, the weightiest first; advice that this engine cannot follow is left out."""
-    case = case_of(e)
-    asked = (*(rule(case) for rule in RULES), *(rule(e) for rule in LOAD_RULES))
+    asked = (*(rule(e.case) for rule in RULES), *(rule(e) for rule in LOAD_RULES))
     found = weightiest_first(finding for finding in asked if finding is not None)
     return tuple(known.possible(finding, e.engine) for finding in found)
-
-
-def case_of(e: Experiment) -> Case:
-    """Return the ranks as they stood after the load, with what they grew by and their peaks."""
-    peaks = {rank_key(each): each for each in e.ranks(PEAK)}
-    entries = next((cache.largest for cache in e.caches if cache.title == "after the load"), ())
-    ranks = tuple(
-        RankCase(
-            now=now,
-            first=first,
-            peak=peaks.get(rank_key(now), now),
-            alloc_retries=_rise(first, now, lambda each: each.torch.alloc_retries),
-            ooms=_rise(first, now, lambda each: each.torch.ooms),
-            entries=entries,
-        )
-        for now in e.ranks(AFTER)
-        for first in (_same(e.ranks(BEFORE), now),)
-    )
-    grown = {name: part for name in COMPONENTS if (part := e.change(BEFORE, AFTER, name)) is not None}
-    last = e.traffic[-1][1] if e.traffic else EngineLoad()
-    return Case(
-        kind="load",
-        ranks=ranks,
-        at=e.load.ended_at,
-        engine=e.engine,
-        load=last,
-        grown_bytes=e.change(BEFORE, AFTER, "used_bytes"),
-        grown=grown,
-        since="under the load",
-    )
-
-
-def _notable(e: Experiment) -> int:
-    return case_of(e).notable_bytes
-
-
-def _same(ranks: Sequence[RankReading], now: RankReading) -> RankReading | None:
-    """Return the same rank's reading among others, of the same process."""
-    return next((each for each in ranks if rank_key(each) == rank_key(now) and each.pid == now.pid), None)
-
-
-def _rise(first: RankReading | None, now: RankReading, read: Callable[[RankReading], int | None]) -> int | None:
-    was, is_now = None if first is None else read(first), read(now)
-    return None if was is None or is_now is None else is_now - was
 
 
 def _count(count: int, one: str, many: str) -> str:
@@ -527,7 +484,7 @@ def _largest_output(e: Experiment) -> int | None:
 def _freed(events: Sequence[Event]) -> str:
     freed = [event.result.freed_bytes for event in events if event.result is not None]
     known_bytes = [each for each in freed if each is not None]
-    return size(sum(known_bytes)) if known_bytes else "an unknown amount"
+    return mib_text(sum(known_bytes)) if known_bytes else "an unknown amount"
 
 
 def _sentence(text: str) -> str:

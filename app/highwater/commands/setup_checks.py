@@ -1,7 +1,7 @@
-"""Whether engine and sidecar are set up right: one small rule for each thing that can be wrong. Pure.
+"""Checks of the set-up of engine and sidecar: one small function for each thing that can be wrong. Pure.
 
-A rule looks at what the sidecar serves, and says what is so and, where that is not as it should be, what to change. It
-knows nothing of the load: that memory is short right now is ``highwater status``'s to say.
+A check looks at what the sidecar serves, and says what is so and, where that is not as it should be, what to change. It
+knows nothing of the load: that memory is short right now is reported by ``highwater status``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Level: TypeAlias = Literal["ok", "warn", "fail", "skip"]
 # How a control path answers: to a call without a token, and to one with the token that was found here.
 Answer: TypeAlias = Literal["served", "no token", "wrong token", "closed", "unknown"]
 
-# docs/engine.md: what was run or read. Beyond it things may be as before, and nobody has looked.
+# docs/engine.md: what was run or read. Outside of it things may be the same; it was not tested.
 OLDEST, NEWEST = parse_version("0.11"), parse_version("0.33")
 RESETS_ENCODER_CACHE = parse_version("0.16")
 _TO_WATCH = (
@@ -32,8 +32,8 @@ _RECENT_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the sidecar told.
+class SetupFacts:
+    """The facts that the checks look at, as the sidecar reported them.
 
     Attributes:
         url: Where it was asked.
@@ -43,9 +43,9 @@ class Facts:
         incidents: ``GET /memory/incidents``; empty where it has none.
         events: ``GET /memory/events``, newest first.
         without_token: How a control path answers a call without a token.
-        with_token: And one with the token that was found here; None where there is none.
+        with_token: How it answers one with the token that was found here; None where none was found.
         token_source: Where it was found, or why it was not.
-        sidecar_version: The sidecar's, None where it does not tell.
+        sidecar_version: The sidecar's; None where it does not report one.
         own_version: This command's.
     """
 
@@ -89,7 +89,7 @@ class SetupCheck:
 
     Attributes:
         name: What it is about, in a word or two.
-        level: ``ok``, ``warn``, ``fail``, or ``skip`` where it cannot be told.
+        level: ``ok``, ``warn``, ``fail``, or ``skip`` where it is not known.
         text: What is so.
         change: What to change; None where nothing need be.
     """
@@ -100,9 +100,9 @@ class SetupCheck:
     change: str | None = None
 
 
-def checked(facts: Facts) -> list[SetupCheck]:
-    """Return what every rule found, in order."""
-    return [check(facts) for check in CHECKS]
+def checked(facts: SetupFacts) -> list[SetupCheck]:
+    """Return what every check found, in order."""
+    return [check(facts) for check in SETUP_CHECKS]
 
 
 def exit_code(checks: Sequence[SetupCheck]) -> int:
@@ -111,7 +111,7 @@ def exit_code(checks: Sequence[SetupCheck]) -> int:
     return 2 if "fail" in levels else 1 if "warn" in levels else 0
 
 
-def sidecar(facts: Facts) -> SetupCheck:
+def sidecar(facts: SetupFacts) -> SetupCheck:
     """The sidecar is of our own version."""
     version = facts.sidecar_version
     if version is None:
@@ -122,7 +122,7 @@ def sidecar(facts: Facts) -> SetupCheck:
     return SetupCheck("sidecar", "ok", f"version {version} at {facts.url}")
 
 
-def engine(facts: Facts) -> SetupCheck:
+def engine(facts: SetupFacts) -> SetupCheck:
     """The engine is there and ready."""
     status = facts.report.engine
     text = f"{status.state.replace('_', ' ')} at {status.url}"
@@ -137,25 +137,25 @@ def engine(facts: Facts) -> SetupCheck:
     return SetupCheck("engine", "warn" if status.state == "starting" and facts.knows_engine else "fail", text, change)
 
 
-def version(facts: Facts) -> SetupCheck:
+def version(facts: SetupFacts) -> SetupCheck:
     """The engine's version is one that was looked at, with every remedy."""
-    told = facts.report.engine.version
-    release = parse_version(told)
+    reported = facts.report.engine.version
+    release = parse_version(reported)
     if not facts.knows_engine:
         return _unknown("vLLM")
     if release is None or OLDEST is None or NEWEST is None or RESETS_ENCODER_CACHE is None:
-        text = f"version {told or 'unknown'}: remedies that depend on it are refused"
+        text = f"version {reported or 'unknown'}: remedies that depend on it are refused"
         return SetupCheck("vLLM", "warn", text, "let GET /version of the engine answer")
     if release < OLDEST or release.release[:2] > NEWEST.release[:2]:
-        text = f"{told} is outside the tested range {OLDEST} to {NEWEST}"
+        text = f"{reported} is outside the tested range {OLDEST} to {NEWEST}"
         return SetupCheck("vLLM", "warn", text, "try every remedy with --dry-run first")
     if release < RESETS_ENCODER_CACHE:
-        text = f"{told} has no /reset_encoder_cache; trim_encoder_cache is there instead"
+        text = f"{reported} has no /reset_encoder_cache; trim_encoder_cache is there instead"
         return SetupCheck("vLLM", "warn", text, "use vLLM 0.16 or newer, best 0.28, where every remedy is safe")
-    return SetupCheck("vLLM", "ok", f"{told} {facts.report.engine.model or ''}".rstrip())
+    return SetupCheck("vLLM", "ok", f"{reported} {facts.report.engine.model or ''}".rstrip())
 
 
-def dev_mode(facts: Facts) -> SetupCheck:
+def dev_mode(facts: SetupFacts) -> SetupCheck:
     """The engine has its development routes."""
     if not facts.knows_engine:
         return _unknown("dev mode")
@@ -167,7 +167,7 @@ def dev_mode(facts: Facts) -> SetupCheck:
     return SetupCheck("dev mode", "fail", "off: nothing can be read or reset", change)
 
 
-def extension(facts: Facts) -> SetupCheck:
+def extension(facts: SetupFacts) -> SetupCheck:
     """The workers have loaded our extension."""
     if not facts.knows_engine:
         return _unknown("extension")
@@ -184,8 +184,8 @@ def extension(facts: Facts) -> SetupCheck:
     return SetupCheck("extension", "fail", text, f"to watch, {_TO_WATCH}; to act too, start vLLM with {flag}")
 
 
-def ranks(facts: Facts) -> SetupCheck:
-    """Every worker is heard of."""
+def ranks(facts: SetupFacts) -> SetupCheck:
+    """Every worker reports."""
     report = facts.report
     if not facts.knows_engine or not facts.reads_workers:
         return _unknown("ranks")
@@ -202,8 +202,8 @@ def ranks(facts: Facts) -> SetupCheck:
     return SetupCheck("ranks", "fail", text, f"look after the missing: {missing}" if missing else report.engine.hint)
 
 
-def readings(facts: Facts) -> SetupCheck:
-    """The workers were read lately, and tell all there is to tell."""
+def readings(facts: SetupFacts) -> SetupCheck:
+    """The workers were read lately, and every figure is known."""
     report = facts.report
     if not facts.reads_workers:
         return _unknown("readings")
@@ -217,8 +217,8 @@ def readings(facts: Facts) -> SetupCheck:
     return SetupCheck("readings", "ok", f"read {span_text(report.age_seconds)} ago")
 
 
-def statistics(facts: Facts) -> SetupCheck:
-    """The engine tells how many requests it has."""
+def statistics(facts: SetupFacts) -> SetupCheck:
+    """The engine reports how many requests it has."""
     if not facts.report.engine.traits.answers:
         return _unknown("statistics")
     if facts.report.engine.requests_running is not None:
@@ -227,8 +227,8 @@ def statistics(facts: Facts) -> SetupCheck:
     return SetupCheck("statistics", "warn", text, "start vLLM without --disable-log-stats")
 
 
-def recorder(facts: Facts) -> SetupCheck:
-    """The workers record themselves, so that a hang can be told from a long step."""
+def recorder(facts: SetupFacts) -> SetupCheck:
+    """The workers record themselves, so that a hang and a long step can be distinguished."""
     progress = facts.report.progress
     if progress is not None:
         level: Level = "fail" if progress.verdict == "stuck" else "ok"
@@ -240,7 +240,7 @@ def recorder(facts: Facts) -> SetupCheck:
     return SetupCheck("recorder", "warn", text, change)
 
 
-def thresholds(facts: Facts) -> SetupCheck:
+def thresholds(facts: SetupFacts) -> SetupCheck:
     """Every rule can act: its waters are ones that the engine can reach, and what it watches is known."""
     policy = facts.report.policy
     if policy is None or not policy.rules:
@@ -263,7 +263,7 @@ def _waters(rule: RuleStatus) -> str:
     return waters_text(rule) or f"is held: {rule.reason}"
 
 
-def mode(facts: Facts) -> SetupCheck:
+def mode(facts: SetupFacts) -> SetupCheck:
     """The policy acts."""
     policy = facts.report.policy
     if policy is None:
@@ -280,7 +280,7 @@ def mode(facts: Facts) -> SetupCheck:
     return SetupCheck("policy", "ok", f"{text}; not by itself here: {'; '.join(blocked)}" if blocked else text)
 
 
-def state_file(facts: Facts) -> SetupCheck:
+def state_file(facts: SetupFacts) -> SetupCheck:
     """A policy that was changed while running outlives a restart."""
     trouble = next((e for e in facts.events if e.kind == "recovery" and "corrupt" in e.summary), None)
     if trouble is not None:
@@ -295,8 +295,8 @@ def state_file(facts: Facts) -> SetupCheck:
     )
 
 
-def control(facts: Facts) -> SetupCheck:
-    """Whoever may act is one who should."""
+def control(facts: SetupFacts) -> SetupCheck:
+    """The admin token guards what acts, and the one found here is right."""
     if facts.with_token == "wrong token":  # noqa: S105 - an answer, no token
         text = f"the sidecar does not accept the admin token from {facts.token_source}"
         return SetupCheck("control", "fail", text, "use the sidecar's own: run `highwater token` where it runs")
@@ -314,7 +314,7 @@ def control(facts: Facts) -> SetupCheck:
     return SetupCheck("control", "skip", "it is not known who may make control calls")
 
 
-def transport(facts: Facts) -> SetupCheck:
+def transport(facts: SetupFacts) -> SetupCheck:
     """The token does not travel in clear text."""
     parts = urlsplit(facts.url)
     if parts.scheme == "https" or is_loopback(parts.hostname or ""):
@@ -325,8 +325,8 @@ def transport(facts: Facts) -> SetupCheck:
     return SetupCheck("transport", "warn", "the admin token travels in plain HTTP", change)
 
 
-def exposure(facts: Facts) -> SetupCheck:
-    """Nobody but the sidecar reaches the engine's development routes."""
+def exposure(facts: SetupFacts) -> SetupCheck:
+    """The engine's development routes are reached by the sidecar alone."""
     url = facts.report.engine.url
     if not facts.can.get("dev_mode"):
         return _unknown("exposure")
@@ -339,8 +339,8 @@ def exposure(facts: Facts) -> SetupCheck:
     )
 
 
-def incidents(facts: Facts) -> SetupCheck:
-    """Return what the engine died of is kept, and there is nothing new of that kind."""
+def incidents(facts: SetupFacts) -> SetupCheck:
+    """Incidents are kept, and there is no recent one."""
     if facts.incidents.get("problem"):
         return SetupCheck(
             "incidents", "fail", str(facts.incidents["problem"]), "let the sidecar write to incidents.folder"
@@ -368,7 +368,7 @@ def _unknown(name: str) -> SetupCheck:
     return SetupCheck(name, "skip", "unknown until what stands above is right")
 
 
-CHECKS: tuple[Callable[[Facts], SetupCheck], ...] = (
+SETUP_CHECKS: tuple[Callable[[SetupFacts], SetupCheck], ...] = (
     sidecar,
     engine,
     version,
