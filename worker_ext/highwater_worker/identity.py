@@ -88,15 +88,17 @@ def pp_rank(worker: object) -> int | None:
 
 def ranks_expected(worker: object) -> int | None:
     """Return how many workers the whole engine has, all data-parallel replicas counted; None where it does not tell."""
-    sizes = [
-        _size(worker, "tensor_parallel_size"),
-        _size(worker, "pipeline_parallel_size"),
-        _size(worker, "data_parallel_size"),
-    ]
+    sizes = list(parallel_sizes(worker).values())
     if hasattr(_parallel_config(worker), "prefill_context_parallel_size"):
         sizes.append(_size(worker, "prefill_context_parallel_size"))
     known = [size for size in sizes if size is not None]
     return math.prod(known) if len(known) == len(sizes) else None
+
+
+def parallel_sizes(worker: object) -> dict[str, int | None]:
+    """Return how many engines share the work, how many stages one has, and in how many parts each is computed."""
+    names = ("data_parallel", "pipeline_parallel", "tensor_parallel")
+    return {name: _size(worker, f"{name}_size") for name in names}
 
 
 def _size(worker: object, name: str) -> int | None:

@@ -1,10 +1,9 @@
-"""The loop: ask every source, account for what they say, keep the report. Decides nothing.
+"""The loop: read the recorders, ask what is left to ask, account for what was said, keep the report. Decides nothing.
 
-Polls never overlap, keep to a grid without jitter, and never repeat a worker call that has not come back. While the
-engine is idle the workers are asked less often: vLLM's multiprocess workers spin on a core for a second after each call
-(vllm/distributed/device_communicators/shm_broadcast.py, ``SpinCondition``), so that a call a second would keep a core
-busy for each rank, and nothing moves in an idle engine. Where every rank has a recorder, its file is read, and a
-call is only the sign that the engine's loop still answers.
+Polls never overlap, keep to a grid without jitter, and never repeat a worker call that has not come back. Where every
+rank has a recorder no worker is called to watch it (``due`` says what is asked when): vLLM's multiprocess workers spin
+on a core for a second after each call (vllm/distributed/device_communicators/shm_broadcast.py, ``SpinCondition``), so
+that a call a second keeps a core busy for each rank.
 """
 
 from __future__ import annotations
@@ -15,20 +14,32 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from highwater.accounting.attribution import account, encoder_totals, growth, rank_key, without_forecast
+from highwater.accounting.attribution import account, encoder_totals, growth, without_forecast
 from highwater.engine.capabilities import Capabilities, detect
 from highwater.engine.client import Engine
-from highwater.engine.hints import failure_text, missing_hint, setup_hint
+from highwater.engine.hints import failure_text, loading_text, missing_hint, setup_hint
 from highwater.engine.life import EngineLife, Lives
 from highwater.engine.verdict import Contact, EngineVerdict, Seen, decide
 from highwater.errors import EngineError, EngineNotListening, EngineRefused, EngineUnreachable, EngineUnresponsive
+from highwater.memory.arrivals import Arrivals
+from highwater.memory.due import Situation, is_due
 from highwater.memory.history import History
-from highwater.memory.ranks import best_readings, is_complete, missing_ranks, workers_left
-from highwater.memory.sources import Observation, Source
-from highwater.memory.sources.workers import Workers
-from highwater.readings import STATES, EngineLoad, EngineStatus, Growth, MissingRank, Progress, RankReading, Report
+from highwater.memory.ranks import Sizes, best_readings, is_complete, missing_ranks, workers_left
+from highwater.memory.sources import Observation, Reach, Source
+from highwater.memory.start_failure import start_failure
+from highwater.readings import (
+    STATES,
+    EngineLoad,
+    EngineStatus,
+    Growth,
+    MissingRank,
+    Progress,
+    RankReading,
+    Report,
+    StartFailure,
+)
 from highwater.recorder.folder import RankRecord
 from highwater.recorder.recorders import Recorders
 
@@ -55,7 +66,14 @@ class PollObserver(Protocol):
 
 @dataclass(slots=True)
 class _Round:
-    """What one round of questions brought."""
+    """What one round of questions brought.
+
+    Attributes:
+        asked: So many questions were asked; ``answered``: so many of them had a good answer.
+        rested: Whether the engine or its workers were left alone.
+        is_loading: Whether the workers' recorders write though the API server does not answer yet.
+        is_another_loading: Whether recorders write that are not of the engine that was known last.
+    """
 
     observation: Observation = field(default_factory=Observation)
     records: tuple[RankRecord, ...] = ()
@@ -65,22 +83,11 @@ class _Round:
     contact: Contact = "answered"
     first_failure: str | None = None
     server_error: EngineRefused | None = None
+    asked: int = 0
+    answered: int = 0
     rested: bool = False
+    is_loading: bool = False
     is_another_loading: bool = False
-
-
-class _Arrival(NamedTuple):
-    """When a reading was taken, by the clocks of this machine: a rank's own may be set differently.
-
-    Attributes:
-        stamp: What its worker calls that moment.
-        mono: Monotonic seconds.
-        at: Unix seconds, as they were when it came.
-    """
-
-    stamp: float
-    mono: float
-    at: float
 
 
 class Poller:
@@ -91,12 +98,12 @@ class Poller:
         sources: Where readings come from, in the order in which they are asked.
         history: Where reports and state changes are kept.
         poll_seconds: Time between polls.
-        idle_poll_seconds: Time between two questions to workers that need not be asked: of an idle engine, or of one
-            whose recorders tell the same.
+        idle_poll_seconds: Time between two questions to the workers of an engine at rest that have no recorders.
         stale_seconds: The age from which a report is stale.
         engine_has_extension: The operator's word that our extension is loaded under another name.
         observer: Who counts polls.
         recorders: The workers' recorders, if they have any.
+        requests_under_way: How many requests are under way through this sidecar.
         lives: What is kept of the engine's lives.
         max_step_seconds: The longest step, or worker call, that may be in order.
         clock: Monotonic seconds.
@@ -124,6 +131,7 @@ class Poller:
         observer: PollObserver,
         idle_poll_seconds: float = 5.0,
         recorders: Recorders | None = None,
+        requests_under_way: Callable[[], int] = lambda: 0,
         lives: Lives | None = None,
         max_step_seconds: float = 120.0,
         clock: Callable[[], float] = time.monotonic,
@@ -144,6 +152,7 @@ class Poller:
         self._engine_has_extension = engine_has_extension
         self._observer = observer
         self._recorders = recorders
+        self._requests_under_way = requests_under_way
         self._lives = lives or Lives()
         self._max_step_seconds = max_step_seconds
         self._clock = clock
@@ -152,9 +161,18 @@ class Poller:
         self._detected_at: float | None = None
         self._verdict = EngineVerdict()
         self._state_since: float | None = None
-        self._arrivals: dict[tuple[int, int], _Arrival] = {}
+        self._up_since: float | None = None
+        self._arrivals = Arrivals(clock, wall_clock)
+        # What this engine was asked, by the sources' names, and what it said that still counts where it is not asked.
+        self._detected = Capabilities()
+        self._answered_at: dict[str, float] = {}
+        self._load: EngineLoad | None = None
         self._work_done: float | None = None
-        self._workers_asked_at: float | None = None
+        self._is_last_answered = False
+        # The calls that the workers' recorders have counted, and when the count moved last.
+        self._calls: tuple[tuple[int, int], ...] = ()
+        self._called_at = float("-inf")
+        self._start_failure: StartFailure | None = None
         self._public_capabilities: dict[str, Any] = {}
         self._last = Report(engine=EngineStatus(url=engine.url, state="starting", hint="not asked yet"))
 
@@ -164,14 +182,9 @@ class Poller:
         """The last report, with its age as of now."""
         if self._last.taken_at is None:
             return self._last
-        age = self._age_seconds()
+        age = self._arrivals.age_seconds
         aged = replace(self._last, age_seconds=age)
         return _stale(aged) if aged.stale or age > self._stale_seconds else aged
-
-    def _age_seconds(self) -> float:
-        """Since the oldest reading of the last report was taken."""
-        now = self._clock()
-        return max((now - arrival.mono for arrival in self._arrivals.values()), default=0.0)
 
     @property
     def life(self) -> EngineLife:
@@ -229,7 +242,8 @@ class Poller:
     @property
     def _is_recorded(self) -> bool:
         """Whether the recorders alone tell how much memory every rank has."""
-        return self._recorders is not None and is_complete(self._recorders.records, self._ranks_expected)
+        recorders = self._recorders
+        return recorders is not None and recorders.are_followed and is_complete(recorders.records, self._ranks_expected)
 
     async def look(self) -> Report:
         """Read the recorders' files, and nothing else; the engine's state stays as the last poll found it."""
@@ -253,7 +267,7 @@ class Poller:
         """One round, now. Rounds asked for at the same time run one after the other.
 
         Args:
-            spare_idle: Leave all but the API server alone if the engine has done nothing since they were last asked.
+            spare_idle: Ask only what is due; else everybody, workers included.
         """
         async with self._turn:
             started = time.monotonic()
@@ -272,18 +286,26 @@ class Poller:
         try:
             if self._must_detect():
                 await self._detect()
-            await self._begin_recorders()
         except EngineError as exc:
             self._observer.poll_failed("detection", exc.reason)
-            outcome.failure, outcome.contact = exc, _contact(exc, wakes_engine=False)
+            outcome.failure, outcome.contact = exc, _contact(exc, "api_server")
+            await self._follow_start()
             await self._look(outcome)
             return outcome
+        await self._begin_recorders()
+        await self._look(outcome)
         available = [source for source in self._sources if source.available(self.capabilities)]
-        await self._ask_each([source for source in available if not source.wakes_engine], outcome)
-        await self._look(outcome, began=None if spare_idle or outcome.failure is not None else began)
+        direct = [source for source in available if source.reach == "api_server"]
+        if await self._ask_due(direct, outcome, spare_idle=spare_idle):
+            outcome.observation = replace(outcome.observation, load=self._load)
+        if outcome.failure is not None or not spare_idle:
+            await self._look(outcome, began=None if outcome.failure is not None else began)
+        else:
+            self._judge(outcome)
         if outcome.failure is None:
-            await self._wake([source for source in available if source.wakes_engine], outcome, spare_idle=spare_idle)
-        if outcome.failure is None and not outcome.rested and outcome.observation == Observation():
+            waking = [source for source in available if source.reach != "api_server"]
+            await self._wake(waking, outcome, spare_idle=spare_idle)
+        if outcome.failure is None and outcome.asked and not outcome.answered:
             # The API server lives, and has nothing but errors of its own to say: what it speaks for may be dead.
             outcome.failure = outcome.server_error
             outcome.contact = "worker_call_late" if outcome.server_error is not None else outcome.contact
@@ -291,9 +313,11 @@ class Poller:
 
     async def _wake(self, waking: Sequence[Source], outcome: _Round, *, spare_idle: bool) -> None:
         """Ask those who do not answer for nothing."""
-        spared = [source for source in waking if spare_idle and self._may_spare(source, outcome)]
-        outcome.rested = bool(spared)
-        asking = asyncio.create_task(self._ask_each([source for source in waking if source not in spared], outcome))
+
+        async def ask() -> None:
+            outcome.rested = await self._ask_due(waking, outcome, spare_idle=spare_idle)
+
+        asking = asyncio.create_task(ask())
         try:
             while self._recorders is not None and not (await asyncio.wait({asking}, timeout=self._poll_seconds))[0]:
                 await self._look(outcome)
@@ -306,6 +330,37 @@ class Poller:
             # Meanwhile a deadline has passed: a step that was not there before may be what held the answer up.
             await self._look(outcome)
 
+    async def _ask_due(self, sources: Sequence[Source], outcome: _Round, *, spare_idle: bool) -> bool:
+        """Ask those of which it is time, and return whether any was left alone."""
+        situation = self._situation(outcome)
+        due = [source for source in sources if not spare_idle or self._is_due(source, situation)]
+        await self._ask_each(due, outcome)
+        return len(due) < len(sources)
+
+    def _is_due(self, source: Source, situation: Situation) -> bool:
+        answered_at = self._answered_at.get(source.name)
+        return is_due(
+            source.reach,
+            situation,
+            None if answered_at is None else self._clock() - answered_at,
+            idle_poll_seconds=self._idle_poll_seconds,
+            slack=self._poll_seconds / 2,
+        )
+
+    def _situation(self, outcome: _Round) -> Situation:
+        load = outcome.observation.load
+        counted = load or self._load or EngineLoad()
+        has_ended = workers_left(outcome.records, self._ranks_expected) is not None
+        return Situation(
+            is_recorded=self._is_recorded,
+            verdict=None if outcome.progress is None else outcome.progress.verdict,
+            still_seconds=self._clock() - self._called_at,
+            has_requests=bool(counted.requests_running or counted.requests_waiting or self._requests_under_way()),
+            is_held=self._last.engine.traits.is_held,
+            is_at_rest=self._is_at_rest(load),
+            is_sure=self._is_last_answered and not self._last.stale and not has_ended,
+        )
+
     async def _look(self, outcome: _Round, *, began: float | None = None) -> None:
         """Read the recorders, which needs nobody's answer.
 
@@ -317,18 +372,35 @@ class Poller:
             return
         within = None if began is None else self._clock() - began
         outcome.records = await self._recorders.read(within_seconds=within)
+        self._count_calls(outcome.records)
+        self._hear_of_rpc()
+        if outcome.failure is not None and STATES[self._verdict.state].is_absent:
+            outcome.is_loading = self._recorders.are_alive
+            outcome.is_another_loading = outcome.is_loading or (
+                self._verdict.state == "gone" and await self._recorders.is_another_writing(self.life.recorder_instance)
+            )
+        self._judge(outcome)
+
+    def _judge(self, outcome: _Round) -> None:
+        """Conclude from the recorders, and from what the engine is known to be asked for, whether the ranks move."""
+        if self._recorders is None:
+            return
         if outcome.contact == "refused":
             # Workers' files look alive for a little longer than they are.
             outcome.progress = None
-            if self._verdict.state == "gone":
-                outcome.is_another_loading = await self._recorders.is_another_writing(self.life.recorder_instance)
             return
-        load = outcome.observation.load
+        load = outcome.observation.load or self._load
         held = self._last.engine.traits.is_held or bool(load is not None and load.sleeping)
         outcome.progress = self._recorders.progress(outcome.records, load, held=held)
 
+    def _count_calls(self, records: Sequence[RankRecord]) -> None:
+        calls = tuple((record.identity.pid, record.progress.calls) for record in records if record.progress is not None)
+        if calls != self._calls:
+            self._calls, self._called_at = calls, self._clock()
+
     async def _ask_each(self, sources: Sequence[Source], outcome: _Round) -> None:
         for source in sources:
+            outcome.asked += 1
             try:
                 seen = await source.read()
             except EngineError as exc:
@@ -338,29 +410,12 @@ class Poller:
                     outcome.server_error = exc
                 if isinstance(exc, EngineUnreachable | EngineUnresponsive):
                     # Asking on would only add questions to a queue that does not move.
-                    outcome.failure, outcome.contact = exc, _contact(exc, wakes_engine=source.wakes_engine)
+                    outcome.failure, outcome.contact = exc, _contact(exc, source.reach)
                     return
             else:
+                outcome.answered += 1
+                self._answered_at[source.name] = self._clock()
                 outcome.observation = _merge(outcome.observation, seen)
-
-    def _may_spare(self, source: Source, outcome: _Round) -> bool:
-        """Whether what this source would say is known, or would come too late."""
-        if outcome.progress is not None and outcome.progress.verdict == "busy":
-            return True  # the loop answers nobody before its step is over
-        if workers_left(outcome.records, self._ranks_expected) is not None:
-            return False  # the engine that these files are of has ended; who answers is another one, or half of it
-        asked_at = self._workers_asked_at
-        if asked_at is None or self._last.stale:
-            return False
-        # A little less than the time itself, or the poll that falls on it would be one poll late.
-        if self._clock() - asked_at >= self._idle_poll_seconds - self._poll_seconds / 2:
-            return False
-        return self._is_at_rest(outcome.observation.load) or (
-            source.name == Workers.name
-            and outcome.progress is not None
-            and outcome.progress.verdict in ("progressing", "idle")
-            and is_complete(outcome.records, self._ranks_expected)
-        )
 
     def _is_at_rest(self, load: EngineLoad | None) -> bool:
         """Whether nothing ran since the workers were last asked."""
@@ -369,43 +424,77 @@ class Poller:
     def _must_detect(self) -> bool:
         if self._detected_at is None:
             return True
-        return not self.capabilities.collective_rpc and self._clock() - self._detected_at >= REDETECT_SECONDS
+        is_settled = self.capabilities.collective_rpc or self._is_recorded
+        return not is_settled and self._clock() - self._detected_at >= REDETECT_SECONDS
 
     async def _detect(self) -> None:
-        self.capabilities = await detect(self._engine, assume_extension=self._engine_has_extension)
-        self._public_capabilities = self.capabilities.public()
-        self._engine.rpc_allowed = self.capabilities.collective_rpc
+        self._detected = await detect(self._engine, assume_extension=self._engine_has_extension)
         self._detected_at = self._clock()
+        self._allow_rpc(self._detected)
+
+    def _hear_of_rpc(self) -> None:
+        """Allow worker calls once every worker's recorder says that it has our operations; as long as it lives."""
+        if self._detected_at is None or self.capabilities.collective_rpc or self._recorders is None:
+            return
+        told = self._detected.with_recorders_word(offer_rpc=self._recorders.offer_rpc)
+        if told.collective_rpc:
+            self._allow_rpc(told)
+
+    def _allow_rpc(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+        self._public_capabilities = capabilities.public()
+        self._engine.rpc_allowed = capabilities.collective_rpc
 
     async def _begin_recorders(self) -> None:
+        """Follow recorders that run already; start those that do not, where workers can be called."""
         progress = self._last.progress
         if progress is not None and progress.verdict == "busy":
             return  # of those that run; the others would not hear of it before the step is over
         if self._recorders is None:
             return
-        if not self.capabilities.collective_rpc:
-            await self._recorders.adopt()
-        elif self._recorders.must_begin():
+        can_start = self.capabilities.collective_rpc
+        await self._recorders.adopt(self_started=can_start)
+        if self._is_recorded:
+            self._recorders.settle()
+        elif can_start and self._recorders.must_begin():
             await self._recorders.begin()
+
+    async def _follow_start(self) -> None:
+        """Follow the recorders of an engine that loads: they write long before its API server listens."""
+        if self._recorders is None or not STATES[self._verdict.state].is_absent:
+            return
+        records = self._recorders.records
+        if self._recorders.are_followed and workers_left(records, len(records)) is not None:
+            failure = start_failure(records, self._wall_clock())
+            if failure is not None:
+                self._start_failure = failure
+                self._history.record("state", failure.summary)
+                log.warning("%s", failure.summary)
+            self._lives.end()
+            self._recorders.forget()
+        await self._recorders.adopt(former=self.life.recorder_instance, self_started=True)
 
     @property
     def _ranks_expected(self) -> int | None:
-        """By the engine's configuration; by the recorders where the engine does not show that."""
+        """By the engine's configuration; by the recorders where the engine does not show that, or not yet."""
         by_recorders = None if self._recorders is None else self._recorders.ranks_expected
-        return self.capabilities.ranks_expected or by_recorders
+        by_engine = self.capabilities.ranks_expected if self._detected_at is not None else None
+        return by_engine or by_recorders or self.capabilities.ranks_expected
 
     # --- concluding ---
 
     def _conclude(self, outcome: _Round) -> Report:
         was, seen, before = self._last, outcome.observation, self._verdict
-        ranks = None if outcome.contact == "refused" else self._heard(outcome)
+        is_lost = outcome.contact == "refused" and not outcome.is_loading
+        ranks = None if is_lost else self._heard(outcome)
         self._verdict = verdict = self._decide(outcome)
+        self._keep_times(outcome)
         self._keep_life(outcome, ranks, before)
         if seen.metrics_text is not None:
             self.metrics_text = seen.metrics_text
         outcome.missing = was.ranks_missing
         if ranks is not None:
-            outcome.missing = missing_ranks(self.capabilities, ranks, outcome.records, was.ranks_missing, was.ranks)
+            outcome.missing = self._missing(ranks, outcome)
         if verdict.since != before.since or self._state_since is None:
             self._state_since = self._wall_clock()
         status = self._status(seen.load or EngineLoad(), outcome)
@@ -417,20 +506,35 @@ class Poller:
             self._last = _stale(last) if lost else last
         else:
             self._last = self._fresh(status, ranks, outcome)
+        self._last = replace(self._last, start_failure=self._start_failure)
         if seen.workers is not None:
             self._work_done = seen.load.work_done if seen.load is not None else None
-            self._workers_asked_at = self._clock()
         self._history.add(self._last)
         if before.state != verdict.state:
             self._history.record("state", f"engine {before.state} -> {verdict.state}" + _because(status.hint))
             log.info("engine %s -> %s%s", before.state, verdict.state, _because(status.hint))
         return self.current()
 
+    def _keep_times(self, outcome: _Round) -> None:
+        self._is_last_answered = outcome.failure is None
+        self._load = outcome.observation.load
+        if STATES[self._verdict.state].is_absent:
+            self._up_since = None
+        elif self._up_since is None:
+            self._up_since, self._start_failure = self._clock(), None
+
+    def _missing(self, ranks: Sequence[RankReading], outcome: _Round) -> tuple[MissingRank, ...]:
+        if outcome.is_loading:
+            return ()  # they come one after the other
+        sizes = Sizes.of(self.capabilities) or Sizes.recorded(outcome.records)
+        was = self._last
+        return missing_ranks(sizes, ranks, outcome.records, was.ranks_missing, was.ranks)
+
     def _decide(self, outcome: _Round) -> EngineVerdict:
         load, paused, is_answered = outcome.observation.load, outcome.observation.paused, outcome.failure is None
         seen = Seen(
             contact=outcome.contact,
-            failure=None if outcome.failure is None else self._failure(outcome.failure),
+            failure=None if outcome.failure is None else self._failure(outcome.failure, outcome),
             progress=outcome.progress,
             # Whoever answered in this round is not whose files say that all is over.
             workers=workers_left(outcome.records, self._ranks_expected)
@@ -456,7 +560,8 @@ class Poller:
         if ranks:
             # Whoever replaced an engine that was there a moment ago has not worked for long.
             was_there = bool(self._last.ranks) and not self.current().stale
-            if self._lives.hear(ranks, is_watched=came_up or has_not_worked or was_there):
+            is_watched = came_up or has_not_worked or was_there or outcome.is_loading
+            if self._lives.hear(ranks, is_watched=is_watched):
                 self._forget_engine()
         elif STATES[self._verdict.state].is_up and not self.capabilities.collective_rpc:
             self._lives.came_back()
@@ -468,7 +573,7 @@ class Poller:
     def _heard(self, outcome: _Round) -> tuple[RankReading, ...] | None:
         """Every rank's best reading, in the ranks' order; ``None`` where nobody was heard of."""
         # Who was left alone has not gone: what these workers answered last still holds.
-        holds = outcome.rested and self._workers_asked_at is not None
+        holds = outcome.rested and "workers" in self._answered_at
         return best_readings(
             tuple(map(account, outcome.observation.workers or ())),
             outcome.records,
@@ -477,14 +582,10 @@ class Poller:
         )
 
     def _fresh(self, status: EngineStatus, ranks: tuple[RankReading, ...], outcome: _Round) -> Report:
-        ages = {rank_key(record.identity): record.reading_age_seconds or 0.0 for record in outcome.records}
-        arrivals = ((rank_key(rank), self._arrival(rank, ages.get(rank_key(rank), 0.0))) for rank in ranks)
-        self._arrivals = dict(arrivals)
-        now = self._clock()
-        ranks = tuple(replace(rank, age_seconds=max(now - self._arrivals[rank_key(rank)].mono, 0.0)) for rank in ranks)
+        ranks = self._arrivals.dated(ranks, outcome.records)
         return Report(
-            taken_at=min((arrival.at for arrival in self._arrivals.values()), default=self._wall_clock()),
-            age_seconds=self._age_seconds(),
+            taken_at=self._arrivals.taken_at,
+            age_seconds=self._arrivals.age_seconds,
             stale=False,
             engine=status,
             ranks_expected=self._ranks_expected,
@@ -496,21 +597,12 @@ class Poller:
             growth=self._growth(ranks),
         )
 
-    def _arrival(self, rank: RankReading, recorded_seconds_ago: float) -> _Arrival:
-        """When a reading was taken: an answer as it came, a record as long ago as its writer's clock says."""
-        known = self._arrivals.get(rank_key(rank))
-        if known is not None and known.stamp == rank.taken_at:
-            return known
-        ago = recorded_seconds_ago if rank.source == "recorder" else 0.0
-        return _Arrival(rank.taken_at, self._clock() - ago, self._wall_clock() - ago)
-
     def _growth(self, ranks: tuple[RankReading, ...]) -> Growth:
-        used, by_rank = (
-            self._history.recent_used(GROWTH_SECONDS),
-            self._history.recent_used_by_rank(GROWTH_SECONDS),
-        )
-        grown = growth(self.baseline, ranks, used, by_rank)
-        return replace(grown, reason=self.life.baseline_problem)
+        # What an engine takes while it loads says nothing of how it fills.
+        seconds = 0.0 if self._up_since is None else min(self._clock() - self._up_since, GROWTH_SECONDS)
+        used, by_rank = self._history.recent_used(seconds), self._history.recent_used_by_rank(seconds)
+        grown = replace(growth(self.baseline, ranks, used, by_rank), reason=self.life.baseline_problem)
+        return grown if self._up_since is not None else without_forecast(grown)
 
     def _detect_again(self) -> None:
         self._detected_at = None
@@ -520,7 +612,8 @@ class Poller:
         """What was asked of one engine says nothing about the next, and its answers will not come."""
         self._engine.forget_call()
         self._detect_again()
-        self._workers_asked_at = None
+        self._answered_at.clear()
+        self._load = None
         if self._recorders is not None:
             self._recorders.forget()
 
@@ -541,20 +634,25 @@ class Poller:
             hint=self._hint(outcome),
         )
 
-    def _failure(self, failure: EngineError) -> str:
+    def _failure(self, failure: EngineError, outcome: _Round) -> str:
+        if outcome.is_loading:
+            starts = [record.table.start for record in outcome.records if record.table is not None]
+            return loading_text(min(starts, key=len, default=()), self._engine.url)
         known = self._verdict.has_answered or bool(self.life.processes)
         return failure_text(failure, self._engine.url, is_up=STATES[self._verdict.state].is_up, was_there=known)
 
     def _hint(self, outcome: _Round) -> str | None:
         if self._verdict.reason is not None:
             return self._verdict.reason
-        # Who only watches has set up all that this takes.
-        setup = None if self._is_recorded else setup_hint(self.capabilities)
-        problem = None if self._recorders is None else self._recorders.problem
+        recorders = self._recorders
+        # Whoever only watches has set up all that this takes; what is wrong then is that ranks are missing.
+        is_watched = self._is_recorded or (outcome.missing and recorders is not None and recorders.are_alive)
+        setup = None if is_watched else setup_hint(self.capabilities)
+        problem = None if recorders is None else recorders.problem
         if setup is not None or outcome.first_failure is not None:
             return "; ".join(text for text in (problem, setup) if text) or outcome.first_failure
         if outcome.missing:
-            known = None if self._recorders is None else problem or ""
+            known = None if recorders is None else problem or ""
             return missing_hint(outcome.missing, self._ranks_expected or 0, known)
         return problem
 
@@ -572,17 +670,17 @@ def _merge(first: Observation, second: Observation) -> Observation:
     )
 
 
-def _contact(failure: EngineError, *, wakes_engine: bool) -> Contact:
+def _contact(failure: EngineError, reach: Reach) -> Contact:
     """How far a round came.
 
     Args:
         failure: What ended it.
-        wakes_engine: Whether it was a question that the API server hands on to the engine.
+        reach: Who had to answer.
     """
     if isinstance(failure, EngineNotListening):
         return "refused"
     if isinstance(failure, EngineUnresponsive | EngineRefused):
-        return "worker_call_late" if wakes_engine else "late"
+        return "late" if reach == "api_server" else "worker_call_late"
     return "broken"
 
 

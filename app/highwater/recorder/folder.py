@@ -604,7 +604,7 @@ class _Writer:
             return None
         table = self._table
         if table is not None:
-            newest = replace(newest, budget=table.budget, start=table.start)
+            newest = replace(newest, budget=table.budget, start=table.start, notes=(*newest.notes, *table.notes))
         # A sample that is no good is a call that was not looked at: the good one before it is as old as it is.
         if beaten is None or beaten.mono < sampled.mono or newest.taken_at != sampled.at:
             return newest
@@ -620,6 +620,8 @@ class _Writer:
         if encoder is not None and encoder.oldest_age_seconds is not None:
             oldest = round(encoder.oldest_age_seconds + beaten.mono - sampled.mono, 3)
             newest = replace(newest, encoder_cache=replace(encoder, oldest_age_seconds=oldest))
+        if newest.device.type == "cpu" and rss is not None and newest.used_bytes is not None:
+            newest = replace(newest, used_bytes=rss)  # its process's memory is its device's
         if newest.device.type != "cpu" and newest.used_bytes is not None:
             as_of = (
                 f"as of {sampled.at:.1f} (Unix seconds): this worker has done nothing since; others on its device may"
@@ -737,10 +739,12 @@ def _progress(word: _Word) -> RankProgress | None:
     moving, dump = word.body.get("moving"), word.body.get("dump")
     if not isinstance(moving, dict):
         return None
-    last_step = _number(moving.get("last_step_mono"))
+    last_step, is_out_of_work = _number(moving.get("last_step_mono")), moving.get("last_step_empty")
     return RankProgress(
         steps_begun=_whole(moving.get("steps_begun")) or 0,
         steps_ended=_whole(moving.get("steps_ended")) or 0,
+        calls=_whole(word.body.get("calls")) or 0,
+        is_out_of_work=is_out_of_work if isinstance(is_out_of_work, bool) else None,
         step_seconds=_number(moving.get("step_seconds")),
         last_step_age_seconds=None if last_step is None else max(word.mono - last_step, 0.0),
         output_seconds=_number(moving.get("output_seconds")),

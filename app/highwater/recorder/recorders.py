@@ -103,6 +103,22 @@ class Recorders:
         return max((record.identity.ranks_expected or 0 for record in self.records), default=0) or None
 
     @property
+    def offer_rpc(self) -> bool:
+        """Whether every worker that should be there writes, and says that our operations may be called of it."""
+        ready = [record for record in self.records if record.status == "alive" and record.identity.rpc]
+        return self.are_followed and self.ranks_expected is not None and len(ready) >= self.ranks_expected
+
+    @property
+    def are_followed(self) -> bool:
+        """Whether ``records`` are of the present life of the engine."""
+        return self._recorder.instance is not None
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether any recorder that is followed writes."""
+        return self.are_followed and any(record.status == "alive" for record in self.records)
+
+    @property
     def problem(self) -> str | None:
         """Why the recorders were not started, or not all, or cannot be read; ``None`` where all is well."""
         if self._refusal is not None:
@@ -122,22 +138,38 @@ class Recorders:
             return False
         return self._begun_at is None or self._monotonic() - self._begun_at >= RETRY_SECONDS
 
-    async def adopt(self) -> None:
-        """Follow recorders that run already, of an engine whose workers cannot be called: they start by themselves.
+    def settle(self) -> None:
+        """Every recorder is there, however a call to start it went."""
+        self._refusal = None
+
+    async def adopt(self, *, former: str | None = None, self_started: bool = False) -> None:
+        """Follow recorders that run already and that no call is needed for: workers start them by themselves.
 
         What stands in the way is kept in ``problem``.
+
+        Args:
+            former: The name of a life that has ended: its files look alive for a moment longer.
+            self_started: Leave recorders alone that a sidecar started. They may be another engine's, and nobody
+                answers who could say whose they are.
         """
-        if self._recorder.instance is not None:
+        if self.are_followed and (self.are_alive or not self.records):
             return
         others = await asyncio.to_thread(self._recorder.others)
-        alive = {other.instance for other in others if other.status == "alive"}
+        alive = {
+            other.instance
+            for other in others
+            if other.status == "alive"
+            and other.instance != former
+            and (not self_started or (other.identity is not None and other.identity.self_started))
+        }
         if len(alive) > 1:
             self._refusal = (
                 f"recorder_dir: {self._folder} has the recorders of {len(alive)} engines; give each a folder of its own"
             )
         elif alive:
-            self._refusal = None
+            self._refusal, self._started = None, 0
             self._recorder.follow(alive.pop())
+            self.records = await asyncio.to_thread(self._recorder.read)
 
     async def begin(self) -> None:
         """Start the recorders. What goes wrong is kept in ``problem``, and tried again later."""

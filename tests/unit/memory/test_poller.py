@@ -521,7 +521,7 @@ async def test_a_new_source_is_asked_with_the_others():
 
     class Odd:
         name = "odd"
-        wakes_engine = False
+        reach = "api_server"
 
         def available(self, _):
             return True
