@@ -90,7 +90,7 @@ async def test_a_request_at_the_gate_has_the_counts_read_each_second(watch):
     core = watch()
     await rounds(core, 10)
     core.fake.calls.clear()
-    core.poller._requests_under_way = lambda: 1
+    core.poller._rounds._requests_under_way = lambda: 1
     await rounds(core, 3)
     assert asked(core)["/metrics"] == 3
 

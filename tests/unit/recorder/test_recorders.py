@@ -605,7 +605,7 @@ async def test_a_step_that_begins_just_then_is_no_hang(core):
 async def test_a_hang_is_told_while_a_call_still_waits(fly):
     """The files tell: the call's deadline need not pass first, and the call itself is left to its end."""
     core = await aloft(fly(rpc_deadline_seconds=60.0))
-    core.poller._poll_seconds = 0.01  # how often it looks meanwhile
+    core.poller._rounds.poll_seconds = 0.01  # how often it looks meanwhile
 
     class Stopped:
         async def wait(self) -> None:
