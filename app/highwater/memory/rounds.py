@@ -221,27 +221,27 @@ class Rounds:
         await self._look(outcome)
         available = [source for source in self._sources if source.available(self.capabilities)]
         direct = [source for source in available if source.reach == "api_server"]
-        if await self._ask_due(direct, outcome, spare_idle=spare_idle):
+        due = self._due(direct, outcome, spare_idle=spare_idle)
+        if len(due) < len(direct):
             outcome.observation = replace(outcome.observation, load=self._load)
+        await self._ask_each(due, outcome)
         if outcome.failure is not None or not spare_idle:
             await self._look(outcome, began=None if outcome.failure is not None else began)
         else:
             self._judge(outcome)
         if outcome.failure is None:
             waking = [source for source in available if source.reach != "api_server"]
-            await self._wake(waking, outcome, spare_idle=spare_idle)
+            due = self._due(waking, outcome, spare_idle=spare_idle)
+            outcome.rested = len(due) < len(waking)
+            await self._wake(due, outcome)
         if outcome.failure is None and outcome.asked and not outcome.answered:
             # The API server lives, and has nothing but errors of its own to say: what it speaks for may be dead.
             outcome.failure = outcome.server_error
             outcome.contact = "worker_call_late" if outcome.server_error is not None else outcome.contact
 
-    async def _wake(self, waking: Sequence[Source], outcome: Round, *, spare_idle: bool) -> None:
+    async def _wake(self, waking: Sequence[Source], outcome: Round) -> None:
         """Ask those who do not answer for nothing."""
-
-        async def ask() -> None:
-            outcome.rested = await self._ask_due(waking, outcome, spare_idle=spare_idle)
-
-        asking = asyncio.create_task(ask())
+        asking = asyncio.create_task(self._ask_each(waking, outcome))
         try:
             while self._recorders is not None and not (await asyncio.wait({asking}, timeout=self.poll_seconds))[0]:
                 await self._look(outcome)
@@ -254,12 +254,10 @@ class Rounds:
             # Meanwhile a deadline has passed: a step that was not there before may be what held the answer up.
             await self._look(outcome)
 
-    async def _ask_due(self, sources: Sequence[Source], outcome: Round, *, spare_idle: bool) -> bool:
-        """Ask those of which it is time, and return whether any was left alone."""
+    def _due(self, sources: Sequence[Source], outcome: Round, *, spare_idle: bool) -> list[Source]:
+        """Return those of which it is time."""
         situation = self._situation(outcome)
-        due = [source for source in sources if not spare_idle or self._is_due(source, situation)]
-        await self._ask_each(due, outcome)
-        return len(due) < len(sources)
+        return [source for source in sources if not spare_idle or self._is_due(source, situation)]
 
     def _is_due(self, source: Source, situation: Situation) -> bool:
         answered_at = self._answered_at.get(source.name)
