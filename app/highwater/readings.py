@@ -348,11 +348,13 @@ class StartFailure:
 
     Attributes:
         at: When it was seen to have failed.
+        recorder_instance: The name of its recorders' files.
         summary: One sentence: which rank, in which phase, with which error.
         ranks: How far each worker came.
     """
 
     at: float
+    recorder_instance: str
     summary: str
     ranks: tuple[StartedRank, ...]
 

@@ -3,7 +3,8 @@
 ==================  =======================================  ==================================================
 question            every rank is recorded                   else
 ==================  =======================================  ==================================================
-``/metrics``        every round; while idle every 15 s       every round
+``/metrics``        every round; while idle every 15 s, and  every round
+                    ``/health`` in the others
 workers' memory     never: their recorders say it all        every round; at rest every ``idle_poll_seconds``
 ``/is_paused``      never while steps progress; while idle   every round; at rest every ``idle_poll_seconds``
                     every 15 s; else every round

@@ -19,6 +19,7 @@ from highwater.errors import EngineError, EngineNotListening, EngineRefused, Eng
 from highwater.memory.due import Situation, is_due
 from highwater.memory.ranks import is_complete, workers_left
 from highwater.memory.sources import Observation, Reach, Source
+from highwater.memory.sources.health import Health
 from highwater.memory.start_failure import start_failure
 from highwater.readings import STATES, EngineLoad, EngineState, Progress, Report, StartFailure
 from highwater.recorder.folder import RankRecord
@@ -64,7 +65,7 @@ class Round:
         records: What the recorders said last.
         progress: Whether the ranks move; ``None`` where nobody says.
         failure: What ended the round; ``contact``: how far it came.
-        first_failure: The first source that failed, and why, in words.
+        first_failure: The first source that failed, and why, in words; ``failed``: the names of all that did.
         server_error: The API server's own error, where one was its answer.
         asked: So many questions were asked; ``answered``: so many of them had a good answer.
         rested: Whether the engine or its workers were left alone.
@@ -81,6 +82,7 @@ class Round:
     failure: EngineError | None = None
     contact: Contact = "answered"
     first_failure: str | None = None
+    failed: set[str] = field(default_factory=set)
     server_error: EngineRefused | None = None
     asked: int = 0
     answered: int = 0
@@ -131,6 +133,7 @@ class Rounds:
         self.poll_seconds = poll_seconds
         self._engine = engine
         self._sources = sources
+        self._health = Health(engine)
         self._recorders = recorders
         self._requests_under_way = requests_under_way
         self._engine_has_extension = engine_has_extension
@@ -142,6 +145,7 @@ class Rounds:
         self._detected_at: float | None = None
         # By the sources' names; and what they said that still holds where they are not asked.
         self._answered_at: dict[str, float] = {}
+        self._failed: set[str] = set()  # in the last round
         self._load: EngineLoad | None = None
         self._work_done: float | None = None
         self._is_last_answered = False
@@ -194,7 +198,8 @@ class Rounds:
         """
         outcome = Round(before)
         await self._ask_all(outcome, spare_idle=spare_idle)
-        self._is_last_answered = outcome.failure is None
+        self._failed = outcome.failed
+        self._is_last_answered = outcome.failure is None and not outcome.failed
         self._load = outcome.observation.load
         if outcome.observation.workers is not None:
             self._work_done = self._load.work_done if self._load is not None else None
@@ -223,7 +228,9 @@ class Rounds:
         direct = [source for source in available if source.reach == "api_server"]
         due = self._due(direct, outcome, spare_idle=spare_idle)
         if len(due) < len(direct):
-            outcome.observation = replace(outcome.observation, load=self._load)
+            outcome.observation = replace(outcome.observation, load=self._load)  # as long as it is there
+        if len(due) < len(direct) or self._health.name in self._failed:
+            due.append(self._health)
         await self._ask_each(due, outcome)
         if outcome.failure is not None or not spare_idle:
             await self._look(outcome, began=None if outcome.failure is not None else began)
@@ -328,6 +335,7 @@ class Rounds:
                 seen = await source.read()
             except EngineError as exc:
                 self._observer.poll_failed(source.name, exc.reason)
+                outcome.failed.add(source.name)
                 outcome.first_failure = outcome.first_failure or f"{source.name}: {exc}"
                 if isinstance(exc, EngineRefused) and exc.status >= SERVER_ERROR:
                     outcome.server_error = exc

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from highwater.readings import StartedRank, StartFailure
 from highwater.recorder.folder import RankRecord
 
+PREFIX = "the engine's start failed: "
+
 
 def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | None:
     """What became of a start whose workers have all ended; ``None`` where they were stopped in order.
@@ -20,7 +22,9 @@ def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | No
     if not broken and all(rank.status == "ended" for rank in ranks):
         return None
     first = min(broken, key=lambda rank: rank.phases[-1].at, default=ranks[0])
-    return StartFailure(at=at, summary=f"the engine's start failed: {_fate(first, records)}", ranks=ranks)
+    return StartFailure(
+        at=at, recorder_instance=records[0].identity.instance, summary=f"{PREFIX}{_fate(first, records)}", ranks=ranks
+    )
 
 
 def _started(record: RankRecord) -> StartedRank:

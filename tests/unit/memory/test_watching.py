@@ -75,7 +75,7 @@ async def test_the_counts_of_an_idle_engine_are_read_every_15_seconds(watch):
     await rounds(core, int(SETTLE_SECONDS))
     core.fake.calls.clear()
     await rounds(core, int(4 * IDLE_SECONDS))
-    assert asked(core) == {"/metrics": 4, "/is_paused": 4}
+    assert asked(core) == {"/metrics": 4, "/is_paused": 4, "/health": 56}
     core.fake.calls.clear()
     await at_work(core, 3)
     assert asked(core) == {"/metrics": 3}
@@ -113,14 +113,24 @@ async def test_a_rank_that_falls_silent_has_the_workers_called(watch):
     assert core.fake.ops().count("memory") >= 1
 
 
-async def test_an_end_of_an_idle_engine_is_seen_by_its_files(watch):
-    """Nobody waits for the next look at the API server."""
+async def test_the_end_of_an_idle_engine_is_seen_at_once(watch):
+    """Though its counts are read seldom: it is asked each second whether it is there."""
     core = watch()
     await rounds(core, 30)
     core.fake.down = True
-    for worker in core.fake.workers:
-        core.fake.kill(worker)
-    assert (await rounds(core, 5))[-1].engine.state == "gone"
+    assert [report.engine.state for report in await rounds(core, 2)] == ["ready", "gone"]
+
+
+async def test_an_api_server_whose_engine_is_dead_says_so_while_nothing_moves(watch):
+    """Then it is asked for the rest as well, each second."""
+    core = watch()
+    await rounds(core, 30)
+    core.fake.failing["/health"] = 503
+    core.fake.calls.clear()
+    reports = await rounds(core, 4)
+    assert reports[0].engine.state == "slow"
+    assert {report.engine.hint for report in reports[1:]} == {"health: GET /health answered 503"}
+    assert asked(core) == {"/health": 4, "/metrics": 3, "/is_paused": 3}
 
 
 async def test_counts_that_stay_after_an_abort_are_no_hang(watch):
