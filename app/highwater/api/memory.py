@@ -39,6 +39,7 @@ NOT_READ = (
     "nobody has read the entries of this engine yet, and without the admin token no worker is asked; send it, "
     "Authorization: Bearer TOKEN (`highwater token --port PORT` prints it)"
 )
+SHORTENED = "with the admin token mm_hash is whole"
 NOT_ASKED = "as last read; with the admin token the workers are asked, and mm_hash is whole"
 
 
@@ -115,9 +116,9 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
     async def encoder_cache(request: Request, query: Annotated[EntriesQuery, Query()]) -> JSONResponse:
         """What the encoder cache of each rank holds.
 
-        With the admin token the workers are asked, once a second at most; where they cannot be called, their
-        recorders' entries are returned. Without it no worker is called: the response has what was last read, its age
-        beside it, and in `mm_hash` a short name that tells entries apart and not images.
+        Where every rank has a recorder, these are its entries, and no worker is called. Else with the admin token the
+        workers are asked, once a second at most; without it the response has what was last read, and its age beside
+        it. In `mm_hash` a caller without it gets a short name that tells entries apart and not images.
         """
         may_ask = services.control.caller(request) is not None
         if may_ask:
@@ -129,7 +130,7 @@ def memory_router(services: Services) -> APIRouter:  # noqa: C901 - one small ha
         ranks = [_cut(answer, query) for answer in answers if query.rank in (None, answer.get("rank"))]
         note = None
         if not may_ask:
-            note = NOT_READ if age is None else NOT_ASKED
+            note = NOT_READ if age is None else SHORTENED if services.poller.is_recorded else NOT_ASKED
             for rank in ranks:
                 rank["entries"] = [entry | {"mm_hash": alias(entry.get("mm_hash"))} for entry in rank["entries"]]
         return JSONResponse({"schema": 1, "age_seconds": age, "note": note, "ranks": ranks})
@@ -194,6 +195,8 @@ class Alias:
 
 
 async def _read_entries(services: Services) -> None:
+    if services.poller.is_recorded:
+        return
     if not services.poller.capabilities.collective_rpc:
         if _alive_records(services):
             return
@@ -206,7 +209,7 @@ async def _read_entries(services: Services) -> None:
 
 def _known_entries(services: Services) -> tuple[list[dict[str, Any]], float | None]:
     """What was last read of the workers that there are now, and its age in seconds."""
-    if services.entries.known is None:
+    if services.entries.known is None or services.poller.is_recorded:
         recorded = _recorded_entries(services)
         return recorded, max((each["age_seconds"] for each in recorded), default=None)
     answers, age = services.entries.known

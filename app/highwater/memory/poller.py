@@ -145,6 +145,11 @@ class Poller:
         return self._rounds.capabilities
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether the recorders' files say of every rank what its worker would answer."""
+        return self._rounds.is_recorded
+
+    @property
     def life(self) -> EngineLife:
         """The engine's present life."""
         return self._lives.present
