@@ -55,6 +55,7 @@ def _engine(stage: Stage, seconds: float) -> Figure:
 
 def _sidecar(stage: Stage, activity: Activity, seconds: float) -> Figure:
     folder = stage.folder / f"watching-{activity}"
+    folder.mkdir()
     rings = folder / "rings"
     with (
         SimulatedEngine(folder, recorded=(rings, activity)) as engine,

@@ -10,7 +10,8 @@ workers' memory     never: their recorders say it all        every round; at res
                     every 15 s; else every round
 ==================  =======================================  ==================================================
 
-In a long step, and while recorded ranks are stuck, only the API server is asked: the engine's loop answers nobody.
+In a long step, and while recorded ranks are stuck in one, only the API server is asked: the engine's loop answers
+nobody. A loop that has left a question unanswered is asked until it answers, or the ranks move.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Situation:
         has_requests: The engine counted requests last, or some are under way through this sidecar.
         is_held: The engine was paused or asleep at the last round.
         is_at_rest: The API server counts no work since the workers answered last.
+        is_unanswered: The engine's loop has left the last question to it unanswered.
         is_sure: The last round got every answer that it asked for, its report is fresh, and no worker has ended since.
     """
 
@@ -46,6 +48,7 @@ class Situation:
     has_requests: bool = False
     is_held: bool = False
     is_at_rest: bool = False
+    is_unanswered: bool = False
     is_sure: bool = True
 
     @property
@@ -78,7 +81,8 @@ def is_due(
 
     if reach == "api_server":
         return not situation.is_idle or has_passed(IDLE_SECONDS)
-    if situation.verdict == "busy" or (situation.verdict == "stuck" and situation.is_recorded):
+    is_in_step = situation.verdict == "stuck" and situation.is_recorded and not situation.is_unanswered
+    if situation.verdict == "busy" or is_in_step:
         return False
     if situation.is_recorded:
         return reach == "engine" and _is_pause_due(situation, has_passed(IDLE_SECONDS), has_passed(idle_poll_seconds))

@@ -149,6 +149,9 @@ class Rounds:
         self._load: EngineLoad | None = None
         self._work_done: float | None = None
         self._is_last_answered = False
+        # When the engine's loop answered a question last, and since when it has left one unanswered.
+        self._loop_answered_at: float | None = None
+        self._loop_silent_since: float | None = None
         # The calls that the workers' recorders have counted, and when the count moved last.
         self._calls: tuple[tuple[int, int], ...] = ()
         self._called_at = float("-inf")
@@ -183,6 +186,7 @@ class Rounds:
         self._engine.forget_call()
         self.detect_again()
         self._answered_at.clear()
+        self._loop_answered_at = self._loop_silent_since = None
         self._load = None
         if self._recorders is not None:
             self._recorders.forget()
@@ -260,6 +264,8 @@ class Rounds:
         if outcome.failure is not None:
             # Meanwhile a deadline has passed: a step that was not there before may be what held the answer up.
             await self._look(outcome)
+        else:
+            self._judge(outcome)  # an answer excuses the loop
 
     def _due(self, sources: Sequence[Source], outcome: Round, *, spare_idle: bool) -> list[Source]:
         """Return those of which it is time."""
@@ -267,14 +273,16 @@ class Rounds:
         return [source for source in sources if not spare_idle or self._is_due(source, situation)]
 
     def _is_due(self, source: Source, situation: Situation) -> bool:
-        answered_at = self._answered_at.get(source.name)
         return is_due(
             source.reach,
             situation,
-            None if answered_at is None else self._clock() - answered_at,
+            self._since(self._answered_at.get(source.name)),
             idle_poll_seconds=self._idle_poll_seconds,
             slack=self.poll_seconds / 2,
         )
+
+    def _since(self, moment: float | None) -> float | None:
+        return None if moment is None else self._clock() - moment
 
     def _situation(self, outcome: Round) -> Situation:
         load = outcome.observation.load
@@ -287,6 +295,7 @@ class Rounds:
             has_requests=bool(counted.requests_running or counted.requests_waiting or self._requests_under_way()),
             is_held=outcome.before.report.engine.traits.is_held,
             is_at_rest=self._is_at_rest(load),
+            is_unanswered=self._loop_silent_since is not None,
             is_sure=self._is_last_answered and not outcome.before.report.stale and not has_ended,
         )
 
@@ -321,21 +330,31 @@ class Rounds:
             return
         load = outcome.observation.load or self._load
         held = outcome.before.report.engine.traits.is_held or bool(load is not None and load.sleeping)
-        outcome.progress = self._recorders.progress(outcome.records, load, held=held)
+        outcome.progress = self._recorders.progress(
+            outcome.records,
+            load,
+            held=held,
+            loop_silent_seconds=self._since(self._loop_silent_since),
+            loop_answer_age_seconds=self._since(self._loop_answered_at),
+        )
 
     def _count_calls(self, records: Sequence[RankRecord]) -> None:
         calls = tuple((record.identity.pid, record.progress.calls) for record in records if record.progress is not None)
         if calls != self._calls:
             self._calls, self._called_at = calls, self._clock()
+            self._loop_silent_since = None
 
     async def _ask_each(self, sources: Sequence[Source], outcome: Round) -> None:
         for source in sources:
             outcome.asked += 1
+            asked_at = self._clock()
             try:
                 seen = await source.read()
             except EngineError as exc:
                 self._observer.poll_failed(source.name, exc.reason)
                 outcome.failed.add(source.name)
+                if source.reach == "engine" and isinstance(exc, EngineUnresponsive) and self._loop_silent_since is None:
+                    self._loop_silent_since = asked_at
                 outcome.first_failure = outcome.first_failure or f"{source.name}: {exc}"
                 if isinstance(exc, EngineRefused) and exc.status >= SERVER_ERROR:
                     outcome.server_error = exc
@@ -346,6 +365,11 @@ class Rounds:
             else:
                 outcome.answered += 1
                 self._answered_at[source.name] = self._clock()
+                if source.reach == "engine":
+                    self._loop_silent_since = None
+                    # Before that the API server answers by itself.
+                    if self.capabilities.at_least("0.17"):
+                        self._loop_answered_at = self._clock()
                 outcome.observation = _merge(outcome.observation, seen)
 
     def _is_at_rest(self, load: EngineLoad | None) -> bool:

@@ -106,16 +106,17 @@ class Demand:
         requests_waiting: Likewise.
         proxied_requests: Under way through this sidecar. They count only where the engine does not tell: the API
             server may spend a minute on a request, downloading its images, before the engine is asked for anything.
-        rpc_outstanding_seconds: How long the worker call that is under way has waited; ``None`` without one.
-        rpc_answer_age_seconds: Since the workers answered a call last; ``None`` if they never did.
+        unanswered_seconds: How long a worker call, or another question to the engine's loop, has waited for its answer;
+            ``None`` without one.
+        answer_age_seconds: Since one was answered last; ``None`` if none ever was.
         is_held: Whether the engine is paused or asleep on purpose: requests may wait then.
     """
 
     requests_running: int | None = None
     requests_waiting: int | None = None
     proxied_requests: int = 0
-    rpc_outstanding_seconds: float | None = None
-    rpc_answer_age_seconds: float | None = None
+    unanswered_seconds: float | None = None
+    answer_age_seconds: float | None = None
     is_held: bool = False
 
 
@@ -223,10 +224,10 @@ def _untold(ranks: Sequence[Recorded]) -> _Finding | None:
 def _owed(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float) -> _Finding:
     """No rank is in a step: whether the engine owes one, or the answer to a call."""
     quiet = _quiet_seconds(ranks)
-    requests, call_seconds = _requests(demand), demand.rpc_outstanding_seconds or 0.0
+    requests, call_seconds = _requests(demand), demand.unanswered_seconds or 0.0
     last = "no step has begun yet" if quiet == math.inf else f"the last step was {_seconds(quiet)} ago"
     if quiet >= NO_STEP_SECONDS and call_seconds >= NO_STEP_SECONDS:
-        waits = f"a worker call has waited for {_seconds(call_seconds)}"
+        waits = f"a call has waited for {_seconds(call_seconds)}"
         return _no_work(min(quiet, call_seconds), f"{waits} and {requests}" if requests else waits, last)
     if requests is None:
         return _unasked(ranks, demand, quiet, last)
@@ -284,7 +285,7 @@ def _requests(demand: Demand) -> str | None:
 
 
 def _loop_answers(demand: Demand) -> bool:
-    age = demand.rpc_answer_age_seconds
+    age = demand.answer_age_seconds
     return age is not None and age < NO_STEP_SECONDS
 
 

@@ -289,13 +289,23 @@ class Recorders:
             for identity, samples in self._last_samples(instance)
         }
 
-    def progress(self, records: Sequence[RankRecord], load: EngineLoad | None, *, held: bool) -> Progress | None:
+    def progress(
+        self,
+        records: Sequence[RankRecord],
+        load: EngineLoad | None,
+        *,
+        held: bool,
+        loop_silent_seconds: float | None = None,
+        loop_answer_age_seconds: float | None = None,
+    ) -> Progress | None:
         """Whether the ranks move; ``None`` where there are no records.
 
         Args:
             records: Of every rank.
             load: What the engine last said that it has to do.
             held: Whether it is paused or asleep on purpose.
+            loop_silent_seconds: How long the engine's loop has left a question other than a worker call unanswered.
+            loop_answer_age_seconds: Since it answered one.
         """
         if not records:
             return None
@@ -304,14 +314,19 @@ class Recorders:
             requests_running=load.requests_running,
             requests_waiting=load.requests_waiting,
             proxied_requests=self._proxied(),
-            rpc_outstanding_seconds=self._engine.rpc_outstanding_seconds,
-            rpc_answer_age_seconds=self._engine.rpc_answer_age_seconds,
+            unanswered_seconds=_either(max, self._engine.rpc_outstanding_seconds, loop_silent_seconds),
+            answer_age_seconds=_either(min, self._engine.rpc_answer_age_seconds, loop_answer_age_seconds),
             is_held=held,
         )
         now = self._monotonic()
         self._requested = requested_since(self._requested, demand, now)
         requested = 0.0 if self._requested is None else now - self._requested
         return judge(records, demand, requested_seconds=requested, max_step_seconds=self._max_step_seconds)
+
+
+def _either(choose: Callable[[list[float]], float], *values: float | None) -> float | None:
+    known = [value for value in values if value is not None]
+    return choose(known) if known else None
 
 
 def thinned(samples: Sequence[MemoryPoint], most: int) -> Sequence[MemoryPoint]:

@@ -159,6 +159,38 @@ async def test_a_pause_is_seen_though_it_is_not_asked_for_while_steps_progress(w
     assert (await at_work(core, 2))[-1].engine.state == "ready"
 
 
+async def test_a_loop_that_stands_still_while_nothing_moves_is_stuck_until_it_answers(watch):
+    """No recorder shows it and no count: the question that it leaves unanswered does."""
+    core = watch()
+    await rounds(core, 10)
+    core.fake.late.add("/is_paused")
+    states = [report.engine.state for report in await rounds(core, 30)]
+    assert states[int(IDLE_SECONDS)] == "slow"
+    assert states[-1] == "stuck"
+    assert "hands out no work: a call has waited for" in (core.poller.current().engine.hint or "")
+    core.fake.late.clear()
+    assert (await rounds(core, 1))[-1].engine.state == "ready"
+
+
+async def test_a_loop_that_answers_owes_no_step(watch):
+    """Though the engine counts a request, and the last step had tokens: its counts may be old."""
+    core = watch()
+    await at_work(core, 3)
+    core.fake.running = 1
+    assert {report.engine.state for report in await rounds(core, 60)} == {"ready"}
+
+
+async def test_a_question_that_a_step_held_up_is_forgotten_with_the_step(watch):
+    """It was not answered in time, and nothing is wrong."""
+    core = watch()
+    await rounds(core, 10)
+    core.fake.late.add("/is_paused")
+    await rounds(core, 16)
+    core.fake.late.clear()
+    await at_work(core, 2)
+    assert {report.engine.state for report in await rounds(core, 60)} == {"ready"}
+
+
 # --- what the recorders say of worker calls ---
 
 

@@ -654,9 +654,9 @@ async def test_requests_that_no_step_follows_are_stuck(core):
     """And the loop answers no call either."""
     await aloft(core)
     core.fake.end_step()
-    core.fake.running, core.fake.hang = 2, asyncio.Event()
+    core.fake.running = 2
+    core.fake.late.add("/is_paused")
     states = [(await spared(core, 4.0)).engine.state for _ in range(2)]
-    core.engine._answered_at -= 60
     states += [(await spared(core, 4.0)).engine.state for _ in range(3)]
     report = core.poller.current()
     assert (states[0], states[-1], report.progress.verdict) == ("ready", "stuck", "stuck")
