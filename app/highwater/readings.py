@@ -337,6 +337,11 @@ class StartedRank:
     phases: tuple[StartPhase, ...] = ()
 
     @property
+    def is_over(self) -> bool:
+        """Whether the last phase has succeeded."""
+        return any(phase.name == "warm_up" and phase.error is None for phase in self.phases)
+
+    @property
     def error(self) -> str | None:
         """The exception that ended its start; ``None`` without one."""
         return self.phases[-1].error if self.phases else None

@@ -165,10 +165,15 @@ class IncidentWatcher:
             self._may_be_open = not self._put(self._end_all)
 
     def _notice_start(self, report: Report) -> None:
-        """A start failed, as its recorders tell. Where there is a log it is the log that says why."""
+        """A start failed, as its recorders tell. Where there is a log it is the log that says why.
+
+        Workers that ended in order before their start was over were perhaps stopped by somebody: that is an event.
+        """
         failure, before = report.start_failure, self._start_failure
         self._start_failure = failure
         if failure is None or failure == before or self._incidents.has_log:
+            return
+        if not any(rank.error is not None or rank.status == "dead" for rank in failure.ranks):
             return
         evidence = self._evidence("start_failed", _of_start(report), report, failure.summary.removeprefix(PREFIX))
         start = FailedStart(id=failure.recorder_instance, messages=())

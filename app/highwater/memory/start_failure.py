@@ -11,7 +11,7 @@ PREFIX = "the engine's start failed: "
 
 
 def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | None:
-    """What became of a start whose workers have all ended; ``None`` where they were stopped in order.
+    """What became of a start whose workers have all ended; ``None`` where they ended in order, with their work done.
 
     Args:
         records: What their recorders said last.
@@ -19,7 +19,7 @@ def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | No
     """
     ranks = tuple(_started(record) for record in records)
     broken = [rank for rank in ranks if rank.error is not None]
-    if not broken and all(rank.status == "ended" for rank in ranks):
+    if not broken and all(rank.status == "ended" and rank.is_over for rank in ranks):
         return None
     first = min(broken, key=lambda rank: rank.phases[-1].at, default=ranks[0])
     return StartFailure(

@@ -314,15 +314,18 @@ async def test_a_start_that_failed_stays_visible_until_the_engine_is_up(watch, t
     assert (await rounds(core, 1))[-1].start_failure is None
 
 
-async def test_a_start_that_was_stopped_in_order_did_not_fail(watch, tmp_path):
-    """Somebody pressed Ctrl-C."""
+@pytest.mark.parametrize("last", ["profile", "warm_up"])
+async def test_a_start_that_ends_in_order_failed_where_its_work_was_not_done(watch, tmp_path, last):
+    """The engine's core may have refused to go on: no worker saw why."""
     core = watch(is_up=False, dev_mode=False)
-    load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now))
+    load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now), phase(last, core.clock.now))
     await rounds(core, 1)
     for worker in core.fake.workers:
         worker.recorder.stop(core.clock.now)
     report = (await rounds(core, 3))[-1]
-    assert (report.start_failure, report.engine.state, report.stale) == (None, "starting", True)
+    said = "the engine's start failed: the process of rank 0 (pid 4244 on node-a) ended after phase profile"
+    assert (report.start_failure and report.start_failure.summary) == (said if last == "profile" else None)
+    assert (report.engine.state, report.stale) == ("starting", True)
 
 
 # --- who is missing ---

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.memory.history import _pack
-from highwater.readings import EngineStatus, Report
+from highwater.readings import EngineStatus, Note, Report
 from highwater.recorder import folder as module
 from highwater.recorder.folder import MAX_FILES, RankEntry, Recorder
 from highwater.recorder.ring import RingUnusable
@@ -165,6 +165,14 @@ def test_the_phases_of_a_workers_start_come_with_its_reading(recorder, writers):
     assert start[1].error == "RuntimeError: [31mno"
 
 
+def test_what_could_not_be_read_comes_with_its_reading(recorder, writers):
+    """As in the worker's own answer; without what no terminal should see."""
+    writer = writers()
+    writer.sample()
+    writer.table(notes=[{"name": "releasable_bytes", "reason": "torch \x1b[31mkeeps no segments"}])
+    assert only(recorder).newest.notes == (Note(name="releasable_bytes", reason="torch [31mkeeps no segments"),)
+
+
 def test_all_entries_are_told_until_the_next_table(recorder, writers):
     """Largest first, with their ages as of the worker's last word."""
     writer = writers()
@@ -199,6 +207,18 @@ def test_an_idle_workers_sample_is_as_fresh_as_its_heartbeat(recorder, writers, 
         (note,) = record.newest.notes
         assert (note.name, f"as of {WALL:.1f}" in note.reason) == ("used_bytes", True)
     assert record.records == (), "and the history has it once"
+
+
+def test_an_idle_processs_memory_is_that_of_its_heartbeat(recorder, writers, machine):
+    """On the CPU it is the device's: a C library may have given some back."""
+    writer = writers(device={"type": "cpu"})
+    writer.sample(0.0, memory=memory(used_bytes=9_000))
+    machine.seconds = 2
+    writer.heartbeat(2, rss_bytes=5_000)
+    assert only(recorder).newest.used_bytes == 5_000
+    writer.heartbeat(3, rss_bytes=6_000, calls=25)
+    machine.seconds = 3
+    assert only(recorder).newest.used_bytes == 9_000, "and else the sample's, as of then"
 
 
 def test_a_worker_that_outlives_another_tells_of_the_kernels_kill(recorder, writers, machine):
