@@ -113,17 +113,17 @@ def test_the_newest_sample_is_what_the_worker_would_answer(recorder, writers):
     assert (record.status, record.age_seconds, record.name) == ("alive", 0.0, "rank 1 (pid 4242 on node-a)")
 
 
-def test_every_new_sample_is_told_once(recorder, writers, machine):
-    """Oldest first, as little as the history needs."""
+def test_the_newest_of_several_samples_counts(recorder, writers, machine):
+    """Until there is another one."""
     writer = writers()
     for tenth in range(3):
         writer.sample(tenth / 10, memory=memory(used_bytes=tenth))
-    samples = only(recorder).records
-    assert [(sample.at, sample.used_bytes) for sample in samples] == [(WALL, 0), (WALL + 0.1, 1), (WALL + 0.2, 2)]
-    newest = only(recorder).newest
-    assert samples[-1] == MemoryPoint.of(account(newest, "recorder"))
+    assert only(recorder).newest.used_bytes == 2
     machine.seconds = 0.3
-    assert (only(recorder).records, only(recorder).newest.used_bytes) == ((), 2)
+    assert only(recorder).newest.used_bytes == 2
+    _, samples = recorder.last_samples(writer.path)
+    assert [(sample.at, sample.used_bytes) for sample in samples] == [(WALL, 0), (WALL + 0.1, 1), (WALL + 0.2, 2)]
+    assert samples[-1] == MemoryPoint.of(account(only(recorder).newest, "recorder"))
 
 
 def test_steps_calls_and_stacks_are_told_as_of_the_last_word(recorder, writers):
@@ -206,7 +206,6 @@ def test_an_idle_workers_sample_is_as_fresh_as_its_heartbeat(recorder, writers, 
         assert record.newest.encoder_cache.oldest_age_seconds == pytest.approx(63.2 + second)
         (note,) = record.newest.notes
         assert (note.name, f"as of {WALL:.1f}" in note.reason) == ("used_bytes", True)
-    assert record.records == (), "and the history has it once"
 
 
 def test_an_idle_processs_memory_is_that_of_its_heartbeat(recorder, writers, machine):
@@ -358,7 +357,7 @@ def test_infinite_numbers_are_none(recorder, writers):
     assert (record.newest, record.progress.step_seconds) == (None, None)
     writer.append(b'{"kind": "sample", "at": 1e999, "mono": 1.0}')
     writer.append(b'{"kind": "sample", "at": 1.0, "mono": true}')
-    assert (only(recorder).records, recorder.skipped) == ((), 2)
+    assert (only(recorder).newest, recorder.skipped) == (None, 2)
 
 
 def test_text_is_made_fit_for_terminals(recorder, writers):
