@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from packaging.version import InvalidVersion, Version
 
 EXTENSION = "highwater_worker.MemoryExtension"
+_PLUGIN = "the package vllm-highwater-worker beside it and HIGHWATER_RECORDER_DIR set"
 PROBED_PATHS = ("/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
 
 
@@ -233,6 +234,6 @@ def no_extension(capabilities: Capabilities) -> str | None:
     if not capabilities.dev_mode:
         return (
             "workers can be called in vLLM's development mode only: start it with VLLM_SERVER_DEV_MODE=1 in its "
-            f"environment and --worker-extension-cls {EXTENSION}"
+            f"environment, and either with --worker-extension-cls {EXTENSION} or with {_PLUGIN}"
         )
-    return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}"
+    return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}, or with {_PLUGIN}"

@@ -231,9 +231,12 @@ class Rounds:
         available = [source for source in self._sources if source.available(self.capabilities)]
         direct = [source for source in available if source.reach == "api_server"]
         due = self._due(direct, outcome, spare_idle=spare_idle)
-        if len(due) < len(direct):
-            outcome.observation = replace(outcome.observation, load=self._load)  # as long as it is there
-        if len(due) < len(direct) or self._health.name in self._failed:
+        is_left_alone = len(due) < len(direct)
+        if is_left_alone:
+            outcome.observation = replace(
+                outcome.observation, load=self._load
+            )  # it still holds, if the server is there
+        if is_left_alone or self._health.name in self._failed:
             due.append(self._health)
         await self._ask_each(due, outcome)
         if outcome.failure is not None or not spare_idle:
