@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import click
 
-from bench import idle, recorder_cost, relief, scrape, throughput, worker_cost
+from bench import idle, recorder_cost, relief, scrape, throughput, watching, worker_cost
 from bench.dataplane import measure as data_plane
 from bench.dataplane.report import Report
 from bench.figure import Figure
@@ -33,6 +33,7 @@ BENCHES: Mapping[str, Measure] = {
     DATA_PLANE: data_plane.measure,
     "scrape": scrape.measure,
     "idle": idle.measure,
+    "watching": watching.measure,
     "throughput": throughput.measure,
     "recorder-cost": recorder_cost.measure,
     "worker-cost": worker_cost.measure,

@@ -18,11 +18,11 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
     seconds = 30.0 if short else 60.0
     engine = stage.engine.pids()
     time.sleep(SETTLE_SECONDS)
-    alone = _shares(engine, seconds)
+    alone = cpu_shares(engine, seconds)
     with sidecar_beside(stage.engine.url, stage.folder, poll_seconds="1") as sidecar:
         pid = process_id(sidecar)
         time.sleep(SETTLE_SECONDS)
-        share, *polled = _shares([pid, *engine], seconds)
+        share, *polled = cpu_shares([pid, *engine], seconds)
         memory = process_memory(pid)
     where = "beside the real engine, one rank, one poll a second, no request"
     return [
@@ -56,7 +56,7 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
     ]
 
 
-def _shares(pids: Sequence[int], seconds: float) -> list[float]:
+def cpu_shares(pids: Sequence[int], seconds: float) -> list[float]:
     """Each process's CPU over the next `seconds`, in percent of a core."""
     began, before = time.monotonic(), [cpu_seconds(pid) for pid in pids]
     time.sleep(seconds)

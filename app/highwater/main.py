@@ -239,6 +239,7 @@ def create_app(
         engine_has_extension=settings.engine_has_extension,
         observer=exporter,
         recorders=recorders,
+        requests_under_way=lambda: len(proxy.exchanges),
         lives=Lives(state, started_at=local_start()),
         max_step_seconds=settings.max_step_seconds,
         clock=clock,

@@ -321,6 +321,50 @@ class RankReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartedRank:
+    """How far one worker came in a start that failed.
+
+    Attributes:
+        status: What its recorder tells of it: ``dead`` or ``ended``.
+        phases: The phases of its start; the last one has the error, where an exception ended it.
+    """
+
+    rank: int | None
+    dp_rank: int | None
+    host: str | None
+    pid: int | None
+    status: str
+    phases: tuple[StartPhase, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last phase has succeeded."""
+        return any(phase.name == "warm_up" and phase.error is None for phase in self.phases)
+
+    @property
+    def error(self) -> str | None:
+        """The exception that ended its start; ``None`` without one."""
+        return self.phases[-1].error if self.phases else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFailure:
+    """A start of the engine that failed, as its workers' recorders tell.
+
+    Attributes:
+        at: When it was seen to have failed.
+        recorder_instance: The name of its recorders' files.
+        summary: One sentence: which rank, in which phase, with which error.
+        ranks: How far each worker came.
+    """
+
+    at: float
+    recorder_instance: str
+    summary: str
+    ranks: tuple[StartedRank, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MissingRank:
     """A worker that should be there and was not heard of at the last poll.
 
@@ -614,6 +658,7 @@ class Report:
         stale: Whether that is too long ago to act on.
         ranks_missing: Those that should be there and are not.
         progress: Whether the ranks make progress; ``None`` without recorders.
+        start_failure: The last start that failed; ``None`` once the engine is up, and where none was seen.
     """
 
     schema: int = SCHEMA
@@ -626,6 +671,7 @@ class Report:
     ranks: tuple[RankReading, ...] = ()
     ranks_missing: tuple[MissingRank, ...] = ()
     progress: Progress | None = None
+    start_failure: StartFailure | None = None
     encoder_cache: EncoderCacheTotals | None = None
     growth: Growth = Growth()
     policy: PolicyStatus | None = None

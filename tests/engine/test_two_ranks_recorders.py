@@ -204,7 +204,7 @@ def test_an_idle_engine_does_not_hang_and_is_left_alone(engine: Engine, tmp_path
         assert statistics.median(report["age_seconds"] for report in seen) < 3.0
         calls = worker_calls(engine) - calls
         shares = [(cpu_seconds(pid) - before) / IDLE_SECONDS for pid, before in used.items()]
-        assert calls <= 3
+        assert calls == 0
         assert max(shares) < 0.5
         assert incidents(sidecar) == []
 

@@ -374,6 +374,7 @@ class FakeEngine:
         self.mute = False  # --disable-log-stats
         self.root_path = ""  # --root-path
         self.tokens = 0  # prompt tokens so far; they move when it works
+        self.plugin = False  # the workers have our operations, whatever class was named
         self.ec_connector = False
         self.encoder_decoder = False  # a model as Whisper is
         self.prefix_blocks_in_use = False
@@ -414,6 +415,22 @@ class FakeEngine:
         worker.recorder.close()
         if self.proc is not None:
             self.proc.end(worker.pid)
+
+    def start_recorders(self, folder: Path, instance: str = "a" * 16) -> None:
+        """What the plugin does as the workers come up: they can be called then, and say so."""
+        self.plugin = True
+        told = {
+            "ranks_expected": len(self.workers),
+            "data_parallel": self.data_parallel,
+            "pipeline_parallel": self.pipeline_parallel,
+            "tensor_parallel": self.tensor_parallel,
+            "rpc": True,
+            "self_started": True,
+        }
+        for worker in self.workers:
+            head = self._identity(worker) | told
+            options = {"directory": str(folder), "instance": instance}
+            worker.recorder.start(head, options, worker.device(), self._clock())
 
     def record(self) -> None:
         """What the workers' recorders do all the time: a sample each."""
@@ -613,7 +630,7 @@ class FakeEngine:
         call = await request.json()
         if "method" not in call:
             return JSONResponse({"detail": "Missing 'method' in request body"}, 400)
-        if self.extension is None or call["method"] != "highwater_rpc":
+        if (self.extension is None and not self.plugin) or call["method"] != "highwater_rpc":
             return PlainTextResponse("Internal Server Error", 500)  # and the real one's queues are out of step now
         self.rpcs_in_flight += 1
         self.most_rpcs_in_flight = max(self.most_rpcs_in_flight, self.rpcs_in_flight)
@@ -627,9 +644,8 @@ class FakeEngine:
             return JSONResponse(self.garble(answers))
         return JSONResponse({"results": [json.dumps(answer) for answer in answers]})
 
-    def _answer(self, worker: FakeWorker, op: str, payload: str = "{}") -> dict[str, Any]:
-        now, recorder = self._clock(), worker.recorder
-        identity = {
+    def _identity(self, worker: FakeWorker) -> dict[str, Any]:
+        return {
             "rank": worker.rank,
             "local_rank": worker.rank,
             "dp_rank": worker.dp_rank,
@@ -638,8 +654,11 @@ class FakeEngine:
             "host": "node-a",
             "pid": worker.pid,
             "pid_started": worker.pid_started,
-            "taken_at": now + worker.skew,
+            "taken_at": self._clock() + worker.skew,
         }
+
+    def _answer(self, worker: FakeWorker, op: str, payload: str = "{}") -> dict[str, Any]:
+        now, recorder, identity = self._clock(), worker.recorder, self._identity(worker)
         bodies: dict[str, Callable[[], dict[str, Any]]] = {
             "hello": worker.hello,
             "memory": lambda: worker.memory(now),

@@ -53,6 +53,8 @@ class FakeRecorder:
         call: What else the engine has called of its worker, since ``call_since``.
         stack: Where the main thread is.
         torch: Whether it knows what PyTorch's allocator says.
+        is_out_of_work: Whether the last step had no tokens.
+        phases: Of the worker's start, where a plugin saw them.
     """
 
     works: bool = True
@@ -64,6 +66,8 @@ class FakeRecorder:
     call_since: float = 0.0
     stack: list[str] | None = None
     torch: bool = True
+    is_out_of_work: bool | None = None
+    phases: list[dict[str, Any]] = field(default_factory=list)
     options: dict[str, Any] | None = None
     writer: FakeWriter | None = field(default=None, repr=False)
     sampled: object = None
@@ -129,13 +133,14 @@ class FakeRecorder:
         known = {name: memory[name] for name in _MEMORY}
         if not self.torch:
             known["torch"] = dict.fromkeys(known["torch"])
-        state = (self.steps, self.last_step_at, _ageless(known), sorted(entries))
+        state = (self.steps, self.last_step_at, _ageless(known), sorted(entries), len(self.phases))
         if self.step_since is not None:
             self.calls += 1
         elif state != self.sampled:
             self.calls, self.sampled = self.calls + 1, state
             self.writer.sample(now - WALL, memory=known, moving=self._moving(now), calls=self.calls)
-            self.writer.table(now - WALL, [(name, size, now - WALL, False) for name, size in entries.items()])
+            rows = [(name, size, now - WALL, False) for name, size in entries.items()]
+            self.writer.table(now - WALL, rows, start=self.phases)
         text = None if self.stack is None else dump(*self.stack)
         self.writer.heartbeat(
             now - WALL,
@@ -156,7 +161,13 @@ class FakeRecorder:
             "rpc_seconds": None,
             "call": self.call,
             "call_seconds": None if self.call is None else now - self.call_since,
+            "last_step_empty": self.is_out_of_work,
         }
+
+
+def phase(name: str, at: float, error: str | None = None, *, seconds: float = 2.0) -> dict[str, Any]:
+    """One phase of a worker's start."""
+    return {"name": name, "at": at, "seconds": seconds, "used_bytes": 1000, "error": error}
 
 
 def _ageless(memory: dict[str, Any]) -> dict[str, Any]:

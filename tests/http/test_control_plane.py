@@ -194,7 +194,7 @@ async def test_the_report_in_json(running):
     assert answer.headers["content-type"] == "application/json"
     assert set(report) == {
         *("schema", "taken_at", "age_seconds", "stale", "engine", "ranks_expected", "ranks_reported", "ranks"),
-        *("ranks_missing", "progress", "encoder_cache", "growth", "policy"),
+        *("ranks_missing", "progress", "start_failure", "encoder_cache", "growth", "policy"),
     }
     assert (report["schema"], report["stale"], report["ranks_expected"]) == (1, False, 2)
     rank = report["ranks"][0]

@@ -92,15 +92,23 @@ def ranks_expected(worker: object) -> int | None:
     A replica of a dense model runs as an engine of its own (`_dp_rank`) and knows only how many come before it: there
     it is a lower bound, and the last replica's is right.
     """
-    sizes = [
-        _size(worker, "tensor_parallel_size"),
-        _size(worker, "pipeline_parallel_size"),
-        _replicas(worker),
-    ]
+    sizes = list(parallel_sizes(worker).values())
     if hasattr(_parallel_config(worker), "prefill_context_parallel_size"):
         sizes.append(_size(worker, "prefill_context_parallel_size"))
     known = [size for size in sizes if size is not None]
     return math.prod(known) if len(known) == len(sizes) else None
+
+
+def parallel_sizes(worker: object) -> dict[str, int | None]:
+    """Return how many engines share the work, how many stages one has, and in how many parts each is computed.
+
+    The first is a lower bound as in `ranks_expected`.
+    """
+    return {
+        "data_parallel": _replicas(worker),
+        "pipeline_parallel": _size(worker, "pipeline_parallel_size"),
+        "tensor_parallel": _size(worker, "tensor_parallel_size"),
+    }
 
 
 def _replicas(worker: object) -> int | None:

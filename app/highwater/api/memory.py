@@ -23,7 +23,6 @@ from highwater.api.access import peer_of
 from highwater.api.services import Services
 from highwater.errors import EngineError, NotAvailable, UnknownName
 from highwater.memory.history import MARKS_KEPT, Mark, Told
-from highwater.memory.ranks import is_complete
 from highwater.memory.sources.encoder_cache import EntriesReading
 from highwater.readings import Caller, Event, RankDelta, Report
 from highwater.text.table import report_text
@@ -205,7 +204,7 @@ async def _entries(services: Services, *, may_ask: bool) -> tuple[EntriesReading
     report, can_call = services.poller.current(), services.poller.capabilities.collective_rpc
     all_records = services.recorders.records if services.recorders is not None else ()
     records = [record for record in all_records if record.status == "alive" and record.newest is not None]
-    has_all = is_complete(records, report.ranks_expected) and all(record.table is not None for record in records)
+    has_all = services.poller.is_recorded and all(record.table is not None for record in records)
     if has_all or (records and not can_call):
         return await services.entries.of_records(records), True
     if may_ask and not can_call:

@@ -8,12 +8,13 @@ remedy is wise; that is ``relief/remedies/``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from packaging.version import InvalidVersion, Version
 
 EXTENSION = "highwater_worker.MemoryExtension"
+_PLUGIN = "the package vllm-highwater-worker beside it and HIGHWATER_RECORDER_DIR set"
 PROBED_PATHS = ("/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
 
 
@@ -24,7 +25,8 @@ class Capabilities:
     Attributes:
         version: vLLM's version as it says it, or ``None`` where it does not.
         dev_mode: Whether the development routes are there (``VLLM_SERVER_DEV_MODE=1``).
-        collective_rpc: Whether our worker extension may be called: the route is there and our class is loaded.
+        collective_rpc: Whether the workers may be called: the route is there, and our class is loaded or every worker's
+            recorder says that it has our operations.
         extension: The ``worker_extension_cls`` that the engine was started with.
         reset_prefix_cache: Whether the route is there; likewise the next two.
         is_sleeping: Whether ``GET /is_sleeping`` is there; likewise ``is_paused``.
@@ -74,6 +76,10 @@ class Capabilities:
         for size in sizes:
             product *= size or 1
         return product
+
+    def with_recorders_word(self, *, offer_rpc: bool) -> Capabilities:
+        """The same, where the workers' recorders say that our operations may be called of every one of them."""
+        return replace(self, collective_rpc=self.collective_rpc or (self.dev_mode and offer_rpc))
 
     def public(self) -> dict[str, Any]:
         """As ``GET /memory`` shows them."""
@@ -228,6 +234,6 @@ def no_extension(capabilities: Capabilities) -> str | None:
     if not capabilities.dev_mode:
         return (
             "workers can be called in vLLM's development mode only: start it with VLLM_SERVER_DEV_MODE=1 in its "
-            f"environment and --worker-extension-cls {EXTENSION}"
+            f"environment, and either with --worker-extension-cls {EXTENSION} or with {_PLUGIN}"
         )
-    return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}"
+    return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}, or with {_PLUGIN}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from highwater.engine.capabilities import EXTENSION, Capabilities
 from highwater.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
-from highwater.readings import MissingRank
+from highwater.readings import MissingRank, StartPhase
 from highwater.text.table import missing_text
 
 
@@ -25,6 +25,17 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
         return str(failure)
     word = "any more" if was_there else "yet"
     return f"nothing answers {word} at {url} ({failure}); is vLLM running there, and is engine_url right?"
+
+
+def loading_text(phases: Sequence[StartPhase], url: str) -> str:
+    """Say how far an engine is that its workers' recorders show to be starting.
+
+    Args:
+        phases: Those that the slowest rank has behind it.
+        url: Where its API server will answer.
+    """
+    done = f"phases done: {', '.join(phase.name for phase in phases)}" if phases else "no phase is done yet"
+    return f"the engine is loading ({done}); nothing answers yet at {url}"
 
 
 def missing_hint(missing: Sequence[MissingRank], expected: int, recorders_problem: str | None) -> str:

@@ -16,10 +16,29 @@ from functools import partial
 from highwater.accounting.attribution import account, rank_key
 from highwater.accounting.points import MemoryPoint
 from highwater.engine.life import EngineLife
-from highwater.incidents import EncoderEntry, Evidence, IncidentKind, Incidents, RankEvidence, from_history
+from highwater.incidents import (
+    EncoderEntry,
+    Evidence,
+    FailedStart,
+    IncidentKind,
+    Incidents,
+    RankEvidence,
+    from_history,
+)
 from highwater.incidents.oom_kills import OomKillWatch
 from highwater.memory.history import History
-from highwater.readings import STATES, EngineLoad, EngineState, Growth, PolicyStatus, RankReading, Report, WorkerMemory
+from highwater.memory.start_failure import PREFIX
+from highwater.readings import (
+    STATES,
+    EngineLoad,
+    EngineState,
+    Growth,
+    PolicyStatus,
+    RankReading,
+    Report,
+    StartFailure,
+    WorkerMemory,
+)
 from highwater.recorder.folder import RankRecord
 from highwater.recorder.recorders import Recorders
 from highwater.text.table import rank_title
@@ -84,6 +103,7 @@ class IncidentWatcher:
         self._state: EngineState = "starting"
         self._last: Report | None = None
         self._life: _LifeKnown | None = None
+        self._start_failure: StartFailure | None = None
         # By rank: the process that counts, and its count.
         self._ooms: dict[tuple[int, int], tuple[int | None, int]] = {}
         # Whether something may have to be ended; at first what an earlier sidecar left.
@@ -127,6 +147,7 @@ class IncidentWatcher:
         before, self._state, self._last = self._state, report.engine.state, report
         more_ooms = self._more_ooms(report)
         self._oom_kills.notice(() if report.stale else report.ranks)
+        self._notice_start(report)
         life = self._remember(report)
         if life is None:
             return
@@ -141,6 +162,22 @@ class IncidentWatcher:
             self._open("out_of_memory", life, report, reason)
         elif self._state == "ready" and self._may_be_open:
             self._may_be_open = not self._put(self._end_all)
+
+    def _notice_start(self, report: Report) -> None:
+        """A start failed, as its recorders tell. Where there is a log it is the log that says why.
+
+        Workers that ended in order before their start was over were perhaps stopped by somebody: that is an event.
+        """
+        failure, before = report.start_failure, self._start_failure
+        self._start_failure = failure
+        if failure is None or failure == before or self._incidents.has_log:
+            return
+        if not any(rank.error is not None or rank.status == "dead" for rank in failure.ranks):
+            return
+        evidence = self._evidence("start_failed", _of_start(report), report, failure.summary.removeprefix(PREFIX))
+        start = FailedStart(id=failure.recorder_instance, messages=())
+        self._may_be_open = True
+        self._put(partial(self._write, replace(evidence, start=start), failure.recorder_instance))
 
     def _end_of(self, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
         if life.records and all(record.status == "ended" for record in life.records):
@@ -245,8 +282,7 @@ class IncidentWatcher:
     async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
         self._is_looking = False
         for start in await self._incidents.failed_starts(at_once=at_once):
-            # The ranks of an engine before it are not of this start; their end was reported.
-            evidence = self._evidence("start_failed", _LifeKnown(), report, "")
+            evidence = self._evidence("start_failed", _of_start(report), report, "")
             self._may_be_open = True
             await self._write(replace(evidence, start=start), None)
 
@@ -264,6 +300,13 @@ class IncidentWatcher:
             log.warning("incident %s: %s", headline.id, headline.summary)
         if self._incidents.problem is not None:
             log.warning("%s", self._incidents.problem)
+
+
+def _of_start(report: Report) -> _LifeKnown:
+    """What is known of a start that failed; the ranks of an engine before it are not of it, and their end was told."""
+    started = () if report.start_failure is None else report.start_failure.ranks
+    pids = {rank.pid for rank in started}
+    return _LifeKnown(ranks=tuple(rank for rank in report.ranks if rank.pid in pids))
 
 
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from itertools import product
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from highwater.accounting.attribution import account, rank_key
 from highwater.engine.capabilities import Capabilities
@@ -68,8 +69,28 @@ def _tells_all(newest: WorkerMemory | None) -> bool:
     return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)
 
 
+class Sizes(NamedTuple):
+    """How many there should be of each: engines that share the work, stages of one, parts of a stage."""
+
+    data_parallel: int
+    pipeline_parallel: int
+    tensor_parallel: int
+
+    @classmethod
+    def of(cls, told: Capabilities | Identity) -> Sizes | None:
+        """As the engine's configuration or a worker's recorder says; ``None`` where one of them is not known."""
+        sizes = (told.data_parallel, told.pipeline_parallel, told.tensor_parallel)
+        known = [size for size in sizes if size]
+        return cls(*known) if len(known) == len(sizes) else None
+
+    @classmethod
+    def recorded(cls, records: Sequence[RankRecord]) -> Sizes | None:
+        """As the first recorder says that knows."""
+        return next((sizes for record in records if (sizes := cls.of(record.identity)) is not None), None)
+
+
 def missing_ranks(
-    capabilities: Capabilities,
+    sizes: Sizes | None,
     ranks: Sequence[RankReading],
     records: Sequence[RankRecord],
     before: Sequence[MissingRank] = (),
@@ -78,22 +99,22 @@ def missing_ranks(
     """Name the ranks that should be there and are not, each with what was last known of it.
 
     Args:
-        capabilities: How many there should be.
+        sizes: How many there should be; ``None`` where that is not known.
         ranks: Those that are there.
         records: What the recorders say.
         before: Those that were missing at the last poll.
         was: Those that were there then.
     """
-    expected, tensor_parallel = capabilities.ranks_expected, capabilities.tensor_parallel or 1
-    if expected is None or len(ranks) >= expected:
+    if sizes is None or len(ranks) >= math.prod(sizes):
         return ()
+    tensor_parallel = sizes.tensor_parallel
     there = {_place(rank, tensor_parallel) for rank in ranks}
     silent = {_place(record.identity, tensor_parallel): record for record in records}
     last = {_place(rank, tensor_parallel): rank for rank in was}
     known = {_place(rank, tensor_parallel): rank for rank in before}
     return tuple(
         _missing(place, silent.get(place), last.get(place), known.get(place))
-        for place in _places(capabilities)
+        for place in product(range(sizes.data_parallel), range(sizes.pipeline_parallel), range(tensor_parallel))
         if place not in there
     )
 
@@ -107,12 +128,6 @@ def _place(rank: RankReading | MissingRank | Identity, tensor_parallel: int) -> 
     if pp_rank is None or tp_rank is None:
         pp_rank, tp_rank = divmod(rank.rank or 0, tensor_parallel)
     return rank.dp_rank or 0, pp_rank, tp_rank
-
-
-def _places(capabilities: Capabilities) -> Iterator[_Place]:
-    sizes = (capabilities.data_parallel, capabilities.pipeline_parallel, capabilities.tensor_parallel)
-    dp_ranks, pp_ranks, tp_ranks = (range(size or 0) for size in sizes)
-    return product(dp_ranks, pp_ranks, tp_ranks)
 
 
 def _missing(

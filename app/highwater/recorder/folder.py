@@ -92,7 +92,6 @@ class RankRecord:
         mono: Its last word, on its own monotonic clock.
         age_seconds: Since its last word.
         reading_age_seconds: Since ``newest`` held; ``None`` before the first.
-        records: The samples that are new since the last read, oldest first.
         status: Whether it writes, and why not.
     """
 
@@ -102,7 +101,6 @@ class RankRecord:
     table: EntryTable | None
     mono: float
     age_seconds: float
-    records: tuple[MemoryPoint, ...]
     status: RankStatus
     reading_age_seconds: float | None = None
 
@@ -277,7 +275,7 @@ class Recorder:
                 self._scan(now)
 
     def read(self) -> tuple[RankRecord, ...]:
-        """Return every rank's record of this life, in the ranks' order; its samples are those since the last call."""
+        """Return every rank's record of this life, in the ranks' order."""
         with self._turn:
             now, wall = self._here.monotonic(), self._here.clock()
             self.scan(now)
@@ -531,8 +529,8 @@ class _Writer:
     def _record(self, bodies: Sequence[Mapping[str, Any]], now: float, wall: float) -> RankRecord:
         self._table = self.ring.table() or self._table
         heartbeat = self.ring.heartbeat()
-        samples = self._take(bodies)
-        has_news = self._take_heartbeat(heartbeat) or samples is not None
+        has_samples = self._take(bodies)
+        has_news = self._take_heartbeat(heartbeat) or has_samples
         if has_news:
             self._news_at, self._looked_before = now, self._looked_at
         self._looked_at = now
@@ -545,7 +543,6 @@ class _Writer:
             table=self._table,
             mono=mono,
             age_seconds=age,
-            records=samples or (),
             status=self._status(age, has_news=has_news),
             reading_age_seconds=None if newest is None else age + max(mono - self._mono_of(newest), 0.0),
         )
@@ -556,9 +553,9 @@ class _Writer:
         words = [word for word in (self._written, self._beaten) if word is not None]
         return max(words, key=lambda word: word.mono, default=None)
 
-    def _take(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[MemoryPoint, ...] | None:
-        """The samples; ``None`` where nothing at all is new."""
-        samples, newest, taken = [], None, 0
+    def _take(self, bodies: Sequence[Mapping[str, Any]]) -> bool:
+        """Take the newest sample, and return whether anything at all is new."""
+        newest, taken = None, 0
         for body in bodies:
             word = _word(body)
             if word is None:
@@ -567,11 +564,10 @@ class _Writer:
             self._written = word
             if body.get("kind") == "sample":
                 newest = word
-                samples.append(_point(word.at, body))
         self._odd_records += len(bodies) - taken
         if newest is not None:
             self._take_newest(newest)
-        return tuple(samples) if taken else None
+        return taken > 0
 
     def _take_heartbeat(self, body: Mapping[str, Any] | None) -> bool:
         """Keep a heartbeat, and return whether it is one."""
@@ -604,7 +600,7 @@ class _Writer:
             return None
         table = self._table
         if table is not None:
-            newest = replace(newest, budget=table.budget, start=table.start)
+            newest = replace(newest, budget=table.budget, start=table.start, notes=(*newest.notes, *table.notes))
         # A sample that is no good is a call that was not looked at: the good one before it is as old as it is.
         if beaten is None or beaten.mono < sampled.mono or newest.taken_at != sampled.at:
             return newest
@@ -620,6 +616,8 @@ class _Writer:
         if encoder is not None and encoder.oldest_age_seconds is not None:
             oldest = round(encoder.oldest_age_seconds + beaten.mono - sampled.mono, 3)
             newest = replace(newest, encoder_cache=replace(encoder, oldest_age_seconds=oldest))
+        if newest.device.type == "cpu" and rss is not None and newest.used_bytes is not None:
+            newest = replace(newest, used_bytes=rss)  # its process's memory is its device's
         if newest.device.type != "cpu" and newest.used_bytes is not None:
             as_of = (
                 f"as of {sampled.at:.1f} (Unix seconds): this worker has done nothing since; others on its device may"
@@ -737,10 +735,12 @@ def _progress(word: _Word) -> RankProgress | None:
     moving, dump = word.body.get("moving"), word.body.get("dump")
     if not isinstance(moving, dict):
         return None
-    last_step = _number(moving.get("last_step_mono"))
+    last_step, is_out_of_work = _number(moving.get("last_step_mono")), moving.get("last_step_empty")
     return RankProgress(
         steps_begun=_whole(moving.get("steps_begun")) or 0,
         steps_ended=_whole(moving.get("steps_ended")) or 0,
+        calls=_whole(word.body.get("calls")) or 0,
+        is_out_of_work=is_out_of_work if isinstance(is_out_of_work, bool) else None,
         step_seconds=_number(moving.get("step_seconds")),
         last_step_age_seconds=None if last_step is None else max(word.mono - last_step, 0.0),
         output_seconds=_number(moving.get("output_seconds")),

@@ -47,6 +47,9 @@ class RankProgress:
     Attributes:
         steps_begun: So many so far.
         steps_ended: So many of them.
+        calls: So many calls of the engine, steps or other, and operations of the sidecar have begun.
+        is_out_of_work: Whether the last step had no tokens: the engine runs one after its last request has ended, or
+            was aborted; ``None`` where the recorder does not say.
         step_seconds: How long the current step has lasted; ``None`` outside of one.
         last_step_age_seconds: Since a step began or ended last; ``None`` before the first.
         output_seconds: How long somebody has waited for what a step returned, with asynchronous scheduling; ``None``
@@ -61,6 +64,8 @@ class RankProgress:
 
     steps_begun: int = 0
     steps_ended: int = 0
+    calls: int = 0
+    is_out_of_work: bool | None = None
     step_seconds: float | None = None
     last_step_age_seconds: float | None = None
     output_seconds: float | None = None
@@ -101,16 +106,17 @@ class Demand:
         requests_waiting: Likewise.
         proxied_requests: Under way through this sidecar. They count only where the engine reports none: the API
             server may spend a minute on a request, downloading its images, before the engine is asked for anything.
-        rpc_outstanding_seconds: How long the worker call that is under way has waited; ``None`` without one.
-        rpc_answer_age_seconds: Since the workers answered a call last; ``None`` if they never did.
+        unanswered_seconds: How long a worker call, or another question to the engine's loop, has waited for its answer;
+            ``None`` without one.
+        answer_age_seconds: Since one was answered last; ``None`` if none ever was.
         is_held: Whether the engine is paused or asleep on purpose: requests may wait then.
     """
 
     requests_running: int | None = None
     requests_waiting: int | None = None
     proxied_requests: int = 0
-    rpc_outstanding_seconds: float | None = None
-    rpc_answer_age_seconds: float | None = None
+    unanswered_seconds: float | None = None
+    answer_age_seconds: float | None = None
     is_held: bool = False
 
 
@@ -218,31 +224,40 @@ def _untold(ranks: Sequence[Recorded]) -> _Finding | None:
 def _owed(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float) -> _Finding:
     """No rank is in a step: whether the engine owes one, or the answer to a call."""
     quiet = _quiet_seconds(ranks)
-    requests, call_seconds = _requests(demand), demand.rpc_outstanding_seconds or 0.0
+    requests, call_seconds = _requests(demand), demand.unanswered_seconds or 0.0
     last = "no step has begun yet" if quiet == math.inf else f"the last step was {_seconds(quiet)} ago"
     if quiet >= NO_STEP_SECONDS and call_seconds >= NO_STEP_SECONDS:
-        waits = f"a worker call has waited for {_seconds(call_seconds)}"
+        waits = f"a call has waited for {_seconds(call_seconds)}"
         return _no_work(min(quiet, call_seconds), f"{waits} and {requests}" if requests else waits, last)
     if requests is None:
-        return _unasked(demand, quiet, last)
+        return _unasked(ranks, demand, quiet, last)
     if quiet < NO_STEP_SECONDS:
         return "progressing", None, f"{last}, with {requests}"
     asked = f"{requests} for {_seconds(requested_seconds)}"
+    excused = _excused(ranks, demand, requested_seconds, f"{last}, with {asked}")
+    return excused or _no_work(min(quiet, requested_seconds), asked, last)
+
+
+def _excused(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float, what: str) -> _Finding | None:
+    """Why a step that requests are waiting for, by the engine's counts, may be owed to nobody."""
+    # The counts are as of the last step, and stay where they were when the last requests were aborted.
+    if _are_out_of_work(ranks):
+        return "idle", _quiet_seconds(ranks), f"{what}, but that step had nothing to do: the engine's counts may be old"
     if requested_seconds < NO_STEP_SECONDS:
-        return "unknown", None, f"{last}, with {asked}: too early to tell"
-    if _loop_answers(demand):
-        # vLLM's loop makes a step between two calls wherever it has a request; its counts are as of the last step, and
-        # stay where they were when the last requests were aborted.
-        return "unknown", None, f"{last}, with {asked}, but the engine's loop answers calls: its counts may be old"
-    return _no_work(min(quiet, requested_seconds), asked, last)
+        return "unknown", None, f"{what}: too early to tell"
+    if _loop_answers(demand):  # vLLM's loop makes a step between two calls wherever it has a request
+        return "unknown", None, f"{what}, but the engine's loop answers calls: its counts may be old"
+    return None
 
 
-def _unasked(demand: Demand, quiet: float, last: str) -> _Finding:
+def _unasked(ranks: Sequence[Recorded], demand: Demand, quiet: float, last: str) -> _Finding:
     since = None if quiet == math.inf else quiet
     if demand.is_held:
         return "idle", since, f"the engine is paused or asleep; {last}"
     if demand.requests_running is not None and demand.requests_waiting is not None:
         return "idle", since, f"nothing is asked for; {last}"
+    if _are_out_of_work(ranks):
+        return "idle", since, f"{last} and had nothing to do"
     if quiet < NO_STEP_SECONDS:
         return "progressing", None, f"{last}; the engine does not tell what it is asked for"
     if _loop_answers(demand):
@@ -270,8 +285,12 @@ def _requests(demand: Demand) -> str | None:
 
 
 def _loop_answers(demand: Demand) -> bool:
-    age = demand.rpc_answer_age_seconds
+    age = demand.answer_age_seconds
     return age is not None and age < NO_STEP_SECONDS
+
+
+def _are_out_of_work(ranks: Sequence[Recorded]) -> bool:
+    return all(rank.progress is not None and rank.progress.is_out_of_work for rank in ranks)
 
 
 def _quiet_seconds(ranks: Sequence[Recorded]) -> float:

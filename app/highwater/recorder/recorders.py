@@ -103,6 +103,22 @@ class Recorders:
         return max((record.identity.ranks_expected or 0 for record in self.records), default=0) or None
 
     @property
+    def offer_rpc(self) -> bool:
+        """Whether every worker that should be there writes, and says that our operations may be called of it."""
+        ready = [record for record in self.records if record.status == "alive" and record.identity.rpc]
+        return self.are_followed and self.ranks_expected is not None and len(ready) >= self.ranks_expected
+
+    @property
+    def are_followed(self) -> bool:
+        """Whether ``records`` are of the present life of the engine."""
+        return self._recorder.instance is not None
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether any recorder that is followed writes."""
+        return self.are_followed and any(record.status == "alive" for record in self.records)
+
+    @property
     def problem(self) -> str | None:
         """Why the recorders were not started, or not all, or cannot be read; ``None`` where all is well."""
         if self._refusal is not None:
@@ -122,22 +138,38 @@ class Recorders:
             return False
         return self._begun_at is None or self._monotonic() - self._begun_at >= RETRY_SECONDS
 
-    async def adopt(self) -> None:
-        """Follow recorders that run already, of an engine whose workers cannot be called: they start by themselves.
+    def settle(self) -> None:
+        """Every recorder is there, however a call to start it went."""
+        self._refusal = None
+
+    async def adopt(self, *, former: str | None = None, self_started: bool = False) -> None:
+        """Follow recorders that run already and that no call is needed for: workers start them by themselves.
 
         What stands in the way is kept in ``problem``.
+
+        Args:
+            former: The name of a life that has ended: its files look alive for a moment longer.
+            self_started: Leave recorders alone that a sidecar started. They may be another engine's, and nobody
+                answers who could say whose they are.
         """
-        if self._recorder.instance is not None:
+        if self.are_followed and (self.are_alive or not self.records):
             return
         others = await asyncio.to_thread(self._recorder.others)
-        alive = {other.instance for other in others if other.status == "alive"}
+        alive = {
+            other.instance
+            for other in others
+            if other.status == "alive"
+            and other.instance != former
+            and (not self_started or (other.identity is not None and other.identity.self_started))
+        }
         if len(alive) > 1:
             self._refusal = (
                 f"recorder_dir: {self._folder} has the recorders of {len(alive)} engines; give each a folder of its own"
             )
         elif alive:
-            self._refusal = None
+            self._refusal, self._started = None, 0
             self._recorder.follow(alive.pop())
+            self.records = await asyncio.to_thread(self._recorder.read)
 
     async def begin(self) -> None:
         """Start the recorders. What goes wrong is kept in ``problem``, and tried again later."""
@@ -257,13 +289,23 @@ class Recorders:
             for identity, samples in self._last_samples(instance)
         }
 
-    def progress(self, records: Sequence[RankRecord], load: EngineLoad | None, *, held: bool) -> Progress | None:
+    def progress(
+        self,
+        records: Sequence[RankRecord],
+        load: EngineLoad | None,
+        *,
+        held: bool,
+        loop_silent_seconds: float | None = None,
+        loop_answer_age_seconds: float | None = None,
+    ) -> Progress | None:
         """Return the progress of the ranks; ``None`` where there are no records.
 
         Args:
             records: Of every rank.
             load: What the engine last said that it has to do.
             held: Whether it is paused or asleep on purpose.
+            loop_silent_seconds: How long the engine's loop has left a question other than a worker call unanswered.
+            loop_answer_age_seconds: Since it answered one.
         """
         if not records:
             return None
@@ -272,14 +314,19 @@ class Recorders:
             requests_running=load.requests_running,
             requests_waiting=load.requests_waiting,
             proxied_requests=self._proxied(),
-            rpc_outstanding_seconds=self._engine.rpc_outstanding_seconds,
-            rpc_answer_age_seconds=self._engine.rpc_answer_age_seconds,
+            unanswered_seconds=_either(max, self._engine.rpc_outstanding_seconds, loop_silent_seconds),
+            answer_age_seconds=_either(min, self._engine.rpc_answer_age_seconds, loop_answer_age_seconds),
             is_held=held,
         )
         now = self._monotonic()
         self._requested = requested_since(self._requested, demand, now)
         requested = 0.0 if self._requested is None else now - self._requested
         return judge(records, demand, requested_seconds=requested, max_step_seconds=self._max_step_seconds)
+
+
+def _either(choose: Callable[[list[float]], float], *values: float | None) -> float | None:
+    known = [value for value in values if value is not None]
+    return choose(known) if known else None
 
 
 def _other_instance(answers: Sequence[Mapping[str, Any]]) -> str | None:

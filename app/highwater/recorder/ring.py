@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from highwater.errors import flaw, os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
-from highwater.readings import Device, StartPhase, WorkerBudget
+from highwater.readings import Device, Note, StartPhase, WorkerBudget
 from highwater.text.printable import printable
 from highwater.text.table import rank_title
 
@@ -87,6 +87,9 @@ class Identity:
         extension: The version of the worker extension.
         main_thread: The number that dumps of stacks give the thread that the steps run on.
         ranks_expected: How many workers the whole engine has.
+        data_parallel: How many engines share the work; likewise stages and parts of one engine.
+        rpc: Whether the worker has our operations, so that they may be called; ``None`` where it does not say.
+        self_started: Whether the worker started its recorder by itself, as the engine came up.
     """
 
     instance: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -106,6 +109,11 @@ class Identity:
     extension: _Word | None = None
     main_thread: _Count | None = None
     ranks_expected: _Count | None = None
+    data_parallel: _Count | None = None
+    pipeline_parallel: _Count | None = None
+    tensor_parallel: _Count | None = None
+    rpc: bool | None = None
+    self_started: bool | None = None
 
     @property
     def name(self) -> str:
@@ -123,6 +131,7 @@ class _TableHead:
     total: _Count
     budget: WorkerBudget = field(default_factory=WorkerBudget)
     start: tuple[StartPhase, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 _TABLE_HEAD = TypeAdapter(_TableHead)
@@ -154,6 +163,7 @@ class EntryTable:
         total: How many entries there are; the table may have fewer.
         budget: What the engine was configured to take.
         start: The phases of the worker's start.
+        notes: What could not be read, and why.
         rows: The entries as they stand in the file.
     """
 
@@ -161,6 +171,7 @@ class EntryTable:
     total: int
     budget: WorkerBudget
     start: tuple[StartPhase, ...]
+    notes: tuple[Note, ...]
     rows: bytes
 
     def entries(self) -> Iterator[CachedEntry]:
@@ -580,7 +591,8 @@ def _entry_table(body: bytes) -> EntryTable | None:
         for phase in told.start
         if is_within_bounds(phase)
     )
-    return EntryTable(mono=told.mono, total=told.total, budget=budget, start=start, rows=body[rows_at:])
+    notes = tuple(Note(name=printable(note.name), reason=printable(note.reason)) for note in told.notes)
+    return EntryTable(mono=told.mono, total=told.total, budget=budget, start=start, notes=notes, rows=body[rows_at:])
 
 
 def _hash_text(name: bytes) -> str:

@@ -16,6 +16,7 @@ from highwater.incidents.oom_kills import OomKillWatch
 from highwater.incidents.watcher import BACKLOG, IncidentWatcher
 from highwater.readings import EngineStatus, PolicyStatus, Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
+from tests.fakes.recorders import phase
 
 POLICY = PolicyStatus(level="calm", mode="act", summary="calm")
 
@@ -206,7 +207,7 @@ async def test_without_recorders_a_step_may_be_long(boxed):
 async def test_a_front_end_that_is_late_makes_none(one):
     """`GET /metrics` times out while the engine is idle behind it."""
     await one.come_up()
-    one.fake.late.add("/metrics")
+    one.fake.late |= {"/metrics", "/health"}
     states = {(await one.tick(5.0)).engine.state for _ in range(4)}
     assert (states, await one.kinds()) == ({"slow"}, [])
 
@@ -690,3 +691,30 @@ async def test_no_evidence_is_mixed_up_by_a_rank_without_a_number(one):
     await one.tick()
     assert len((await one.only()).ranks) == 2
     assert json.loads((one.incidents.folder / f"{(await one.only()).id}.json").read_bytes())["kind"] == "died"
+
+
+@pytest.mark.parametrize("has_log", [False, True])
+async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_path, has_log):
+    """Its recorders name the phase and the error, and how full each rank was; a log is believed before them."""
+    one = boxed(dev_mode=False, log=tmp_path / "vllm.log" if has_log else None)
+    at = one.clock.now
+    one.fake.down = True
+    one.fake.start_recorders(tmp_path / "recorders" / "recorder", "b" * 16)
+    for worker in one.fake.workers:
+        worker.recorder.phases = [phase("init", at), phase("kv_cache", at, "ValueError: too long")]
+    await one.tick()
+    for worker in one.fake.workers:
+        one.fake.kill(worker)
+    for _ in range(6):
+        await one.tick()
+    if has_log:
+        assert await one.kinds() == []
+        return
+    incident = await one.only()
+    assert (incident.kind, incident.count, incident.start) == ("start_failed", 1, "b" * 16)
+    assert incident.reason == "rank 0 (pid 4242 on node-a) failed in phase kv_cache after 2.0 s: ValueError: too long"
+    assert [[each.name for each in rank.reading.start] for rank in incident.ranks] == [["init", "kv_cache"]] * 2
+    one.fake.down = False
+    one.fake.start_again()
+    await one.tick()
+    assert (await one.only()).ended_at == one.clock.now

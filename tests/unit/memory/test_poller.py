@@ -9,7 +9,7 @@ import pytest
 
 from highwater.engine.capabilities import EXTENSION
 from highwater.errors import EngineGarbled
-from highwater.memory.poller import REDETECT_SECONDS
+from highwater.memory.rounds import REDETECT_SECONDS
 from highwater.memory.sources import all_sources
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_READY, Core, core_on
 
@@ -521,7 +521,7 @@ async def test_a_new_source_is_asked_with_the_others():
 
     class Odd:
         name = "odd"
-        wakes_engine = False
+        reach = "api_server"
 
         def available(self, _):
             return True

@@ -187,7 +187,7 @@ async def test_an_engine_that_cannot_be_acted_on_is_observed_and_says_so_once():
     """Without development mode nothing can be run; the files tell all the same."""
     core = core_on(rules=[DEFAULT])
     await core.tick()
-    core.poller.capabilities = replace(
+    core.poller._rounds.capabilities = replace(
         core.poller.capabilities, collective_rpc=False, reset_encoder_cache=False, dev_mode=False
     )
     for _ in range(5):

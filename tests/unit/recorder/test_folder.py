@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.memory.history import _pack
-from highwater.readings import EngineStatus, Report
+from highwater.readings import EngineStatus, Note, Report
 from highwater.recorder import folder as module
 from highwater.recorder.folder import MAX_FILES, RankEntry, Recorder
 from highwater.recorder.ring import RingUnusable
@@ -113,17 +113,17 @@ def test_the_newest_sample_is_what_the_worker_would_answer(recorder, writers):
     assert (record.status, record.age_seconds, record.name) == ("alive", 0.0, "rank 1 (pid 4242 on node-a)")
 
 
-def test_every_new_sample_is_told_once(recorder, writers, machine):
-    """Oldest first, as little as the history needs."""
+def test_the_newest_of_several_samples_counts(recorder, writers, machine):
+    """Until there is another one."""
     writer = writers()
     for tenth in range(3):
         writer.sample(tenth / 10, memory=memory(used_bytes=tenth))
-    samples = only(recorder).records
-    assert [(sample.at, sample.used_bytes) for sample in samples] == [(WALL, 0), (WALL + 0.1, 1), (WALL + 0.2, 2)]
-    newest = only(recorder).newest
-    assert samples[-1] == MemoryPoint.of(account(newest, "recorder"))
+    assert only(recorder).newest.used_bytes == 2
     machine.seconds = 0.3
-    assert (only(recorder).records, only(recorder).newest.used_bytes) == ((), 2)
+    assert only(recorder).newest.used_bytes == 2
+    _, samples = recorder.last_samples(writer.path)
+    assert [(sample.at, sample.used_bytes) for sample in samples] == [(WALL, 0), (WALL + 0.1, 1), (WALL + 0.2, 2)]
+    assert samples[-1] == MemoryPoint.of(account(only(recorder).newest, "recorder"))
 
 
 def test_steps_calls_and_stacks_are_told_as_of_the_last_word(recorder, writers):
@@ -165,6 +165,14 @@ def test_the_phases_of_a_workers_start_come_with_its_reading(recorder, writers):
     assert start[1].error == "RuntimeError: [31mno"
 
 
+def test_what_could_not_be_read_comes_with_its_reading(recorder, writers):
+    """As in the worker's own answer; without what no terminal should see."""
+    writer = writers()
+    writer.sample()
+    writer.table(notes=[{"name": "releasable_bytes", "reason": "torch \x1b[31mkeeps no segments"}])
+    assert only(recorder).newest.notes == (Note(name="releasable_bytes", reason="torch [31mkeeps no segments"),)
+
+
 def test_all_entries_are_told_until_the_next_table(recorder, writers):
     """Largest first, with their ages as of the worker's last word."""
     writer = writers()
@@ -198,7 +206,18 @@ def test_an_idle_workers_sample_is_as_fresh_as_its_heartbeat(recorder, writers, 
         assert record.newest.encoder_cache.oldest_age_seconds == pytest.approx(63.2 + second)
         (note,) = record.newest.notes
         assert (note.name, f"as of {WALL:.1f}" in note.reason) == ("used_bytes", True)
-    assert record.records == (), "and the history has it once"
+
+
+def test_an_idle_processs_memory_is_that_of_its_heartbeat(recorder, writers, machine):
+    """On the CPU it is the device's: a C library may have given some back."""
+    writer = writers(device={"type": "cpu"})
+    writer.sample(0.0, memory=memory(used_bytes=9_000))
+    machine.seconds = 2
+    writer.heartbeat(2, rss_bytes=5_000)
+    assert only(recorder).newest.used_bytes == 5_000
+    writer.heartbeat(3, rss_bytes=6_000, calls=25)
+    machine.seconds = 3
+    assert only(recorder).newest.used_bytes == 9_000, "and else the sample's, as of then"
 
 
 def test_a_worker_that_outlives_another_tells_of_the_kernels_kill(recorder, writers, machine):
@@ -338,7 +357,7 @@ def test_infinite_numbers_are_none(recorder, writers):
     assert (record.newest, record.progress.step_seconds) == (None, None)
     writer.append(b'{"kind": "sample", "at": 1e999, "mono": 1.0}')
     writer.append(b'{"kind": "sample", "at": 1.0, "mono": true}')
-    assert (only(recorder).records, recorder.skipped) == ((), 2)
+    assert (only(recorder).newest, recorder.skipped) == (None, 2)
 
 
 def test_text_is_made_fit_for_terminals(recorder, writers):

@@ -115,7 +115,7 @@ ROWS = [
     (
         "a long step of an unasked engine, a call waiting",
         [stepping(seconds=40)],
-        idle(rpc_outstanding_seconds=39),
+        idle(unanswered_seconds=39),
         0,
         "busy",
         40,
@@ -140,7 +140,7 @@ ROWS = [
     (
         "a call since the last step",
         [rank(last_step_age_seconds=10.0)],
-        idle(rpc_outstanding_seconds=50),
+        idle(unanswered_seconds=50),
         0,
         "stuck",
         10,
@@ -163,29 +163,29 @@ ROWS = [
     (
         "a call and requests",
         [QUIET],
-        idle(requests_running=1, rpc_outstanding_seconds=11),
+        idle(requests_running=1, unanswered_seconds=11),
         60,
         "stuck",
         11,
-        "a worker call has waited for 11 s and 1 running and 0 waiting requests",
+        "a call has waited for 11 s and 1 running and 0 waiting requests",
     ),
     (
         "a call alone",
         [QUIET],
-        idle(rpc_outstanding_seconds=10.0),
+        idle(unanswered_seconds=10.0),
         0,
         "stuck",
         10,
-        "a worker call has waited for 10 s, no rank is in a step",
+        "a call has waited for 10 s, no rank is in a step",
     ),
     (
         "a call, the engine held",
         [QUIET],
-        Demand(is_held=True, rpc_outstanding_seconds=30),
+        Demand(is_held=True, unanswered_seconds=30),
         0,
         "busy",
         30,
-        "a worker call",
+        "a call",
     ),
     ("a step too long, the engine held", [stepping(seconds=130)], Demand(is_held=True), 0, "busy", 130, "longer than"),
     ("stopped, the engine held", [QUIET, lost("stopped")], Demand(is_held=True), 0, "busy", 6, "rank 1 is stopped"),
@@ -193,7 +193,7 @@ ROWS = [
     (
         "our call behind another's",
         [rank(call="reload_weights", call_seconds=40.0), QUIET],
-        idle(rpc_outstanding_seconds=41),
+        idle(unanswered_seconds=41),
         0,
         "busy",
         40,
@@ -255,7 +255,7 @@ ROWS = [
     (
         "a step lately, a call waiting",
         [LATELY],
-        idle(rpc_outstanding_seconds=50),
+        idle(unanswered_seconds=50),
         0,
         "idle",
         9.9,
@@ -264,7 +264,7 @@ ROWS = [
     (
         "the loop answers",
         [QUIET],
-        idle(requests_running=1, rpc_answer_age_seconds=3),
+        idle(requests_running=1, answer_age_seconds=3),
         60,
         "unknown",
         None,
@@ -273,7 +273,7 @@ ROWS = [
     (
         "the loop answered once",
         [QUIET],
-        idle(requests_running=1, rpc_answer_age_seconds=10.0),
+        idle(requests_running=1, answer_age_seconds=10.0),
         60,
         "stuck",
         60,
@@ -282,7 +282,7 @@ ROWS = [
     (
         "a call that waits for nearly long enough",
         [QUIET],
-        idle(rpc_outstanding_seconds=9.9),
+        idle(unanswered_seconds=9.9),
         0,
         "idle",
         600,
@@ -303,7 +303,7 @@ ROWS = [
     ("idle", [QUIET, rank(1)], IDLE, 0, "idle", 600, "nothing is asked for; the last step was 600 s ago"),
     ("idle just now", [rank(last_step_age_seconds=0.1)], IDLE, 0, "idle", 0.1, "nothing is asked for"),
     ("idle from the start", [NEVER], IDLE, 0, "idle", None, "nothing is asked for; no step has begun yet"),
-    ("idle, the loop answers", [QUIET], Demand(rpc_answer_age_seconds=2), 0, "idle", 600, "loop answers calls"),
+    ("idle, the loop answers", [QUIET], Demand(answer_age_seconds=2), 0, "idle", 600, "loop answers calls"),
     ("idle, or not: the engine does not tell", [QUIET], UNTOLD, 0, "unknown", None, "does not tell what it is"),
     ("a step lately: the engine does not tell", [LATELY], UNTOLD, 0, "progressing", None, "does not tell what it is"),
 ]
@@ -374,8 +374,8 @@ demands = st.builds(
     requests_running=st.none() | st.integers(0, 3),
     requests_waiting=st.none() | st.integers(0, 3),
     proxied_requests=st.integers(0, 3),
-    rpc_outstanding_seconds=seconds,
-    rpc_answer_age_seconds=seconds,
+    unanswered_seconds=seconds,
+    answer_age_seconds=seconds,
     is_held=st.booleans(),
 )
 
@@ -397,7 +397,7 @@ def test_there_is_a_verdict_on_anything(ranks, demand, requested):
 )
 def test_an_engine_that_is_asked_for_nothing_is_never_stuck(ages, proxied, requested, call):
     """However long it has been idle, whatever lies at the gate, while a call of ours is on its way."""
-    demand = idle(proxied_requests=proxied, rpc_outstanding_seconds=call)
+    demand = idle(proxied_requests=proxied, unanswered_seconds=call)
     ranks = [rank(number, last_step_age_seconds=age) for number, age in enumerate(ages)]
     assert judge(ranks, demand, requested_seconds=requested).verdict == "idle"
 

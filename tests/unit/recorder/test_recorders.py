@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from highwater.engine.client import Engine
+from highwater.memory.due import SETTLE_SECONDS
 from highwater.memory.poller import GROWTH_SECONDS, LOOK_SECONDS
-from highwater.memory.ranks import missing_ranks
+from highwater.memory.ranks import Sizes, missing_ranks
 from highwater.readings import Report
 from highwater.recorder.recorders import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Recorders
 from tests.fakes.engine import IMAGE_BYTES, RECORDER_RATE, RECORDER_SECONDS, USED_READY, Core, FakeWorker, core_on
 from tests.fakes.recorders import FakeRecorder
 from tests.fakes.ring import MONO, WALL, FakeWriter
-
-IDLE_POLL_SECONDS = 5.0  # the poller's default
 
 
 @pytest.fixture
@@ -254,9 +253,9 @@ async def test_a_start_that_comes_late_counts(core):
     core.fake.hang = None
     report = await spared(core)
     assert (report.engine.state, report.progress.verdict, len(starts(core))) == ("ready", "idle", 1)
-    await spared(core, RETRY_SECONDS)
-    assert len(starts(core)) == 2
     assert (await spared(core)).engine.hint is None
+    await spared(core, RETRY_SECONDS)
+    assert len(starts(core)) == 1
 
 
 async def test_an_engine_without_the_extension_gets_no_recorders(fly):
@@ -408,7 +407,7 @@ async def test_workers_that_do_not_tell_their_place_are_counted(fly):
     core.fake.garble = lambda answers: {"results": [json.dumps(answer | untold) for answer in answers]}
     assert (await core.tick()).ranks_missing == ()
     core.fake.garble = lambda answers: {"results": [json.dumps(answer | untold) for answer in answers[:3]]}
-    (missing,) = missing_ranks(core.poller.capabilities, (await core.tick()).ranks[:3], ())
+    (missing,) = missing_ranks(Sizes(1, 2, 2), (await core.tick()).ranks[:3], ())
     assert (missing.pp_rank, missing.tp_rank) == (1, 1)
 
 
@@ -444,12 +443,11 @@ async def test_the_baseline_grows_by_ranks_that_are_heard_of_later(fly):
 # --- who is asked ---
 
 
-async def test_recorded_workers_are_asked_seldom_also_while_they_work(core):
-    """Every idle_poll_seconds, as a sign that the engine's loop answers; whether it is paused, each time."""
+async def test_recorded_workers_are_not_called_while_they_work(core):
+    """Nor is it asked whether the engine is paused: steps follow one another. Its counts are read each time."""
     await aloft(core)
     reports = await at_work(core, 10)
-    assert core.fake.ops() == ["memory", "memory"]
-    assert len(core.fake.asked("/is_paused")) == 10
+    assert [call.path for call in core.fake.calls] == ["/metrics"] * 10
     assert {report.progress.verdict for report in reports} == {"progressing"}
     assert {(report.engine.state, report.stale, report.age_seconds) for report in reports} == {("ready", False, 0.0)}
     assert {len(report.ranks) for report in reports} == {2}
@@ -459,8 +457,7 @@ async def test_recorded_workers_of_an_idle_engine_are_read_all_the_same(core):
     """A file costs the engine nothing."""
     await aloft(core)
     reports = [await spared(core) for _ in range(10)]
-    assert core.fake.ops() == ["memory", "memory"]
-    assert len(core.fake.asked("/is_paused")) == 2
+    assert core.fake.ops() == []
     assert {(report.progress.verdict, report.age_seconds) for report in reports} == {("idle", 0.0)}
     assert len(core.recorders.last_minutes(core.recorders.recorder.instance)[4242]) == 1
 
@@ -545,7 +542,7 @@ async def test_a_step_that_lasts_too_long_is_stuck_until_it_ends(core):
     core.fake.begin_step()
     core.fake.workers[1].recorder.stack = ["hccl.py:12 allreduce", "model.py:5 forward"]
     report = await spared(core, 121.0)
-    assert (report.engine.state, report.progress.verdict, report.stale) == ("stuck", "stuck", False)
+    assert (report.engine.state, report.progress.verdict, report.stale) == ("stuck", "stuck", True)
     assert report.engine.hint == report.progress.summary
     assert "longer than the 120 s" in (report.engine.hint or "")
     core.fake.end_step()
@@ -578,7 +575,10 @@ async def test_a_deadline_that_passes_while_ranks_move_is_no_hang(core, what, ve
         core.fake.begin_step()
         report = await core.tick(2.0)
     else:
-        (report,) = await at_work(core, 1, IDLE_POLL_SECONDS)
+        core.fake.tokens += 100
+        core.clock.advance(1.0)
+        core.fake.end_step()
+        report = await core.tick(0.0)
     state = "ready" if what == "steps" else "busy"
     assert (report.engine.state, report.progress.verdict, report.stale) == (state, verdict, False)
     assert report.progress.summary in (report.engine.hint or "")
@@ -605,7 +605,7 @@ async def test_a_step_that_begins_just_then_is_no_hang(core):
 async def test_a_hang_is_told_while_a_call_still_waits(fly):
     """The files tell: the call's deadline need not pass first, and the call itself is left to its end."""
     core = await aloft(fly(rpc_deadline_seconds=60.0))
-    core.poller._poll_seconds = 0.01  # how often it looks meanwhile
+    core.poller._rounds.poll_seconds = 0.01  # how often it looks meanwhile
 
     class Stopped:
         async def wait(self) -> None:
@@ -634,7 +634,7 @@ async def test_a_call_that_is_late_though_nobody_works_is_slow_and_then_stuck(co
 async def test_an_api_server_that_is_late_beside_an_idle_core_is_slow(core):
     """A body of megabytes, a video that is decoded: the engine is no worse for it, and goes on."""
     await aloft(core)
-    core.fake.late.add("/metrics")
+    core.fake.late |= {"/metrics", "/health"}
     states = [(await spared(core, 5.0)).engine.state for _ in range(4)]
     assert states == ["slow"] * 4
     assert "GET /metrics: no answer in time (no step has begun yet" in (core.poller.current().engine.hint or "")
@@ -654,9 +654,9 @@ async def test_requests_that_no_step_follows_are_stuck(core):
     """And the loop answers no call either."""
     await aloft(core)
     core.fake.end_step()
-    core.fake.running, core.fake.hang = 2, asyncio.Event()
+    core.fake.running = 2
+    core.fake.late.add("/is_paused")
     states = [(await spared(core, 4.0)).engine.state for _ in range(2)]
-    core.engine._answered_at -= 60
     states += [(await spared(core, 4.0)).engine.state for _ in range(3)]
     report = core.poller.current()
     assert (states[0], states[-1], report.progress.verdict) == ("ready", "stuck", "stuck")
@@ -679,6 +679,7 @@ async def test_what_waits_in_a_paused_engine_is_not_stuck(core):
 async def test_a_rested_engine_stays_paused_until_it_says_otherwise(core):
     """It is not asked at every poll."""
     await aloft(core)
+    await spared(core, SETTLE_SECONDS)
     core.fake.paused = True
     await core.tick()
     core.fake.calls.clear()

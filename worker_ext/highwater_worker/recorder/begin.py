@@ -65,6 +65,7 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
         "rate": options.rate,
         "seconds": options.seconds,
         "extension": EXTENSION_VERSION,
+        "self_started": is_starting,
     }
     has_cache = is_starting or notes.attempt("encoder_cache", lambda: find_encoder_cache(worker) is not None)
     layout = options.layout(has_entries=has_cache is not False)

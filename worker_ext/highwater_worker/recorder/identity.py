@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater_worker.devices import describe_device
 from highwater_worker.errors import printable
-from highwater_worker.identity import identity, pid_started, ranks_expected
+from highwater_worker.identity import identity, parallel_sizes, pid_started, ranks_expected
 
 if TYPE_CHECKING:
     from highwater_worker.notes import Notes
@@ -44,6 +44,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
         "main_thread": main_thread().ident,
         "rpc": callable(getattr(worker, "highwater_rpc", None)),
         "ranks_expected": notes.attempt("ranks_expected", lambda: ranks_expected(worker)),
+        **parallel_sizes(worker),
     }
 
 

@@ -428,6 +428,7 @@ class Recorder:
             "rpc_seconds": _lasted(call.since, now) if call else None,
             "call": called[0] if called else None,
             "call_seconds": _lasted(called[1], now) if called else None,
+            "last_step_empty": self.steps.was_empty,
         }
 
 

@@ -74,7 +74,12 @@ class Steps:
         # Held by the worker alone: a wrapper may reach it.
         self._put: dict[str, weakref.ref[Any]] = {}
         self._passed_by = False
-        self._had_tokens = True
+        self._had_tokens = True  # of the last step: it says nothing before the first
+
+    @property
+    def was_empty(self) -> bool | None:
+        """Whether the last step had no tokens, so that the engine has nothing to do; None where no step was seen."""
+        return None if not self._seen[1] else not self._had_tokens
 
     def attach(self, worker: Any, notes: Notes) -> None:  # noqa: ANN401 - vLLM's worker, of any version
         """Count from now on.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from highwater.engine.client import Engine
 from highwater.memory.sources.engine_metrics import EngineMetrics
 from highwater.memory.sources.pause_state import PauseState
-from highwater.memory.sources.source import Observation, Source
+from highwater.memory.sources.source import Observation, Reach, Source
 from highwater.memory.sources.workers import Workers
 
-__all__ = ["Observation", "Source", "all_sources"]
+__all__ = ["Observation", "Reach", "Source", "all_sources"]
 
 
 def all_sources(engine: Engine) -> tuple[Source, ...]:

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled
-from highwater.memory.sources.source import Observation
+from highwater.memory.sources.source import Observation, Reach
 from highwater.readings import EngineLoad
 
 RUNNING = "vllm:num_requests_running"
@@ -26,7 +26,7 @@ class EngineMetrics:
     """Requests running and waiting, KV usage, sleep state. Needs no development mode."""
 
     name = "engine_metrics"
-    wakes_engine = False
+    reach: Reach = "api_server"
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

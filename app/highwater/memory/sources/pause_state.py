@@ -5,14 +5,14 @@ from __future__ import annotations
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled
-from highwater.memory.sources.source import Observation
+from highwater.memory.sources.source import Observation, Reach
 
 
 class PauseState:
     """``GET /is_paused``, which vLLM 0.17 and newer answers from the engine itself."""
 
     name = "pause_state"
-    wakes_engine = True
+    reach: Reach = "engine"
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

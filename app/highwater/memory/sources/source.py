@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from highwater.engine.capabilities import Capabilities
 from highwater.readings import EngineLoad, WorkerMemory
+
+# Who has to answer: the API server alone; the engine's loop too, between two steps; or the workers, which spin on a
+# core for a second after each call.
+Reach: TypeAlias = Literal["api_server", "engine", "workers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +36,8 @@ class Source(Protocol):
         """A bounded word, the ``source`` label of ``highwater_poll_failures_total``."""
 
     @property
-    def wakes_engine(self) -> bool:
-        """True if reading it wakes more than the API server, which is not free on an idle engine."""
+    def reach(self) -> Reach:
+        """Who has to answer for it to be read."""
 
     def available(self, capabilities: Capabilities) -> bool:
         """Return whether this engine has it."""

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled, flaw
-from highwater.memory.sources.source import Observation
+from highwater.memory.sources.source import Observation, Reach
 from highwater.readings import SCHEMA, WorkerMemory
 
 _WIRE = TypeAdapter(tuple[WorkerMemory, ...])
@@ -17,7 +17,7 @@ class Workers:
     """Op ``memory`` on every worker that the API server reaches."""
 
     name = "workers"
-    wakes_engine = True
+    reach: Reach = "workers"
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -105,6 +105,10 @@ def test_the_files_head_says_who_writes_it(worker, start, tmp_path):
         "rate": 2.5,
         "seconds": 120.0,
         "extension": ask(worker, "hello")["extension_version"],
+        "data_parallel": 3,
+        "pipeline_parallel": 2,
+        "tensor_parallel": 2,
+        "self_started": False,
     }
 
 
@@ -581,6 +585,7 @@ def test_a_heartbeat_tells_what_is_under_way(worker, tmp_path):
         "rpc_seconds": 0.25,
         "call": None,
         "call_seconds": None,
+        "last_step_empty": None,
     }
     assert (seen[1]["moving"]["step_seconds"], seen[1]["moving"]["output_seconds"]) == (None, 0.25)
     assert (seen[0]["calls"], seen[1]["calls"], records(path)[-1]["calls"]) == (2, 2, 2)

@@ -181,6 +181,16 @@ def test_memory_must_be_looked_at_after_the_first_step_without_tokens(worker, lo
     assert looks == [False, False, True, False, False, False, True]
 
 
+def test_whether_the_last_step_had_tokens(worker, looks):
+    """Not known before the first has ended."""
+    assert worker.steps.was_empty is None
+    seen = []
+    for tokens in (5, 0, 3):
+        worker.execute_model(plan(tokens))
+        seen.append(worker.steps.was_empty)
+    assert seen == [False, True, False]
+
+
 def test_a_plan_by_name_and_one_that_does_not_tell_are_steps_with_tokens(worker, looks):
     """No version of the engine ends its work by those."""
     worker.execute_model(scheduler_output=plan(0))

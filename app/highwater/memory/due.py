@@ -1,0 +1,96 @@
+"""What one round asks of the engine: no more than it takes to know how the engine is. Pure; no I/O, no clock.
+
+==================  =======================================  ==================================================
+question            every rank is recorded                   else
+==================  =======================================  ==================================================
+``/metrics``        every round; while idle every 15 s, and  every round
+                    ``/health`` in the others
+workers' memory     never: their recorders say it all        every round; at rest every ``idle_poll_seconds``
+``/is_paused``      never while steps progress; while idle   every round; at rest every ``idle_poll_seconds``
+                    every 15 s; else every round
+==================  =======================================  ==================================================
+
+In a long step, and while recorded ranks are stuck in one, only the API server is asked: the engine's loop answers
+nobody. A loop that has left a question unanswered is asked until it answers, or the ranks move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from highwater.memory.sources.source import Reach
+from highwater.readings import ProgressVerdict
+
+IDLE_SECONDS = 15.0
+"""The time between two questions to an engine that its recorders show to be idle."""
+SETTLE_SECONDS = 3.0
+"""For so long after a worker's last call the API server's counts may still be those of before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is known of the engine before anything is asked.
+
+    Attributes:
+        is_recorded: Every rank's recorder is alive and says as much as the worker would answer.
+        verdict: What the recorders say of progress; ``None`` without any.
+        still_seconds: Since a worker was last seen to begin a call of the engine.
+        has_requests: The engine counted requests last, or some are under way through this sidecar.
+        is_held: The engine was paused or asleep at the last round.
+        is_at_rest: The API server counts no work since the workers answered last.
+        is_unanswered: The engine's loop has left the last question to it unanswered.
+        is_sure: The last round got every answer that it asked for, its report is fresh, and no worker has ended since.
+    """
+
+    is_recorded: bool = False
+    verdict: ProgressVerdict | None = None
+    still_seconds: float = 0.0
+    has_requests: bool = False
+    is_held: bool = False
+    is_at_rest: bool = False
+    is_unanswered: bool = False
+    is_sure: bool = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the recorders show an engine with nothing to do, and nobody has asked it for anything."""
+        is_still = self.still_seconds >= SETTLE_SECONDS and not self.has_requests
+        return self.is_recorded and self.verdict == "idle" and is_still and self.is_sure
+
+    @property
+    def is_progressing(self) -> bool:
+        """Whether the recorders show steps that follow one another."""
+        return self.is_recorded and self.verdict == "progressing" and self.still_seconds < SETTLE_SECONDS
+
+
+def is_due(
+    reach: Reach, situation: Situation, answered_seconds_ago: float | None, *, idle_poll_seconds: float, slack: float
+) -> bool:
+    """Whether a question is to be asked in this round.
+
+    Args:
+        reach: Who has to answer it.
+        situation: What is known.
+        answered_seconds_ago: Since it was answered last; ``None`` if it never was in this life of the engine.
+        idle_poll_seconds: The time between two questions to the workers of an engine at rest.
+        slack: A round may come so much earlier than the time that it stands for.
+    """
+
+    def has_passed(seconds: float) -> bool:
+        return answered_seconds_ago is None or answered_seconds_ago >= seconds - slack
+
+    if reach == "api_server":
+        return not situation.is_idle or has_passed(IDLE_SECONDS)
+    is_in_step = situation.verdict == "stuck" and situation.is_recorded and not situation.is_unanswered
+    if situation.verdict == "busy" or is_in_step:
+        return False
+    if situation.is_recorded:
+        return reach == "engine" and _is_pause_due(situation, has_passed(IDLE_SECONDS), has_passed(idle_poll_seconds))
+    return not (situation.is_sure and situation.is_at_rest) or has_passed(idle_poll_seconds)
+
+
+def _is_pause_due(situation: Situation, is_long_ago: bool, is_due_while_held: bool) -> bool:
+    """Whether to ask if the scheduler is paused: steps answer it, and a pause is over before anybody else notices."""
+    if situation.is_idle:
+        return is_due_while_held if situation.is_held else is_long_ago
+    return situation.is_held or not situation.is_progressing

@@ -1,0 +1,48 @@
+"""A start of the engine that failed, by what its workers' recorders leave behind. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from highwater.readings import StartedRank, StartFailure
+from highwater.recorder.folder import RankRecord
+
+PREFIX = "the engine's start failed: "
+
+
+def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | None:
+    """What became of a start whose workers have all ended; ``None`` where they ended in order, with their work done.
+
+    Args:
+        records: What their recorders said last.
+        at: When that was seen, in Unix seconds.
+    """
+    ranks = tuple(_started(record) for record in records)
+    broken = [rank for rank in ranks if rank.error is not None]
+    if not broken and all(rank.status == "ended" and rank.is_over for rank in ranks):
+        return None
+    first = min(broken, key=lambda rank: rank.phases[-1].at, default=ranks[0])
+    return StartFailure(
+        at=at, recorder_instance=records[0].identity.instance, summary=f"{PREFIX}{_fate(first, records)}", ranks=ranks
+    )
+
+
+def _started(record: RankRecord) -> StartedRank:
+    identity = record.identity
+    return StartedRank(
+        rank=identity.rank,
+        dp_rank=identity.dp_rank,
+        host=identity.host,
+        pid=identity.pid,
+        status=record.status,
+        phases=() if record.table is None else record.table.start,
+    )
+
+
+def _fate(rank: StartedRank, records: Sequence[RankRecord]) -> str:
+    name = next(record.name for record in records if record.identity.pid == rank.pid)
+    last = rank.phases[-1] if rank.phases else None
+    if last is not None and last.error is not None:
+        return f"{name} failed in phase {last.name} after {last.seconds:.1f} s: {last.error}"
+    after = f"after phase {last.name}" if last is not None else "before its first phase was over"
+    return f"the process of {name} ended {after}"

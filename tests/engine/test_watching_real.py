@@ -1,0 +1,144 @@
+"""A real engine with the plugin and development mode, and no flag: watched without a call, and acted on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from highwater.demo.errors import DemoError
+from highwater.demo.process import free_port
+from highwater.demo.sidecar import DemoSidecar
+from highwater.demo.traffic import send_images
+from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS
+
+from .conftest import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from highwater.demo.engine import Engine
+
+WATCHED_SECONDS = 20.0
+CALL, COUNTS, PAUSE = '"POST /collective_rpc', '"GET /metrics', '"GET /is_paused'
+
+
+class Plugged(NamedTuple):
+    """The engine, the sidecar that was there before it, and what that reported while the engine loaded."""
+
+    engine: Engine
+    sidecar: DemoSidecar
+    loading: list[dict[str, Any]]
+
+
+def come_up(sidecar: DemoSidecar, start: Callable[..., Engine], **options: object) -> Plugged:
+    """Start an engine with the plugin, and look at it meanwhile."""
+    loading: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(partial(start, extension=False, plugin=True, **options))
+        while not starting.done():
+            loading.append(sidecar.call("GET", "/memory"))
+            time.sleep(0.2)
+        return Plugged(starting.result(), sidecar, loading)
+
+
+@pytest.fixture(scope="module")
+def plugged(
+    engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Plugged, Callable[..., Plugged]]]:
+    """An engine whose workers record themselves and may be called, and a way to start another in its place."""
+    folder: Path = tmp_path_factory.mktemp("plugged")
+    port, rings = free_port(), str(folder / "rings")
+    settings = {"HIGHWATER_RECORDER_DIR": rings, "HIGHWATER_POLICY__MODE": "observe"}
+    with DemoSidecar(f"http://127.0.0.1:{port}", folder=folder, settings=settings) as sidecar:
+        again = partial(come_up, sidecar, engine_factory, port=port, extra_env=(("HIGHWATER_RECORDER_DIR", rings),))
+        made = again()
+        wait_for(sidecar, lambda report: report["engine"]["state"] == "ready" and report["ranks_reported"] == 1)
+        yield made, again
+        made.engine.stop()
+
+
+def asked(engine: Engine, what: str) -> int:
+    """How often the API server's own access log has this request."""
+    return engine.log_path.read_text().count(what)
+
+
+def watch(sidecar: DemoSidecar, seconds: float) -> list[dict[str, Any]]:
+    """The reports of so many seconds."""
+    until, reports = time.monotonic() + seconds, []
+    while time.monotonic() < until:
+        reports.append(sidecar.call("GET", "/memory"))
+        time.sleep(0.5)
+    return reports
+
+
+def test_an_engine_that_loads_is_watched(plugged):
+    """Phase by phase, with its rank's memory, while its API server refuses connections; then it is the same life."""
+    _, sidecar, loading = plugged[0]
+    shown = [report for report in loading if report["ranks"] and not report["stale"]]
+    assert {report["engine"]["state"] for report in shown} == {"starting"}
+    seen = {phase["name"] for report in shown for phase in report["ranks"][0]["start"]}
+    assert {"init", "weights", "profile"} <= seen
+    assert all(report["engine"]["hint"].startswith("the engine is loading (") for report in shown)
+    report = sidecar.call("GET", "/memory")
+    assert (report["engine"]["restarts"], report["growth"]["reason"], report["start_failure"]) == (0, None, None)
+
+
+def test_an_idle_engine_is_watched_without_a_call(plugged):
+    """Its API server is asked once in 15 seconds, its workers never; every reading is fresh."""
+    engine, sidecar, _ = plugged[0]
+    watch(sidecar, SETTLE_SECONDS + 2)
+    before = asked(engine, COUNTS), asked(engine, PAUSE)
+    reports = watch(sidecar, WATCHED_SECONDS)
+    most = 1 + WATCHED_SECONDS / IDLE_SECONDS
+    assert asked(engine, CALL) == 0
+    assert asked(engine, COUNTS) - before[0] <= most
+    assert asked(engine, PAUSE) - before[1] <= most
+    assert {report["stale"] for report in reports} == {False}
+    assert max(report["age_seconds"] for report in reports) < 3.0
+    assert {report["engine"]["state"] for report in reports} == {"ready"}
+    assert {report["ranks"][0]["source"] for report in reports} == {"recorder"}
+
+
+def test_an_engine_at_work_is_watched_without_a_call(plugged):
+    """What images leave on the device is seen as it comes."""
+    engine, sidecar, _ = plugged[0]
+    before = sidecar.call("GET", "/memory")["ranks"][0]["encoder_cache"]["entries"]
+    asyncio.run(send_images(sidecar.url, engine.served_model, images=range(81_000, 81_010)))
+    report = wait_for(sidecar, lambda report: report["ranks"][0]["encoder_cache"]["entries"] > before, 10.0)
+    assert (report["stale"], report["ranks"][0]["source"], asked(engine, CALL)) == (False, "recorder", 0)
+
+
+def test_memory_is_given_back_by_the_plugin_alone(plugged):
+    """No class was named: every rank's recorder says that its worker may be called."""
+    engine, sidecar, _ = plugged[0]
+    report = sidecar.call("GET", "/memory")
+    assert report["engine"]["capabilities"]["extension"] is None
+    assert report["engine"]["capabilities"]["collective_rpc"] is True
+    (result,) = sidecar.call("POST", "/memory/reclaim", {"remedies": ["release"]})["results"]
+    assert (result["outcome"], result["reason"]) == ("done", None)
+    assert asked(engine, CALL) > 0
+
+
+def test_a_start_that_fails_leaves_its_phases(plugged):
+    """The core finds no room for its KV cache; what its worker had done by then stays in the report."""
+    (engine, sidecar, _), again = plugged
+    engine.stop()
+    wait_for(sidecar, lambda report: report["engine"]["state"] == "gone")
+    with pytest.raises(DemoError):
+        again(extra_args=("--kv-cache-memory-bytes", "1"))
+    report = wait_for(sidecar, lambda report: report["start_failure"] is not None)
+    (rank,) = report["start_failure"]["ranks"]
+    assert [phase["name"] for phase in rank["phases"] if phase["name"] in {"init", "weights"}] == ["init", "weights"]
+    assert "warm_up" not in {phase["name"] for phase in rank["phases"]}
+    assert report["start_failure"]["summary"] in [event["summary"] for event in events(sidecar)]
+
+
+def events(sidecar: DemoSidecar) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = sidecar.call("GET", "/memory/events")["events"]
+    return told

@@ -1,0 +1,345 @@
+"""What watching asks of an engine whose recorders run: no worker, and the API server as little as will do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS
+from highwater.readings import Report
+from tests.fakes.engine import KV_POOL, USED_READY, WEIGHTS, Core, core_on
+from tests.fakes.recorders import phase
+
+HOUR = 3600
+
+
+@pytest.fixture
+def watch(tmp_path) -> Iterator[object]:
+    """A maker of cores whose workers start their recorders by themselves; what they hold open is closed."""
+    cores: list[Core] = []
+
+    def make(*, is_up: bool = True, **knobs) -> Core:
+        core = core_on(recorder_dir=tmp_path, **knobs)
+        if is_up:
+            core.fake.start_recorders(tmp_path / "recorder")
+        cores.append(core)
+        return core
+
+    yield make
+    for core in cores:
+        core.recorders.close()
+        for worker in core.fake.workers:
+            worker.recorder.close()
+
+
+async def rounds(core: Core, count: int, *, every: float = 1.0) -> list[Report]:
+    """So many polls as the loop makes them."""
+    return [await core.tick(every, spare_idle=True) for _ in range(count)]
+
+
+async def at_work(core: Core, seconds: int) -> list[Report]:
+    """The same, with steps all the time."""
+    reports = []
+    core.fake.running = 1
+    for _ in range(seconds):
+        core.fake.tokens += 100
+        core.fake.end_step()
+        reports += await rounds(core, 1)
+    core.fake.running = 0
+    return reports
+
+
+def asked(core: Core) -> Counter[str]:
+    return Counter(call.path for call in core.fake.calls)
+
+
+@pytest.mark.parametrize("knobs", [{"dev_mode": False}, {"extension": None}, {}], ids=["plain", "dev mode", "class"])
+async def test_in_an_hour_of_watching_no_worker_is_called(watch, knobs):
+    """Whatever could be called: each five minutes bring some work, and every reading is fresh."""
+    core = watch(**knobs)
+    reports = await rounds(core, 2)
+    for _ in range(HOUR // 300):
+        reports += await at_work(core, 20) + await rounds(core, 20) + await rounds(core, 52, every=5.0)
+    assert core.fake.ops() == []
+    assert {(report.engine.state, report.stale, len(report.ranks)) for report in reports} == {("ready", False, 2)}
+    assert {report.age_seconds for report in reports} == {0.0}
+    assert len(core.fake.asked("/server_info")) <= 1, "what the engine can do is found out once"
+
+
+async def test_the_counts_of_an_idle_engine_are_read_every_15_seconds(watch):
+    """And each second as soon as a worker was called again, by whomever."""
+    core = watch()
+    await at_work(core, 2)
+    await rounds(core, int(SETTLE_SECONDS))
+    core.fake.calls.clear()
+    await rounds(core, int(4 * IDLE_SECONDS))
+    assert asked(core) == {"/metrics": 4, "/is_paused": 4, "/health": 56}
+    core.fake.calls.clear()
+    await at_work(core, 3)
+    assert asked(core) == {"/metrics": 3}
+    core.fake.end_step()
+    core.fake.calls.clear()
+    await rounds(core, int(2 * IDLE_SECONDS))
+    assert asked(core)["/metrics"] == SETTLE_SECONDS + 1, "the last step's counts, and one more look"
+
+
+async def test_a_request_at_the_gate_has_the_counts_read_each_second(watch):
+    """It may wait in the API server, where no recorder sees it."""
+    core = watch()
+    await rounds(core, 10)
+    core.fake.calls.clear()
+    core.poller._rounds._requests_under_way = lambda: 1
+    await rounds(core, 3)
+    assert asked(core)["/metrics"] == 3
+
+
+async def test_who_asks_for_a_reading_has_the_workers_called(watch):
+    """An operator acts, and wants to know what came of it."""
+    core = watch()
+    await rounds(core, 2)
+    report = await core.tick()
+    assert core.fake.ops() == ["memory"]
+    assert [rank.used_bytes for rank in report.ranks] == [USED_READY] * 2
+
+
+async def test_a_rank_that_falls_silent_has_the_workers_called(watch):
+    """Its file says no more; the call tells what has become of it."""
+    core = watch()
+    await rounds(core, 2)
+    core.fake.workers[1].recorder.works = False
+    await rounds(core, 8)
+    assert core.fake.ops().count("memory") >= 1
+
+
+async def test_the_end_of_an_idle_engine_is_seen_at_once(watch):
+    """Though its counts are read seldom: it is asked each second whether it is there."""
+    core = watch()
+    await rounds(core, 30)
+    core.fake.down = True
+    assert [report.engine.state for report in await rounds(core, 2)] == ["ready", "gone"]
+
+
+async def test_an_api_server_whose_engine_is_dead_says_so_while_nothing_moves(watch):
+    """Then it is asked for the rest as well, each second."""
+    core = watch()
+    await rounds(core, 30)
+    core.fake.failing["/health"] = 503
+    core.fake.calls.clear()
+    reports = await rounds(core, 4)
+    assert reports[0].engine.state == "slow"
+    assert {report.engine.hint for report in reports[1:]} == {"health: GET /health answered 503"}
+    assert asked(core) == {"/health": 4, "/metrics": 3, "/is_paused": 3}
+
+
+async def test_counts_that_stay_after_an_abort_are_no_hang(watch):
+    """The last step had nothing to do: nobody owes one, whatever the engine counted before it."""
+    core = watch()
+    await at_work(core, 3)
+    core.fake.running = 1
+    core.fake.end_step()
+    for worker in core.fake.workers:
+        worker.recorder.is_out_of_work = True
+    reports = await rounds(core, 60)
+    assert {report.engine.state for report in reports} == {"ready"}
+    assert reports[-1].progress is not None
+    assert reports[-1].progress.verdict == "idle"
+
+
+async def test_a_pause_is_seen_though_it_is_not_asked_for_while_steps_progress(watch):
+    """Before anybody takes the steps that do not come for a hang; and its end as well."""
+    core = watch()
+    await at_work(core, 5)
+    core.fake.running, core.fake.paused = 1, True
+    reports = await rounds(core, 60)
+    assert {report.engine.state for report in reports} == {"ready", "paused"}
+    assert reports[-1].engine.state == "paused"
+    core.fake.paused = False
+    assert (await at_work(core, 2))[-1].engine.state == "ready"
+
+
+async def test_a_loop_that_stands_still_while_nothing_moves_is_stuck_until_it_answers(watch):
+    """No recorder shows it and no count: the question that it leaves unanswered does."""
+    core = watch()
+    await rounds(core, 10)
+    core.fake.late.add("/is_paused")
+    states = [report.engine.state for report in await rounds(core, 30)]
+    assert states[int(IDLE_SECONDS)] == "slow"
+    assert states[-1] == "stuck"
+    assert "hands out no work: a call has waited for" in (core.poller.current().engine.hint or "")
+    core.fake.late.clear()
+    assert (await rounds(core, 1))[-1].engine.state == "ready"
+
+
+async def test_a_loop_that_answers_owes_no_step(watch):
+    """Though the engine counts a request, and the last step had tokens: its counts may be old."""
+    core = watch()
+    await at_work(core, 3)
+    core.fake.running = 1
+    assert {report.engine.state for report in await rounds(core, 60)} == {"ready"}
+
+
+async def test_a_question_that_a_step_held_up_is_forgotten_with_the_step(watch):
+    """It was not answered in time, and nothing is wrong."""
+    core = watch()
+    await rounds(core, 10)
+    core.fake.late.add("/is_paused")
+    await rounds(core, 16)
+    core.fake.late.clear()
+    await at_work(core, 2)
+    assert {report.engine.state for report in await rounds(core, 60)} == {"ready"}
+
+
+# --- what the recorders say of worker calls ---
+
+
+async def test_workers_are_called_where_every_recorder_says_that_they_may_be(watch):
+    """The plugin has bound our operations, whatever class the engine was started with."""
+    core = watch(extension=None)
+    await rounds(core, 2)
+    assert core.poller.capabilities.collective_rpc
+    (answer, _) = await core.engine.rpc("hello")
+    assert answer["ok"]
+
+
+@pytest.mark.parametrize("knobs", [{"dev_mode": False}, {"extension": None, "rpc": None}])
+async def test_workers_are_not_called_where_that_is_not_said(watch, knobs):
+    """By every one of them, in development mode: a call of what is not there puts the engine's queues out of step."""
+    rpc = knobs.pop("rpc", True)
+    core = watch(**knobs)
+    if rpc is None:
+        core.fake.workers[1].recorder.stop(core.clock.now)
+    await rounds(core, 2)
+    assert not core.poller.capabilities.collective_rpc
+    assert not core.engine.rpc_allowed
+
+
+async def test_another_engine_is_not_called_on_the_former_ones_word(watch, tmp_path):
+    """What comes up in its place may be without the plugin."""
+    core = watch(extension=None)
+    await rounds(core, 2)
+    core.fake.down = True
+    for worker in core.fake.workers:
+        core.fake.kill(worker)
+    await rounds(core, 5)
+    core.fake.down = core.fake.plugin = False
+    core.fake.start_again()
+    await rounds(core, 5)
+    assert (core.engine.rpc_allowed, core.fake.ops()) == (False, [])
+
+
+# --- an engine that loads ---
+
+
+def load(core: Core, folder, instance: str, *phases: dict[str, object]) -> None:
+    """Workers that are there, and so far, while nothing listens."""
+    core.fake.down = True
+    core.fake.start_again()
+    core.fake.start_recorders(folder, instance)
+    for worker in core.fake.workers:
+        worker.recorder.phases = list(phases)
+
+
+async def test_an_engine_that_loads_is_shown(watch, tmp_path):
+    """Its ranks' memory and the phases behind it, before its API server listens; and it stays the same life."""
+    core = watch(is_up=False, dev_mode=False)
+    load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now))
+    for worker in core.fake.workers:
+        worker.weights = worker.kv_cache = 0
+    (report,) = await rounds(core, 1)
+    assert (report.engine.state, report.stale, len(report.ranks)) == ("starting", False, 2)
+    assert [one.name for one in report.ranks[0].start] == ["init"]
+    assert report.engine.hint == "the engine is loading (phases done: init); nothing answers yet at http://engine:8000"
+    loading = core.poller.life.id
+    for worker in core.fake.workers:
+        worker.weights, worker.kv_cache = WEIGHTS, KV_POOL
+        worker.recorder.phases += [phase("weights", core.clock.now), phase("warm_up", core.clock.now)]
+    reports = await rounds(core, 3)
+    assert {one.growth.seconds_to_full for one in reports} == {None}
+    core.fake.down = False
+    (report,) = await rounds(core, 1)
+    assert (report.engine.state, report.engine.restarts, report.growth.since_ready_bytes) == ("ready", 0, 0)
+    assert [one.name for one in report.ranks[0].start] == ["init", "weights", "warm_up"]
+    assert core.poller.life.id == loading
+    assert [summary.partition(":")[0] for summary in core.summaries()] == ["engine starting -> ready"]
+
+
+async def test_an_engine_that_loads_again_is_shown_as_soon_as_it_writes(watch, tmp_path):
+    """In the place of one that has ended; the minute of its end need not pass."""
+    core = watch()
+    await rounds(core, 2)
+    core.fake.down = True
+    assert (await rounds(core, 2))[-1].engine.state == "gone"
+    load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now))
+    report = (await rounds(core, 2))[-1]
+    assert (report.engine.state, report.stale, report.engine.restarts) == ("starting", False, 1)
+    assert [one.name for one in report.ranks[0].start] == ["init"]
+
+
+async def test_recorders_that_a_sidecar_started_are_not_taken_for_an_engine_that_loads(watch, tmp_path):
+    """They may be another engine's: nobody answers who could say whose they are."""
+    core = core_on(recorder_dir=tmp_path / "own")
+    other = core_on(recorder_dir=tmp_path / "other")
+    core.recorders._recorder.folder = tmp_path / "other" / "recorder"
+    await rounds(other, 2)
+    core.fake.down = True
+    report = (await rounds(core, 3))[-1]
+    assert (report.engine.state, report.ranks) == ("starting", ())
+    for each in (core, other):
+        each.recorders.close()
+    for worker in other.fake.workers:
+        worker.recorder.close()
+
+
+async def test_a_start_that_failed_stays_visible_until_the_engine_is_up(watch, tmp_path):
+    """In the report with each rank's phases, and as an event; also while the next one loads."""
+    core = watch(is_up=False, dev_mode=False)
+    failing = (phase("init", core.clock.now), phase("profile", core.clock.now, "OutOfMemoryError: no room"))
+    load(core, tmp_path / "recorder", "b" * 16, *failing)
+    await rounds(core, 1)
+    for worker in core.fake.workers:
+        core.fake.kill(worker)
+    report = (await rounds(core, 5))[-1]
+    said = "rank 0 (pid 4244 on node-a) failed in phase profile after 2.0 s: OutOfMemoryError: no room"
+    assert report.start_failure is not None
+    assert report.start_failure.summary == f"the engine's start failed: {said}"
+    assert [[one.name for one in rank.phases] for rank in report.start_failure.ranks] == [["init", "profile"]] * 2
+    assert core.summaries("state") == [report.start_failure.summary]
+    load(core, tmp_path / "recorder", "c" * 16, phase("init", core.clock.now))
+    report = (await rounds(core, 2))[-1]
+    assert ([rank.pid for rank in report.ranks], report.stale) == ([4246, 4247], False)
+    assert report.start_failure is not None
+    core.fake.down = False
+    assert (await rounds(core, 1))[-1].start_failure is None
+
+
+@pytest.mark.parametrize("last", ["profile", "warm_up"])
+async def test_a_start_that_ends_in_order_failed_where_its_work_was_not_done(watch, tmp_path, last):
+    """The engine's core may have refused to go on: no worker saw why."""
+    core = watch(is_up=False, dev_mode=False)
+    load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now), phase(last, core.clock.now))
+    await rounds(core, 1)
+    for worker in core.fake.workers:
+        worker.recorder.stop(core.clock.now)
+    report = (await rounds(core, 3))[-1]
+    said = "the engine's start failed: the process of rank 0 (pid 4244 on node-a) ended after phase profile"
+    assert (report.start_failure and report.start_failure.summary) == (said if last == "profile" else None)
+    assert (report.engine.state, report.stale) == ("starting", True)
+
+
+# --- who is missing ---
+
+
+@pytest.mark.parametrize("layout", [{"data_parallel": 2, "tensor_parallel": 1}, {"pipeline_parallel": 2}])
+async def test_missing_ranks_are_named_by_what_the_recorders_expect(watch, layout):
+    """The engine's configuration is not to be seen without development mode."""
+    core = watch(dev_mode=False, **layout)
+    last = core.fake.workers[-1]
+    last.recorder.close()
+    (core.recorders.recorder.folder / f"highwater-{'a' * 16}-{last.pid}.ring").unlink()
+    report = (await rounds(core, 2))[-1]
+    assert report.ranks_expected == len(core.fake.workers)
+    (missing,) = report.ranks_missing
+    assert (missing.dp_rank, missing.pp_rank, missing.tp_rank) == (last.dp_rank, last.pp_rank, last.tp_rank)
+    assert "missing: " in (report.engine.hint or "")
