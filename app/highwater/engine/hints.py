@@ -57,12 +57,16 @@ def missing_hint(missing: Sequence[MissingRank], expected: int, recorders_proble
 
 
 def setup_hint(capabilities: Capabilities) -> str | None:
-    """Exactly what to add to the engine's command line for the workers' memory to be seen."""
+    """Return what to add to the engine's environment and command line for the workers' memory to be seen."""
     if capabilities.collective_rpc:
         return None
     flag = f"--worker-extension-cls {EXTENSION} (with the folder that holds highwater_worker on its PYTHONPATH)"
     if not capabilities.dev_mode:
-        return f"start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment and {flag}"
+        return (
+            f"start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment and {flag}; to watch alone, with "
+            "HIGHWATER_RECORDER_DIR=FOLDER in its environment and DIR on its PYTHONPATH, after `highwater extension "
+            "--copy-to DIR`, and the sidecar with recorder_dir=FOLDER"
+        )
     if capabilities.extension is None and capabilities.server_info:
         return f"start vLLM with {flag}"
     if capabilities.extension is None:
