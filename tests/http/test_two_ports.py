@@ -92,7 +92,7 @@ def concrete(path: str) -> str:
 @shares
 @pytest.mark.parametrize(
     ("method", "path"),
-    [(method.upper(), concrete(path)) for path, methods in OWN_PATHS.items() for method in methods]
+    [(method.upper(), concrete(path)) for path, methods in OWN_PATHS.items() for method in sorted(methods)]
     + [("GET", path) for path in ("/dashboard", "/dashboard/app.js", "/memory/openapi.json", "/docs/runbooks/x.html")],
 )
 async def test_none_of_our_paths_is_on_the_data_port(both, method, path):
