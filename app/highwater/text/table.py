@@ -9,7 +9,16 @@ from tabulate import tabulate
 
 from highwater.accounting.components import BY_NAME, COMPONENTS
 from highwater.accounting.outlook import can_give, pressure_of, seconds_to_high_water, short_ranks
-from highwater.readings import Device, EncoderCacheTotals, EngineStatus, MissingRank, RankReading, Report, RuleStatus
+from highwater.readings import (
+    Device,
+    EncoderCacheTotals,
+    EngineStatus,
+    MissingRank,
+    RankReading,
+    Report,
+    RuleStatus,
+    StartPhase,
+)
 from highwater.units import UNKNOWN, mib, mib_text, share_text, size_text, span_text
 
 
@@ -48,8 +57,14 @@ def report_text(report: Report) -> str:
         parts.append(f"hint: {report.engine.hint}")
     if report.ranks_missing:
         parts.append(f"missing: {missing_text(report.ranks_missing)}")
+    if report.start_failure is not None:
+        failed = report.start_failure.ranks
+        parts.append(report.start_failure.summary)
+        parts.append(start_table([rank_title(one.dp_rank, one.rank) for one in failed], [one.phases for one in failed]))
     if report.ranks:
         parts.append(_ranks_table(report))
+        names = [rank_title(one.dp_rank, one.rank, UNKNOWN) for one in report.ranks]
+        parts.append(start_table(names, [one.start for one in report.ranks]))
         parts.extend(f"note: rank {r.rank}: {n.name}: {n.reason}" for r in report.ranks for n in r.notes)
     parts.append(_footer(report))
     return "\n".join(part for part in parts if part) + "\n"
@@ -86,6 +101,32 @@ def memory_rows(ranks: Sequence[RankReading], indent: str = "") -> list[list[str
         ["used", *(mib(rank.used_bytes) for rank in ranks)],
         *([f"{indent}{row.title}", *(mib(getattr(rank.components, row.name)) for rank in ranks)] for row in COMPONENTS),
     ]
+
+
+def start_table(names: Sequence[str], starts: Sequence[Sequence[StartPhase]]) -> str:
+    """Return what was in use after each phase of the start, in MiB, and how long the slowest rank took for it.
+
+    Args:
+        names: The ranks' titles.
+        starts: Each rank's phases; the table is empty where no rank has any.
+    """
+    by_rank = [{phase.name: phase for phase in start} for start in starts]
+    order = list(dict.fromkeys(phase.name for start in starts for phase in start))
+    rows = []
+    for name in order:
+        phases = [phases.get(name) for phases in by_rank]
+        slowest = max(phase.seconds for phase in phases if phase is not None)
+        rows.append([name, *(_after(phase) for phase in phases), f"{slowest:.1f}"])
+    return table(["start: used after, MiB", *(f"rank {name}" for name in names), "s"], rows) if rows else ""
+
+
+def _after(phase: StartPhase | None) -> str:
+    if phase is None:
+        return UNKNOWN
+    # On CPU nothing is on a device.
+    return (
+        "failed" if phase.error is not None else mib(phase.rss_bytes if phase.used_bytes is None else phase.used_bytes)
+    )
 
 
 def _footer(report: Report) -> str:

@@ -17,6 +17,9 @@ from highwater.readings import (
     PolicyStatus,
     Progress,
     Report,
+    StartedRank,
+    StartFailure,
+    StartPhase,
 )
 from highwater.text.table import device_title, report_text, table
 from highwater.units import mib
@@ -50,6 +53,46 @@ def story() -> Report:
         growth=Growth(since_ready_bytes=2 * 3782 * 1024**2, bytes_per_second=-(1024.0**2)),
         policy=PolicyStatus(level="short", mode="observe", summary="short by 100 MiB on rank 0"),
     )
+
+
+MIB = 1024**2
+
+
+def phase(name, used_mib, seconds=1.0, **more):
+    """A phase of a start on an accelerator."""
+    return StartPhase(
+        name=name, at=0.0, seconds=seconds, used_bytes=None if used_mib is None else used_mib * MIB, **more
+    )
+
+
+def test_a_start_is_shown_phase_by_phase(story):
+    """By what was in use after it, and the time of the slowest rank; a rank may lack a phase."""
+    first, second = story.ranks
+    first = replace(first, start=(phase("before", 3400), phase("weights", 33_400, 41.26), phase("warm_up", 57_766)))
+    second = replace(second, start=(phase("before", 3200), phase("weights", 33_200, 39.0)))
+    text = report_text(replace(story, ranks=(first, second)))
+    assert (
+        "start: used after, MiB      rank 0    rank 1     s\n"
+        "------------------------  --------  --------  ----\n"
+        "before                     3,400.0   3,200.0   1.0\n"
+        "weights                   33,400.0  33,200.0  41.3\n"
+        "warm_up                   57,766.0         -   1.0\n"
+    ) in text
+
+
+def test_a_start_that_failed_is_shown_with_its_reason():
+    """Also where no rank is left. On CPU nothing is on a device: there it is the process's memory."""
+    phases = (phase("init", None, rss_bytes=400 * MIB), phase("weights", None, error="RuntimeError: no room"))
+    rank = StartedRank(rank=0, dp_rank=0, host="a", pid=7, status="dead", phases=phases)
+    failure = StartFailure(at=1.0, recorder_instance="x", summary="the engine's start failed: why", ranks=(rank,))
+    text = report_text(replace(report(), ranks=(), start_failure=failure))
+    assert (
+        "the engine's start failed: why\n"
+        "start: used after, MiB      rank 0    s\n"
+        "------------------------  --------  ---\n"
+        "init                         400.0  1.0\n"
+        "weights                     failed  1.0\n"
+    ) in text
 
 
 def test_the_story_at_a_terminal(story):
