@@ -31,8 +31,8 @@ ActionOutcome: TypeAlias = Literal["done", "ineffective", "refused", "failed", "
 # What let a control call in: the admin token, or a loopback address where trust_loopback is set.
 Credential: TypeAlias = Literal["token", "loopback"]
 Mode: TypeAlias = Literal["safe", "now"]
-# The moment of a remedy: any will do; or new requests were held at the gate, and the rest had finished.
-Moment: TypeAlias = Literal["any", "gate"]
+# What kept requests away from a remedy: nothing, which it does not need; or the gate, until those under way had ended.
+QuiescedBy: TypeAlias = Literal["nothing", "gate"]
 # Where a rank's reading is from: its answer to our call, or its recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
 ProgressVerdict: TypeAlias = Literal["progressing", "idle", "busy", "stuck", "unknown"]
@@ -730,7 +730,7 @@ class RemedyResult:
         credited_components: The same by component; ``None`` for those that it cannot free.
         frees: What this remedy can free, in words.
         does_not_free: What it cannot, in words.
-        moment: Whether requests were held for it; ``None`` where it did not come to that.
+        quiesced_by: What kept requests away from it; ``None`` where it did not come to that.
         held_seconds: How long new requests waited for it at the gate.
         detail: What the workers said of it, rank by rank.
     """
@@ -746,7 +746,7 @@ class RemedyResult:
     credited_components: Components = Components()
     frees: str = ""
     does_not_free: str = ""
-    moment: Moment | None = None
+    quiesced_by: QuiescedBy | None = None
     held_seconds: float | None = None
     detail: tuple[Mapping[str, Any], ...] = ()
 

@@ -124,7 +124,7 @@ class Story:
             freed_components=components,
             ranks=deltas,
             credited_bytes=credit(remedy, before, after).freed_bytes,
-            moment="any",
+            quiesced_by="nothing",
         )
         summary = f"{remedy} done, freed {(freed_bytes or 0) / MIB:,.1f} MiB in 0.42 s"
         self._history.record("reset", summary, trigger="policy" if rule else "drop-in", rule=rule, result=result)

@@ -105,7 +105,7 @@ async def test_a_sidecar_killed_in_the_middle_of_a_gated_reset(victim: Engine, t
         await is_served(successor.url, victim)
         answer = await ask(successor, path)
         assert isinstance(answer, httpx.Response)
-        assert (answer.status_code, answer.json()["outcome"], answer.json()["moment"]) == (200, "done", "gate")
+        assert (answer.status_code, answer.json()["outcome"], answer.json()["quiesced_by"]) == (200, "done", "gate")
 
 
 async def reset_until_one_fails(sidecar: DemoSidecar, path: str) -> httpx.HTTPError:
@@ -184,7 +184,7 @@ async def test_a_full_disk_costs_no_reset(victim: Engine, tmp_path: Path) -> Non
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         answer = await ask(sidecar, "/reset_prefix_cache?mode=safe")
         assert isinstance(answer, httpx.Response)
-        assert (answer.json()["outcome"], answer.json()["moment"]) == ("done", "gate")
+        assert (answer.json()["outcome"], answer.json()["quiesced_by"]) == ("done", "gate")
         put = await asyncio.to_thread(
             httpx.put,
             f"{sidecar.url}/policy",

@@ -63,9 +63,9 @@ async def over_and_over(act: Callable[[], Awaitable[Any]], every_seconds: float)
 
 @dataclass(frozen=True)
 class Ways:
-    """How safe mode does it on one version: the moment that it makes, or None where it refuses."""
+    """How safe mode does it on one version: what keeps requests away, or None where it refuses."""
 
-    encoder: str | None = "any"
+    encoder: str | None = "nothing"
     mm: str | None = "gate"
     prefix: str | None = "gate"
     by_itself: frozenset[str] = frozenset({"release", "trim_encoder_cache", "reset_encoder_cache", "reset_mm_cache"})
@@ -168,12 +168,12 @@ async def test_a_safe_reset(
     telling_engine: Engine, quiet_sidecar: DemoSidecar, record: Callable[..., None], reset: Reset
 ) -> None:
     """Over and over; or refused with the reason, over and over."""
-    moment, version = getattr(ways(telling_engine), reset.way), telling_engine.environment.version
+    by, version = getattr(ways(telling_engine), reset.way), telling_engine.environment.version
     async with storming(quiet_sidecar.url, telling_engine.served_model, fresh_from=reset.fresh_from) as storm:
         path = f"/{reset.name}?mode=safe"
         answers = await over_and_over(lambda: remedy(quiet_sidecar, path), reset.every_seconds)
     figures = await prove(telling_engine, quiet_sidecar, storm)
-    if moment is None:
+    if by is None:
         assert {(answer["status"], answer["error"]["code"]) for answer in answers} == {(409, "refused")}
         record(version, reset.name, "mode=safe", "refused", figures | {"reason": answers[0]["error"]["message"]})
         return
@@ -181,15 +181,15 @@ async def test_a_safe_reset(
     done = [answer for answer in answers if answer["status"] != ENGINE_NOT_AVAILABLE]
     assert {answer["error"]["code"] for answer in answers if answer not in done} <= {"engine_not_available"}
     assert len(done) >= OFTEN / 2
-    assert {(answer["status"], answer["outcome"], answer["moment"]) for answer in done} == {(200, "done", moment)}
+    assert {(answer["status"], answer["outcome"], answer["quiesced_by"]) for answer in done} == {(200, "done", by)}
     assert {answer["reason"] for answer in done} == {None}
     assert {answer.get("success", True) for answer in done} == {True}
-    if moment != "any":
+    if by != "nothing":
         held = sorted(answer["held_seconds"] for answer in done)
         assert held[0] > 0
         assert held[-1] < 10
         figures |= {"held, median s": held[len(held) // 2], "held, most s": held[-1]}
-    figures |= {"resets": len(done), "moment": moment}
+    figures |= {"resets": len(done), "quiesced by": by}
     record(version, reset.name, "mode=safe", "nothing failed", figures)
 
 

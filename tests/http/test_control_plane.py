@@ -531,7 +531,7 @@ async def test_a_drop_in_is_refused_where_it_hangs_the_engine(version, way):
 async def test_a_safe_drop_in_tells_its_moment(running):
     """And for how long new requests were held."""
     safe = (await running.client.post("/reset_mm_cache?mode=safe")).json()
-    assert (safe["outcome"], safe["moment"], safe["held_seconds"] >= 0) == ("done", "gate", True)
+    assert (safe["outcome"], safe["quiesced_by"], safe["held_seconds"] >= 0) == ("done", "gate", True)
 
 
 async def test_a_safe_prefix_reset_never_preempts(running):

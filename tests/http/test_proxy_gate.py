@@ -311,7 +311,7 @@ async def test_one_half_sent_request_keeps_no_reset_from_its_moment():
         await half.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n{")
         await until(lambda: proxy_of(sidecar).exchanges)
         answer = await patiently(sidecar.client.post("/reset_mm_cache?mode=safe"), 8)
-        assert (answer.status_code, answer.json()["moment"]) == (200, "gate")
+        assert (answer.status_code, answer.json()["quiesced_by"]) == (200, "gate")
         await half.leave()
 
 

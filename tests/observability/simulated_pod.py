@@ -79,7 +79,7 @@ class SimulatedPod:
 
     def _remedy(self, name: str) -> None:
         result = RemedyResult(
-            remedy=name, outcome="done", seconds=0.4, moment="gate", held_seconds=0.2, freed_components=_FREED
+            remedy=name, outcome="done", seconds=0.4, quiesced_by="gate", held_seconds=0.2, freed_components=_FREED
         )
         self._exporter.remedy_ended(result, "policy")
         self._exporter.policy_acted("device", name, "done")

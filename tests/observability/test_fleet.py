@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helm.source.metrics import OWN, names_in
 from highwater.accounting.attribution import COMPONENTS
-from highwater.readings import ActionOutcome, EngineState, Moment, PolicyLevel, RulePhase, Trigger
+from highwater.readings import ActionOutcome, EngineState, PolicyLevel, RulePhase, Trigger
 from highwater.relief.remedies import REMEDIES
 
 from .rule_files import ALERTS, RECORDINGS
@@ -62,10 +62,10 @@ def test_every_label_is_on_the_page_and_bounded_there():
     told = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert labels == told
     sizes = [COMPONENTS, get_args(EngineState), get_args(RulePhase), REMEDIES, get_args(Trigger)]
-    sizes += [get_args(ActionOutcome), get_args(Moment), get_args(PolicyLevel)]
-    assert [len(each) for each in sizes] == [6, 9, 6, 5, 3, 5, 2, 5]
+    sizes += [get_args(ActionOutcome), get_args(PolicyLevel)]
+    assert [len(each) for each in sizes] == [6, 9, 6, 5, 3, 5, 5]
     assert "| `state`, `mode`, `level` | of the engine 9, of a rule 6; 2; 5 |" in table
-    assert "| `remedy`, `trigger`, `outcome`, `moment` | 5, 3, 5, 2 |" in table
+    assert "| `remedy`, `trigger`, `outcome` | 5, 3, 5 |" in table
 
 
 def test_no_request_of_a_client_makes_a_series():

@@ -141,7 +141,7 @@ def _shown(measured: Measured) -> dict[str, Any]:
         "outcome": result.outcome,
         "reason": result.reason,
         "seconds": round(result.seconds, 3),
-        "moment": result.moment,
+        "quiesced_by": result.quiesced_by,
         "held_seconds": None if result.held_seconds is None else round(result.held_seconds, 3),
         "freed_bytes": {
             "total": result.freed_bytes,

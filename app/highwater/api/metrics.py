@@ -237,7 +237,6 @@ class Exporter:
             "How long new requests waited for a remedy at the gate.",
             _RESET_BUCKETS,
             "remedy",
-            "moment",
         )
         self._denied = counter("control_denied_total", "Control calls that were not let in.", "reason")
         for reason in ("no_token", "wrong_token", "closed"):
@@ -264,8 +263,8 @@ class Exporter:
         if result.outcome not in {"done", "failed"}:
             return
         self._reset_seconds.labels(result.remedy).observe(result.seconds)
-        if result.moment is not None and result.held_seconds is not None:
-            self._hold_seconds.labels(result.remedy, result.moment).observe(result.held_seconds)
+        if result.held_seconds is not None:
+            self._hold_seconds.labels(result.remedy).observe(result.held_seconds)
         for component in COMPONENTS:
             size = getattr(result.credited_components, component)
             if size is not None:

@@ -65,7 +65,7 @@ def reclaim_text(results: Sequence[Reclaimed], *, dry_run: bool) -> str:
     """Return what came of each remedy, what it freed by component and rank, and why not."""
     if not results:
         return "nothing was done"
-    headers = ["remedy", "would be" if dry_run else "outcome", "moment"]
+    headers = ["remedy", "would be" if dry_run else "outcome", "quiesced by"]
     headers += [] if dry_run else ["freed", "seconds", "held"]
     parts = [table(headers, [_row(each.result, dry_run=dry_run) for each in results])]
     parts += [f"{each.result.remedy}: {each.result.reason}" for each in results if each.result.reason]
@@ -76,7 +76,7 @@ def reclaim_text(results: Sequence[Reclaimed], *, dry_run: bool) -> str:
 
 def _row(result: RemedyResult, *, dry_run: bool) -> list[str]:
     outcome = "done" if dry_run and result.outcome == "observed" else result.outcome
-    row = [result.remedy, outcome, result.moment or UNKNOWN]
+    row = [result.remedy, outcome, result.quiesced_by or UNKNOWN]
     if dry_run:
         return row
     held = UNKNOWN if result.held_seconds is None else f"{result.held_seconds:.2f} s"

@@ -247,14 +247,14 @@ export class Controls {
 
 /** One remedy's fate. @param {any} result @param {boolean} dry */
 function outcome(result, dry) {
-  const { remedy, outcome: became, reason, freed_bytes: freed, moment, held_seconds: held, seconds } = result;
+  const { remedy, outcome: became, reason, freed_bytes: freed, quiesced_by: by, held_seconds: held, seconds } = result;
   const words_ =
     became === "done" && !dry
       ? `freed ${gib(freed?.total)} in ${duration(seconds)}`
       : dry && became !== "refused"
         ? "would run"
         : became;
-  const how = { gate: "with new requests held", any: "" }[moment] ?? "";
+  const how = { gate: "with new requests held", nothing: "" }[by] ?? "";
   return el(
     "div",
     { class: "one-result", "data-outcome": became },

@@ -19,7 +19,7 @@ from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_dela
 from highwater.engine.client import Engine
 from highwater.memory.sources.engine_metrics import EngineMetrics
 from highwater.proxy.gate import Gate
-from highwater.readings import EngineLoad, Moment, Report
+from highwater.readings import EngineLoad, QuiescedBy, Report
 from highwater.relief.states import States
 
 # The engine's counts lag behind its answers by a step; requests that others sent stay longer.
@@ -50,11 +50,11 @@ class Quiesced:
     """How it was done.
 
     Attributes:
-        moment: Whether requests were held.
+        by: What kept requests away.
         held_seconds: How long new requests waited, known when it is over; ``None`` where none had to.
     """
 
-    moment: Moment
+    by: QuiescedBy
     held_seconds: float | None = None
 
 

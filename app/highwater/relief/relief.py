@@ -280,7 +280,7 @@ class Relief:
                 async with self._quiescer.quiet(self._states, then_pace=order.remedy.paces_after) as quiesced:
                     run = await self._call(order, CALL_SECONDS)
             else:
-                quiesced, run = Quiesced("any"), await self._call(order, self._rounds_seconds())
+                quiesced, run = Quiesced("nothing"), await self._call(order, self._rounds_seconds())
         except CannotQuiesce as exc:
             return self._refused(order, before, str(exc), exc.held_seconds)
         except EngineError as exc:
@@ -306,7 +306,7 @@ class Relief:
             ranks=deltas,
             credited_bytes=credited.freed_bytes,
             credited_components=credited.components,
-            moment=quiesced.moment if quiesced is not None else None,
+            quiesced_by=quiesced.by if quiesced is not None else None,
             held_seconds=quiesced.held_seconds if quiesced is not None else None,
             detail=run.detail,
         )

@@ -73,7 +73,9 @@ def story() -> tuple[Report, RemedyResult]:
     fake.workers[1].forget_entries()
     fake.workers[1].release()
     now = fake.readings()
-    result = RemedyResult(remedy="reset_encoder_cache", outcome="done", seconds=0.4, moment="gate", held_seconds=0.2)
+    result = RemedyResult(
+        remedy="reset_encoder_cache", outcome="done", seconds=0.4, quiesced_by="gate", held_seconds=0.2
+    )
     freed_bytes, components = total(freed(grown, now))
     status = EngineStatus(
         url="http://engine:8000",

@@ -23,7 +23,7 @@ DONE = Reclaimed(
         remedy="reset_encoder_cache",
         outcome="done",
         seconds=0.34,
-        moment="gate",
+        quiesced_by="gate",
         held_seconds=0.2,
         freed_bytes=3 * GIB,
     ),
@@ -64,7 +64,7 @@ def test_a_size_without_a_trim_is_a_mistake():
 def test_what_was_freed_is_told_by_rank_and_component():
     """With what is in use now; components of which nothing came are left out."""
     shown = reclaim_text([DONE], dry_run=False)
-    assert "reset_encoder_cache       done      gate  3.00 GiB       0.34  0.20 s" in shown
+    assert "reset_encoder_cache       done           gate  3.00 GiB       0.34  0.20 s" in shown
     assert shown.splitlines()[-3].split() == ["encoder", "cache", "3.00", "GiB"]
     assert shown.splitlines()[-1].split() == ["used", "now", "6.00", "GiB"]
     assert "other tensors" not in shown

@@ -49,7 +49,7 @@ async def test_the_gate_waits_for_requests_under_way(core):
 
     task = asyncio.create_task(end())
     async with quiet(core) as quiesced:
-        assert (quiesced.moment, core.gate.is_open, core.gate.in_flight) == ("gate", False, 0)
+        assert (quiesced.by, core.gate.is_open, core.gate.in_flight) == ("gate", False, 0)
     assert core.gate.is_open
     assert quiesced.held_seconds == 0  # on a clock that stands
     await task
@@ -127,7 +127,7 @@ async def test_what_was_seen_to_bypass_the_gate_is_remembered(core):
             pytest.fail("nothing was refused")
     await core.tick(BYPASS_SECONDS)
     async with quiet(core) as quiesced:
-        assert quiesced.moment == "gate"
+        assert quiesced.by == "gate"
 
 
 async def test_the_engines_counts_may_lag_behind_ours(core):
@@ -139,7 +139,7 @@ async def test_the_engines_counts_may_lag_behind_ours(core):
     await core.tick(SETTLE_SECONDS / 2)
     core.fake.running = 0
     async with quiet(core) as quiesced:
-        assert quiesced.moment == "gate"
+        assert quiesced.by == "gate"
 
 
 async def test_an_engine_that_does_not_tell_its_requests_is_not_trusted(core):

@@ -255,7 +255,7 @@ async def test_safe_reset_mm_cache_holds_new_requests_and_tells_for_how_long():
     seen: list[bool] = []
     core.fake.on_reset = lambda: seen.append(core.gate.is_open)
     (measured,) = await core.relief.reclaim(wishes("reset_mm_cache"), mode="safe", dry_run=False)
-    assert (measured.result.outcome, measured.result.moment, seen) == ("done", "gate", [False])
+    assert (measured.result.outcome, measured.result.quiesced_by, seen) == ("done", "gate", [False])
     assert measured.result.held_seconds is not None
     assert core.gate.is_open
 
@@ -276,7 +276,7 @@ async def test_vllms_own_meaning_waits_for_nobody(name):
     core = await grown()
     await core.gate.enter()
     measured = await core.relief.drop_in(name, query="", mode="now", force=False)
-    assert (measured.result.outcome, measured.result.moment) == ("done", "any")
+    assert (measured.result.outcome, measured.result.quiesced_by) == ("done", "nothing")
 
 
 async def test_a_dry_run_tells_the_moment():
@@ -315,7 +315,7 @@ async def test_a_reset_that_never_returns_lets_the_held_go():
     core = await grown()
     core.fake.late = {"/reset_mm_cache"}
     (measured,) = await core.relief.reclaim(wishes("reset_mm_cache"), mode="safe", dry_run=False)
-    assert (measured.result.outcome, measured.result.moment) == ("failed", "gate")
+    assert (measured.result.outcome, measured.result.quiesced_by) == ("failed", "gate")
     assert "no answer in time" in measured.result.reason
     assert core.gate.is_open
 
@@ -501,7 +501,7 @@ async def test_requests_wait_for_the_reset_and_not_for_the_release_after_it(monk
 
     monkeypatch.setattr(core.engine, "rpc", noted)
     (measured,) = await core.relief.reclaim(wishes("reset_encoder_cache"), mode="safe", dry_run=False)
-    assert (measured.result.outcome, measured.result.moment, seen) == ("done", "gate", [False, True])
+    assert (measured.result.outcome, measured.result.quiesced_by, seen) == ("done", "gate", [False, True])
 
 
 def test_a_state_that_cannot_follow_is_an_error():
