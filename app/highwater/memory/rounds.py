@@ -20,7 +20,7 @@ from highwater.memory.due import Situation, is_due
 from highwater.memory.ranks import is_complete, workers_left
 from highwater.memory.sources import Observation, Reach, Source
 from highwater.memory.sources.health import Health
-from highwater.memory.start_failure import start_failure
+from highwater.memory.start_failure import is_up_by_recorder, start_failure
 from highwater.readings import STATES, EngineLoad, EngineState, Progress, Report, StartFailure
 from highwater.recorder.folder import RankRecord
 from highwater.recorder.recorders import Recorders
@@ -316,7 +316,9 @@ class Rounds:
         self._count_calls(outcome.records)
         self._hear_of_rpc()
         if outcome.failure is not None and STATES[outcome.before.state].is_absent:
-            outcome.is_loading = self._recorders.are_alive
+            # An API server that listens and does not answer has not that excuse once every worker is up.
+            is_up = outcome.contact != "refused" and all(map(is_up_by_recorder, outcome.records))
+            outcome.is_loading = self._recorders.are_alive and not is_up
             outcome.is_another_loading = outcome.is_loading or (
                 outcome.before.state == "gone"
                 and await self._recorders.is_another_writing(outcome.before.recorder_instance)
@@ -394,7 +396,7 @@ class Rounds:
         """Allow worker calls once every worker's recorder says that it has our operations; as long as it lives."""
         if self._detected_at is None or self.capabilities.collective_rpc or self._recorders is None:
             return
-        told = self._detected.with_recorders_word(offer_rpc=self._recorders.offer_rpc)
+        told = self._detected.with_recorders_word(offer_rpc=self._recorders.offer_rpc(self.ranks_expected))
         if told.collective_rpc:
             self._allow_rpc(told)
 

@@ -21,10 +21,18 @@ def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | No
     broken = [rank for rank in ranks if rank.error is not None]
     if not broken and all(rank.status == "ended" and rank.is_over for rank in ranks):
         return None
-    first = min(broken, key=lambda rank: rank.phases[-1].at, default=ranks[0])
+    # Others fail of the first one's end: it is the one whose phase ended first, or who did not end in order.
+    unfinished = sorted(ranks, key=lambda rank: (rank.status != "dead", rank.is_over))
+    first = min(broken, key=lambda rank: rank.phases[-1].at + rank.phases[-1].seconds, default=unfinished[0])
     return StartFailure(
         at=at, recorder_instance=records[0].identity.instance, summary=f"{PREFIX}{_fate(first, records)}", ranks=ranks
     )
+
+
+def is_up_by_recorder(record: RankRecord) -> bool:
+    """Return whether this worker's start is over, as far as its recorder shows; also where it shows no start."""
+    started = _started(record)
+    return not started.phases or started.is_over
 
 
 def _started(record: RankRecord) -> StartedRank:

@@ -86,6 +86,7 @@ class Recorders:
         self._sleep = sleep
         self._recorder = Recorder(folder, clock=clock, monotonic=monotonic, proc=proc)
         self._refusal: str | None = None
+        self._crowd: str | None = None  # several engines' recorders, so that none can be followed
         self._started = 0  # so many workers said that theirs runs
         self._begun_at: float | None = None
         self._swept_at = monotonic()
@@ -102,11 +103,15 @@ class Recorders:
         """How many workers the engine has, by their own word."""
         return max((record.identity.ranks_expected or 0 for record in self.records), default=0) or None
 
-    @property
-    def offer_rpc(self) -> bool:
-        """Whether every worker that should be there writes, and says that our operations may be called of it."""
+    def offer_rpc(self, expected: int | None) -> bool:
+        """Return whether every worker that should be there writes, and says that our operations may be called of it.
+
+        Args:
+            expected: How many that are; their own word alone may be a lower bound. ``None`` where it is not known.
+        """
         ready = [record for record in self.records if record.status == "alive" and record.identity.rpc]
-        return self.are_followed and self.ranks_expected is not None and len(ready) >= self.ranks_expected
+        most = max(expected or 0, self.ranks_expected or 0)
+        return self.are_followed and most > 0 and len(ready) >= most
 
     @property
     def are_followed(self) -> bool:
@@ -121,8 +126,8 @@ class Recorders:
     @property
     def problem(self) -> str | None:
         """Why the recorders were not started, or not all, or cannot be read; ``None`` where all is well."""
-        if self._refusal is not None:
-            return self._refusal
+        if (known := self._refusal or self._crowd) is not None:
+            return known
         if self._recorder.problems:
             return self._recorder.problems[0]
         if len(self.records) < self._started:
@@ -162,8 +167,9 @@ class Recorders:
             and other.instance != former
             and (not self_started or (other.identity is not None and other.identity.self_started))
         }
+        self._crowd = None
         if len(alive) > 1:
-            self._refusal = (
+            self._crowd = (
                 f"recorder_dir: {self._folder} has the recorders of {len(alive)} engines; give each a folder of its own"
             )
         elif alive:

@@ -215,6 +215,19 @@ async def test_workers_are_not_called_where_that_is_not_said(watch, knobs):
     assert not core.engine.rpc_allowed
 
 
+async def test_one_replicas_word_is_not_that_of_all(watch, tmp_path):
+    """The first of two replicas of a dense model counts itself alone, and the second may be without the plugin."""
+    core = watch(is_up=False, extension=None, data_parallel=2, tensor_parallel=1)
+    first = core.fake.workers[0]
+    sizes = {"ranks_expected": 1, "data_parallel": 1, "pipeline_parallel": 1, "tensor_parallel": 1}
+    identity = core.fake._identity(first) | sizes | {"rpc": True, "self_started": True}
+    payload = {"directory": str(tmp_path / "recorder"), "instance": "a" * 16}
+    first.recorder.start(identity, payload, first.device(), core.clock.now)
+    await rounds(core, 3)
+    assert core.recorders.ranks_expected == 1
+    assert (core.engine.rpc_allowed, core.fake.ops()) == (False, [])
+
+
 async def test_another_engine_is_not_called_on_the_former_ones_word(watch, tmp_path):
     """What comes up in its place may be without the plugin."""
     core = watch(extension=None)
@@ -275,6 +288,30 @@ async def test_an_engine_that_loads_again_is_shown_as_soon_as_it_writes(watch, t
     report = (await rounds(core, 2))[-1]
     assert (report.engine.state, report.stale, report.engine.restarts) == ("starting", False, 1)
     assert [one.name for one in report.ranks[0].start] == ["init"]
+
+
+async def test_a_loaded_engine_whose_api_server_hangs_is_not_one_that_loads(watch):
+    """A sidecar that starts beside it has heard nothing yet, and sees by the files that every worker is up."""
+    core = watch(dev_mode=False)
+    for worker in core.fake.workers:
+        worker.recorder.phases = [phase("init", core.clock.now), phase("warm_up", core.clock.now)]
+    core.fake.late |= {"/version", "/metrics", "/health", "/openapi.json"}
+    report = (await rounds(core, 5))[-1]
+    assert "loading" not in (report.engine.hint or "")
+
+
+async def test_several_engines_are_named_only_as_long_as_they_write(watch, tmp_path):
+    """Which of them this sidecar's is, nobody can say; once one is left it is followed."""
+    core = watch(is_up=False, dev_mode=False)
+    for worker, instance in zip(core.fake.workers, ("a" * 16, "b" * 16), strict=True):
+        payload = {"directory": str(tmp_path / "recorder"), "instance": instance}
+        identity = core.fake._identity(worker) | {"self_started": True}
+        worker.recorder.start(identity, payload, worker.device(), core.clock.now)
+    await rounds(core, 1)
+    assert "has the recorders of 2 engines" in (core.recorders.problem or "")
+    core.fake.workers[1].recorder.stop(core.clock.now)
+    await rounds(core, 2)
+    assert (core.recorders.problem, core.recorders.recorder.instance) == (None, "a" * 16)
 
 
 async def test_recorders_that_a_sidecar_started_are_not_taken_for_an_engine_that_loads(watch, tmp_path):
