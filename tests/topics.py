@@ -57,8 +57,11 @@ TOPICS: Mapping[str, Topic] = {
         (
             "worker_ext/highwater_worker/plugin.py",
             "worker_ext/highwater_worker/memory/start_phases.py",
+            "worker_ext/highwater_worker/identity.py",
             "worker_ext/highwater_worker/recorder",
             "app/highwater/files/worker_package.py",
+            "app/highwater/engine/capabilities.py",
+            "app/highwater/memory",
             "app/highwater/recorder",
             "tests/engine/test_watch_topologies.py",
         ),

@@ -10,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from itertools import product
 from pathlib import Path
@@ -244,7 +245,10 @@ def test_a_stopped_worker_is_a_hang_until_it_goes_on(engine: Engine, tmp_path: P
     """The rank is named while vLLM's own health check is good, and an incident has a beginning and an end."""
     with flying(engine, tmp_path) as sidecar:
         pids = [rank["pid"] for rank in sidecar.call("GET", "/memory")["ranks"]]
-        time.sleep(2.0)  # of which the series will tell
+        # Steps for the series to show: an idle worker has nothing new to record. Each replica gets one of the two.
+        body = {"model": engine.served_model, "prompt": "x", "max_tokens": 60, "ignore_eos": True}
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda _: httpx.post(f"{engine.url}/v1/completions", json=body, timeout=60), range(2)))
         with stopped(pids[1]):
             report = wait_for(sidecar, is_unresponsive, PATIENCE_SECONDS)
             (missing,) = report["ranks_missing"]

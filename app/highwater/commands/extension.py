@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -34,6 +35,6 @@ def extension(folder: Path) -> None:
     click.echo(
         f"vllm-highwater-worker {copied.version} {word} in {copied.folder}. To watch an engine, give it this folder "
         "and one for its recorders:\n"
-        f"  PYTHONPATH={copied.folder} HIGHWATER_RECORDER_DIR=/dev/shm/highwater vllm serve MODEL\n"
-        "  highwater serve --engine-url http://127.0.0.1:8000 --recorder-dir /dev/shm/highwater"
+        f"  PYTHONPATH={shlex.quote(str(copied.folder))} HIGHWATER_RECORDER_DIR=/dev/shm/highwater vllm serve MODEL\n"
+        "  highwater serve --recorder-dir /dev/shm/highwater"
     )

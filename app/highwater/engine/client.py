@@ -37,6 +37,9 @@ HTTP_ERROR = 400
 # proxy would wait for; a thread costs more than it saves for what is smaller.
 _LARGE_BYTES = 256 * 1024
 
+# Of any other answer: a page of metrics has a few hundred kilobytes, /server_info less.
+MAX_ANSWER_BYTES = 16 * 1024**2
+
 # Half a minute of silence, then three questions ten seconds apart.
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -74,10 +77,14 @@ class Engine:
     Args:
         url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
         rpc_deadline_seconds: After this a worker call counts as late; it is awaited, never repeated.
-        request_seconds: Deadline of every other request.
+        request_seconds: Deadline of every other request, by when its answer must be whole.
         ssl_context: For an https ``url``.
         transport: Replaces the network in tests.
         clock: Monotonic seconds.
+
+    Attributes:
+        rpc_allowed: Whether our extension is known to be loaded; otherwise no worker is called.
+        has_rpc_failed: The engine itself failed at a worker call since this was set to False.
     """
 
     def __init__(
@@ -93,6 +100,8 @@ class Engine:
         self.url = url
         self._clock = clock
         self.rpc_allowed = False
+        self.has_rpc_failed = False
+        self._request_seconds = request_seconds
         self._rpc_deadline = rpc_deadline_seconds
         self._turn = asyncio.Lock()
         self._outstanding: asyncio.Task[httpx.Response] | None = None
@@ -141,11 +150,11 @@ class Engine:
             EngineUnreachable: No connection.
             EngineUnresponsive: No answer in time.
         """
-        response = await self._send("GET", path, params=query, timeout=_patience(path))
-        if response.status_code >= HTTP_ERROR:
+        answer = await self._read(path, params=query)
+        if answer.status >= HTTP_ERROR:
             return None
         try:
-            return response.json()
+            return json.loads(answer.body)
         except ValueError:
             return None
 
@@ -155,20 +164,18 @@ class Engine:
         Raises:
             EngineError: No answer, or a status of 400 or more.
         """
-        response = await self._send("GET", path)
-        if response.status_code >= HTTP_ERROR:
-            raise EngineRefused(f"GET {path} answered {response.status_code}", response.status_code)
-        return response.text
+        answer = await self._read(path)
+        if answer.status >= HTTP_ERROR:
+            raise EngineRefused(f"GET {path} answered {answer.status}", answer.status)
+        return answer.body.decode(errors="replace")
 
     async def has_post(self, path: str) -> bool:
         """Return whether ``path`` is a POST-only route: a GET gets 405 there, 404 elsewhere, and changes nothing."""
-        response = await self._send("GET", path)
-        return response.status_code == httpx.codes.METHOD_NOT_ALLOWED
+        return (await self._read(path)).status == httpx.codes.METHOD_NOT_ALLOWED
 
     async def exists(self, path: str) -> bool:
         """Return whether a GET on ``path`` finds a route."""
-        response = await self._send("GET", path)
-        return response.status_code < HTTP_ERROR
+        return (await self._read(path)).status < HTTP_ERROR
 
     async def get(self, path: str, query: str = "") -> EngineAnswer:
         """GET, the query string passed on as it is.
@@ -177,9 +184,7 @@ class Engine:
             EngineUnreachable: No connection.
             EngineUnresponsive: No answer in time.
         """
-        url = f"{path}?{query}" if query else path
-        response = await self._send("GET", url, timeout=_patience(path))
-        return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
+        return await self._read(f"{path}?{query}" if query else path)
 
     async def get_within(self, path: str, *, seconds: float, max_bytes: int) -> EngineAnswer:
         """GET of a text that may be large, whose end must be there in time.
@@ -192,21 +197,47 @@ class Engine:
         Raises:
             EngineUnreachable: No connection.
             EngineUnresponsive: Its end was not there in time.
-            EngineGarbled: It is larger.
+            EngineGarbled: It is larger, or compressed.
         """
-        # To compress it would cost the engine more than to send it to its neighbour.
-        headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
-        body = bytearray()
+        headers = {"Accept": "text/plain;version=0.0.4"}
+        return await self._read(path, seconds=seconds, max_bytes=max_bytes, headers=headers)
+
+    async def _read(
+        self,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+        max_bytes: int = MAX_ANSWER_BYTES,
+        headers: Mapping[str, str] | None = None,
+    ) -> EngineAnswer:
+        seconds = seconds or _patience(path) or self._request_seconds
         try:
-            async with asyncio.timeout(seconds), self._client.stream("GET", path, headers=headers) as response:
-                async for piece in response.aiter_bytes():
-                    body += piece
-                    if len(body) > max_bytes:
-                        raise EngineGarbled(f"GET {path}: more than {max_bytes} bytes")
+            # httpx's own limit is for each read: an answer of a byte now and then would never end.
+            async with asyncio.timeout(seconds):
+                return await self._read_twice(path, params=params or None, max_bytes=max_bytes, headers=headers or {})
+        except httpx.ConnectTimeout as exc:
+            raise EngineUnreachable(f"GET {path}: no connection in time") from exc
         except (TimeoutError, httpx.TimeoutException) as exc:
-            raise EngineUnresponsive(f"GET {path}: no answer within {seconds} s") from exc
+            raise EngineUnresponsive(f"GET {path}: no answer in time ({seconds:g} s)") from exc
         except httpx.HTTPError as exc:
             raise self._unreachable(f"GET {path}", exc) from exc
+
+    # A kept connection that the engine closes as it is used breaks a call now and then, and shows nothing.
+    @retry(retry=retry_if_exception(_is_broken), stop=stop_after_attempt(2), reraise=True)
+    async def _read_twice(
+        self, path: str, *, params: Mapping[str, str] | None, max_bytes: int, headers: Mapping[str, str]
+    ) -> EngineAnswer:
+        # To compress it would cost the engine more than to send it to its neighbour.
+        plain = {"Accept-Encoding": "identity", **headers}
+        body = bytearray()
+        async with self._client.stream("GET", path, params=params, headers=plain, timeout=None) as response:
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise EngineGarbled(f"GET {path}: compressed, though that was not asked for")
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > max_bytes:
+                    raise EngineGarbled(f"GET {path}: more than {max_bytes} bytes")
         return EngineAnswer(response.status_code, response.headers.get("content-type", ""), bytes(body))
 
     async def post(self, path: str, query: str = "") -> EngineAnswer:
@@ -217,25 +248,15 @@ class Engine:
             EngineUnresponsive: No answer within the worker deadline (a reset waits for the running step).
         """
         url = f"{path}?{query}" if query else path
-        response = await self._send("POST", url, timeout=self._rpc_deadline)
-        return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
-
-    async def _send(
-        self, method: str, path: str, *, params: Mapping[str, str] | None = None, timeout: float | None = None
-    ) -> httpx.Response:
-        deadline = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
-        request = self._request_twice if method == "GET" else self._client.request
         try:
-            return await request(method, path, params=params or None, timeout=deadline)
+            response = await self._client.post(url, timeout=self._rpc_deadline)
+        except httpx.ConnectTimeout as exc:
+            raise EngineUnreachable(f"POST {url}: no connection in time") from exc
         except httpx.TimeoutException as exc:
-            raise _late(method, path, exc) from exc
+            raise EngineUnresponsive(f"POST {url}: no answer in time") from exc
         except httpx.HTTPError as exc:
-            raise self._unreachable(f"{method} {path}", exc) from exc
-
-    # A kept connection that the engine closes as it is used breaks a call now and then, and shows nothing.
-    @retry(retry=retry_if_exception(_is_broken), stop=stop_after_attempt(2), reraise=True)
-    async def _request_twice(self, method: str, path: str, **options: Any) -> httpx.Response:  # noqa: ANN401 - httpx's own
-        return await self._client.request(method, path, **options)
+            raise self._unreachable(f"POST {url}", exc) from exc
+        return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
 
     def _unreachable(self, call: str, exc: httpx.HTTPError) -> EngineUnreachable:
         if (said := trouble(exc)) is not None:
@@ -300,6 +321,7 @@ class Engine:
             response = call.result()
         except httpx.HTTPError as exc:
             raise self._unreachable(f"worker call {op}", exc) from exc
+        self.has_rpc_failed = self.has_rpc_failed or response.is_server_error
         if len(response.content) > _LARGE_BYTES:
             answers = await asyncio.to_thread(_worker_answers, op, response)
         else:
@@ -331,12 +353,6 @@ def _is_refused(exc: BaseException | None) -> bool:
             return all(map(_is_refused, exc.exceptions))
         exc = exc.__cause__ or exc.__context__
     return exc is not None
-
-
-def _late(method: str, path: str, exc: httpx.TimeoutException) -> EngineUnresponsive | EngineUnreachable:
-    if isinstance(exc, httpx.ConnectTimeout):
-        return EngineUnreachable(f"{method} {path}: no connection in time")
-    return EngineUnresponsive(f"{method} {path}: no answer in time")
 
 
 def _worker_answers(op: str, response: httpx.Response) -> list[dict[str, Any]]:

@@ -72,10 +72,11 @@ def copy_worker_package(folder: Path) -> CopiedPackage:
     version, files = _installed()
     try:
         folder = folder.absolute()
-        is_made = not folder.is_dir()
+        _refuse_place(folder)
+        made = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        if is_made:
-            folder.chmod(_FOLDER_MODE)
+        for place in made:  # the engine may run as another user, whatever the umask is
+            place.chmod(_FOLDER_MODE)
         with _locked(folder):
             _refuse_foreign(folder)
             is_new = _content(folder, version) != files
@@ -89,6 +90,24 @@ def copy_worker_package(folder: Path) -> CopiedPackage:
             "can write to"
         ) from exc
     return CopiedPackage(folder, version, is_new)
+
+
+def _refuse_place(folder: Path) -> None:
+    """Refuse a folder that cannot be on a ``PYTHONPATH``, and one within the package, which would be in its next copy.
+
+    Raises:
+        WorkerPackageError: It is one of these.
+    """
+    if not str(folder).isprintable() or os.pathsep in str(folder):
+        raise WorkerPackageError(
+            f"{str(folder)!r} cannot be on a PYTHONPATH: name a folder without {os.pathsep!r} in its path"
+        )
+    spec = find_spec(PACKAGE)
+    for place in [] if spec is None else spec.submodule_search_locations or ():
+        if folder.resolve().is_relative_to(Path(place).resolve()):
+            raise WorkerPackageError(
+                f"{folder} lies within the worker package itself: name a folder outside of {place}"
+            )
 
 
 def _installed() -> tuple[str, dict[str, bytes]]:

@@ -7,7 +7,8 @@ question            every rank is recorded                   else
                     ``/health`` in the others
 workers' memory     never: their recorders say it all        every round; at rest every ``idle_poll_seconds``
 ``/is_paused``      never while steps progress; while idle   every round; at rest every ``idle_poll_seconds``
-                    every 15 s; else every round
+                    every 15 s, paused or asleep every
+                    ``idle_poll_seconds``; else every round
 ==================  =======================================  ==================================================
 
 In a long step, and while recorded ranks are stuck in one, only the API server is asked: the engine's loop answers

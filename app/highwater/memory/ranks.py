@@ -69,6 +69,9 @@ def _tells_all(newest: WorkerMemory | None) -> bool:
     return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)
 
 
+MAX_RANKS = 4096
+
+
 class Sizes(NamedTuple):
     """How many there should be of each: engines that share the work, stages of one, parts of a stage."""
 
@@ -105,7 +108,8 @@ def missing_ranks(
         before: Those that were missing at the last poll.
         was: Those that were there then.
     """
-    if sizes is None or len(ranks) >= math.prod(sizes):
+    # More than there are anywhere: files may say anything.
+    if sizes is None or not len(ranks) < math.prod(sizes) <= MAX_RANKS:
         return ()
     tensor_parallel = sizes.tensor_parallel
     there = {_place(rank, tensor_parallel) for rank in ranks}

@@ -184,6 +184,7 @@ class Rounds:
     def forget_engine(self) -> None:
         """What was asked of one engine says nothing about the next, and its answers will not come."""
         self._engine.forget_call()
+        self._engine.has_rpc_failed = False
         self.detect_again()
         self._answered_at.clear()
         self._loop_answered_at = self._loop_silent_since = None
@@ -393,12 +394,15 @@ class Rounds:
         self._allow_rpc(self._detected)
 
     def _hear_of_rpc(self) -> None:
-        """Allow worker calls once every worker's recorder says that it has our operations; as long as it lives."""
-        if self._detected_at is None or self.capabilities.collective_rpc or self._recorders is None:
+        """Allow worker calls while every worker's recorder lives and says that it has our operations.
+
+        Files may be another engine's: a call that fails ends what they allow, for this life of the engine.
+        """
+        if self._detected_at is None or self._detected.collective_rpc or self._recorders is None:
             return
-        told = self._detected.with_recorders_word(offer_rpc=self._recorders.offer_rpc(self.ranks_expected))
-        if told.collective_rpc:
-            self._allow_rpc(told)
+        offered = not self._engine.has_rpc_failed and self._recorders.offer_rpc(self.ranks_expected)
+        if offered != self.capabilities.collective_rpc:
+            self._allow_rpc(self._detected.with_recorders_word(offer_rpc=offered))
 
     def _allow_rpc(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
@@ -412,7 +416,7 @@ class Rounds:
             return  # of those that run; the others would not hear of it before the step is over
         if self._recorders is None:
             return
-        can_start = self.capabilities.collective_rpc
+        can_start = self._detected.collective_rpc  # not by their word: where it is needed they run
         await self._recorders.adopt(self_started=can_start)
         if self.is_recorded:
             self._recorders.settle()

@@ -150,7 +150,11 @@ class Gate:
         if (admission := self.try_enter()) is not None:
             return admission
         if self.held >= self._max_held:
-            raise self._shed("gate_full", f"{self._max_held} requests wait already for a cache reset to end")
+            if self._closed_until is not None:
+                raise self._shed("gate_full", f"{self._max_held} requests wait already for a cache reset to end")
+            # The gate is open, and only paces: nobody is turned away for that.
+            if self._admit_waiting(1) is None:
+                return self.admit()
         waiter: asyncio.Future[Admission] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = None
         try:

@@ -392,7 +392,7 @@ class Recorder:
     # --- files ---
 
     def _names(self, *, with_unfinished: bool = False) -> list[tuple[str, str]]:
-        """Names of rings and their instances; of too many, those of this life first."""
+        """Return names of rings and their instances; of too many, those of this life first, then the newest."""
         try:
             with os.scandir(self.folder) as entries:
                 listed = [entry.name for entry in islice(entries, MAX_ENTRIES)]
@@ -402,7 +402,9 @@ class Recorder:
         found = [(match.group(), match.group(1)) for match in map(RING_NAME.fullmatch, listed) if match]
         if with_unfinished:
             found += [(match.group(), match.group(2)) for match in map(_TMP_NAME.fullmatch, listed) if match]
-        found.sort(key=lambda entry: (entry[1] != self._instance, entry))
+        written = {name: _stamp(self.folder / name) for name, _ in found} if len(found) > MAX_FILES else {}
+        ages = {name: -stamp[3] for name, stamp in written.items() if stamp is not None}
+        found.sort(key=lambda entry: (entry[1] != self._instance, ages.get(entry[0], 0), entry))
         self._folder_problem = None
         if len(found) > MAX_FILES or len(listed) == MAX_ENTRIES:
             looked_at = f"{MAX_FILES} rings among {MAX_ENTRIES} files"

@@ -157,7 +157,9 @@ class Recorders:
             self_started: Leave recorders alone that a sidecar started. They may be another engine's, and nobody
                 answers who could say whose they are.
         """
-        if self.are_followed and (self.are_alive or not self.records):
+        # A writer that is only silent has not ended: another engine's files are not its.
+        has_writer = any(record.status not in {"dead", "ended"} for record in self.records)
+        if self.are_followed and (has_writer or not self.records):
             return
         others = await asyncio.to_thread(self._recorder.others)
         alive = {
@@ -233,11 +235,11 @@ class Recorders:
             within_seconds: Wait, for a little, until every rank that writes has done so as of so many seconds
                 ago or later.
         """
-        if self._recorder.instance is None:
-            return ()
         if self._monotonic() - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = self._monotonic()
             await asyncio.to_thread(self._recorder.remove_stale, (), STALE_SECONDS)
+        if self._recorder.instance is None:
+            return ()
         # Not in the loop: with many ranks it is milliseconds, which every stream of the proxy would wait for.
         records = await asyncio.to_thread(self._recorder.read)
         asked_at = self._monotonic()

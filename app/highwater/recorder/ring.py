@@ -55,6 +55,11 @@ _STACK_HEAD = struct.Struct("<dd")
 
 _Count: TypeAlias = Annotated[int, Field(ge=0, le=_MAX_NUMBER)]
 # Names come into logs and sentences for operators: no control characters.
+# More ranks than any engine has, and more phases and notes than a worker writes: files may say anything.
+_Ranks: TypeAlias = Annotated[int, Field(ge=0, le=4096)]
+MAX_PHASES = 32
+MAX_NOTES = 32
+MAX_TEXT = 1000
 _Word: TypeAlias = Annotated[str, Field(max_length=255, pattern=r"^[ -~]*$")]
 _Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -108,10 +113,10 @@ class Identity:
     seconds: _Seconds
     extension: _Word | None = None
     main_thread: _Count | None = None
-    ranks_expected: _Count | None = None
-    data_parallel: _Count | None = None
-    pipeline_parallel: _Count | None = None
-    tensor_parallel: _Count | None = None
+    ranks_expected: _Ranks | None = None
+    data_parallel: _Ranks | None = None
+    pipeline_parallel: _Ranks | None = None
+    tensor_parallel: _Ranks | None = None
     rpc: bool | None = None
     self_started: bool | None = None
 
@@ -130,8 +135,8 @@ class _TableHead:
     mono: _Seconds
     total: _Count
     budget: WorkerBudget = field(default_factory=WorkerBudget)
-    start: tuple[StartPhase, ...] = ()
-    notes: tuple[Note, ...] = ()
+    start: Annotated[tuple[StartPhase, ...], Field(max_length=MAX_PHASES)] = ()
+    notes: Annotated[tuple[Note, ...], Field(max_length=MAX_NOTES)] = ()
 
 
 _TABLE_HEAD = TypeAdapter(_TableHead)
@@ -587,12 +592,16 @@ def _entry_table(body: bytes) -> EntryTable | None:
         return None
     budget = told.budget if is_within_bounds(told.budget) else WorkerBudget()
     start = tuple(
-        replace(phase, name=printable(phase.name), error=None if phase.error is None else printable(phase.error))
+        replace(phase, name=_short(phase.name), error=None if phase.error is None else _short(phase.error))
         for phase in told.start
         if is_within_bounds(phase)
     )
-    notes = tuple(Note(name=printable(note.name), reason=printable(note.reason)) for note in told.notes)
+    notes = tuple(Note(name=_short(note.name), reason=_short(note.reason)) for note in told.notes)
     return EntryTable(mono=told.mono, total=told.total, budget=budget, start=start, notes=notes, rows=body[rows_at:])
+
+
+def _short(text: str) -> str:
+    return printable(text[:MAX_TEXT])
 
 
 def _hash_text(name: bytes) -> str:

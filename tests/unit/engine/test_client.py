@@ -9,7 +9,7 @@ import json
 import httpx
 import pytest
 
-from highwater.engine.client import Engine, EngineAnswer
+from highwater.engine.client import MAX_ANSWER_BYTES, Engine, EngineAnswer
 from highwater.errors import EngineError, EngineGarbled, EngineRefused, EngineUnreachable, EngineUnresponsive
 from tests.fakes.engine import FakeEngine
 
@@ -210,7 +210,48 @@ async def test_no_connection_is_unreachable(engine, fake):
     assert await engine.rpc("memory")
 
 
+async def test_a_worker_call_that_the_engine_fails_at_is_remembered(engine, fake):
+    """As where no such method is there: not one call more, then."""
+    assert not engine.has_rpc_failed
+    fake.failing["/collective_rpc"] = 500
+    with pytest.raises(EngineRefused):
+        await engine.rpc("memory")
+    assert engine.has_rpc_failed
+
+
 # --- plain questions ---
+
+
+class _Body(httpx.AsyncByteStream):
+    """A response that comes in pieces, and does not have to end."""
+
+    def __init__(self, *pieces: bytes, ends: bool = True) -> None:
+        self.pieces, self.ends = pieces, ends
+
+    async def __aiter__(self):
+        for piece in self.pieces:
+            yield piece
+        while not self.ends:
+            await asyncio.sleep(0)
+            yield b"x"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "error", "match"),
+    [
+        (_Body(b"x" * (MAX_ANSWER_BYTES // 2), b"x" * MAX_ANSWER_BYTES), {}, EngineGarbled, "more than 16777216 bytes"),
+        (_Body(b"x"), {"content-encoding": "gzip"}, EngineGarbled, "compressed, though"),
+        (_Body(b"x", ends=False), {}, EngineUnresponsive, "no answer in time"),
+    ],
+    ids=["large", "compressed", "endless"],
+)
+async def test_no_answer_is_read_without_end(body, headers, error, match):
+    """Neither of memory nor of time."""
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, stream=body))
+    engine = Engine("http://engine:8000", transport=transport, request_seconds=0.2)
+    with pytest.raises(error, match=match):
+        await engine.get_text("/metrics")
+    await engine.aclose()
 
 
 async def test_no_answer_in_time_is_unresponsive(engine, fake):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import highwater_worker
 from highwater import __version__
 from highwater.files import worker_package
 from highwater.files.worker_package import DISTRIBUTION, WorkerPackageError, copy_worker_package
@@ -238,3 +239,28 @@ def test_a_package_that_is_no_folder_of_files_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(worker_package, "find_spec", lambda _: None)
     with pytest.raises(WorkerPackageError, match="not a folder of files"):
         copy_worker_package(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a:b", "a\nb"])
+def test_a_folder_that_no_path_variable_can_name_is_refused(tmp_path, name):
+    """An engine would look for it in pieces."""
+    with pytest.raises(WorkerPackageError, match="cannot be on a PYTHONPATH"):
+        copy_worker_package(tmp_path / name)
+
+
+def test_a_folder_within_the_package_is_refused():
+    """Its next copy would hold this one."""
+    inside = Path(highwater_worker.__file__).parent / "copy"
+    with pytest.raises(WorkerPackageError, match="lies within the worker package"):
+        copy_worker_package(inside)
+    assert not inside.exists()
+
+
+def test_folders_that_are_made_on_the_way_are_open_to_another_user(tmp_path):
+    """Whatever this user's umask is."""
+    before = os.umask(0o077)
+    try:
+        copy_worker_package(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert {oct((tmp_path / name).stat().st_mode & 0o777) for name in ("a", "a/b")} == {"0o755"}

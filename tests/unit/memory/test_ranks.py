@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from highwater.memory.ranks import best_readings
+from highwater.memory.ranks import Sizes, best_readings, missing_ranks
 from highwater.readings import Device, RankReading, TorchMemory, WorkerMemory
 from tests.fakes.ranks import reading
 
@@ -67,3 +67,8 @@ def test_the_best_reading_of_each_rank(answers, records, kept, expected):
     """In the ranks' order."""
     found = best_readings(answers, records, kept=kept, fuller_for_seconds=5.0)
     assert (None if found is None else [(one.rank, one.source) for one in found]) == expected
+
+
+def test_more_ranks_than_there_are_anywhere_are_not_named():
+    """A file may say anything, and each name would be made at each poll."""
+    assert missing_ranks(Sizes(40_000_000, 1, 1), [], []) == ()

@@ -228,6 +228,28 @@ async def test_one_replicas_word_is_not_that_of_all(watch, tmp_path):
     assert (core.engine.rpc_allowed, core.fake.ops()) == (False, [])
 
 
+async def test_a_word_is_good_for_as_long_as_its_worker_lives(watch):
+    """Another engine may answer in its place before a round has missed it."""
+    core = watch(extension=None)
+    await rounds(core, 2)
+    assert core.engine.rpc_allowed
+    core.fake.plugin = False
+    for worker in core.fake.workers:
+        core.fake.kill(worker)
+    calls = core.fake.ops()
+    await rounds(core, 5)
+    assert (core.engine.rpc_allowed, core.fake.ops()) == (False, calls)
+
+
+async def test_a_call_that_fails_ends_what_files_allow(watch):
+    """They were of another engine, or lie: a missing method puts the engine's queues out of step with every call."""
+    core = watch(extension=None)
+    await rounds(core, 2)
+    core.engine.has_rpc_failed = True  # as any 500 at a worker call has it
+    await rounds(core, 2)
+    assert not core.engine.rpc_allowed
+
+
 async def test_another_engine_is_not_called_on_the_former_ones_word(watch, tmp_path):
     """What comes up in its place may be without the plugin."""
     core = watch(extension=None)

@@ -266,6 +266,22 @@ async def test_who_comes_while_requests_are_paced_waits_for_a_step():
     assert (paces.gate.in_flight, paces.gate.held) == (2, 0)
 
 
+@pytest.mark.parametrize("max_held", [0, 2])
+async def test_nobody_is_turned_away_while_requests_are_paced(max_held):
+    """The gate is open then: more than may wait go on faster."""
+    paces = Paces()
+    paces.gate = Gate(max_held=max_held, clock=lambda: paces.now, later=paces._later)
+    with paces.gate.closed(10, then_pace=True):
+        pass
+    entering = [asyncio.create_task(paces.gate.enter()) for _ in range(5)]
+    await settle()
+    assert (paces.gate.held, paces.gate.in_flight) == (max_held, 5 - max_held)
+    assert [task.done() for task in entering] == [True] * (5 - max_held) + [False] * max_held
+    while paces.gate.held:
+        await paces.step()
+    await asyncio.gather(*entering)
+
+
 async def test_a_gate_that_closes_while_requests_are_paced_holds_the_rest():
     """And paces them when it opens again, though nobody asks for it then."""
     paces = Paces()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,7 +54,7 @@ def parse_load(text: str) -> EngineLoad:
     """
     lines = [line for line in text.splitlines() if line.startswith(_WANTED)]
     try:
-        samples = list(_samples(lines))
+        samples = [sample for sample in _samples(lines) if math.isfinite(sample[2])]
     except ValueError as exc:
         raise EngineGarbled(f"GET /metrics is no Prometheus exposition: {exc}") from exc
     running = [value for name, _, value in samples if name == RUNNING]

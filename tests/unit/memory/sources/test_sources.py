@@ -142,6 +142,13 @@ vllm:prompt_tokens_created{engine="0"} 9.0
     assert EngineLoad(requests_running=0, requests_waiting=0).is_idle
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf"])
+def test_a_count_that_is_no_number_is_not_known(value):
+    """Not an internal error: the engine may say anything."""
+    text = f'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{{engine="0"}} {value}\n'
+    assert parse_load(text).requests_running is None
+
+
 def test_without_statistics_nothing_is_known():
     """--disable-log-stats: None, never 0."""
     assert parse_load("process_cpu_seconds_total 5.0\n") == EngineLoad()
