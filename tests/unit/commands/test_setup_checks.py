@@ -88,7 +88,7 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
         ("extension", {"can": {"collective_rpc": False, "extension": None}}, "fail", "not loaded", "highwater_worker."),
         ("extension", {"can": {"collective_rpc": False, "extension": None}}, "fail", "records itself", "VLLM_PLUGINS"),
         ("extension", {"can": {"collective_rpc": False, "extension": "x.Y"}}, "fail", "x.Y", "ENGINE_HAS_EXTENSION"),
-        ("extension", {"can": {"extension": "x.Y"}}, "ok", "x.Y is loaded", None),
+        ("extension", {"can": {"extension": "x.Y"}}, "ok", "every worker has Highwater's operations", None),
         ("ranks", {"ranks_expected": None}, "warn", "is unknown", None),
         ("ranks", {"ranks_expected": 4, "can": {"data_parallel": 2}, "progress": None}, "fail", "2 of", "RECORDER"),
         (
