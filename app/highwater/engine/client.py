@@ -219,7 +219,7 @@ class Engine:
         except httpx.ConnectTimeout as exc:
             raise EngineUnreachable(f"GET {path}: no connection in time") from exc
         except (TimeoutError, httpx.TimeoutException) as exc:
-            raise EngineUnresponsive(f"GET {path}: no answer in time ({seconds:g} s)") from exc
+            raise EngineUnresponsive(f"GET {path}: no answer in time") from exc
         except httpx.HTTPError as exc:
             raise self._unreachable(f"GET {path}", exc) from exc
 
@@ -234,7 +234,7 @@ class Engine:
         async with self._client.stream("GET", path, params=params, headers=plain, timeout=None) as response:
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise EngineGarbled(f"GET {path}: compressed, though that was not asked for")
-            async for piece in response.aiter_raw():
+            async for piece in response.aiter_bytes():
                 body += piece
                 if len(body) > max_bytes:
                     raise EngineGarbled(f"GET {path}: more than {max_bytes} bytes")

@@ -181,7 +181,7 @@ def _done(remedy: str, freed: int, component: str, seconds: float) -> RemedyResu
         seconds=seconds,
         freed_bytes=freed,
         freed_components=Components(**{component: freed}),
-        moment="any",
+        quiesced_by="nothing",
         frees="what it frees",
         does_not_free="what it does not",
     )
