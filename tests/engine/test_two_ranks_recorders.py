@@ -75,7 +75,8 @@ def flying(engine: Engine, folder: Path, **settings: str) -> Iterator[DemoSideca
         **settings,
     }
     with sidecar_beside(engine, folder, **settings) as sidecar:
-        wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
+        # A start of recorders that a busy engine answered late is tried again after half a minute.
+        wait_for(sidecar, lambda report: report["ranks_reported"] == 2 and report["progress"] is not None)
         yield sidecar
 
 
