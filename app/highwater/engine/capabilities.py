@@ -8,7 +8,7 @@ remedy is wise; that is ``relief/remedies/``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from packaging.version import InvalidVersion, Version
@@ -76,10 +76,6 @@ class Capabilities:
         for size in sizes:
             product *= size or 1
         return product
-
-    def with_recorders_word(self, *, offer_rpc: bool) -> Capabilities:
-        """The same, where the workers' recorders say that our operations may be called of every one of them."""
-        return replace(self, collective_rpc=self.collective_rpc or (self.dev_mode and offer_rpc))
 
     def public(self) -> dict[str, Any]:
         """As ``GET /memory`` shows them."""

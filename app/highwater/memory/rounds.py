@@ -234,9 +234,8 @@ class Rounds:
         due = self._due(direct, outcome, spare_idle=spare_idle)
         is_left_alone = len(due) < len(direct)
         if is_left_alone:
-            outcome.observation = replace(
-                outcome.observation, load=self._load
-            )  # it still holds, if the server is there
+            # It still holds, if the server is there.
+            outcome.observation = replace(outcome.observation, load=self._load)
         if is_left_alone or self._health.name in self._failed:
             due.append(self._health)
         await self._ask_each(due, outcome)
@@ -400,9 +399,10 @@ class Rounds:
         """
         if self._detected_at is None or self._detected.collective_rpc or self._recorders is None:
             return
-        offered = not self._engine.has_rpc_failed and self._recorders.offer_rpc(self.ranks_expected)
-        if offered != self.capabilities.collective_rpc:
-            self._allow_rpc(self._detected.with_recorders_word(offer_rpc=offered))
+        may_call = self._detected.dev_mode and not self._engine.has_rpc_failed
+        may_call = may_call and self._recorders.offer_rpc(self.ranks_expected)
+        if may_call != self.capabilities.collective_rpc:
+            self._allow_rpc(replace(self._detected, collective_rpc=may_call))
 
     def _allow_rpc(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
