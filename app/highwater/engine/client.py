@@ -40,6 +40,9 @@ _LARGE_BYTES = 256 * 1024
 # Of any other answer: a page of metrics has a few hundred kilobytes, /server_info less.
 MAX_ANSWER_BYTES = 16 * 1024**2
 
+# Of the time for a GET, the part within which its connection must be there.
+_CONNECT_SHARE = 0.9
+
 # Half a minute of silence, then three questions ten seconds apart.
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -212,10 +215,14 @@ class Engine:
         headers: Mapping[str, str] | None = None,
     ) -> EngineAnswer:
         seconds = seconds or _patience(path) or self._request_seconds
+        # To compress it would cost the engine more than to send it to its neighbour.
+        plain = {"Accept-Encoding": "identity", **(headers or {})}
+        # A connection has to be there a little before the end: who cannot be reached is not one who does not answer.
+        connecting = httpx.Timeout(None, connect=_CONNECT_SHARE * seconds)
         try:
             # httpx's own limit is for each read: an answer of a byte now and then would never end.
             async with asyncio.timeout(seconds):
-                return await self._read_twice(path, params=params or None, max_bytes=max_bytes, headers=headers or {})
+                return await self._read_twice(path, max_bytes, params=params or None, headers=plain, timeout=connecting)
         except httpx.ConnectTimeout as exc:
             raise EngineUnreachable(f"GET {path}: no connection in time") from exc
         except (TimeoutError, httpx.TimeoutException) as exc:
@@ -225,13 +232,9 @@ class Engine:
 
     # A kept connection that the engine closes as it is used breaks a call now and then, and shows nothing.
     @retry(retry=retry_if_exception(_is_broken), stop=stop_after_attempt(2), reraise=True)
-    async def _read_twice(
-        self, path: str, *, params: Mapping[str, str] | None, max_bytes: int, headers: Mapping[str, str]
-    ) -> EngineAnswer:
-        # To compress it would cost the engine more than to send it to its neighbour.
-        plain = {"Accept-Encoding": "identity", **headers}
+    async def _read_twice(self, path: str, max_bytes: int, **options: Any) -> EngineAnswer:  # noqa: ANN401 - httpx's own
         body = bytearray()
-        async with self._client.stream("GET", path, params=params, headers=plain, timeout=None) as response:
+        async with self._client.stream("GET", path, **options) as response:
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise EngineGarbled(f"GET {path}: compressed, though that was not asked for")
             async for piece in response.aiter_bytes():

@@ -399,8 +399,8 @@ class Rounds:
         """
         if self._detected_at is None or self._detected.collective_rpc or self._recorders is None:
             return
-        may_call = self._detected.dev_mode and not self._engine.has_rpc_failed
-        may_call = may_call and self._recorders.offer_rpc(self.ranks_expected)
+        is_trusted = self._detected.dev_mode and not self._engine.has_rpc_failed
+        may_call = is_trusted and self._recorders.offer_rpc(self.ranks_expected)
         if may_call != self.capabilities.collective_rpc:
             self._allow_rpc(replace(self._detected, collective_rpc=may_call))
 
