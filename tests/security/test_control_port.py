@@ -9,17 +9,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
-from tests.http.test_two_ports import until
+from tests.http.test_two_ports import process, until
 from tests.patience import patiently
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,17 +42,6 @@ def attacked(port: int) -> Iterator[subprocess.Popen[str]]:
         attackers.wait()
         for pipe in (attackers.stdin, attackers.stdout):
             pipe.close()
-
-
-@contextlib.asynccontextmanager
-async def sidecar_with_two_ports(folder: Path, engine: int) -> AsyncIterator[DemoSidecar]:
-    settings = {"HIGHWATER_CONTROL_PORT": str(free_port()), "HIGHWATER_PROXY__MAX_CONNECTIONS": str(MAX_CONNECTIONS)}
-    sidecar = DemoSidecar(f"http://127.0.0.1:{engine}", folder=folder, settings=settings)
-    try:
-        await asyncio.to_thread(sidecar.start)
-        yield sidecar
-    finally:
-        await asyncio.to_thread(sidecar.stop)
 
 
 async def asked(port: int, path: str) -> tuple[int, bytes]:
@@ -83,7 +71,10 @@ async def refusals(sidecar: DemoSidecar) -> float:
 @pytest.mark.timeout(240)
 async def test_a_flood_of_the_data_port_holds_up_no_probe(tmp_path):
     """Each is answered 200 within a second; where the machine is busy, of the sidecar's own time."""
-    async with serving(FakeEngine()) as engine, sidecar_with_two_ports(tmp_path, engine) as sidecar:
+    async with (
+        serving(FakeEngine()) as engine,
+        process(tmp_path, engine, HIGHWATER_PROXY__MAX_CONNECTIONS=str(MAX_CONNECTIONS)) as sidecar,
+    ):
 
         async def is_ready() -> bool:
             return (await asked(sidecar.control_port, "/readyz"))[0] == 200

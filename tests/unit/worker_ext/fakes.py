@@ -14,6 +14,21 @@ from typing import Any
 from highwater_worker import MemoryExtension
 
 _ADDRESSES = itertools.count(1 << 20, 1 << 20)
+# What every answer of a worker begins with (worker_ext/README.md).
+HEAD = {
+    "schema",
+    "ok",
+    "op",
+    "rank",
+    "local_rank",
+    "dp_rank",
+    "tp_rank",
+    "pp_rank",
+    "host",
+    "pid",
+    "pid_started",
+    "taken_at",
+}
 STATS = {
     "allocated_bytes.all.current": 600,
     "reserved_bytes.all.current": 900,

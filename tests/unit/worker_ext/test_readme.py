@@ -11,23 +11,9 @@ import pytest
 import highwater_worker
 from highwater_worker.operations import OPERATIONS
 from highwater_worker.state import end_recorder
-from tests.unit.worker_ext.fakes import FakeTensor, ask, fake_runner, fake_worker
+from tests.unit.worker_ext.fakes import HEAD, FakeTensor, ask, fake_runner, fake_worker
 
 README = (Path(highwater_worker.__file__).parents[1] / "README.md").read_text()
-HEAD = {
-    "schema",
-    "ok",
-    "op",
-    "rank",
-    "local_rank",
-    "dp_rank",
-    "tp_rank",
-    "pp_rank",
-    "host",
-    "pid",
-    "pid_started",
-    "taken_at",
-}
 
 
 def example(op: str) -> dict[str, object]:

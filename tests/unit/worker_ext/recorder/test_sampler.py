@@ -18,27 +18,11 @@ from highwater_worker.recorder.encoder_index import EncoderIndex
 from highwater_worker.recorder.ring import ROW
 from highwater_worker.recorder.sampler import Sampler
 from highwater_worker.state import state_of
-from tests.unit.worker_ext.fakes import FakeModel, FakeStorage, FakeTensor, ask, fake_runner, fake_worker
+from tests.unit.worker_ext.fakes import HEAD, FakeModel, FakeStorage, FakeTensor, ask, fake_runner, fake_worker
 
 HOST = HostMemory(
     rss_bytes=1, cgroup_used_bytes=0, cgroup_limit_bytes=None, node_total_bytes=1 << 40, node_available_bytes=1 << 30
 )
-
-
-HEAD = {
-    "schema",
-    "ok",
-    "op",
-    "rank",
-    "local_rank",
-    "dp_rank",
-    "tp_rank",
-    "pp_rank",
-    "host",
-    "pid",
-    "pid_started",
-    "taken_at",
-}
 
 
 class Bench:
