@@ -336,6 +336,21 @@ async def test_several_engines_are_named_only_as_long_as_they_write(watch, tmp_p
     assert (core.recorders.problem, core.recorders.recorder.instance) == (None, "a" * 16)
 
 
+async def test_a_writer_that_is_only_silent_has_not_given_its_place_away(watch, tmp_path):
+    """Its process is there: the engine hangs, and another one's files in the folder are not its next life."""
+    core = watch(is_up=False, dev_mode=False)
+    for worker, instance in zip(core.fake.workers, ("a" * 16, "b" * 16), strict=True):
+        if instance[0] == "b":
+            await rounds(core, 2)
+            core.fake.workers[0].recorder.works = False
+        payload = {"directory": str(tmp_path / "recorder"), "instance": instance}
+        identity = core.fake._identity(worker) | {"self_started": True}
+        worker.recorder.start(identity, payload, worker.device(), core.clock.now)
+    await rounds(core, 20)
+    assert {record.status for record in core.recorders.records} == {"silent"}
+    assert core.recorders.recorder.instance == "a" * 16
+
+
 async def test_recorders_that_a_sidecar_started_are_not_taken_for_an_engine_that_loads(watch, tmp_path):
     """They may be another engine's: nobody answers who could say whose they are."""
     core = core_on(recorder_dir=tmp_path / "own")

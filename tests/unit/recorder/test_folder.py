@@ -589,6 +589,17 @@ def test_of_too_many_files_those_of_this_life_count(recorder, writers, folder):
     assert len(recorder.others()) == MAX_FILES - 1
 
 
+def test_of_too_many_files_the_newest_are_looked_at(recorder, writers, folder, machine):
+    """A crash loop leaves many, and the engine that runs may have any name."""
+    for number in range(MAX_FILES + 5):
+        left = folder / f"highwater-{'0' * 16}-{number}.ring"
+        left.touch()
+        os.utime(left, (1, 1))
+    recorder.follow(None)
+    writers(instance="f" * 16).sample()
+    assert {other.instance for other in recorder.others() if other.status == "alive"} == {"f" * 16}
+
+
 def test_of_two_that_claim_one_rank_the_younger_living_one_counts(recorder, writers, machine):
     """The other is named."""
     old = writers(pid=10, started_at=WALL - 500)

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.recorder.ring import MAX_FILE_BYTES, Ring, RingUnusable, has_magic, is_within_bounds
+from highwater.recorder.ring import (
+    MAX_FILE_BYTES,
+    MAX_NOTES,
+    MAX_PHASES,
+    MAX_TEXT,
+    Ring,
+    RingUnusable,
+    has_magic,
+    is_within_bounds,
+)
 from tests.fakes.ring import (
     BUDGET,
     HEARTBEAT_BYTES,
@@ -210,6 +219,26 @@ def test_a_table_is_read_when_it_is_new(writer, ring, preads):
     preads.clear()
     assert ring.table() is None
     assert sum(preads) == 32
+
+
+def test_what_a_table_tells_in_words_is_short(writer, ring):
+    """An exception may bring a megabyte of text, and every report shows it."""
+    phases = [{"name": "n" * 2000, "at": 1.0, "seconds": 1.0, "error": "e" * 2000}]
+    writer.table(1.0, [], start=phases, notes=[{"name": "n" * 2000, "reason": "r" * 2000}])
+    table = ring.table()
+    assert table is not None
+    (phase,), (note,) = table.start, table.notes
+    assert {len(text) for text in (phase.name, phase.error, note.name, note.reason)} == {MAX_TEXT}
+
+
+@pytest.mark.parametrize(("name", "most"), [("start", MAX_PHASES), ("notes", MAX_NOTES)])
+def test_a_table_with_more_than_any_worker_writes_is_passed_by(writer, ring, name, most):
+    """Each of them would be in every report."""
+    one = {"start": {"name": "init", "at": 1.0, "seconds": 1.0}, "notes": {"name": "x", "reason": "y"}}[name]
+    writer.table(1.0, [], **{name: [one] * most})
+    assert ring.table() is not None
+    writer.table(2.0, [], **{name: [one] * (most + 1)})
+    assert ring.table() is None
 
 
 def test_a_torn_table_is_never_seen(writer, ring):
