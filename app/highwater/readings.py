@@ -338,7 +338,7 @@ class StartedRank:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last phase has succeeded."""
+        """True if the last phase has succeeded."""
         return any(phase.name == "warm_up" and phase.error is None for phase in self.phases)
 
     @property

@@ -28,7 +28,7 @@ from highwater.units import mib
 CONCURRENCY = 8
 READY_SECONDS = 60.0
 _SETTLE_SECONDS = 2.0
-"""What a worker has recorded and what the sidecar has read of it are at most a second old each."""
+"""A worker's newest sample, and the sidecar's reading of it, are at most a second old each."""
 _ROWS = ("used_bytes", *COMPONENTS)
 
 

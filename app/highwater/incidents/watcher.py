@@ -303,7 +303,7 @@ class IncidentWatcher:
 
 
 def _of_start(report: Report) -> _LifeKnown:
-    """What is known of a start that failed; the ranks of an engine before it are not of it, and their end was told."""
+    """Return the knowledge of a start that failed, without the ranks of an earlier engine, whose end was reported."""
     started = () if report.start_failure is None else report.start_failure.ranks
     pids = {rank.pid for rank in started}
     return _LifeKnown(ranks=tuple(rank for rank in report.ranks if rank.pid in pids))

@@ -1,7 +1,7 @@
-"""What one round asks of the engine: no more than it takes to know how the engine is. Pure; no I/O, no clock.
+"""Decides which requests one poll makes: no more than it takes to know the engine's state. Pure; no I/O, no clock.
 
 ==================  =======================================  ==================================================
-question            every rank is recorded                   else
+request             every rank is recorded                   else
 ==================  =======================================  ==================================================
 ``/metrics``        every round; while idle every 15 s, and  every round
                     ``/health`` in the others
@@ -11,8 +11,8 @@ workers' memory     never: their recorders say it all        every round; at res
                     ``idle_poll_seconds``; else every round
 ==================  =======================================  ==================================================
 
-In a long step, and while recorded ranks are stuck in one, only the API server is asked: the engine's loop answers
-nobody. A loop that has left a question unanswered is asked until it answers, or the ranks move.
+In a long step, and while recorded ranks are stuck in one, only the API server is asked: the engine's loop cannot
+respond. A loop that has left a request without a response is asked until it responds, or the ranks move.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from highwater.memory.sources.source import Reach
 from highwater.readings import ProgressVerdict
 
 IDLE_SECONDS = 15.0
-"""The time between two questions to an engine that its recorders show to be idle."""
+"""The time between two requests to an engine that its recorders show to be idle."""
 SETTLE_SECONDS = 3.0
 """For so long after a worker's last call the API server's counts may still be those of before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What is known of the engine before anything is asked.
+    """The knowledge of the engine before a request is made.
 
     Attributes:
         is_recorded: Every rank's recorder is alive and says as much as the worker would answer.
-        verdict: What the recorders say of progress; ``None`` without any.
+        verdict: The progress that the recorders show; ``None`` without any.
         still_seconds: Since a worker was last seen to begin a call of the engine.
         has_requests: The engine counted requests last, or some are under way through this sidecar.
         is_held: The engine was paused or asleep at the last round.
         is_at_rest: The API server counts no work since the workers answered last.
-        is_unanswered: The engine's loop has left the last question to it unanswered.
-        is_sure: The last round got every answer that it asked for, its report is fresh, and no worker has ended since.
+        is_unanswered: The engine's loop has not responded to the last request that needed it.
+        is_sure: The last poll got every response, its report is fresh, and no worker has ended since.
     """
 
     is_recorded: bool = False
@@ -54,27 +54,27 @@ class Situation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the recorders show an engine with nothing to do, and nobody has asked it for anything."""
+        """True if the recorders show an engine with nothing to do, and it has no requests."""
         is_still = self.still_seconds >= SETTLE_SECONDS and not self.has_requests
         return self.is_recorded and self.verdict == "idle" and is_still and self.is_sure
 
     @property
     def is_progressing(self) -> bool:
-        """Whether the recorders show steps that follow one another."""
+        """True if the recorders show steps that follow one another."""
         return self.is_recorded and self.verdict == "progressing" and self.still_seconds < SETTLE_SECONDS
 
 
 def is_due(
     reach: Reach, situation: Situation, answered_seconds_ago: float | None, *, idle_poll_seconds: float, slack: float
 ) -> bool:
-    """Whether a question is to be asked in this round.
+    """Return whether a request is to be made in this poll.
 
     Args:
-        reach: Who has to answer it.
-        situation: What is known.
-        answered_seconds_ago: Since it was answered last; ``None`` if it never was in this life of the engine.
-        idle_poll_seconds: The time between two questions to the workers of an engine at rest.
-        slack: A round may come so much earlier than the time that it stands for.
+        reach: What has to respond to it.
+        situation: The knowledge of the engine.
+        answered_seconds_ago: Since the last response; ``None`` without one in this life of the engine.
+        idle_poll_seconds: The time between two calls of the workers of an engine at rest.
+        slack: A poll may come this much before its time.
     """
 
     def has_passed(seconds: float) -> bool:
@@ -91,7 +91,7 @@ def is_due(
 
 
 def _is_pause_due(situation: Situation, is_long_ago: bool, is_due_while_held: bool) -> bool:
-    """Whether to ask if the scheduler is paused: steps answer it, and a pause is over before anybody else notices."""
+    """Return whether to ask if the scheduler is paused, which running steps rule out."""
     if situation.is_idle:
         return is_due_while_held if situation.is_held else is_long_ago
     return situation.is_held or not situation.is_progressing

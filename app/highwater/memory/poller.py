@@ -139,12 +139,12 @@ class Poller:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the engine can do."""
+        """The engine's capabilities."""
         return self._rounds.capabilities
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the recorders' files say of every rank what its worker would answer."""
+        """True if the recorders' files have of every rank what a call of its worker would return."""
         return self._rounds.is_recorded
 
     @property

@@ -1,7 +1,8 @@
-"""One round of questions: the recorders' files, then what is left to ask of the engine. It concludes nothing.
+"""Makes the requests of one poll: reads the recorders' files, then asks the engine for the rest. It concludes nothing.
 
-It knows what may be asked (``Capabilities``), what was answered when, and which recorders are followed; ``due`` says
-what is asked when. A source that fails costs only itself; an engine that does not answer ends the round.
+It keeps what the engine offers (``Capabilities``), when each source responded, and which recorders are followed;
+``due`` decides which requests are made. A source that fails costs only itself; an engine that does not respond ends
+the round.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class PollObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the rounds before this one came to.
+    """The outcome of the polls before this one.
 
     Attributes:
         state: The engine's state.
@@ -57,21 +58,21 @@ class Before:
 
 @dataclass(slots=True)
 class Round:
-    """What one round of questions brought.
+    """The outcome of one poll's requests.
 
     Attributes:
-        before: What the rounds before it came to.
-        observation: What the sources said, and of one that was left alone what still holds.
-        records: What the recorders said last.
-        progress: Whether the ranks move; ``None`` where nobody says.
+        before: The outcome of the polls before it.
+        observation: What the sources returned; of one that was not asked, what still holds.
+        records: The recorders' last records.
+        progress: Whether the ranks make progress; ``None`` where that is unknown.
         failure: What ended the round; ``contact``: how far it came.
         first_failure: The first source that failed, and why, in words; ``failed``: the names of all that did.
         server_error: The API server's own error, where one was its answer.
-        asked: So many questions were asked; ``answered``: so many of them had a good answer.
+        asked: The number of requests made; ``answered``: the number of them with a good response.
         rested: Whether the engine or its workers were left alone.
         is_loading: Whether the workers' recorders write though the API server does not answer yet.
         is_another_loading: Whether recorders write that are not of the engine that was known last.
-        start_failure: What became of a start that was followed and is over.
+        start_failure: How a start that was followed failed.
         has_start_ended: Whether a start that was followed is over, failed or not.
     """
 
@@ -160,13 +161,13 @@ class Rounds:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the recorders alone tell how much memory every rank has."""
+        """True if the recorders alone show every rank's memory."""
         recorders = self._recorders
         return recorders is not None and recorders.are_followed and is_complete(recorders.records, self.ranks_expected)
 
     @property
     def have_workers_answered(self) -> bool:
-        """Whether the workers of this engine have answered a call for their memory."""
+        """True if the workers of this engine have responded to a call for their memory."""
         return "workers" in self._answered_at
 
     @property
@@ -177,12 +178,12 @@ class Rounds:
         return by_engine or by_recorders or self.capabilities.ranks_expected
 
     def detect_again(self) -> None:
-        """It may come back as another version with other options: it is asked again before its workers are."""
+        """Detect the engine again before its workers are called: it may be another version with other options."""
         self._detected_at = None
         self._engine.rpc_allowed = False
 
     def forget_engine(self) -> None:
-        """What was asked of one engine says nothing about the next, and its answers will not come."""
+        """Drop the call under way and everything detected: they belong to an engine that has ended."""
         self._engine.forget_call()
         self._engine.has_rpc_failed = False
         self.detect_again()
@@ -198,7 +199,7 @@ class Rounds:
         """Ask what is due, or everybody.
 
         Args:
-            before: What the rounds before this one came to.
+            before: The outcome of the polls before this one.
             spare_idle: Ask only what is due; else everybody, workers included.
         """
         outcome = Round(before)
@@ -254,13 +255,13 @@ class Rounds:
             outcome.contact = "worker_call_late" if outcome.server_error is not None else outcome.contact
 
     async def _wake(self, waking: Sequence[Source], outcome: Round) -> None:
-        """Ask those who do not answer for nothing."""
+        """Ask the sources that cost more than the API server."""
         asking = asyncio.create_task(self._ask_each(waking, outcome))
         try:
             while self._recorders is not None and not (await asyncio.wait({asking}, timeout=self.poll_seconds))[0]:
                 await self._look(outcome)
                 if outcome.progress is not None and outcome.progress.verdict == "stuck":
-                    return  # nobody will answer: the deadline need not pass before that is told
+                    return  # no response will come: the deadline need not pass before that is reported
             await asking
         finally:
             asking.cancel()
@@ -378,7 +379,7 @@ class Rounds:
                 outcome.observation = _merge(outcome.observation, seen)
 
     def _is_at_rest(self, load: EngineLoad | None) -> bool:
-        """Whether nothing ran since the workers were last asked."""
+        """Return whether nothing ran since the workers were last called."""
         return load is not None and load.is_idle and load.work_done is not None and load.work_done == self._work_done
 
     def _must_detect(self) -> bool:

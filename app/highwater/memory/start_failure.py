@@ -11,10 +11,10 @@ PREFIX = "the engine's start failed: "
 
 
 def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | None:
-    """What became of a start whose workers have all ended; ``None`` where they ended in order, with their work done.
+    """Return how a start failed whose workers have all ended; ``None`` where they ended in order, with their work done.
 
     Args:
-        records: What their recorders said last.
+        records: Their recorders' last records.
         at: When that was seen, in Unix seconds.
     """
     ranks = tuple(_started(record) for record in records)

@@ -115,12 +115,12 @@ class Recorders:
 
     @property
     def are_followed(self) -> bool:
-        """Whether ``records`` are of the present life of the engine."""
+        """True if ``records`` are of the present life of the engine."""
         return self._recorder.instance is not None
 
     @property
     def are_alive(self) -> bool:
-        """Whether any recorder that is followed writes."""
+        """True if any recorder that is followed writes."""
         return self.are_followed and any(record.status == "alive" for record in self.records)
 
     @property

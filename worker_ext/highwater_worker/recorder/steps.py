@@ -78,7 +78,7 @@ class Steps:
 
     @property
     def was_empty(self) -> bool | None:
-        """Whether the last step had no tokens, so that the engine has nothing to do; None where no step was seen."""
+        """True if the last step had no tokens, so that the engine has nothing to do; None where no step was seen."""
         return None if not self._seen[1] else not self._had_tokens
 
     def attach(self, worker: Any, notes: Notes) -> None:  # noqa: ANN401 - vLLM's worker, of any version

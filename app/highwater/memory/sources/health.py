@@ -1,4 +1,4 @@
-"""Whether the engine's API server is there, and believes that its engine is."""
+"""Asks the engine's API server whether it and its engine are there."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Source(Protocol):
 
     @property
     def reach(self) -> Reach:
-        """Who has to answer for it to be read."""
+        """What has to respond for it to be read."""
 
     def available(self, capabilities: Capabilities) -> bool:
         """Return whether this engine has it."""
