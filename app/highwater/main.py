@@ -492,7 +492,8 @@ def _control_plane(
         responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )
-    for router in (memory_router, control_router, snapshots_router, policy_router, health_router):
+    # Probes and scrapes come first, and most often: FastAPI tries one router after the other.
+    for router in (health_router, memory_router, control_router, snapshots_router, policy_router):
         app.include_router(router(services))
     app.include_router(incidents_router(services.incidents))
     app.include_router(dashboard_router())

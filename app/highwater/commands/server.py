@@ -7,6 +7,7 @@ probes (``/readyz``: not ready), scrapes and operators; then the control port cl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -26,6 +27,8 @@ from highwater.proxy.listeners import HANDSHAKE_SECONDS, accept_several
 CANNOT_LISTEN = 3
 # What is left for requests to the control port where those of the data port have used up the time to stop.
 CONTROL_STOP_SECONDS = 1.0
+# Of uvicorn's main loop: it renews the Date of responses at each tenth.
+_TICKS_PER_SECOND = 10
 
 log = logging.getLogger("highwater")
 
@@ -62,6 +65,8 @@ class Server(uvicorn.Server):
         # Of a port that serves the control plane alone: they outlive the data port's.
         self._control_state = ServerState()
         self._control_servers: list[Any] = []
+        self._asked_to_end = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the sidecar, and listen.
@@ -70,6 +75,7 @@ class Server(uvicorn.Server):
             sockets: Further sockets for the first port's clients, listened on by uvicorn itself, without a bound on TLS
                 handshakes.
         """
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets or [])
         *data, control = self._sidecar.ports
         try:
@@ -118,6 +124,15 @@ class Server(uvicorn.Server):
             log.info("serving %s on %s://%s:%d", port.serves, scheme, name, number)
         return [first, *await accept_several([first], make, tls=config.ssl, backlog=config.backlog)]
 
+    async def main_loop(self) -> None:
+        """Do uvicorn's chores once a second, and end when asked to: it wakes ten times a second to look."""
+        second = 0
+        while not await self.on_tick(second * _TICKS_PER_SECOND):
+            second += 1
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._asked_to_end.wait()
+
     async def on_tick(self, counter: int) -> bool:
         """Give the control port's responses the same date as the others."""
         ends = await super().on_tick(counter)
@@ -141,6 +156,8 @@ class Server(uvicorn.Server):
         """Begin to stop, and end the event streams: their clients would keep the process for good."""
         super().handle_exit(sig, frame)
         self._sidecar.begin_stop()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._asked_to_end.set)
 
     def _reopen_log(self) -> None:
         # Also without a file: the signal that rotates logs must not cut every stream.

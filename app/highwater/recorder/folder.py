@@ -12,7 +12,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -524,11 +524,11 @@ class _Writer:
         Raises:
             RingUnusable: It cannot be read.
         """
-        return self._record(self.ring.read() or self.ring.newest(1), now, wall)
+        return self._record([*self.ring.read()] or self.ring.newest(1), now, wall)
 
     # --- records ---
 
-    def _record(self, bodies: Sequence[Mapping[str, Any]], now: float, wall: float) -> RankRecord:
+    def _record(self, bodies: Iterable[Mapping[str, Any]], now: float, wall: float) -> RankRecord:
         self._table = self.ring.table() or self._table
         heartbeat = self.ring.heartbeat()
         has_samples = self._take(bodies)
@@ -555,21 +555,20 @@ class _Writer:
         words = [word for word in (self._written, self._beaten) if word is not None]
         return max(words, key=lambda word: word.mono, default=None)
 
-    def _take(self, bodies: Sequence[Mapping[str, Any]]) -> bool:
-        """Take the newest sample, and return whether anything at all is new."""
-        newest, taken = None, 0
-        for body in bodies:
+    def _take(self, newest_first: Iterable[Mapping[str, Any]]) -> bool:
+        """Take the newest sample, and return whether anything at all is new. Those behind it are not looked at."""
+        has_news = False
+        for body in newest_first:
             word = _word(body)
             if word is None:
+                self._odd_records += 1
                 continue
-            taken += 1
-            self._written = word
+            if not has_news:
+                has_news, self._written = True, word
             if body.get("kind") == "sample":
-                newest = word
-        self._odd_records += len(bodies) - taken
-        if newest is not None:
-            self._take_newest(newest)
-        return taken > 0
+                self._take_newest(word)
+                break
+        return has_news
 
     def _take_heartbeat(self, body: Mapping[str, Any] | None) -> bool:
         """Keep a heartbeat, and return whether it is one."""

@@ -11,7 +11,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -286,8 +286,10 @@ class Ring:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def read(self) -> list[dict[str, Any]]:
-        """The new records, oldest first: where there are more than two windows of them, the newest.
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The new records, newest first: where there are more than two windows of them, the newest.
+
+        They are decoded as they are asked for: ten times a second a worker writes what one look in a second needs once.
 
         One ``pread`` where the reader keeps up, two at the end of the file; damaged slots are passed by, and one that
         is being written is read next time.
@@ -299,13 +301,12 @@ class Ring:
             found = self._new_records()
         except OSError as exc:
             raise RingUnusable(_unreadable(exc)) from exc
-        if not found:
-            return []
-        newest = found[-1][0]
-        if self._last:
-            self.skipped += newest - self._last - len(found)
-        self._last = newest
-        return self._decoded(found)
+        if found:
+            newest = found[-1][0]
+            if self._last:
+                self.skipped += newest - self._last - len(found)
+            self._last = newest
+        return self._decoded(reversed(found))
 
     def newest(self, max_records: int) -> list[dict[str, Any]]:
         """The last records, oldest first, whatever was read before. The whole file is read for it.
@@ -320,7 +321,7 @@ class Ring:
         except OSError as exc:
             raise RingUnusable(_unreadable(exc)) from exc
         found.sort(key=_sequence)
-        return self._decoded(found[-max_records:])
+        return list(self._decoded(found[-max_records:]))
 
     # --- beside the records ---
 
@@ -464,10 +465,13 @@ class Ring:
 
     # --- bodies ---
 
-    def _decoded(self, found: list[tuple[int, bytes]]) -> list[dict[str, Any]]:
-        bodies = [value for _, body in found if (value := _json_object(body)) is not None]
-        self.skipped += len(found) - len(bodies)
-        return bodies
+    def _decoded(self, found: Iterable[tuple[int, bytes]]) -> Iterator[dict[str, Any]]:
+        for _, body in found:
+            value = _json_object(body)
+            if value is None:
+                self.skipped += 1
+            else:
+                yield value
 
 
 def is_within_bounds(value: object) -> bool:

@@ -79,6 +79,11 @@ def numbers(bodies):
     return [body["n"] for body in bodies]
 
 
+def new_numbers(ring):
+    """What is new, oldest first."""
+    return numbers(ring.read())[::-1]
+
+
 def write(writer, first, last):
     for number in range(first, last + 1):
         writer.append({"n": number})
@@ -103,11 +108,11 @@ def reason(path: Path) -> str:
 
 def test_each_record_is_read_once_and_in_order(writer, ring):
     """Around the end of the file as well."""
-    assert ring.read() == []
+    assert new_numbers(ring) == []
     last = 0
     for count in (1, 11, 11, 0, 30, 11, 11, 31, 1):
         write(writer, last + 1, last + count)
-        assert numbers(ring.read()) == list(range(last + 1, last + count + 1))
+        assert new_numbers(ring) == list(range(last + 1, last + count + 1))
         last += count
     assert ring.skipped == 0
 
@@ -115,16 +120,16 @@ def test_each_record_is_read_once_and_in_order(writer, ring):
 def test_one_read_of_the_file_is_enough_for_who_keeps_up(writer, ring, preads):
     """And two where the records go on at its beginning."""
     write(writer, 1, 11)
-    ring.read()
+    new_numbers(ring)
     preads.clear()
     write(writer, 12, 22)
-    ring.read()
+    new_numbers(ring)
     assert len(preads) == 1
     write(writer, 23, 44)
-    ring.read()
+    new_numbers(ring)
     preads.clear()
     write(writer, 45, 70)
-    assert numbers(ring.read()) == list(range(45, 71))
+    assert new_numbers(ring) == list(range(45, 71))
     assert len(preads) == 2
 
 
@@ -133,23 +138,23 @@ def test_who_comes_late_gets_the_newest(writer, written):
     """A window of them, whatever the ring holds beside."""
     write(writer, 1, written)
     with closing(Ring(writer.path)) as ring:
-        got = numbers(ring.read())
+        got = new_numbers(ring)
         assert got == list(range(max(written - 31, 1), written + 1))
-        assert (ring.read(), ring.skipped) == ([], 0)
+        assert (new_numbers(ring), ring.skipped) == ([], 0)
 
 
 @pytest.mark.parametrize("more", [32, 33, 40, 63, 64, 65, 100, 128, 1000])
 def test_who_was_away_for_long_gets_the_newest_and_counts_the_rest(writer, ring, more):
     """Also where the writer has come around the ring meanwhile, more than once."""
     write(writer, 1, 20)
-    ring.read()
+    new_numbers(ring)
     write(writer, 21, 20 + more)
-    got = numbers(ring.read())
+    got = new_numbers(ring)
     assert got == sorted(set(got))
     assert got[-32:] == list(range(20 + more - min(more, 32) + 1, 20 + more + 1))
     assert ring.skipped == more - len(got)
     write(writer, 21 + more, 25 + more)
-    assert numbers(ring.read()) == list(range(21 + more, 26 + more))
+    assert new_numbers(ring) == list(range(21 + more, 26 + more))
 
 
 def test_a_large_ring_is_not_read_whole(tmp_path, preads):
@@ -158,7 +163,7 @@ def test_a_large_ring_is_not_read_whole(tmp_path, preads):
         write(writer, 1, 3333)
         with closing(Ring(writer.path)) as ring:
             preads.clear()
-            assert numbers(ring.read()) == list(range(3302, 3334))
+            assert new_numbers(ring) == list(range(3302, 3334))
     assert sum(preads) < 250_000
 
 
@@ -167,7 +172,7 @@ def test_all_that_there_is_can_be_had_at_once(writer, ring):
     write(writer, 1, 100)
     assert numbers(ring.newest(1000)) == list(range(37, 101))
     assert numbers(ring.newest(2)) == [99, 100]
-    assert numbers(ring.read())[-1] == 100
+    assert new_numbers(ring)[-1] == 100
 
 
 # --- what stands beside the records ---
@@ -316,22 +321,22 @@ def test_a_record_that_is_being_written_is_read_next_time(writer, ring):
     """Its place holds an older one's rest, or nothing yet."""
     for last in (3, 33, 60, 80):
         write(writer, writer.sequence + 1, last)
-        ring.read()
+        new_numbers(ring)
         writer.append_torn({"n": last + 1, "more": "x" * 500})
-        assert ring.read() == []
+        assert new_numbers(ring) == []
         write(writer, last + 1, last + 2)
-        assert numbers(ring.read()) == [last + 1, last + 2]
+        assert new_numbers(ring) == [last + 1, last + 2]
     assert ring.skipped == 0
 
 
 def test_damaged_records_are_passed_by_and_counted(writer, ring):
     """Also several, and also the last of a window."""
     write(writer, 1, 5)
-    ring.read()
+    new_numbers(ring)
     write(writer, 6, 12)
     writer.damage(7)
     writer.damage(8)
-    assert numbers(ring.read()) == [6, 9, 10, 11, 12]
+    assert new_numbers(ring) == [6, 9, 10, 11, 12]
     assert ring.skipped == 2
 
 
@@ -343,7 +348,7 @@ def test_a_record_that_is_no_json_object_is_passed_by(writer, ring, body):
     write(writer, 1, 1)
     writer.append(body)
     write(writer, 3, 3)
-    assert numbers(ring.read()) == [1, 3]
+    assert new_numbers(ring) == [1, 3]
     assert ring.skipped == 1
 
 
@@ -354,7 +359,7 @@ def test_one_damaged_record_does_not_even_delay_the_newest(tmp_path, damaged):
         write(writer, 1, 100)
         writer.damage(damaged)
         with closing(Ring(writer.path)) as ring:
-            assert numbers(ring.read())[-1] == 100
+            assert new_numbers(ring)[-1] == 100
 
 
 def test_a_record_in_a_place_that_is_not_its_own_is_none(writer, ring):
@@ -367,7 +372,7 @@ def test_a_record_in_a_place_that_is_not_its_own_is_none(writer, ring):
         start = struct.pack("<QI", 5, len(body))
         file.seek(writer.offset(5))
         file.write(start + struct.pack("<I", zlib.crc32(start + body)) + body)
-    assert numbers(ring.read()) == [1, 2, 3]
+    assert new_numbers(ring) == [1, 2, 3]
     assert numbers(ring.newest(100)) == [1, 2, 3]
 
 
@@ -379,22 +384,22 @@ def test_damage_does_not_hide_the_newest(tmp_path, damaged):
         for sequence in damaged:
             writer.damage(sequence)
         with closing(Ring(writer.path)) as ring:
-            got = [number for _ in range(5) for number in numbers(ring.read())]
+            got = [number for _ in range(5) for number in new_numbers(ring)]
     assert got[-1] == 100
 
 
 def test_a_hole_of_zeros_does_not_hide_what_follows(writer, ring):
     """Somebody cut the file, and the writer went on at its own place."""
     write(writer, 1, 10)
-    ring.read()
+    new_numbers(ring)
     os.truncate(writer.path, 0)
-    assert (ring.read(), ring.problem) == ([], "truncated: it was cut while it was read")
+    assert (new_numbers(ring), ring.problem) == ([], "truncated: it was cut while it was read")
     write(writer, 11, 12)
-    assert numbers(ring.read()) == [11, 12]
+    assert new_numbers(ring) == [11, 12]
     write(writer, 13, 64)
-    ring.read()
+    new_numbers(ring)
     write(writer, 65, 66)
-    assert (numbers(ring.read()), ring.problem) == ([65, 66], None)
+    assert (new_numbers(ring), ring.problem) == ([65, 66], None)
 
 
 # --- what is no ring ---
@@ -637,7 +642,7 @@ def test_records_may_claim_any_number(whole, folder, records):
     path = file_with(folder, bytes(content))
     with counted_preads() as sizes, closing(Ring(path)) as ring:
         for _ in range(3):
-            ring.read()
+            list(ring.read())
     assert len(sizes) <= 3 * (3 + 4 * 3 + 3)  # where it should be, halving 8 slots past gaps of 4, the newest
 
 
