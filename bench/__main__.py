@@ -15,7 +15,7 @@ from bench.dataplane import measure as data_plane
 from bench.dataplane.report import Report
 from bench.figure import Figure
 from bench.machine import busy_seconds, description
-from bench.page import figures_page, figures_table, report_table, with_block, with_section
+from bench.page import figures_table, report_table, with_figures, with_section
 from bench.stage import Stage
 from highwater.demo.environment import DEFAULT_VERSION
 from highwater.demo.errors import DemoError
@@ -39,8 +39,8 @@ BENCHES: Mapping[str, Measure] = {
     "worker-cost": worker_cost.measure,
     RELIEF: relief.measure,
 }
-# Those that docs/figures.md shows; the others have pages of their own.
-ON_PAGE = tuple(name for name in BENCHES if name not in {DATA_PLANE, RELIEF})
+# The others are on docs/figures.md.
+PAGES: Mapping[str, str] = {DATA_PLANE: "performance.md", RELIEF: "relief.md"}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,8 +49,7 @@ ON_PAGE = tuple(name for name in BENCHES if name not in {DATA_PLANE, RELIEF})
     "--only",
     type=click.Choice(list(BENCHES)),
     multiple=True,
-    help="Only these. docs/figures.md is written where all that it shows is measured, the figures in docs/relief.md "
-    "where relief is run, the section of docs/performance.md where data-plane is.",
+    help="Only these: their blocks of docs/figures.md, docs/performance.md and docs/relief.md are written anew.",
 )
 @click.option("--no-docs", is_flag=True, help="Print only.")
 def main(*, short: bool, only: tuple[str, ...], no_docs: bool) -> None:
@@ -62,19 +61,16 @@ def main(*, short: bool, only: tuple[str, ...], no_docs: bool) -> None:
 
 
 def _run(*, short: bool, only: tuple[str, ...], no_docs: bool) -> None:
-    results: dict[str, Result] = {}
-    disturbed: dict[str, float] = {}
     with Stage() as stage:
         for name in only or BENCHES:
             print(f"{name} ...", flush=True)
             began, others = time.monotonic(), busy_seconds() - stage.cpu_seconds()
-            results[name] = BENCHES[name](stage, short=short)
+            result = BENCHES[name](stage, short=short)
             seconds = time.monotonic() - began
-            disturbed[name] = (busy_seconds() - stage.cpu_seconds() - others) / seconds
-            print(f"{_shown(results[name])}\n{seconds:.0f} s; others took {disturbed[name]:.1f} cores\n")
-    if not no_docs:
-        options = (" --short" if short else "") + "".join(f" --only {name}" for name in only)
-        _write(results, disturbed, command=f".venv/bin/python -m bench{options}" if options else "make bench")
+            cores = (busy_seconds() - stage.cpu_seconds() - others) / seconds
+            print(f"{_shown(result)}\n{seconds:.0f} s; others took {cores:.1f} cores\n")
+            if not no_docs:
+                _write(name, result, cores, short=short)
 
 
 def _shown(result: Result) -> str:
@@ -83,32 +79,25 @@ def _shown(result: Result) -> str:
     return figures_table(result, "grid")
 
 
-def _write(results: Mapping[str, Result], disturbed: Mapping[str, float], *, command: str) -> None:
-    """Write docs/figures.md where all of it was measured, and the parts of other pages that were."""
-    run = {"command": command, "day": datetime.now(UTC).date().isoformat()}
-    machine = description(DEFAULT_VERSION)
-    for name, result in results.items():
-        if isinstance(result, Report):
-            page, notes = DOCS / "performance.md", [*result.notes, *_notes({name: disturbed[name]})]
-            page.write_text(with_section(page.read_text(), name, result, machine=description(None), notes=notes, **run))
-        elif name == RELIEF:
-            page, notes = DOCS / "relief.md", _notes({name: disturbed[name]})
-            page.write_text(with_block(page.read_text(), result, machine=machine, notes=notes, **run))
-    if set(results) >= set(ON_PAGE):
-        listed = [figure for name in ON_PAGE for figure in results[name] if isinstance(figure, Figure)]
-        notes = _notes({name: disturbed[name] for name in ON_PAGE})
-        (DOCS / "figures.md").write_text(figures_page(listed, machine=machine, notes=notes, **run))
+def _write(name: str, result: Result, other_cores: float, *, short: bool) -> None:
+    """Write what was measured into the page that shows it, with the command that measures it again."""
+    day, notes = datetime.now(UTC).date().isoformat(), _notes(other_cores)
+    command = f".venv/bin/python -m bench{' --short' if short else ''} --only {name}"
+    page = DOCS / PAGES.get(name, "figures.md")
+    text = page.read_text()
+    if isinstance(result, Report):
+        machine, notes = description(None), [*result.notes, *notes]
+        text = with_section(text, name, result, command=command, machine=machine, day=day, notes=notes)
+    else:
+        machine = description(DEFAULT_VERSION)
+        text = with_figures(text, name, result, command=command, machine=machine, day=day, notes=notes)
+    page.write_text(text)
 
 
-def _notes(disturbed: Mapping[str, float]) -> list[str]:
-    busy = {name: cores for name, cores in disturbed.items() if cores >= DISTURBED_CORES}
-    if not busy:
+def _notes(cores: float) -> list[str]:
+    if cores < DISTURBED_CORES:
         return []
-    listed = ", ".join(f"{name} {cores:.1f}" for name, cores in busy.items())
-    return [
-        "Other processes kept the machine busy: times are too long and rates too low. Cores that they took "
-        f"meanwhile: {listed}."
-    ]
+    return [f"Other processes took {cores:.1f} cores meanwhile: times are too long, and rates too low."]
 
 
 if __name__ == "__main__":

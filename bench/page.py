@@ -1,10 +1,9 @@
-"""docs/figures.md, docs/performance.md and the block of figures in docs/relief.md, rendered."""
+"""The blocks of docs/figures.md, docs/performance.md and docs/relief.md that a measurement writes, rendered."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tabulate import tabulate
 
@@ -21,35 +20,22 @@ def figures_table(figures: Sequence[Figure], layout: str) -> str:
     return tabulate(rows, COLUMNS, tablefmt=layout, maxcolwidths=widths, disable_numparse=True)
 
 
-def figures_page(figures: Sequence[Figure], *, command: str, machine: str, day: str, notes: Sequence[str]) -> str:
-    """The whole page, Markdown. Each figure has the number of its method behind its name."""
-    methods = list(dict.fromkeys(figure.method for figure in figures))
-    numbered = [replace(figure, what=f"{figure.what} ({methods.index(figure.method) + 1})") for figure in figures]
-    listed = "\n".join(f"{number}. {method}" for number, method in enumerate(methods, 1))
-    noted = "\n".join(f"- {note}" for note in notes)
-    return (
-        "# Figures\n\n"
-        "For whoever asks what watching costs: the sidecar, the engine and its workers, measured.\n\n"
-        f"Written by `{command}` on {day}; the same command measures them again.\n\n"
-        f"Machine: {machine}.\n\n"
-        f"{figures_table(numbered, 'github')}\n\n"
-        f"## Method\n\n{listed}\n" + (f"\n## Notes\n\n{noted}\n" if notes else "")
-    )
-
-
-def with_block(
-    page: str, figures: Sequence[Figure], *, command: str, machine: str, day: str, notes: Sequence[str]
+def with_figures(
+    page: str, name: str, figures: Sequence[Figure], *, command: str, machine: str, day: str, notes: Sequence[str]
 ) -> str:
-    """A page with its block of figures written anew, Markdown; none of these has a goal."""
-    rows = [(figure.what, figure.row()[2]) for figure in figures]
-    table = tabulate(rows, ("what", "measured"), tablefmt="github", disable_numparse=True)
+    """A page with one block of figures written anew, Markdown. Where none has a goal, there are no columns for it."""
+    if any(figure.goal for figure in figures):
+        table = figures_table(figures, "github")
+    else:
+        rows = [(figure.what, figure.row()[2]) for figure in figures]
+        table = tabulate(rows, ("what", "measured"), tablefmt="github", disable_numparse=True)
     methods = "\n".join(f"- {method}" for method in dict.fromkeys(figure.method for figure in figures))
     noted = "".join(f"- {note}\n" for note in notes)
     block = (
         f"\nWritten by `{command}` on {day}; the same command measures them again. Machine: {machine}.\n\n"
         f"{table}\n\n{methods}\n{noted}\n"
     )
-    return replaced(page, "figures", "end", block)
+    return replaced(page, name, f"end of {name}", block)
 
 
 def with_section(

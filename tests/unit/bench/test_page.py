@@ -1,9 +1,11 @@
-"""docs/performance.md: each run writes its own section."""
+"""docs/figures.md, docs/performance.md and docs/relief.md: each measurement writes its own block."""
 
 import pytest
 
+from bench.__main__ import BENCHES, DOCS, PAGES
 from bench.dataplane.report import Report
-from bench.page import with_section
+from bench.figure import Figure, Goal
+from bench.page import replaced, with_figures, with_section
 
 
 def write(page: str, section: str, cell: str, *, notes: tuple[str, ...] = ()) -> str:
@@ -37,3 +39,24 @@ def test_a_page_without_the_place_is_refused():
     """A figure that goes nowhere would be lost."""
     with pytest.raises(ValueError, match="the place of three is there 0 times"):
         write(PAGE, "three", "1.11")
+
+
+@pytest.mark.parametrize("name", sorted(BENCHES))
+def test_every_measurement_has_its_place(name):
+    """On the page that shows it, once."""
+    page = (DOCS / PAGES.get(name, "figures.md")).read_text()
+    assert "XYZZY" in replaced(page, name, f"end of {name}", "XYZZY")
+
+
+@pytest.mark.parametrize(("goal", "columns"), [(Goal("under", 5.0), "| goal "), (None, "| what ")])
+def test_figures_are_written_with_their_method(goal, columns):
+    """And with their goals, where there are any."""
+    figure = Figure(what="A", value=2.0, unit="ms", goal=goal, spread="rounds 1 to 3", method="By hand.")
+    page = with_figures(
+        PAGE, "one", [figure], command="make bench", machine="2 cores", day="2026-01-02", notes=["Busy."]
+    )
+    block = page[: page.index("<!-- end of one")]
+    assert [text in block for text in (columns, "2 ms (rounds 1 to 3)", "- By hand.", "- Busy.", "| goal ")] == [
+        *[True] * 4,
+        goal is not None,
+    ]
