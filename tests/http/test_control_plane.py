@@ -14,9 +14,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from highwater.main import CONTROL_BODY_BYTES, Sidecar, create_app
+from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
 from highwater.settings import Settings
+from highwater.wiring.control_plane import CONTROL_BODY_BYTES
+from highwater.wiring.sidecar import Sidecar
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine
 from tests.http.conftest import Wire, serving
 

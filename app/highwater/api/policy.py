@@ -49,7 +49,7 @@ def policy_router(services: Services) -> APIRouter:
             _told(policy, services.policy.kept_in),
             caller=caller,
         )
-        services.exporter.policy_changed()
+        services.exporter.counters.policy_changed()
         return JSONResponse(_shown(services))
 
     return router

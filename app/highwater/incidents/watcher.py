@@ -210,8 +210,8 @@ class IncidentWatcher:
         if life is None:
             return None
         recorders = self._recorders
-        if recorders is not None and recorders.recorder.instance is not None:
-            life.records, life.instance = recorders.records, recorders.recorder.instance
+        if recorders is not None and recorders.files.instance is not None:
+            life.records, life.instance = recorders.records, recorders.files.instance
         elif recorders is not None and life.instance is not None and engine.state == "gone":
             life.records = recorders.records  # the last moments of who is followed no more
         if not report.stale:

@@ -319,8 +319,8 @@ class Poller:
             self._lives.came_back()
         if ranks and self._verdict.state == "ready":
             self._lives.settle(ranks)
-        if self._recorders is not None and self._recorders.recorder.instance is not None:
-            self._lives.follow(self._recorders.recorder.instance)
+        if self._recorders is not None and self._recorders.files.instance is not None:
+            self._lives.follow(self._recorders.files.instance)
 
     def _heard(self, outcome: Round) -> tuple[RankReading, ...] | None:
         """Every rank's best reading, in the ranks' order; ``None`` where nobody was heard of."""

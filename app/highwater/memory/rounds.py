@@ -339,6 +339,7 @@ class Rounds:
         outcome.progress = self._recorders.progress(
             outcome.records,
             load,
+            proxied_requests=self._requests_under_way(),
             held=held,
             loop_silent_seconds=self._since(self._loop_silent_since),
             loop_answer_age_seconds=self._since(self._loop_answered_at),

@@ -333,7 +333,7 @@ async def test_several_engines_are_named_only_as_long_as_they_write(watch, tmp_p
     assert "has the recorders of 2 engines" in (core.recorders.problem or "")
     core.fake.workers[1].recorder.stop(core.clock.now)
     await rounds(core, 2)
-    assert (core.recorders.problem, core.recorders.recorder.instance) == (None, "a" * 16)
+    assert (core.recorders.problem, core.recorders.files.instance) == (None, "a" * 16)
 
 
 async def test_a_writer_that_is_only_silent_has_not_given_its_place_away(watch, tmp_path):
@@ -348,14 +348,14 @@ async def test_a_writer_that_is_only_silent_has_not_given_its_place_away(watch, 
         worker.recorder.start(identity, payload, worker.device(), core.clock.now)
     await rounds(core, 20)
     assert {record.status for record in core.recorders.records} == {"silent"}
-    assert core.recorders.recorder.instance == "a" * 16
+    assert core.recorders.files.instance == "a" * 16
 
 
 async def test_recorders_that_a_sidecar_started_are_not_taken_for_an_engine_that_loads(watch, tmp_path):
     """They may be another engine's: nobody answers who could say whose they are."""
     core = core_on(recorder_dir=tmp_path / "own")
     other = core_on(recorder_dir=tmp_path / "other")
-    core.recorders._recorder.folder = tmp_path / "other" / "recorder"
+    core.recorders.files.folder = tmp_path / "other" / "recorder"
     await rounds(other, 2)
     core.fake.down = True
     report = (await rounds(core, 3))[-1]
@@ -411,7 +411,7 @@ async def test_missing_ranks_are_named_by_what_the_recorders_expect(watch, layou
     core = watch(dev_mode=False, **layout)
     last = core.fake.workers[-1]
     last.recorder.close()
-    (core.recorders.recorder.folder / f"highwater-{'a' * 16}-{last.pid}.ring").unlink()
+    (core.recorders.files.folder / f"highwater-{'a' * 16}-{last.pid}.ring").unlink()
     report = (await rounds(core, 2))[-1]
     assert report.ranks_expected == len(core.fake.workers)
     (missing,) = report.ranks_missing
