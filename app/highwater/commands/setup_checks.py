@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from highwater.engine.capabilities import EXTENSION, parse_version
 from highwater.files.admin_token import is_loopback
-from highwater.readings import Event, Report, RuleStatus
+from highwater.readings import Event, Report, RuleStatus, are_recorded
 from highwater.text.table import missing_text, waters_text
 from highwater.units import span_text
 
@@ -69,8 +69,7 @@ class SetupFacts:
     @property
     def only_watches(self) -> bool:
         """Return whether the workers cannot be called, and recorders show their memory all the same."""
-        ranks = self.report.ranks
-        return not self.can.get("collective_rpc") and bool(ranks) and all(rank.source == "recorder" for rank in ranks)
+        return not self.can.get("collective_rpc") and are_recorded(self.report.ranks)
 
     @property
     def reads_workers(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from highwater.accounting.attribution import account, rank_key
 from highwater.engine.capabilities import Capabilities
-from highwater.readings import MissingRank, RankReading, WorkerMemory
+from highwater.readings import MissingRank, RankReading
 from highwater.recorder.folder import RankRecord
 from highwater.recorder.ring import Identity
 
@@ -56,17 +56,6 @@ def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal
     if not records or len(records) < (expected or 1) or not statuses <= {"dead", "ended"}:
         return None
     return "dead" if statuses == {"dead"} else "ended"
-
-
-def is_complete(records: Sequence[RankRecord], expected: int | None) -> bool:
-    """Return whether every expected rank is alive, and its recorder shows as much as its answer would."""
-    telling = [record for record in records if record.status == "alive" and _tells_all(record.newest)]
-    return expected is not None and len(telling) >= expected
-
-
-def _tells_all(newest: WorkerMemory | None) -> bool:
-    # A worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
-    return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)
 
 
 MAX_RANKS = 4096

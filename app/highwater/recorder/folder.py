@@ -12,11 +12,11 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -61,9 +61,8 @@ _COMPILES = frozenset({"_compile", "compile", "compile_fx", "do_bench", "capture
 _WORKER = TypeAdapter(WorkerMemory)
 
 
-@dataclass(frozen=True, slots=True)
-class RankEntry:
-    """One entry of a rank's encoder cache.
+class EntryRow(TypedDict):
+    """One entry of a rank's encoder cache, as JSON has it.
 
     Attributes:
         mm_hash: Its first 64 characters.
@@ -76,6 +75,11 @@ class RankEntry:
     bytes: int
     residency: str
     age_seconds: float
+
+
+def largest_first(row: EntryRow) -> tuple[int, str]:
+    """The key that sorts entries."""
+    return -row["bytes"], row["mm_hash"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +117,11 @@ class RankRecord:
         """How many entries its encoder cache has; ``None`` where that is not known."""
         return None if self.table is None else self.table.total
 
-    @property
-    def entries(self) -> tuple[RankEntry, ...]:
-        """The entries of its encoder cache, largest first: thousands of them take milliseconds."""
-        if self.table is None:
-            return ()
-        rows = (
-            RankEntry(entry.mm_hash, entry.bytes, entry.residency, round(max(self.mono - entry.seen_mono, 0.0), 3))
-            for entry in self.table.entries()
-        )
-        return tuple(sorted(rows, key=lambda row: (-row.bytes, row.mm_hash)))
+    def entry_rows(self) -> Iterator[EntryRow]:
+        """The entries of its encoder cache, unsorted, one at a time: thousands of them take milliseconds."""
+        for entry in () if self.table is None else self.table.entries():
+            age = round(max(self.mono - entry.seen_mono, 0.0), 3)
+            yield EntryRow(mm_hash=entry.mm_hash, bytes=entry.bytes, residency=entry.residency, age_seconds=age)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

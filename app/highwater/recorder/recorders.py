@@ -23,6 +23,7 @@ from highwater.accounting.points import MemoryPoint, thin
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.readings import EngineLoad, Progress
+from highwater.recorder.coverage import Coverage, coverage, ranks_expected
 from highwater.recorder.folder import MAX_FILES, RankRecord, RecorderFolder
 from highwater.recorder.progress import Demand, judge, requested_since
 from highwater.recorder.ring import Identity, RingUnusable
@@ -98,17 +99,15 @@ class Recorders:
     @property
     def ranks_expected(self) -> int | None:
         """How many workers the engine has, by their own word."""
-        return max((record.identity.ranks_expected or 0 for record in self.records), default=0) or None
+        return ranks_expected(self.records)
 
-    def offer_rpc(self, expected: int | None) -> bool:
-        """Return whether every worker that should be there writes, and says that our operations may be called of it.
+    def coverage(self, expected: int | None) -> Coverage:
+        """Compare the recorders of the present life of the engine with the ranks that there should be.
 
         Args:
-            expected: How many that are; their own word alone may be a lower bound. ``None`` where it is not known.
+            expected: How many that are; ``None`` where it is not known.
         """
-        ready = [record for record in self.records if record.status == "alive" and record.identity.rpc]
-        most = max(expected or 0, self.ranks_expected or 0)
-        return self.are_followed and most > 0 and len(ready) >= most
+        return coverage(self.records, expected) if self.are_followed else Coverage()
 
     @property
     def are_followed(self) -> bool:

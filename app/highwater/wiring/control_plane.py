@@ -14,8 +14,10 @@ from highwater.api.access import Access, ControlGuard, DenialReason
 from highwater.api.body_limit import BodyLimit
 from highwater.api.control import control_router
 from highwater.api.dashboard import dashboard_router
+from highwater.api.encoder_cache import encoder_cache_router
 from highwater.api.head import HeadAsGet
 from highwater.api.health import health_router
+from highwater.api.history import history_router
 from highwater.api.incidents import incidents_router
 from highwater.api.memory import memory_router
 from highwater.api.policy import policy_router
@@ -75,7 +77,8 @@ def wire_control_plane(
         responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )
-    for router in (memory_router, control_router, snapshots_router, policy_router, health_router):
+    readers = (memory_router, encoder_cache_router, history_router)
+    for router in (*readers, control_router, snapshots_router, policy_router, health_router):
         app.include_router(router(services))
     app.include_router(incidents_router(services.incidents))
     app.include_router(dashboard_router())
