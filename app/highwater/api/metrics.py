@@ -7,10 +7,12 @@ and then only when what it shows has changed. The golden file ``tests/unit/api/g
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar, get_args
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
@@ -161,6 +163,8 @@ class Exporter:
         connections: Returns the proxy's connections.
         dropped_lines: Returns the number of lines that the access log lost.
         incidents: Returns the number of incidents of each kind.
+        process: Reads the sidecar's own process; once a second at most, since a descriptor is a file to list.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -173,7 +177,12 @@ class Exporter:
         connections: Callable[[], Connections] = Connections,
         dropped_lines: Callable[[], int] = lambda: 0,
         incidents: Callable[[], Mapping[IncidentKind, int]] = dict,
+        process: Collector | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        # With a prefix: vLLM's own page, which follows on the same one, has the plain names.
+        own_process = process or ProcessCollector(namespace="highwater", registry=None)
+
         self.counters = counters
 
         def elsewhere() -> _CountedElsewhere:
@@ -192,6 +201,7 @@ class Exporter:
             _Part(lambda: counters.changes, lambda _: counters.registry.collect()),
             _Part(lambda: counters.traffic.counted, lambda _: counters.traffic.collect()),
             _Part(elsewhere, _elsewhere_families),
+            _Part(lambda: int(clock()), lambda _: own_process.collect()),
         )
 
     def page(self) -> bytes:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
@@ -35,6 +36,8 @@ from highwater.readings import (
 from tests.fakes.engine import FakeClock, FakeEngine
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
+# As the kernel would show a sidecar, whose figures differ everywhere else.
+PROC = Path(__file__).parent / "proc"
 
 # As docs and ARCHITECTURE.md promise them, without the prefix.
 _NAMES = (
@@ -56,7 +59,9 @@ _NAMES = (
     "encoder_cache_embeds encoder_cache_capacity_embeds proxy_request_duration_seconds proxy_request_bytes_total "
     "proxy_response_bytes_total proxy_refused_total proxy_connections proxy_engine_connections "
     "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total control_denied_total "
-    "engine_restarts_total incidents_total internal_errors_total"
+    "engine_restarts_total incidents_total internal_errors_total "
+    "process_resident_memory_bytes process_virtual_memory_bytes process_cpu_seconds_total process_open_fds "
+    "process_max_fds process_start_time_seconds"
 )
 PROMISED = tuple(_NAMES.split())
 FILLING = [(10.0 * number, 2.0**20 * number) for number in range(7)]
@@ -156,6 +161,8 @@ def exporter_of(report: Report, result: RemedyResult | None = None) -> Exporter:
         connections=lambda: CONNECTIONS,
         dropped_lines=lambda: 2,
         incidents=lambda: {"died": 2, "hung": 0},
+        process=ProcessCollector(namespace="highwater", proc=str(PROC), registry=None),
+        clock=lambda: 0.0,
     )
     exporter.counters.internal_errors.counter("poller")()
     exporter.counters.polled(0.003)
@@ -218,7 +225,7 @@ def test_the_page_is_the_golden_one():
 def test_every_promised_family_is_there_and_no_other():
     """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
-    assert len(PROMISED) == 78
+    assert len(PROMISED) == 84
 
 
 def test_promtool_has_nothing_to_say():
@@ -443,6 +450,29 @@ def test_a_page_is_rendered_once_a_report(monkeypatch):
     rendered = rendering.count
     assert exporter.page() == first
     assert rendering.count == rendered
+
+
+def test_the_sidecars_own_process_is_read_once_a_second():
+    """With many connections its descriptors take long to list, and pickers of endpoints scrape often."""
+    reads, now = list[float](), [10.0]
+
+    class Process(Collector):
+        def collect(self):
+            reads.append(now[0])
+            return ()
+
+    exporter = Exporter(Counters(), lambda: story()[0], lambda: POLICY, process=Process(), clock=lambda: now[0])
+    for now[0] in (10.0, 10.4, 10.9, 11.0):
+        exporter.page()
+    assert reads == [10.0, 11.0]
+
+
+def test_the_process_of_this_sidecar_is_the_one_that_is_shown():
+    """Not another one, and under a name that vLLM's own families do not have."""
+    text = Exporter(Counters(), lambda: story()[0], lambda: POLICY).page().decode()
+    assert samples(text, "process_resident_memory_bytes")[()] > 10_000_000
+    assert samples(text, "process_cpu_seconds_total")[()] > 0
+    assert not re.search(r"^process_", text, re.MULTILINE)
 
 
 def test_the_age_of_the_report_goes_on_by_itself(monkeypatch):
