@@ -1,9 +1,10 @@
 """Opens incidents, counts their repetitions, and closes them when the engine is ready again.
 
 A storm of failures makes one incident: what is reported again within a minute is counted there, and a start that fails
-the same way again within an hour. A hang that the engine's death follows within seconds becomes that death. The evidence of the first report stays, since it is nearest to the cause; what the
-engine's log says later is added: processes that end write their last lines a moment after they were missed. All reading
-and writing is done in a thread, because the data plane must not wait for a disk.
+the same way again within an hour. A hang that the engine's death follows within seconds becomes that death. The
+evidence of the first report stays, since it is nearest to the cause; what the engine's log says later is added:
+processes that end write their last lines a moment after they were missed. All reading and writing is done in a thread,
+because the data plane must not wait for a disk.
 """
 
 from __future__ import annotations
