@@ -425,6 +425,7 @@ class FakeEngine:
             "data_parallel": self.data_parallel,
             "pipeline_parallel": self.pipeline_parallel,
             "tensor_parallel": self.tensor_parallel,
+            "model": self.model,
             "rpc": True,
             "self_started": True,
         }

@@ -372,7 +372,7 @@ class Poller:
             started_at=self.life.started_at,
             restarts=self.life.restarts,
             version=self.capabilities.version,
-            model=self.capabilities.model,
+            model=self._rounds.model,
             requests_running=load.requests_running,
             requests_waiting=load.requests_waiting,
             kv_cache_usage_ratio=load.kv_cache_usage_ratio,

@@ -177,6 +177,12 @@ class Rounds:
         by_engine = self.capabilities.ranks_expected if self._detected_at is not None else None
         return by_engine or by_recorders or self.capabilities.ranks_expected
 
+    @property
+    def model(self) -> str | None:
+        """The model's name by the engine's configuration; by the recorders where the engine does not show that."""
+        by_recorders = self._recorders.model if self._recorders is not None and self._recorders.are_followed else None
+        return self.capabilities.model or by_recorders
+
     def detect_again(self) -> None:
         """Detect the engine again before its workers are called: it may be another version with other options."""
         self._detected_at = None

@@ -101,6 +101,11 @@ class Recorders:
         """How many workers the engine has, by their own word."""
         return ranks_expected(self.records)
 
+    @property
+    def model(self) -> str | None:
+        """The name under which the engine serves its model, by the workers' word."""
+        return next((record.identity.model for record in self.records if record.identity.model), None)
+
     def coverage(self, expected: int | None) -> Coverage:
         """Compare the recorders of the present life of the engine with the ranks that there should be.
 

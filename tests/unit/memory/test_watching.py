@@ -68,6 +68,12 @@ async def test_in_an_hour_of_watching_no_worker_is_called(watch, knobs):
     assert len(core.fake.asked("/server_info")) <= 1, "what the engine can do is found out once"
 
 
+async def test_the_model_has_a_name_where_the_engine_shows_no_configuration(watch):
+    """Outside of development mode there is no /server_info; the workers know it."""
+    (report,) = await rounds(watch(dev_mode=False), 1)
+    assert report.engine.model == "Qwen/Qwen3-VL-32B-Instruct"
+
+
 async def test_the_counts_of_an_idle_engine_are_read_every_15_seconds(watch):
     """And each second as soon as a worker was called again, by whomever."""
     core = watch()
