@@ -13,7 +13,8 @@ from pathlib import Path
 from bench.figure import Figure, Goal, number, percentile
 from bench.stage import Stage
 from bench.throughput import rates_of, ratio_figure
-from highwater.recorder.folder import Recorder
+from highwater.recorder.folder import MAX_RECORDS, RecorderFolder
+from highwater.recorder.ring import Ring
 from highwater_worker.notes import Notes
 from highwater_worker.recorder.steps import Steps
 
@@ -75,9 +76,9 @@ def _recording(stage: Stage, folder: Path) -> Iterator[None]:
 
 def _samples(folder: Path) -> tuple[list[float], int]:
     """Every sample's cost in milliseconds, and the size of a file."""
-    recorder, costs, size = Recorder(folder), list[float](), 0
+    recorder, costs, size = RecorderFolder(folder), list[float](), 0
     for ring in recorder.others():
-        records = recorder.last_records(ring.path)
+        records = Ring(ring.path).newest(MAX_RECORDS)
         costs += [cost for record in records if (cost := record.get("cost_ms")) is not None]
         size = ring.path.stat().st_size
     return costs, size

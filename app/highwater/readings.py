@@ -6,7 +6,7 @@ reads, decides or formats anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
@@ -318,6 +318,11 @@ class RankReading:
     host_memory: HostMemory
     notes: tuple[Note, ...] = ()
     source: ReadingSource = "rpc"
+
+
+def are_recorded(ranks: Sequence[RankReading]) -> bool:
+    """Return whether there are ranks, and the recorders show each of them: no worker need be called to watch it."""
+    return bool(ranks) and all(rank.source == "recorder" for rank in ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,18 +26,19 @@ from starlette.routing import Route
 
 from highwater.accounting.attribution import account
 from highwater.engine.client import Engine
-from highwater.engine.life import Lives
-from highwater.files.state_file import StateFile
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.memory.sources import Source, all_sources
 from highwater.policy import Rule
 from highwater.policy.governor import Governor
+from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.gate import Gate
 from highwater.readings import RankReading, RemedyResult, Report, Trigger, WorkerMemory
 from highwater.recorder.recorders import Recorders
 from highwater.relief import Quiescer, Relief
-from highwater.relief.remedies import REMEDIES
+from highwater.settings import GateSettings, Settings
+from highwater.wiring.clocks import Clocks
+from highwater.wiring.core import CoreInputs, wire_core, wire_engine
 from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 
 MIB = 1024 * 1024
@@ -424,6 +425,7 @@ class FakeEngine:
             "data_parallel": self.data_parallel,
             "pipeline_parallel": self.pipeline_parallel,
             "tensor_parallel": self.tensor_parallel,
+            "model": self.model,
             "rpc": True,
             "self_started": True,
         }
@@ -721,7 +723,7 @@ class _Transport(httpx.AsyncBaseTransport):
 
 @dataclass
 class Counted:
-    """Who counts polls and remedies, and remembers them."""
+    """Counts polls and remedies, and remembers them."""
 
     polls: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -736,6 +738,9 @@ class Counted:
 
     def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
         self.remedies.append((result.remedy, trigger, result.outcome))
+
+    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
+        """What the governor did is in its events."""
 
 
 @dataclass
@@ -780,7 +785,7 @@ def core_on(
     state_file: Path | None = None,
     **knobs: Any,
 ) -> Core:
-    """Wire the core as `highwater.main` does, but for the clock and the network; `knobs` are FakeEngine's.
+    """Wire the core on a fake engine and clock; `knobs` are FakeEngine's.
 
     With a folder in `recorder_dir` the workers have recorders, beneath it.
     """
@@ -788,34 +793,46 @@ def core_on(
     proc = FakeProc(recorder_dir / "proc") if recorder_dir is not None else None
     wall = FakeWallClock(clock)
     fake = FakeEngine(version, clock=clock, proc=proc, **knobs)
-    engine = Engine(
-        "http://engine:8000", rpc_deadline_seconds=rpc_deadline_seconds, transport=fake.transport(), clock=clock
+    settings = Settings(
+        engine_url="http://engine:8000",
+        engine_has_extension=engine_has_extension,
+        rpc_deadline_seconds=rpc_deadline_seconds,
+        state_file=state_file,
+        gate=GateSettings(drain_seconds=0.05),
     )
-    history = History(100, clock=wall, monotonic=clock)
-    state = StateFile(state_file)
+    clocks = Clocks(clock, wall)
+    engine = wire_engine(settings, clocks, None, fake.transport())
     recorders = None
     if recorder_dir is not None and proc is not None:
         recorders = recorders_on(fake, engine, clock, recorder_dir / "recorder", proc)
-    poller = Poller(
-        engine,
-        sources(engine),
-        history,
-        poll_seconds=1.0,
-        stale_seconds=10.0,
-        engine_has_extension=engine_has_extension,
-        observer=counted,
-        recorders=recorders,
-        lives=Lives(state),
-        clock=clock,
-        wall_clock=wall,
-    )
     gate = Gate(clock=clock)
-    quiescer = Quiescer(engine, gate, drain_seconds=0.05, clock=clock)
-    relief = Relief(engine, poller, history, quiescer, remedies=REMEDIES, observer=counted, clock=clock)
-    governor = Governor(relief, poller, history, rules=rules, mode=mode, clock=clock, wall_clock=wall)
-    poller.listeners.append(quiescer.notice)
-    poller.pace = governor.poll_interval
-    return Core(fake, clock, engine, history, poller, governor, relief, gate, quiescer, counted, wall, recorders)
+    core = wire_core(
+        CoreInputs(
+            settings=settings,
+            engine=engine,
+            recorders=recorders,
+            gate=gate,
+            clocks=clocks,
+            observer=counted,
+            internal_errors=InternalErrors(),
+            sources=sources,
+        )
+    )
+    core.governor.rules, core.governor.mode = tuple(rules), mode
+    return Core(
+        fake,
+        clock,
+        engine,
+        core.history,
+        core.poller,
+        core.governor,
+        core.relief,
+        gate,
+        core.quiescer,
+        counted,
+        wall,
+        recorders,
+    )
 
 
 def recorders_on(fake: FakeEngine, engine: Engine, clock: FakeClock, folder: Path, proc: FakeProc) -> Recorders:

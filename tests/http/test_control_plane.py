@@ -14,9 +14,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from highwater.main import CONTROL_BODY_BYTES, Sidecar, create_app
+from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
 from highwater.settings import Settings
+from highwater.wiring.control_plane import CONTROL_BODY_BYTES
+from highwater.wiring.sidecar import Sidecar
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine
 from tests.http.conftest import Wire, serving
 
@@ -341,6 +343,29 @@ async def test_entries_of_recorders_need_no_worker(tmp_path):
     assert (whole["note"], told["note"]) == (None, "with the admin token mm_hash is whole")
     assert {entry["mm_hash"] for entry in whole["ranks"][0]["entries"]} <= {*fake.workers[0].entries}
     assert [len(entry["mm_hash"]) for entry in told["ranks"][0]["entries"]] == [8, 8]
+
+
+async def test_entries_of_one_recorder_are_not_hidden_by_old_answers(tmp_path):
+    """Without the token: the recorder's as they are now, the other worker's as last read; until then it is named."""
+    fake = FakeEngine()
+    fake.serve_images(3)
+    fake.workers[1].recorder.refuses = "OSError: no space left on device"
+    async with sidecar_before(fake, admin_token=TOKEN, recorder_dir=tmp_path) as sidecar:
+        fake.record()
+        await sidecar.poll()
+        one = (await sidecar.client.get("/memory/encoder-cache")).json()
+        await sidecar.client.get("/memory/encoder-cache", headers={"Authorization": f"Bearer {TOKEN}"})
+        fake.serve_images(2)
+        fake.record()
+        sidecar.app.services.entries._recorded = None  # a second later
+        await sidecar.poll()
+        asked = fake.ops().count("encoder_cache")
+        two = (await sidecar.client.get("/memory/encoder-cache")).json()
+        assert fake.ops().count("encoder_cache") == asked
+    assert [(rank["rank"], rank["entries_total"]) for rank in one["ranks"]] == [(0, 3)]
+    assert one["note"] == "the entries of rank 1 are not known; with the admin token mm_hash is whole"
+    assert [(rank["rank"], rank["entries_total"]) for rank in two["ranks"]] == [(0, 5), (1, 3)]
+    assert two["note"].startswith("as last read")
 
 
 async def test_entries_of_workers_that_are_gone_are_not_told_as_those_of_new_ones():

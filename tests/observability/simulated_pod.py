@@ -6,6 +6,7 @@ import random
 import time
 
 from highwater.accounting.attribution import account, encoder_totals
+from highwater.api.counters import Counters
 from highwater.api.metrics import Exporter
 from highwater.readings import (
     Components,
@@ -42,7 +43,7 @@ class SimulatedPod:
         self._chance = random.Random(0)  # noqa: S311 - no secret
         self._host, self._model, self._ranks = "node-0", "vl-8b", ranks
         self._encoder_bytes = 2 * GIB
-        self._exporter = Exporter(self._report, self._policy)
+        self._exporter = Exporter(Counters(), self._report, self._policy)
         for remedy in _REMEDIES:
             self._remedy(remedy)
         for code in _CODES:
@@ -55,7 +56,7 @@ class SimulatedPod:
 
     def _live(self) -> None:
         for _ in range(15):
-            self._exporter.polled(self._chance.uniform(0.002, 0.02))
+            self._exporter.counters.polled(self._chance.uniform(0.002, 0.02))
         for _ in range(self._chance.randrange(20)):
             self._request(self._chance.choices(_CODES, (99, 1))[0])
         self._encoder_bytes = min(max(self._encoder_bytes + self._chance.randrange(-64, 80) * MIB, 0), 4 * GIB)
@@ -65,8 +66,8 @@ class SimulatedPod:
 
     def _request(self, code: int) -> None:
         seconds = self._chance.uniform(0.05, 3.0)
-        self._exporter.traffic.request_started()
-        self._exporter.traffic.request_ended(
+        self._exporter.counters.traffic.request_started()
+        self._exporter.counters.traffic.request_ended(
             "chat_completions",
             "POST",
             code,
@@ -81,8 +82,8 @@ class SimulatedPod:
         result = RemedyResult(
             remedy=name, outcome="done", seconds=0.4, quiesced_by="gate", held_seconds=0.2, freed_components=_FREED
         )
-        self._exporter.remedy_ended(result, "policy")
-        self._exporter.policy_acted("device", name, "done")
+        self._exporter.counters.remedy_ended(result, "policy")
+        self._exporter.counters.policy_acted("device", name, "done")
 
     def _report(self) -> Report:
         ranks = tuple(account(self._worker(rank)) for rank in range(self._ranks))

@@ -87,7 +87,7 @@ def pp_rank(worker: object) -> int | None:
 
 
 def ranks_expected(worker: object) -> int | None:
-    """Return how many workers the whole engine has, all data-parallel replicas counted; None where unknown.
+    """Return how many workers an API server has, all of its data-parallel replicas counted; None where unknown.
 
     A replica of a dense model runs as an engine of its own (`_dp_rank`) and knows only how many come before it: there
     it is a lower bound, and the last replica's is right.
@@ -113,10 +113,26 @@ def parallel_sizes(worker: object) -> dict[str, int | None]:
 
 def _replicas(worker: object) -> int | None:
     size, parallel = _size(worker, "data_parallel_size"), _parallel_config(worker)
-    index = whole(look_up(parallel, "data_parallel_index"))
-    # Behind a load balancer of its own each replica, or each machine, has an API server, and a sidecar beside that.
-    is_alone = look_up(parallel, "data_parallel_external_lb") or look_up(parallel, "data_parallel_hybrid_lb")
-    return size if size is None or index is None or is_alone else max(size, index + 1)
+    if size is None:
+        return None
+    # Behind a load balancer of its own each replica, or each machine, has an API server, and a sidecar beside that: of
+    # replicas that share experts the size is the whole world's.
+    if look_up(parallel, "data_parallel_external_lb"):
+        return 1
+    is_local = bool(look_up(parallel, "data_parallel_hybrid_lb"))
+    known = _size(worker, "data_parallel_size_local") or 1 if is_local else size
+    # A replica's place among those of its server: a dense one's own sizes say that it is alone
+    # (vllm 0.32.0 v1/engine/core.py:1407, `run_engine_core`).
+    place = whole(look_up(parallel, "data_parallel_rank_local" if is_local else "data_parallel_index"))
+    return known if place is None else max(known, place + 1)
+
+
+def model_name(worker: object) -> str | None:
+    """Return the name under which the model is served, its path or repository where it has no other."""
+    config = look_up(worker, "vllm_config", "model_config")
+    served = look_up(config, "served_model_name")
+    name = served[0] if isinstance(served, list) and served else served or look_up(config, "model")
+    return name if isinstance(name, str) else None
 
 
 def _size(worker: object, name: str) -> int | None:

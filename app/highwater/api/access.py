@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from highwater.files.admin_token import AdminToken
 from highwater.process.limited_log import LimitedLog, printable
-from highwater.readings import Caller
+from highwater.readings import Caller, Credential
 
 DenialReason: TypeAlias = Literal["no_token", "wrong_token", "closed"]
 _CODES: Final = {401: "unauthorized", 403: "forbidden"}
@@ -100,16 +100,21 @@ class Access(SecurityBase):
         return caller
 
     def caller(self, request: HTTPConnection) -> Caller | None:
-        """Return who calls a path that is open to all; ``None`` for who could not use the control paths.
+        """Return who calls a path that is open to all; ``None`` for who could not use the control paths."""
+        judged = self._judge_open(request)
+        return None if isinstance(judged, Denial) else judged
 
-        A wrong token is reported here too: guesses must not go unseen because the answer comes all the same.
-        """
-        caller = self.judge(request)
-        if not isinstance(caller, Denial):
-            return caller
-        if caller.reason == "wrong_token":
-            self.report(request, caller)
-        return None
+    def outcome(self, request: HTTPConnection) -> Credential | DenialReason:
+        """Return what lets the caller of an open path make control calls, or why they would be denied."""
+        judged = self._judge_open(request)
+        return judged.reason if isinstance(judged, Denial) else judged.by
+
+    def _judge_open(self, request: HTTPConnection) -> Caller | Denial:
+        """Judge the caller of an open path; a wrong token is reported here too: guesses must not go unseen."""
+        judged = self.judge(request)
+        if isinstance(judged, Denial) and judged.reason == "wrong_token":
+            self.report(request, judged)
+        return judged
 
     def judge(self, request: HTTPConnection) -> Caller | Denial:
         """Judge by the token, or else by the address where that is trusted. Reads no body."""

@@ -7,40 +7,38 @@ and then only when what it shows has changed. The golden file ``tests/unit/api/g
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from highwater import __version__
-from highwater.accounting.attribution import COMPONENTS, device_total, host_ratio, rank_key, used_total
+from highwater.accounting.attribution import device_total, host_ratio, rank_key, used_total
+from highwater.accounting.components import COMPONENTS
+from highwater.api.counters import Counters
 from highwater.incidents import IncidentKind
 from highwater.policy.rules import RATIO_SIGNALS
-from highwater.process.internal_errors import InternalErrors, Part
-from highwater.proxy.traffic import Connections, ProxyTraffic, connection_families
+from highwater.process.internal_errors import Part
+from highwater.proxy.traffic import Connections, connection_families
 from highwater.readings import (
     EngineState,
     PolicyLevel,
     PolicyMode,
     PolicyStatus,
     RankReading,
-    RemedyResult,
     Report,
     RulePhase,
     RuleStatus,
-    Trigger,
 )
 from highwater.text.table import device_title, rank_title
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 """Of the classic text format, whatever a scraper asks for: vLLM speaks no other, and a page has one format."""
 _RANK_LABELS = ("rank", "device", "host")
-_POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_RESET_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 def _of_encoder_cache(name: str) -> Callable[[RankReading], float | None]:
@@ -155,38 +153,40 @@ class _CountedElsewhere:
 
 
 class Exporter:
-    """Counts what happens, and shows it with the last report.
+    """Shows the last report, and what was counted.
 
     Args:
+        counters: What is counted as it happens; also an attribute.
         report: Returns the last report.
         policy: Returns the policy as it stands.
         held: Returns the number of requests held at the gate.
         connections: Returns the proxy's connections.
         dropped_lines: Returns the number of lines that the access log lost.
         incidents: Returns the number of incidents of each kind.
-
-    Attributes:
-        internal_errors: Counts faults of our own.
-        traffic: Counts proxied requests; the proxy's observer.
+        process: Reads the sidecar's own process; once a second at most, since a descriptor is a file to list.
+        clock: Monotonic seconds.
     """
 
     def __init__(
         self,
+        counters: Counters,
         report: Callable[[], Report],
         policy: Callable[[], PolicyStatus],
+        *,
         held: Callable[[], int] = lambda: 0,
         connections: Callable[[], Connections] = Connections,
         dropped_lines: Callable[[], int] = lambda: 0,
-        *,
         incidents: Callable[[], Mapping[IncidentKind, int]] = dict,
+        process: Collector | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        registry = CollectorRegistry()
-        self.internal_errors = InternalErrors()
-        self.traffic = ProxyTraffic()
-        self._changes = 1  # of the counters in the registry, and of the policy
+        # With a prefix: vLLM's own page, which follows on the same one, has the plain names.
+        own_process = process or ProcessCollector(namespace="highwater", registry=None)
+
+        self.counters = counters
 
         def elsewhere() -> _CountedElsewhere:
-            kinds, errors = dict(incidents()), dict(self.internal_errors.counts)
+            kinds, errors = dict(incidents()), dict(counters.internal_errors.counts)
             return _CountedElsewhere(held(), connections(), dropped_lines(), kinds, errors)
 
         def ageless() -> Report:
@@ -197,94 +197,12 @@ class Exporter:
             _Part(ageless, _report_families),
             _Part(lambda: report().age_seconds, _age_families),
             # To judge the rules takes longer than to render them, and they are judged by the report.
-            _Part(lambda: (ageless(), self._changes), lambda _: _policy_families(policy())),
-            _Part(lambda: self._changes, lambda _: registry.collect()),
-            _Part(lambda: self.traffic.counted, lambda _: self.traffic.collect()),
+            _Part(lambda: (ageless(), counters.changes), lambda _: _policy_families(policy())),
+            _Part(lambda: counters.changes, lambda _: counters.registry.collect()),
+            _Part(lambda: counters.traffic.counted, lambda _: counters.traffic.collect()),
             _Part(elsewhere, _elsewhere_families),
+            _Part(lambda: int(clock()), lambda _: own_process.collect()),
         )
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"highwater_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"highwater_{name}", text, labels, buckets=buckets, registry=registry)
-
-        self._poll_seconds = histogram("poll_duration_seconds", "Duration of a poll of all sources.", _POLL_BUCKETS)
-        self._poll_failures = counter(
-            "poll_failures_total", "Sources that gave no good answer to a poll.", "source", "reason"
-        )
-        self._resets = counter(
-            "resets_total", "Remedies run, refused, failed or only observed.", "remedy", "trigger", "outcome"
-        )
-        self._actions = counter(
-            "policy_actions_total",
-            "Remedies that the policy ran on a rule's behalf; ineffective: done, and it gave less than it had to.",
-            "rule",
-            "remedy",
-            "outcome",
-        )
-        self._freed = counter(
-            "reset_freed_bytes_total",
-            "Bytes that remedies gave back of what they can free, by component.",
-            "remedy",
-            "component",
-        )
-        self._reset_seconds = histogram(
-            "reset_duration_seconds", "Time from a remedy's start to the reading after it.", _RESET_BUCKETS, "remedy"
-        )
-        self._hold_seconds = histogram(
-            "reset_hold_seconds",
-            "How long new requests waited for a remedy at the gate.",
-            _RESET_BUCKETS,
-            "remedy",
-        )
-        self._denied = counter("control_denied_total", "Control calls that were not let in.", "reason")
-        for reason in ("no_token", "wrong_token", "closed"):
-            self._denied.labels(reason)
-        build = Gauge("highwater_build_info", "Always 1; the version is a label.", ("version",), registry=registry)
-        build.labels(__version__).set(1)
-
-    # --- what is counted ---
-
-    def polled(self, seconds: float) -> None:
-        """A poll is over."""
-        self._changes += 1
-        self._poll_seconds.observe(seconds)
-
-    def poll_failed(self, source: str, reason: str) -> None:
-        """A source gave no good answer."""
-        self._changes += 1
-        self._poll_failures.labels(source, reason).inc()
-
-    def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
-        """A remedy was run, refused or failed."""
-        self._changes += 1
-        self._resets.labels(result.remedy, trigger, result.outcome).inc()
-        if result.outcome not in {"done", "failed"}:
-            return
-        self._reset_seconds.labels(result.remedy).observe(result.seconds)
-        if result.held_seconds is not None:
-            self._hold_seconds.labels(result.remedy).observe(result.held_seconds)
-        for component in COMPONENTS:
-            size = getattr(result.credited_components, component)
-            if size is not None:
-                self._freed.labels(result.remedy, _short(component)).inc(size)
-
-    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
-        """The policy ran a remedy on a rule's behalf, or would have."""
-        self._changes += 1
-        self._actions.labels(rule, remedy, outcome).inc()
-
-    def policy_changed(self) -> None:
-        """An operator replaced the policy."""
-        self._changes += 1
-
-    def control_denied(self, reason: str) -> None:
-        """A control call was not let in."""
-        self._changes += 1
-        self._denied.labels(reason).inc()
-
-    # --- what is shown ---
 
     def page(self) -> bytes:
         """Return all families in the classic text format, as they stand."""
@@ -432,9 +350,9 @@ def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
     entries = _gauge("encoder_cache_entries", "Encoder outputs kept.", (*_RANK_LABELS, "residency"))
     for label, rank in zip(labels, ranks, strict=True):
         for component in COMPONENTS:
-            size = getattr(rank.components, component)
+            size = getattr(rank.components, component.name)
             if size is not None:
-                parts.add_metric((*label, _short(component)), size)
+                parts.add_metric((*label, component.label), size)
         if rank.encoder_cache is not None:
             cache_bytes.add_metric((*label, "device"), rank.encoder_cache.device_bytes)
             cache_bytes.add_metric((*label, "host"), rank.encoder_cache.host_bytes)

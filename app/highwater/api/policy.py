@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import TypeAdapter
 
@@ -26,9 +26,9 @@ def policy_router(services: Services) -> APIRouter:
     control = Depends(services.control)
 
     @router.get("/policy")
-    async def policy() -> JSONResponse:
-        """The rules, where they come from, their state and the last decisions."""
-        return JSONResponse(_shown(services))
+    async def policy(request: Request) -> JSONResponse:
+        """Return the rules, where they come from, their state, the last decisions, and whether the caller may act."""
+        return JSONResponse(_shown(services) | {"caller": services.control.outcome(request)})
 
     @router.put(
         "/policy",
@@ -49,7 +49,7 @@ def policy_router(services: Services) -> APIRouter:
             _told(policy, services.policy.kept_in),
             caller=caller,
         )
-        services.exporter.policy_changed()
+        services.exporter.counters.policy_changed()
         return JSONResponse(_shown(services))
 
     return router

@@ -21,8 +21,8 @@ from uvicorn.lifespan.off import LifespanOff
 from uvicorn.server import ServerState
 
 from highwater.errors import os_reason
-from highwater.main import ListeningPort, Sidecar
 from highwater.proxy.listeners import HANDSHAKE_SECONDS, accept_several
+from highwater.wiring.sidecar import ListeningPort, Sidecar
 
 CANNOT_LISTEN = 3
 # What is left for requests to the control port where those of the data port have used up the time to stop.

@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 
 from highwater.engine.capabilities import EXTENSION, parse_version
 from highwater.files.admin_token import is_loopback
-from highwater.readings import Event, Report, RuleStatus
+from highwater.readings import Event, Report, RuleStatus, are_recorded
 from highwater.text.table import missing_text, waters_text
 from highwater.units import span_text
 
 Level: TypeAlias = Literal["ok", "warn", "fail", "skip"]
-# How a control path answers: to a call without a token, and to one with the token that was found here.
-Answer: TypeAlias = Literal["served", "no token", "wrong token", "closed", "unknown"]
+# What lets a caller make control calls, or why they would be denied; "unknown" of a sidecar that does not report it.
+ControlAccess: TypeAlias = Literal["token", "loopback", "no_token", "wrong_token", "closed", "unknown"]
 
 # docs/engine.md: what was run or read. Outside of it things may be the same; it was not tested.
 OLDEST, NEWEST = parse_version("0.11"), parse_version("0.33")
@@ -42,8 +42,8 @@ class SetupFacts:
         policy: ``GET /policy``.
         incidents: ``GET /memory/incidents``; empty where it has none.
         events: ``GET /memory/events``, newest first.
-        without_token: How a control path answers a call without a token.
-        with_token: How it answers one with the token that was found here; None where none was found.
+        without_token: Whether a caller without a token may make control calls.
+        with_token: Whether one with the token that was found here may; None where none was found.
         token_source: Where it was found, or why it was not.
         sidecar_version: The sidecar's; None where it does not report one.
         own_version: This command's.
@@ -55,8 +55,8 @@ class SetupFacts:
     policy: Mapping[str, Any]
     incidents: Mapping[str, Any]
     events: Sequence[Event]
-    without_token: Answer
-    with_token: Answer | None
+    without_token: ControlAccess
+    with_token: ControlAccess | None
     token_source: str
     sidecar_version: str | None
     own_version: str
@@ -69,8 +69,7 @@ class SetupFacts:
     @property
     def only_watches(self) -> bool:
         """Return whether the workers cannot be called, and recorders show their memory all the same."""
-        ranks = self.report.ranks
-        return not self.can.get("collective_rpc") and bool(ranks) and all(rank.source == "recorder" for rank in ranks)
+        return not self.can.get("collective_rpc") and are_recorded(self.report.ranks)
 
     @property
     def reads_workers(self) -> bool:
@@ -163,7 +162,9 @@ def dev_mode(facts: SetupFacts) -> SetupCheck:
         return SetupCheck("dev mode", "ok", "on: workers can be asked, caches reset")
     change = "start vLLM with VLLM_SERVER_DEV_MODE=1"
     if facts.only_watches:
-        return SetupCheck("dev mode", "warn", "off: memory is watched, and cannot be given back", change)
+        return SetupCheck(
+            "dev mode", "ok", "off, and watching needs none; memory cannot be given back", f"to act, {change}"
+        )
     return SetupCheck("dev mode", "fail", "off: nothing can be read or reset", change)
 
 
@@ -270,6 +271,8 @@ def mode(facts: SetupFacts) -> SetupCheck:
     policy = facts.report.policy
     if policy is None:
         return _unknown("policy")
+    if facts.only_watches:
+        return SetupCheck("policy", "ok", "observes: where memory is only watched, nothing can be given back")
     if policy.mode == "observe":
         change = 'PUT /policy {"mode": "act"}, or HIGHWATER_POLICY__MODE=act'
         return SetupCheck("policy", "warn", "only observes: nothing is given back by itself", change)
@@ -299,19 +302,19 @@ def state_file(facts: SetupFacts) -> SetupCheck:
 
 def control(facts: SetupFacts) -> SetupCheck:
     """The admin token guards what acts, and the one found here is right."""
-    if facts.with_token == "wrong token":  # noqa: S105 - an answer, no token
+    if facts.with_token == "wrong_token":  # noqa: S105 - an answer, no token
         text = f"the sidecar does not accept the admin token from {facts.token_source}"
         return SetupCheck("control", "fail", text, "use the sidecar's own: run `highwater token` where it runs")
     if facts.without_token == "closed":  # noqa: S105
         text = "the sidecar refuses control calls: it has no admin token, and its log says why"
         return SetupCheck("control", "fail", text, "set HIGHWATER_ADMIN_TOKEN_FILE to a file that its user can write")
-    if facts.without_token == "no token":  # noqa: S105
-        if facts.with_token == "served":  # noqa: S105
+    if facts.without_token == "no_token":  # noqa: S105
+        if facts.with_token == "token":  # noqa: S105
             return SetupCheck("control", "ok", "control calls need the admin token, and the one here is right")
         text = f"control calls need the admin token, and none was found here: {facts.token_source}"
         change = "set HIGHWATER_ADMIN_TOKEN here to what `highwater token` prints where the sidecar runs"
         return SetupCheck("control", "warn", text, change)
-    if facts.without_token == "served":  # noqa: S105
+    if facts.without_token == "loopback":  # noqa: S105
         return SetupCheck("control", "ok", "trust_loopback is set: callers from the sidecar's machine need no token")
     return SetupCheck("control", "skip", "it is not known who may make control calls")
 

@@ -144,7 +144,7 @@ async def detect(engine: Asks, *, assume_extension: bool = False) -> Capabilitie
         model=_model(config),
         tensor_parallel=_size(config, "tensor_parallel_size"),
         pipeline_parallel=_size(config, "pipeline_parallel_size"),
-        data_parallel=_size(config, "data_parallel_size"),
+        data_parallel=_replicas(config),
         encoder_decoder=_is_encoder_decoder(config),
         ec_connector=bool(config.get("ec_transfer_config")),
         executor=_text(config, "parallel_config", "distributed_executor_backend"),
@@ -199,6 +199,16 @@ def _text(config: Mapping[str, Any], section: str, key: str) -> str | None:
 def _size(config: Mapping[str, Any], key: str) -> int | None:
     value = _section(config, "parallel_config").get(key)
     return value if isinstance(value, int) and value > 0 else None
+
+
+def _replicas(config: Mapping[str, Any]) -> int | None:
+    """How many data-parallel engines this API server has; behind a load balancer of its own the size is the world's."""
+    parallel = _section(config, "parallel_config")
+    if parallel.get("data_parallel_external_lb"):
+        return 1
+    return _size(
+        config, "data_parallel_size_local" if parallel.get("data_parallel_hybrid_lb") else "data_parallel_size"
+    )
 
 
 def _number(config: Mapping[str, Any], section: str, key: str) -> float | None:

@@ -1,9 +1,10 @@
 """Opens incidents, counts their repetitions, and closes them when the engine is ready again.
 
 A storm of failures makes one incident: what is reported again within a minute is counted there, and a start that fails
-the same way again within an hour. The evidence of the first report stays, since it is nearest to the cause; what the
-engine's log says later is added: processes that end write their last lines a moment after they were missed. All reading
-and writing is done in a thread, because the data plane must not wait for a disk.
+the same way again within an hour. A hang that the engine's death follows within seconds becomes that death. The
+evidence of the first report stays, since it is nearest to the cause; what the engine's log says later is added:
+processes that end write their last lines a moment after they were missed. All reading and writing is done in a thread,
+because the data plane must not wait for a disk.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from highwater import __version__
+from highwater.accounting.attribution import rank_key
 from highwater.incidents.diagnosis import diagnose, summarize
 from highwater.incidents.enginelog import LogPosition, ended_by_signal, match, merged, position_of_end, read_tail
 from highwater.incidents.incident import (
@@ -38,6 +40,8 @@ from highwater.text.printable import cleaned
 STORM_SECONDS = 60.0
 # Starts that fail the same way: a supervisor's pauses between them grow to minutes.
 SAME_START_SECONDS = 3600.0
+# A death so soon after a hang is what the hang was of; a liveness probe that ends a hung engine takes longer.
+SAME_DEATH_SECONDS = 20.0
 # When the log is read once more. vLLM says that a process waits in vain a minute after it began to.
 LATE_SECONDS: Final[Mapping[IncidentKind, tuple[float, ...]]] = {
     "died": (5.0,),
@@ -215,8 +219,14 @@ class Incidents:
                 return self._repeat_start(last, stored, evidence), False
         elif last is not None and self._goes_on(last, evidence):
             return self._repeat(last, evidence), False
+        hang = self._hang_before(evidence)
+        if hang is not None:
+            evidence = replace(evidence, ranks=_joined(evidence.ranks, hang.ranks))
+            self._late = tuple(one for one in self._late if one.id != hang.id)
         number = self._counts[evidence.kind] + 1
         incident = replace(self._incident(evidence, self._since), number=number)
+        if hang is not None:
+            incident = replace(incident, id=hang.id)  # where it was announced, its end is found
         self._store.write(incident)
         self._track(incident.headline)
         self._counts = {**self._counts, evidence.kind: number}
@@ -226,6 +236,14 @@ class Incidents:
             seconds = LATE_SECONDS.get(evidence.kind, ())
             self._late += tuple(_LateRead(incident.id, now + late, evidence, self._since) for late in seconds)
         return incident.headline, True
+
+    def _hang_before(self, evidence: Evidence) -> Incident | None:
+        """Return the hang that this death ends: a killed worker stops every step, and then the API server ends."""
+        if evidence.kind != "died":
+            return None
+        hangs = [one for one in self._adopted().values() if one.kind == "hung" and one.ended_at is None]
+        recent = [one for one in hangs if 0 <= evidence.at - (one.at or 0.0) < SAME_DEATH_SECONDS]
+        return self._stored(max(recent, key=lambda one: one.at or 0.0).id) if recent else None
 
     def _begin(self) -> None:
         if self._engine_log is not None and self._starts is not None:
@@ -391,6 +409,17 @@ def _counted(incident: Incident, headline: Headline) -> Incident:
         last_at=headline.last_at if headline.last_at is not None else incident.last_at,
         ended_at=headline.ended_at,
     )
+
+
+def _joined(ranks: tuple[RankEvidence, ...], before: tuple[RankEvidence, ...]) -> tuple[RankEvidence, ...]:
+    """Each rank as it is known now, with what was known a moment before where that was more."""
+    known = {(rank_key(rank), rank.pid): rank for rank in before}
+    joined = []
+    for rank in ranks:
+        was = known.pop((rank_key(rank), rank.pid), rank)
+        series = max(rank.series, was.series, key=len)
+        joined.append(replace(rank, series=series, stack=rank.stack or was.stack, entries=rank.entries or was.entries))
+    return (*joined, *known.values())
 
 
 def _harmless(evidence: Evidence) -> Evidence:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from highwater.accounting.attribution import account, rank_key
@@ -39,7 +39,7 @@ from highwater.readings import (
     StartFailure,
     WorkerMemory,
 )
-from highwater.recorder.folder import RankRecord
+from highwater.recorder.folder import RankRecord, largest_first
 from highwater.recorder.recorders import Recorders
 from highwater.text.table import rank_title
 
@@ -210,8 +210,8 @@ class IncidentWatcher:
         if life is None:
             return None
         recorders = self._recorders
-        if recorders is not None and recorders.recorder.instance is not None:
-            life.records, life.instance = recorders.records, recorders.recorder.instance
+        if recorders is not None and recorders.files.instance is not None:
+            life.records, life.instance = recorders.records, recorders.files.instance
         elif recorders is not None and life.instance is not None and engine.state == "gone":
             life.records = recorders.records  # the last moments of who is followed no more
         if not report.stale:
@@ -325,7 +325,7 @@ def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ..
             doing=_doing(record),
             step_seconds=progress.step_seconds if progress is not None else None,
             stack=progress.stack if progress is not None else (),
-            entries=tuple(EncoderEntry(**asdict(entry)) for entry in record.entries),
+            entries=tuple(EncoderEntry(**row) for row in sorted(record.entry_rows(), key=largest_first)),
         )
     return tuple(known[key] for key in sorted(known))
 

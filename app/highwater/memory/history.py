@@ -64,7 +64,7 @@ class _Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Update:
     """One thing that a watcher gets: a report or an event."""
 
     kind: Literal["report", "event"]
@@ -90,7 +90,7 @@ class History:
         self._samples: deque[_Sample] = deque(maxlen=samples)
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._marks: dict[str, Mark] = {}
-        self._watchers: dict[asyncio.Queue[Told | None], str | None] = {}  # with the peer; None: has the token
+        self._watchers: dict[asyncio.Queue[Update | None], str | None] = {}  # with the peer; None: has the token
         self._clock = clock
         self._monotonic = monotonic
         self._next_id = 1
@@ -106,7 +106,7 @@ class History:
         is_new = not self._samples or self._samples[-1].at != report.taken_at
         if report.taken_at is not None and not report.stale and is_new:
             self._samples.append(_pack(report, self._monotonic() - (report.age_seconds or 0.0)))
-        self._tell(Told("report", report))
+        self._tell(Update("report", report))
 
     def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
         """Readings taken at or after ``since``, oldest first; of each ``step`` seconds the last (0: every one).
@@ -184,7 +184,7 @@ class History:
         )
         self._next_id += 1
         self._events.append(event)
-        self._tell(Told("event", event))
+        self._tell(Update("event", event))
         return event
 
     def events(self, *, since: float = 0.0, limit: int = EVENTS_KEPT) -> list[Event]:
@@ -225,9 +225,9 @@ class History:
         return len(peers) - peers.count(None) < MAX_WATCHERS and peers.count(peer) < MAX_WATCHERS_PER_PEER
 
     @contextmanager
-    def watch(self, peer: str | None = None) -> Iterator[asyncio.Queue[Told | None]]:
+    def watch(self, peer: str | None = None) -> Iterator[asyncio.Queue[Update | None]]:
         """A queue of what happens from now on. ``None`` ends it: the watcher was too slow, or the sidecar stops."""
-        queue: asyncio.Queue[Told | None] = asyncio.Queue(WATCHER_BACKLOG)
+        queue: asyncio.Queue[Update | None] = asyncio.Queue(WATCHER_BACKLOG)
         self._watchers[queue] = peer
         try:
             yield queue
@@ -239,14 +239,14 @@ class History:
         for queue in tuple(self._watchers):
             self._end(queue)
 
-    def _tell(self, told: Told) -> None:
+    def _tell(self, update: Update) -> None:
         for queue in tuple(self._watchers):
             try:
-                queue.put_nowait(told)
+                queue.put_nowait(update)
             except asyncio.QueueFull:
                 self._end(queue)
 
-    def _end(self, queue: asyncio.Queue[Told | None]) -> None:
+    def _end(self, queue: asyncio.Queue[Update | None]) -> None:
         self._watchers.pop(queue, None)
         if queue.full():
             queue.get_nowait()

@@ -36,7 +36,9 @@ from highwater.readings import (
     RankReading,
     Report,
     StartFailure,
+    are_recorded,
 )
+from highwater.recorder.coverage import Coverage
 from highwater.recorder.recorders import Recorders
 
 GROWTH_SECONDS = 60.0
@@ -143,9 +145,9 @@ class Poller:
         return self._rounds.capabilities
 
     @property
-    def is_recorded(self) -> bool:
-        """True if the recorders' files have of every rank what a call of its worker would return."""
-        return self._rounds.is_recorded
+    def coverage(self) -> Coverage:
+        """How much of the engine its recorders show."""
+        return self._rounds.coverage
 
     @property
     def life(self) -> EngineLife:
@@ -198,7 +200,7 @@ class Poller:
         return max(seconds, SHORT_POLL_SECONDS), partial(self.poll, spare_idle=True)
 
     def _can_look(self) -> bool:
-        return STATES[self._verdict.state].is_up and self._rounds.is_recorded
+        return STATES[self._verdict.state].is_up and self.coverage.is_complete
 
     async def look(self) -> Report:
         """Read the recorders' files, and nothing else; the engine's state stays as the last poll found it."""
@@ -247,7 +249,7 @@ class Poller:
         missing = was.ranks_missing if ranks is None else self._missing(ranks, outcome)
         if verdict.since != before.since or self._state_since is None:
             self._state_since = self._wall_clock()
-        status = self._status(seen.load or EngineLoad(), outcome, missing)
+        status = self._status(seen.load or EngineLoad(), self._hint(outcome, ranks or (), missing))
         if ranks is None:
             # What was last known stays, with its age, and marked as stale where the engine did not confirm it.
             lost = was.stale or outcome.failure is not None
@@ -319,8 +321,8 @@ class Poller:
             self._lives.came_back()
         if ranks and self._verdict.state == "ready":
             self._lives.settle(ranks)
-        if self._recorders is not None and self._recorders.recorder.instance is not None:
-            self._lives.follow(self._recorders.recorder.instance)
+        if self._recorders is not None and self._recorders.files.instance is not None:
+            self._lives.follow(self._recorders.files.instance)
 
     def _heard(self, outcome: Round) -> tuple[RankReading, ...] | None:
         """Every rank's best reading, in the ranks' order; ``None`` where nobody was heard of."""
@@ -362,7 +364,7 @@ class Poller:
         grown = replace(growth(self.baseline, ranks, used, by_rank), reason=self.life.baseline_problem)
         return grown if self._up_since is not None else without_forecast(grown)
 
-    def _status(self, load: EngineLoad, outcome: Round, missing: Sequence[MissingRank]) -> EngineStatus:
+    def _status(self, load: EngineLoad, hint: str | None) -> EngineStatus:
         return EngineStatus(
             url=self._url,
             state=self._verdict.state,
@@ -370,13 +372,13 @@ class Poller:
             started_at=self.life.started_at,
             restarts=self.life.restarts,
             version=self.capabilities.version,
-            model=self.capabilities.model,
+            model=self._rounds.model,
             requests_running=load.requests_running,
             requests_waiting=load.requests_waiting,
             kv_cache_usage_ratio=load.kv_cache_usage_ratio,
             work_done=load.work_done,
             capabilities=self._rounds.public_capabilities,
-            hint=self._hint(outcome, missing),
+            hint=hint,
         )
 
     def _failure(self, failure: EngineError, outcome: Round) -> str:
@@ -386,13 +388,12 @@ class Poller:
         known = self._verdict.has_answered or bool(self.life.processes)
         return failure_text(failure, self._url, is_up=STATES[self._verdict.state].is_up, was_there=known)
 
-    def _hint(self, outcome: Round, missing: Sequence[MissingRank]) -> str | None:
+    def _hint(self, outcome: Round, ranks: Sequence[RankReading], missing: Sequence[MissingRank]) -> str | None:
         if self._verdict.reason is not None:
             return self._verdict.reason
         recorders = self._recorders
-        # Whoever only watches has set up all that this takes; what is wrong then is that ranks are missing.
-        is_watched = self._rounds.is_recorded or (missing and recorders is not None and recorders.are_alive)
-        setup = None if is_watched else setup_hint(self.capabilities)
+        # A setup that only watches has all that this takes; what is wrong then is that ranks are missing.
+        setup = None if are_recorded(ranks) else setup_hint(self.capabilities)
         problem = None if recorders is None else recorders.problem
         if setup is not None or outcome.first_failure is not None:
             return "; ".join(text for text in (problem, setup) if text) or outcome.first_failure

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Literal, NamedTuple, TypeAlias
 
 from highwater.accounting.attribution import account, rank_key
 from highwater.engine.capabilities import Capabilities
-from highwater.readings import MissingRank, RankReading, WorkerMemory
+from highwater.readings import MissingRank, RankReading
 from highwater.recorder.folder import RankRecord
 from highwater.recorder.ring import Identity
 
@@ -56,17 +56,6 @@ def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal
     if not records or len(records) < (expected or 1) or not statuses <= {"dead", "ended"}:
         return None
     return "dead" if statuses == {"dead"} else "ended"
-
-
-def is_complete(records: Sequence[RankRecord], expected: int | None) -> bool:
-    """Return whether every expected rank is alive, and its recorder shows as much as its answer would."""
-    telling = [record for record in records if record.status == "alive" and _tells_all(record.newest)]
-    return expected is not None and len(telling) >= expected
-
-
-def _tells_all(newest: WorkerMemory | None) -> bool:
-    # A worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
-    return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)
 
 
 MAX_RANKS = 4096
@@ -116,14 +105,22 @@ def missing_ranks(
     silent = {_place(record.identity, tensor_parallel): record for record in records}
     last = {_place(rank, tensor_parallel): rank for rank in was}
     known = {_place(rank, tensor_parallel): rank for rank in before}
+    first = _first_replica(sizes.data_parallel, (place for heard in (there, silent, last) for place in heard))
+    replicas = range(first, first + sizes.data_parallel)
     return tuple(
         _missing(place, silent.get(place), last.get(place), known.get(place))
-        for place in product(range(sizes.data_parallel), range(sizes.pipeline_parallel), range(tensor_parallel))
+        for place in product(replicas, range(sizes.pipeline_parallel), range(tensor_parallel))
         if place not in there
     )
 
 
 _Place: TypeAlias = tuple[int, int, int]
+
+
+def _first_replica(replicas: int, heard: Iterable[_Place]) -> int:
+    """Return the number of the first: behind a load balancer of its own a server has some of the world's, in a row."""
+    numbers = {dp_rank for dp_rank, _, _ in heard}
+    return 0 if max(numbers, default=0) < replicas else min(numbers) // replicas * replicas
 
 
 def _place(rank: RankReading | MissingRank | Identity, tensor_parallel: int) -> _Place:

@@ -18,11 +18,12 @@ from highwater.engine.client import Engine
 from highwater.engine.verdict import Contact
 from highwater.errors import EngineError, EngineNotListening, EngineRefused, EngineUnreachable, EngineUnresponsive
 from highwater.memory.due import Situation, is_due
-from highwater.memory.ranks import is_complete, workers_left
+from highwater.memory.ranks import workers_left
 from highwater.memory.sources import Observation, Reach, Source
 from highwater.memory.sources.health import Health
 from highwater.memory.start_failure import is_up_by_recorder, start_failure
 from highwater.readings import STATES, EngineLoad, EngineState, Progress, Report, StartFailure
+from highwater.recorder.coverage import Coverage
 from highwater.recorder.folder import RankRecord
 from highwater.recorder.recorders import Recorders
 
@@ -160,10 +161,9 @@ class Rounds:
     # --- what is known ---
 
     @property
-    def is_recorded(self) -> bool:
-        """True if the recorders alone show every rank's memory."""
-        recorders = self._recorders
-        return recorders is not None and recorders.are_followed and is_complete(recorders.records, self.ranks_expected)
+    def coverage(self) -> Coverage:
+        """How much of the engine its recorders show."""
+        return Coverage() if self._recorders is None else self._recorders.coverage(self.ranks_expected)
 
     @property
     def have_workers_answered(self) -> bool:
@@ -176,6 +176,12 @@ class Rounds:
         by_recorders = None if self._recorders is None else self._recorders.ranks_expected
         by_engine = self.capabilities.ranks_expected if self._detected_at is not None else None
         return by_engine or by_recorders or self.capabilities.ranks_expected
+
+    @property
+    def model(self) -> str | None:
+        """The model's name by the engine's configuration; by the recorders where the engine does not show that."""
+        by_recorders = self._recorders.model if self._recorders is not None and self._recorders.are_followed else None
+        return self.capabilities.model or by_recorders
 
     def detect_again(self) -> None:
         """Detect the engine again before its workers are called: it may be another version with other options."""
@@ -293,7 +299,7 @@ class Rounds:
         counted = load or self._load or EngineLoad()
         has_ended = workers_left(outcome.records, self.ranks_expected) is not None
         return Situation(
-            is_recorded=self.is_recorded,
+            is_recorded=self.coverage.is_complete,
             verdict=None if outcome.progress is None else outcome.progress.verdict,
             still_seconds=self._clock() - self._called_at,
             has_requests=bool(counted.requests_running or counted.requests_waiting or self._requests_under_way()),
@@ -339,6 +345,7 @@ class Rounds:
         outcome.progress = self._recorders.progress(
             outcome.records,
             load,
+            proxied_requests=self._requests_under_way(),
             held=held,
             loop_silent_seconds=self._since(self._loop_silent_since),
             loop_answer_age_seconds=self._since(self._loop_answered_at),
@@ -385,7 +392,7 @@ class Rounds:
     def _must_detect(self) -> bool:
         if self._detected_at is None:
             return True
-        is_settled = self.capabilities.collective_rpc or self.is_recorded
+        is_settled = self.capabilities.collective_rpc or self.coverage.is_complete
         return not is_settled and self._clock() - self._detected_at >= REDETECT_SECONDS
 
     async def _detect(self) -> None:
@@ -401,7 +408,7 @@ class Rounds:
         if self._detected_at is None or self._detected.collective_rpc or self._recorders is None:
             return
         is_trusted = self._detected.dev_mode and not self._engine.has_rpc_failed
-        may_call = is_trusted and self._recorders.offer_rpc(self.ranks_expected)
+        may_call = is_trusted and self.coverage.offers_calls
         if may_call != self.capabilities.collective_rpc:
             self._allow_rpc(replace(self._detected, collective_rpc=may_call))
 
@@ -419,7 +426,7 @@ class Rounds:
             return
         can_start = self._detected.collective_rpc  # not by their word: where it is needed they run
         await self._recorders.adopt(self_started=can_start)
-        if self.is_recorded:
+        if self.coverage.is_complete:
             self._recorders.settle()
         elif can_start and self._recorders.must_begin():
             await self._recorders.begin()

@@ -34,19 +34,19 @@ class PolicyStore:
     Attributes:
         in_force: The policy.
         source: ``settings``, or ``put`` once it was changed.
-        news: What became of an earlier change at the start, in one sentence; ``None`` where there was none.
+        startup_notice: What became of an earlier change at the start, in one sentence; ``None`` where there was none.
     """
 
     def __init__(self, file: StateFile, configured: PolicySettings) -> None:
         self.in_force = configured
         self.source: Literal["settings", "put"] = "settings"
-        self.news: str | None = None
+        self.startup_notice: str | None = None
         self._file = file
         self._configured = _digest(configured)
         self._turn = asyncio.Lock()
         section = file.read("policy")
         if section is not None:
-            self.news = self._take_up(section)
+            self.startup_notice = self._take_up(section)
 
     @property
     def kept_in(self) -> str | None:
@@ -78,15 +78,15 @@ class PolicyStore:
         return f"the policy of the last PUT /policy is in force, kept in {self._file.path}"
 
     def _drop(self) -> str:
-        news = (
+        notice = (
             "the configured policy was changed after the last PUT /policy: it is in force, and that change was dropped"
         )
         try:
             # Or it would be back when the configuration is again what it was then.
             self._file.write("policy", None)
         except NotKept as exc:
-            return f"{news}, but is still in the file: {exc}"
-        return news
+            return f"{notice}, but is still in the file: {exc}"
+        return notice
 
 
 def _digest(policy: PolicySettings) -> str:

@@ -115,7 +115,7 @@ class Gate:
     @property
     def passes_at_once(self) -> bool:
         """True where ``try_enter`` would admit a request."""
-        return self._closed_until is None and self._paced_until is None
+        return self.is_open and self._paced_until is None
 
     @property
     def open_ended(self) -> int:
@@ -150,7 +150,7 @@ class Gate:
         if (admission := self.try_enter()) is not None:
             return admission
         if self.held >= self._max_held:
-            if self._closed_until is not None:
+            if not self.is_open:
                 raise self._shed("gate_full", f"{self._max_held} requests wait already for a cache reset to end")
             # The gate is open, and only paces: nobody is turned away for that.
             if self._admit_waiting(1) is None:
@@ -196,7 +196,7 @@ class Gate:
             raise
         finally:
             overdue.cancel()
-            if self._closed_until is not None:  # else it opened by itself, and requests pass already
+            if not self.is_open:  # else it opened by itself, and requests pass already
                 self._open(then_pace=then_pace)
 
     def _open_overdue(self, seconds: float, *, then_pace: bool) -> None:
@@ -214,7 +214,7 @@ class Gate:
         if self._next is not None:
             self._next.cancel()
             self._next = None
-        if self._closed_until is not None:
+        if not self.is_open:
             return  # closed again: the requests that still wait do so until the next opening
         left = (self._paced_until or 0.0) - self._clock()
         if left <= 0:

@@ -12,11 +12,11 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -48,7 +48,6 @@ _SILENT_SECONDS = 3.0
 _MAX_STACK = 8
 _MAX_TEXT = 200
 _MAX_NUMBER = 2**63 - 1
-_MAX_DEPTH = 8
 _TMP_NAME = re.compile(rf"\.({RING_NAME.pattern})\.tmp", re.ASCII)
 _STATE, _STARTED = 0, 19  # fields of /proc/<pid>/stat, counted from behind the command's name; proc(5)
 
@@ -62,9 +61,8 @@ _COMPILES = frozenset({"_compile", "compile", "compile_fx", "do_bench", "capture
 _WORKER = TypeAdapter(WorkerMemory)
 
 
-@dataclass(frozen=True, slots=True)
-class RankEntry:
-    """One entry of a rank's encoder cache.
+class EntryRow(TypedDict):
+    """One entry of a rank's encoder cache, as JSON has it.
 
     Attributes:
         mm_hash: Its first 64 characters.
@@ -77,6 +75,11 @@ class RankEntry:
     bytes: int
     residency: str
     age_seconds: float
+
+
+def largest_first(row: EntryRow) -> tuple[int, str]:
+    """The key that sorts entries."""
+    return -row["bytes"], row["mm_hash"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,16 +117,11 @@ class RankRecord:
         """How many entries its encoder cache has; ``None`` where that is not known."""
         return None if self.table is None else self.table.total
 
-    @property
-    def entries(self) -> tuple[RankEntry, ...]:
-        """The entries of its encoder cache, largest first: thousands of them take milliseconds."""
-        if self.table is None:
-            return ()
-        rows = (
-            RankEntry(entry.mm_hash, entry.bytes, entry.residency, round(max(self.mono - entry.seen_mono, 0.0), 3))
-            for entry in self.table.entries()
-        )
-        return tuple(sorted(rows, key=lambda row: (-row.bytes, row.mm_hash)))
+    def entry_rows(self) -> Iterator[EntryRow]:
+        """The entries of its encoder cache, unsorted, one at a time: thousands of them take milliseconds."""
+        for entry in () if self.table is None else self.table.entries():
+            age = round(max(self.mono - entry.seen_mono, 0.0), 3)
+            yield EntryRow(mm_hash=entry.mm_hash, bytes=entry.bytes, residency=entry.residency, age_seconds=age)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +192,7 @@ class _Here:
             return "?"
 
 
-class Recorder:
+class RecorderFolder:
     """The folder, and the rings of one life of the engine in it.
 
     Args:
@@ -237,12 +235,6 @@ class Recorder:
             unusable = (f"{name}: {reason}" for name, (_, reason) in self._unusable.items())
             damaged = (f"{name}: {w.problem}" for name, w in self._writers.items() if w.problem is not None)
             return (*folder, *unusable, *damaged, *self._duplicates)
-
-    @property
-    def skipped(self) -> int:
-        """Records of the rings in use that were damaged, or gone before they were read."""
-        with self._turn:
-            return sum(writer.skipped for writer in self._writers.values())
 
     def follow(self, instance: str | None) -> None:
         """Turn to another life of the engine; what was known of the former is forgotten."""
@@ -321,25 +313,6 @@ class Recorder:
             for name, instance in names
             if instance != self._instance
         )
-
-    def last_records(self, path: Path, max_records: int = MAX_RECORDS) -> tuple[dict[str, Any], ...]:
-        """The last records of a file, whole, oldest first: for a report on how a life ended. Reads the whole file.
-
-        Args:
-            path: One of this folder, of whatever life.
-            max_records: So many at most.
-
-        Returns:
-            The records as they were written, without what JSON or a terminal could stumble over.
-
-        Raises:
-            RingUnusable: It cannot be read.
-        """
-        ring = Ring(path)
-        try:
-            return tuple(_clean_object(body) for body in ring.newest(max_records))
-        finally:
-            ring.close()
 
     def last_samples(self, path: Path) -> tuple[Identity, tuple[MemoryPoint, ...]]:
         """Return the writer of a file, and its samples, oldest first. Reads the whole file.
@@ -498,17 +471,11 @@ class _Writer:
         self._table: EntryTable | None = None
         self._is_ended = False
         self._odd_sample: str | None = None
-        self._odd_records = 0
 
     @property
     def problem(self) -> str | None:
         """The problem of the file, or of its content."""
         return self.ring.problem or self._odd_sample
-
-    @property
-    def skipped(self) -> int:
-        """Records that were damaged, or gone before they were read."""
-        return self.ring.skipped + self._odd_records
 
     def read(self, now: float, wall: float) -> RankRecord:
         """Return its record now.
@@ -561,7 +528,6 @@ class _Writer:
         for body in newest_first:
             word = _word(body)
             if word is None:
-                self._odd_records += 1
                 continue
             if not has_news:
                 has_news, self._written = True, word
@@ -574,7 +540,6 @@ class _Writer:
         """Keep a heartbeat, and return whether it is one."""
         word = None if body is None else _word(body)
         if word is None:
-            self._odd_records += body is not None
             return False
         self._beaten = word
         self._is_ended = word.body.get("kind") == "stopped"
@@ -795,25 +760,6 @@ def _text(value: object) -> str | None:
     if not isinstance(value, str):
         return None
     return printable(value[:_MAX_TEXT], instead="?")
-
-
-def _clean_object(body: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-    return {_text(key) or "": _clean(value, depth + 1) for key, value in body.items()}
-
-
-def _clean(value: object, depth: int) -> object:
-    """The same value, less what would stop whoever writes it as JSON."""
-    if depth > _MAX_DEPTH:
-        return None
-    if isinstance(value, dict):
-        return _clean_object(value, depth)
-    if isinstance(value, list):
-        return [_clean(inner, depth + 1) for inner in value]
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, int | float) and not -_MAX_NUMBER <= value <= _MAX_NUMBER:
-        return None
-    return value
 
 
 # --- the machine ---

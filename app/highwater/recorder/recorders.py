@@ -23,7 +23,8 @@ from highwater.accounting.points import MemoryPoint, thin
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.readings import EngineLoad, Progress
-from highwater.recorder.folder import MAX_FILES, RankRecord, Recorder
+from highwater.recorder.coverage import Coverage, coverage, ranks_expected
+from highwater.recorder.folder import MAX_FILES, RankRecord, RecorderFolder
 from highwater.recorder.progress import Demand, judge, requested_since
 from highwater.recorder.ring import Identity, RingUnusable
 
@@ -54,7 +55,6 @@ class Recorders:
         rate: Samples in a second.
         seconds: How long they reach back.
         max_step_seconds: The longest step that may be in order.
-        proxied: Requests under way through this sidecar.
         clock: Unix seconds.
         monotonic: ``CLOCK_MONOTONIC``, which the workers of this machine share.
         sleep: Waits for so many seconds.
@@ -69,7 +69,6 @@ class Recorders:
         rate: float,
         seconds: float,
         max_step_seconds: float,
-        proxied: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -81,10 +80,9 @@ class Recorders:
         self._rate = rate
         self._seconds = seconds
         self._max_step_seconds = max_step_seconds
-        self._proxied = proxied
         self._monotonic = monotonic
         self._sleep = sleep
-        self._recorder = Recorder(folder, clock=clock, monotonic=monotonic, proc=proc)
+        self._files = RecorderFolder(folder, clock=clock, monotonic=monotonic, proc=proc)
         self._refusal: str | None = None
         self._crowd: str | None = None  # several engines' recorders, so that none can be followed
         self._started = 0  # so many workers said that theirs runs
@@ -94,29 +92,32 @@ class Recorders:
         self._reading = asyncio.Lock()
 
     @property
-    def recorder(self) -> Recorder:
+    def files(self) -> RecorderFolder:
         """The files."""
-        return self._recorder
+        return self._files
 
     @property
     def ranks_expected(self) -> int | None:
         """How many workers the engine has, by their own word."""
-        return max((record.identity.ranks_expected or 0 for record in self.records), default=0) or None
+        return ranks_expected(self.records)
 
-    def offer_rpc(self, expected: int | None) -> bool:
-        """Return whether every worker that should be there writes, and says that our operations may be called of it.
+    @property
+    def model(self) -> str | None:
+        """The name under which the engine serves its model, by the workers' word."""
+        return next((record.identity.model for record in self.records if record.identity.model), None)
+
+    def coverage(self, expected: int | None) -> Coverage:
+        """Compare the recorders of the present life of the engine with the ranks that there should be.
 
         Args:
-            expected: How many that are; their own word alone may be a lower bound. ``None`` where it is not known.
+            expected: How many that are; ``None`` where it is not known.
         """
-        ready = [record for record in self.records if record.status == "alive" and record.identity.rpc]
-        most = max(expected or 0, self.ranks_expected or 0)
-        return self.are_followed and most > 0 and len(ready) >= most
+        return coverage(self.records, expected) if self.are_followed else Coverage()
 
     @property
     def are_followed(self) -> bool:
         """True if ``records`` are of the present life of the engine."""
-        return self._recorder.instance is not None
+        return self._files.instance is not None
 
     @property
     def are_alive(self) -> bool:
@@ -128,8 +129,8 @@ class Recorders:
         """Why the recorders were not started, or not all, or cannot be read; ``None`` where all is well."""
         if (known := self._refusal or self._crowd) is not None:
             return known
-        if self._recorder.problems:
-            return self._recorder.problems[0]
+        if self._files.problems:
+            return self._files.problems[0]
         if len(self.records) < self._started:
             there = f"{len(self.records)} of {self._started} workers"
             return f"recorder_dir: {self._folder} has the files of {there}: do all have it under the same path?"
@@ -161,7 +162,7 @@ class Recorders:
         has_writer = any(record.status not in {"dead", "ended"} for record in self.records)
         if self.are_followed and (has_writer or not self.records):
             return
-        others = await asyncio.to_thread(self._recorder.others)
+        others = await asyncio.to_thread(self._files.others)
         alive = {
             other.instance
             for other in others
@@ -176,22 +177,22 @@ class Recorders:
             )
         elif alive:
             self._refusal, self._started = None, 0
-            self._recorder.follow(alive.pop())
-            self.records = await asyncio.to_thread(self._recorder.read)
+            self._files.follow(alive.pop())
+            self.records = await asyncio.to_thread(self._files.read)
 
     async def begin(self) -> None:
         """Start the recorders. What goes wrong is kept in ``problem``, and tried again later."""
         self._begun_at = self._monotonic()
         # One name for a whole life: the call may come late, or to some only, and whoever runs already goes on then.
-        instance = self._recorder.instance or secrets.token_hex(8)
-        self._recorder.follow(instance)
+        instance = self._files.instance or secrets.token_hex(8)
+        self._files.follow(instance)
         try:
             answers = await self._start(instance)
             theirs = _other_instance(answers)
             if theirs is not None:
                 # Ours may run on some, also of those engines whose workers do not answer: all are to have one name.
                 await self._engine.rpc("recorder_stop", {"instance": instance})
-                self._recorder.follow(theirs)
+                self._files.follow(theirs)
                 answers = await self._start(theirs)
         except EngineError as exc:
             self._refusal = f"the recorders were not started: {exc}"
@@ -218,13 +219,13 @@ class Recorders:
 
     def forget(self) -> None:
         """The engine is gone; the next one has recorders of its own."""
-        self._recorder.follow(None)
+        self._files.follow(None)
         self._refusal, self._started = None, 0
         self._begun_at = self._requested = None
 
     def close(self) -> None:
         """Let go of the files."""
-        self._recorder.close()
+        self._files.close()
 
     # --- reading ---
 
@@ -237,29 +238,29 @@ class Recorders:
         """
         if self._monotonic() - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = self._monotonic()
-            await asyncio.to_thread(self._recorder.remove_stale, (), STALE_SECONDS)
-        if self._recorder.instance is None:
+            await asyncio.to_thread(self._files.remove_stale, (), STALE_SECONDS)
+        if self._files.instance is None:
             return ()
         # Not in the loop: with many ranks it is milliseconds, which every stream of the proxy would wait for.
-        records = await asyncio.to_thread(self._recorder.read)
+        records = await asyncio.to_thread(self._files.read)
         asked_at = self._monotonic()
         for _ in range(round(WAIT_SECONDS / WAIT_STEP_SECONDS) if within_seconds is not None else 0):
             limit = (within_seconds or 0.0) + self._monotonic() - asked_at
             if all(_is_within(record, limit) for record in records):
                 break
             await self._sleep(WAIT_STEP_SECONDS)
-            records = await asyncio.to_thread(self._recorder.read)
+            records = await asyncio.to_thread(self._files.read)
         self.records = records
         return records
 
     async def is_another_writing(self, than: str | None) -> bool:
         """Return whether recorders of another life write in the folder: another engine is loading."""
-        others = await asyncio.to_thread(self._recorder.others)
+        others = await asyncio.to_thread(self._files.others)
         return any(other.status == "alive" and other.instance != than for other in others)
 
     async def samples(self, since: float) -> list[dict[str, Any]]:
         """Each rank's samples at or after a moment (Unix seconds), oldest first, thinned. One reader at a time."""
-        instance = self._recorder.instance
+        instance = self._files.instance
         if instance is None:
             return []
         async with self._reading:
@@ -283,7 +284,7 @@ class Recorders:
     def _last_samples(self, instance: str) -> Iterator[tuple[Identity, tuple[MemoryPoint, ...]]]:
         for path in islice(self._folder.glob(f"highwater-{instance}-*.ring"), MAX_FILES):
             with suppress(RingUnusable):
-                yield self._recorder.last_samples(path)
+                yield self._files.last_samples(path)
 
     def last_minutes(self, instance: str) -> dict[int, tuple[MemoryPoint, ...]]:
         """The samples of one life's files by their writers' pids, thinned; slow, and safe in a thread.
@@ -302,6 +303,7 @@ class Recorders:
         records: Sequence[RankRecord],
         load: EngineLoad | None,
         *,
+        proxied_requests: int = 0,
         held: bool,
         loop_silent_seconds: float | None = None,
         loop_answer_age_seconds: float | None = None,
@@ -311,6 +313,7 @@ class Recorders:
         Args:
             records: Of every rank.
             load: What the engine last said that it has to do.
+            proxied_requests: How many requests are under way through this sidecar.
             held: Whether it is paused or asleep on purpose.
             loop_silent_seconds: How long the engine's loop has left a question other than a worker call unanswered.
             loop_answer_age_seconds: Since it answered one.
@@ -321,7 +324,7 @@ class Recorders:
         demand = Demand(
             requests_running=load.requests_running,
             requests_waiting=load.requests_waiting,
-            proxied_requests=self._proxied(),
+            proxied_requests=proxied_requests,
             unanswered_seconds=_either(max, self._engine.rpc_outstanding_seconds, loop_silent_seconds),
             answer_age_seconds=_either(min, self._engine.rpc_answer_age_seconds, loop_answer_age_seconds),
             is_held=held,

@@ -91,8 +91,9 @@ class Identity:
         seconds: How long the ring reaches back.
         extension: The version of the worker extension.
         main_thread: The number that dumps of stacks give the thread that the steps run on.
-        ranks_expected: How many workers the whole engine has.
+        ranks_expected: How many workers the API server has.
         data_parallel: How many engines share the work; likewise stages and parts of one engine.
+        model: The name under which it is served.
         rpc: Whether the worker has our operations, so that they may be called; ``None`` where it does not say.
         self_started: Whether the worker started its recorder by itself, as the engine came up.
     """
@@ -117,6 +118,7 @@ class Identity:
     data_parallel: _Ranks | None = None
     pipeline_parallel: _Ranks | None = None
     tensor_parallel: _Ranks | None = None
+    model: _Word | None = None
     rpc: bool | None = None
     self_started: bool | None = None
 

@@ -14,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from highwater.api.access import Access
+from highwater.api.counters import Counters
 from highwater.api.policy import policy_router
 from highwater.api.problems import answer_problems
 from highwater.files.admin_token import AdminToken
@@ -40,7 +41,7 @@ async def sidecar(path: Path | None, configured: PolicySettings = CONFIGURED, to
     core = core_on(rules=[rule.rule() for rule in store.in_force.rules], mode=store.in_force.mode)
     app = FastAPI()
     control = Access(AdminToken(token or "none-is-asked-for", None), port=8001, trust_loopback=token is None)
-    exporter = SimpleNamespace(policy_changed=lambda: None)  # tests/http/test_scrapers.py has its part
+    exporter = SimpleNamespace(counters=Counters())  # tests/http/test_scrapers.py has its part
     parts = {"governor": core.governor, "history": core.history, "policy": store, "control": control}
     services = SimpleNamespace(**parts, exporter=exporter)
     app.include_router(policy_router(services))

@@ -25,7 +25,7 @@ def facts(url="http://127.0.0.1:8001", **changed) -> SetupFacts:
         "policy": {"source": "settings", "kept": False, "kept_in": None},
         "incidents": {"incidents": [], "folder": "/var/lib/highwater", "problem": None},
         "events": [],
-        "without_token": "served",
+        "without_token": "loopback",
         "with_token": None,
         "token_source": "HIGHWATER_ADMIN_TOKEN",
         "sidecar_version": "0.1.0",
@@ -59,13 +59,16 @@ def test_all_is_as_it_should_be():
 
 
 def test_an_engine_that_is_only_watched_is_set_up_right():
-    """Its recorders show every rank; that nothing can be given back is worth a look, and nothing is wrong."""
+    """Its recorders show every rank; that nothing can be given back is said, with what would change that."""
     off = {"dev_mode": False, "extension": None, "collective_rpc": False, "server_info": False}
     watched = tuple(replace(rank, source="recorder") for rank in ranks())
-    findings = {finding.name: finding for finding in checked(facts(can=off, ranks=watched))}
-    assert {name for name, finding in findings.items() if finding.level == "fail"} == set()
-    assert findings["dev mode"].level == "warn"
-    assert {findings[name].level for name in ("extension", "ranks", "readings", "recorder")} == {"ok"}
+    found = checked(facts(can=off, ranks=watched, rules=policy(NO_REMEDY)))
+    findings = {finding.name: finding for finding in found}
+    assert {name for name, finding in findings.items() if finding.level in {"warn", "fail"}} == set()
+    assert exit_code(found) == 0
+    assert "memory cannot be given back" in findings["dev mode"].text
+    assert findings["dev mode"].change == "to act, start vLLM with VLLM_SERVER_DEV_MODE=1"
+    assert findings["policy"].text == "observes: where memory is only watched, nothing can be given back"
 
 
 @pytest.mark.parametrize(
@@ -122,15 +125,15 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
         ("state_file", {"policy": {"source": "put", "kept": False}}, "warn", "ends with", "HIGHWATER_STATE_FILE"),
         ("state_file", {"policy": {"source": "put", "kept": True, "kept_in": "/s"}}, "ok", "/s", None),
         ("state_file", {"events": [event("/s is /s.corrupt-1", kind="recovery")]}, "warn", "corrupt", "policy.md"),
-        ("control", {"without_token": "no token"}, "warn", "none was found here", "HIGHWATER_ADMIN_TOKEN"),
-        ("control", {"without_token": "no token", "with_token": "served"}, "ok", "the one here is right", None),
-        ("control", {"without_token": "no token", "with_token": "wrong token"}, "fail", "does not accept", "own"),
+        ("control", {"without_token": "no_token"}, "warn", "none was found here", "HIGHWATER_ADMIN_TOKEN"),
+        ("control", {"without_token": "no_token", "with_token": "token"}, "ok", "the one here is right", None),
+        ("control", {"without_token": "no_token", "with_token": "wrong_token"}, "fail", "does not accept", "own"),
         ("control", {"without_token": "closed"}, "fail", "has no admin token", "HIGHWATER_ADMIN_TOKEN_FILE"),
-        ("control", {"without_token": "served"}, "ok", "trust_loopback is set", None),
+        ("control", {"without_token": "loopback"}, "ok", "trust_loopback is set", None),
         ("control", {"without_token": "unknown"}, "skip", "not known", None),
-        ("transport", {"url": "http://gpu-7:8001", "with_token": "served"}, "warn", "in plain HTTP", "TLS__CERT_FILE"),
+        ("transport", {"url": "http://gpu-7:8001", "with_token": "token"}, "warn", "in plain HTTP", "TLS__CERT_FILE"),
         ("transport", {"url": "http://gpu-7:8001"}, "ok", "no token is sent", None),
-        ("transport", {"url": "https://gpu-7:8001", "with_token": "served"}, "ok", "TLS", None),
+        ("transport", {"url": "https://gpu-7:8001", "with_token": "token"}, "ok", "TLS", None),
         ("exposure", {"can": {}, "engine_url": "http://10.0.0.7:8000"}, "warn", "10.0.0.7", "--host 127.0.0.1"),
         ("exposure", {"engine_url": "unix:/run/vllm.sock"}, "ok", "unix:", None),
         ("exposure", {"engine_url": "http://localhost:8000"}, "ok", "localhost", None),

@@ -27,6 +27,28 @@ async def detected(fake: FakeEngine, *, assume_extension: bool = False) -> Capab
         return await detect(engine, assume_extension=assume_extension)
 
 
+@pytest.mark.parametrize(
+    ("balancer", "replicas"),
+    [
+        ({}, 8),
+        ({"data_parallel_external_lb": True, "data_parallel_size_local": 1}, 1),
+        ({"data_parallel_hybrid_lb": True, "data_parallel_size_local": 4}, 4),
+        ({"data_parallel_external_lb": False, "data_parallel_hybrid_lb": False, "data_parallel_size_local": 4}, 8),
+    ],
+    ids=["older", "external", "hybrid", "headless nodes beside it"],
+)
+async def test_only_a_servers_own_replicas_count(balancer, replicas):
+    """Behind a load balancer of its own each server has a sidecar, and the size is the whole world's."""
+
+    class Server:
+        async def get_json(self, path, **_):
+            sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 8}
+            return {"vllm_config": {"parallel_config": sizes | balancer}} if path == "/server_info" else {"paths": {}}
+
+    found = await detect(Server())
+    assert (found.data_parallel, found.ranks_expected) == (replicas, 2 * replicas)
+
+
 @versions
 @documented
 async def test_the_matrix_of_versions(version, openapi):

@@ -164,18 +164,60 @@ async def test_kinds_do_not_mix(told):
 async def test_ready_ends_all_that_is_open(told):
     """Each once, with the time; later ones are new ones."""
     await told.open("hung")
+    told.clock.advance(30)
     await told.open("died")
     told.clock.advance(61)
     await told.open("died")
     told.clock.advance(5)
     ended = await told.incidents.engine_ready()
-    assert {headline.ended_at for headline in ended} == {AT + 66}
+    assert {headline.ended_at for headline in ended} == {AT + 96}
     assert len(ended) == 3
     assert await told.incidents.engine_ready() == ()
-    assert {headline.ended_at for headline in await told.incidents.headlines()} == {AT + 66}
-    assert (await told.incidents.read(ended[0].id)).ended_at == AT + 66
+    assert {headline.ended_at for headline in await told.incidents.headlines()} == {AT + 96}
+    assert (await told.incidents.read(ended[0].id)).ended_at == AT + 96
     told.clock.advance(1)
     assert (await told.open("died"))[1]
+
+
+async def test_a_death_right_after_a_hang_is_one_incident(told):
+    """A killed worker stops every step, and then the server ends: found where the hang was announced, and it died."""
+    pids = {"series": series(reading(), [1, 2, 3]), "stack": ("a.py:1 f",)}
+    hang, _ = await told.open("hung", rank(**pids), rank(reading(1)), reason="rank 1 is dead")
+    told.clock.advance(7)
+    death, is_new = await told.open("died", rank(series=series(reading(), [3])), reason="nothing answers any more")
+    assert (death.id, death.kind, is_new, await told.ids()) == (hang.id, "died", True, [hang.id])
+    incident = await told.incidents.read(hang.id)
+    first, second = incident.ranks
+    assert (incident.at, incident.reason) == (AT + 7, "nothing answers any more")
+    assert (len(first.series), first.stack, second.rank) == (3, ("a.py:1 f",), 1)
+    assert told.incidents.counts["died"] == 1
+    await told.open("died")
+    assert (await told.only()).count == 2
+
+
+async def test_the_log_read_late_keeps_the_death(told, tmp_path):
+    """What was planned for the hang is forgotten; the death is written whole once more."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    hang, _ = await told.open("hung")
+    told.clock.advance(3)
+    await told.open("died")
+    log.write_text("Encoder cache miss for ab\n")
+    await told.incidents.complete(at_once=True)
+    incident = await told.incidents.read(hang.id)
+    assert (incident.kind, bool(incident.messages)) == ("died", True)
+
+
+@pytest.mark.parametrize(("seconds", "ready"), [(incidents.SAME_DEATH_SECONDS, False), (5, True)])
+async def test_a_death_of_another_cause_is_an_incident_of_its_own(told, seconds, ready):
+    """Long after the hang, as by a probe that ended it, or after the engine had been ready again."""
+    await told.open("hung")
+    if ready:
+        await told.incidents.engine_ready()
+    told.clock.advance(seconds)
+    await told.open("died")
+    assert [headline.kind for headline in await told.incidents.headlines()] == ["died", "hung"]
 
 
 async def test_ready_with_nothing_open_costs_nothing(filed, monkeypatch):

@@ -445,7 +445,7 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
     one.fake.down = True
     await one.tick(0.0)
     await one.tick(1.0)
-    assert one.core.recorders.recorder.instance is None
+    assert one.core.recorders.files.instance is None
     incident = await one.only()
     first, second = incident.ranks
     assert [(rank.rank, rank.pid, rank.status) for rank in incident.ranks] == [(0, 4242, "alive"), (1, 4243, "dead")]

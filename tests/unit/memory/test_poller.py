@@ -308,8 +308,8 @@ async def test_it_is_ready_again_when_the_call_has_come_back(core):
 async def test_a_report_grows_old(core):
     """Between polls its age is that of now, and from stale_seconds on it is stale."""
     await core.tick()
-    core.clock.advance(10.0)
-    assert (core.poller.current().age_seconds, core.poller.current().stale) == (10.0, False)
+    core.clock.advance(11.0)
+    assert (core.poller.current().age_seconds, core.poller.current().stale) == (11.0, False)
     core.clock.advance(0.1)
     assert core.poller.current().stale
 
@@ -334,8 +334,8 @@ async def test_a_node_whose_clock_is_wrong_is_as_fresh_as_the_others(core, skew)
     core.fake.workers[1].skew = skew
     report = await core.tick()
     assert (report.age_seconds, report.stale, report.taken_at) == (0.0, False, core.clock.now)
-    core.clock.advance(10.1)
-    assert (core.poller.current().age_seconds, core.poller.current().stale) == (pytest.approx(10.1), True)
+    core.clock.advance(11.1)
+    assert (core.poller.current().age_seconds, core.poller.current().stale) == (pytest.approx(11.1), True)
 
 
 async def test_what_was_last_known_stays_when_the_engine_is_gone(core):
@@ -396,7 +396,7 @@ async def test_workers_that_answer_garbage_cost_only_their_numbers(core):
     report = await core.tick()
     assert (report.engine.state, report.engine.requests_running, report.age_seconds) == ("ready", 3, 1.0)
     assert core.counted.failures == [("workers", "garbled")]
-    assert (await core.tick(10.0)).stale
+    assert (await core.tick(11.0)).stale
 
 
 async def test_an_extension_of_another_schema_is_called_that(core):

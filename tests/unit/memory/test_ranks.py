@@ -69,6 +69,23 @@ def test_the_best_reading_of_each_rank(answers, records, kept, expected):
     assert (None if found is None else [(one.rank, one.source) for one in found]) == expected
 
 
+@pytest.mark.parametrize(
+    ("replicas", "there", "missing"),
+    [
+        (1, [(5, 0)], [(5, 1)]),
+        (4, [(4, 0), (4, 1), (5, 0), (6, 0), (6, 1), (7, 0), (7, 1)], [(5, 1)]),
+        (4, [(5, 0), (5, 1), (6, 0), (6, 1), (7, 0), (7, 1)], [(4, 0), (4, 1)]),
+        (2, [(1, 0), (1, 1)], [(0, 0), (0, 1)]),
+    ],
+    ids=["external", "hybrid", "hybrid, the first replica", "all in one server"],
+)
+def test_a_missing_rank_is_one_of_its_servers_own(replicas, there, missing):
+    """Behind vLLM's external or hybrid load balancer replicas are numbered through all servers."""
+    ranks = [replace(reading(rank, dp_rank=dp), tp_rank=rank) for dp, rank in there]
+    found = missing_ranks(Sizes(replicas, 1, 2), ranks, [])
+    assert [(rank.dp_rank, rank.tp_rank) for rank in found] == missing
+
+
 def test_more_ranks_than_there_are_anywhere_are_not_named():
     """A file may say anything, and each name would be made at each poll."""
     assert missing_ranks(Sizes(40_000_000, 1, 1), [], []) == ()

@@ -68,6 +68,12 @@ async def test_in_an_hour_of_watching_no_worker_is_called(watch, knobs):
     assert len(core.fake.asked("/server_info")) <= 1, "what the engine can do is found out once"
 
 
+async def test_the_model_has_a_name_where_the_engine_shows_no_configuration(watch):
+    """Outside of development mode there is no /server_info; the workers know it."""
+    (report,) = await rounds(watch(dev_mode=False), 1)
+    assert report.engine.model == "Qwen/Qwen3-VL-32B-Instruct"
+
+
 async def test_the_counts_of_an_idle_engine_are_read_every_15_seconds(watch):
     """And each second as soon as a worker was called again, by whomever."""
     core = watch()
@@ -333,7 +339,7 @@ async def test_several_engines_are_named_only_as_long_as_they_write(watch, tmp_p
     assert "has the recorders of 2 engines" in (core.recorders.problem or "")
     core.fake.workers[1].recorder.stop(core.clock.now)
     await rounds(core, 2)
-    assert (core.recorders.problem, core.recorders.recorder.instance) == (None, "a" * 16)
+    assert (core.recorders.problem, core.recorders.files.instance) == (None, "a" * 16)
 
 
 async def test_a_writer_that_is_only_silent_has_not_given_its_place_away(watch, tmp_path):
@@ -348,14 +354,14 @@ async def test_a_writer_that_is_only_silent_has_not_given_its_place_away(watch, 
         worker.recorder.start(identity, payload, worker.device(), core.clock.now)
     await rounds(core, 20)
     assert {record.status for record in core.recorders.records} == {"silent"}
-    assert core.recorders.recorder.instance == "a" * 16
+    assert core.recorders.files.instance == "a" * 16
 
 
 async def test_recorders_that_a_sidecar_started_are_not_taken_for_an_engine_that_loads(watch, tmp_path):
     """They may be another engine's: nobody answers who could say whose they are."""
     core = core_on(recorder_dir=tmp_path / "own")
     other = core_on(recorder_dir=tmp_path / "other")
-    core.recorders._recorder.folder = tmp_path / "other" / "recorder"
+    core.recorders.files.folder = tmp_path / "other" / "recorder"
     await rounds(other, 2)
     core.fake.down = True
     report = (await rounds(core, 3))[-1]
@@ -411,7 +417,7 @@ async def test_missing_ranks_are_named_by_what_the_recorders_expect(watch, layou
     core = watch(dev_mode=False, **layout)
     last = core.fake.workers[-1]
     last.recorder.close()
-    (core.recorders.recorder.folder / f"highwater-{'a' * 16}-{last.pid}.ring").unlink()
+    (core.recorders.files.folder / f"highwater-{'a' * 16}-{last.pid}.ring").unlink()
     report = (await rounds(core, 2))[-1]
     assert report.ranks_expected == len(core.fake.workers)
     (missing,) = report.ranks_missing

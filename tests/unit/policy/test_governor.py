@@ -317,7 +317,7 @@ async def test_no_fresh_report_no_action(state):
     core = await grown()
     await core.poller.poll()
     if state == "stale":
-        core.clock.advance(11.0)
+        core.clock.advance(11.1)
     elif state == "not answering":
         core.fake.hang = asyncio.Event()
         await core.poller.poll()

@@ -32,7 +32,7 @@ def started(path: Path | None, configured: PolicySettings = CONFIGURED) -> Polic
 def test_without_a_change_the_configured_policy_is_in_force(path):
     """And there is nothing to tell."""
     store = started(path)
-    assert (store.in_force, store.source, store.kept_in, store.news) == (CONFIGURED, "settings", None, None)
+    assert (store.in_force, store.source, store.kept_in, store.startup_notice) == (CONFIGURED, "settings", None, None)
     assert not path.exists()
 
 
@@ -44,7 +44,7 @@ async def test_a_change_is_in_force_and_kept(path):
     for one in (store, again):
         assert one.in_force == PolicySettings(mode="observe", rules=(CACHE,))
         assert (one.source, one.kept_in) == ("put", str(path))
-    assert again.news == f"the policy of the last PUT /policy is in force, kept in {path}"
+    assert again.startup_notice == f"the policy of the last PUT /policy is in force, kept in {path}"
 
 
 async def test_changes_add_up(path):
@@ -81,11 +81,11 @@ async def test_a_configuration_that_was_changed_since_wins(path):
     newer = PolicySettings(mode="observe", rules=())
     store = started(path, newer)
     assert (store.in_force, store.source) == (newer, "settings")
-    assert store.news == (
+    assert store.startup_notice == (
         "the configured policy was changed after the last PUT /policy: it is in force, and that change was dropped"
     )
     assert started(path).in_force == CONFIGURED
-    assert started(path).news is None
+    assert started(path).startup_notice is None
 
 
 async def test_a_dropped_change_that_stays_in_the_file_is_told(path, monkeypatch):
@@ -99,7 +99,7 @@ async def test_a_dropped_change_that_stays_in_the_file_is_told(path, monkeypatch
     monkeypatch.setattr(file, "write", read_only)
     store = PolicyStore(file, PolicySettings())
     assert store.source == "settings"
-    assert "but is still in the file: state_file" in (store.news or "")
+    assert "but is still in the file: state_file" in (store.startup_notice or "")
 
 
 async def test_defaults_written_out_are_no_other_configuration(path):
@@ -128,8 +128,10 @@ def test_a_kept_policy_that_is_wrong_is_named_and_not_used(path, section, word):
     file.write("policy", section)
     store = started(path)
     assert (store.in_force, store.source) == (CONFIGURED, "settings")
-    assert (store.news or "").startswith(f"the policy kept in {path} cannot be used, the configured one is in force: ")
-    assert word in (store.news or "")
+    assert (store.startup_notice or "").startswith(
+        f"the policy kept in {path} cannot be used, the configured one is in force: "
+    )
+    assert word in (store.startup_notice or "")
     assert StateFile(path).read("other") == {"at": 1}
 
 

@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from highwater.incidents import incidents
-from highwater.main import Sidecar, create_app
+from highwater.main import create_app
 from highwater.memory.shared_devices import SharedDevices
 from highwater.process.internal_errors import InternalErrors
 from highwater.settings import Settings
+from highwater.wiring.sidecar import Sidecar
 from tests.fakes.engine import FakeEngine
 from tests.fakes.incident import evidence
 
@@ -152,7 +153,7 @@ async def policy(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def shared_devices(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     del monkeypatch
-    counter = sidecar.services.exporter.internal_errors.counter("shared_devices")
+    counter = sidecar.services.exporter.counters.internal_errors.counter("shared_devices")
     history = sidecar.services.history
     await run_for_a_moment(SharedDevices(broken, history, recorders=None, nvml=None, internal_error=counter).run)
 

@@ -157,7 +157,7 @@ async def test_a_second_sidecar_reads_the_first_ones_recorders(core, tmp_path):
         clock=core.clock, monotonic=core.recorders._monotonic, sleep=core.recorders._sleep,
     )  # fmt: skip
     await second.begin()
-    assert second.recorder.instance == core.recorders.recorder.instance
+    assert second.files.instance == core.recorders.files.instance
     assert len(await second.read()) == 2
     assert (second.problem, second.must_begin()) == (None, False)
     assert {worker.recorder.options["rate"] for worker in core.fake.workers} == {RECORDER_RATE}
@@ -176,7 +176,7 @@ async def test_where_two_sidecars_started_some_recorders_each_all_get_one_name(c
         clock=core.clock, monotonic=core.recorders._monotonic, sleep=core.recorders._sleep,
     )  # fmt: skip
     await second.begin()
-    assert {worker.recorder.options["instance"] for worker in core.fake.workers} == {core.recorders.recorder.instance}
+    assert {worker.recorder.options["instance"] for worker in core.fake.workers} == {core.recorders.files.instance}
     second.close()
 
 
@@ -459,7 +459,7 @@ async def test_recorded_workers_of_an_idle_engine_are_read_all_the_same(core):
     reports = [await spared(core) for _ in range(10)]
     assert core.fake.ops() == []
     assert {(report.progress.verdict, report.age_seconds) for report in reports} == {("idle", 0.0)}
-    assert len(core.recorders.last_minutes(core.recorders.recorder.instance)[4242]) == 1
+    assert len(core.recorders.last_minutes(core.recorders.files.instance)[4242]) == 1
 
 
 async def test_a_rank_without_a_recorder_is_asked_each_time(core):
@@ -777,7 +777,7 @@ async def test_the_last_minutes_are_read_by_process(core, tmp_path):
     await aloft(core)
     core.fake.end_step()
     await spared(core)
-    instance = core.recorders.recorder.instance
+    instance = core.recorders.files.instance
     core.fake.down = True
     await spared(core, 0.0)
     await spared(core)
@@ -800,7 +800,7 @@ async def test_long_minutes_are_thinned(core):
         core.clock.advance(0.01)
         core.fake.end_step()
         core.fake.record()
-    samples = core.recorders.last_minutes(core.recorders.recorder.instance)[4242]
+    samples = core.recorders.last_minutes(core.recorders.files.instance)[4242]
     assert samples[-1].at == pytest.approx(core.clock.now)
     times = [sample.at for sample in samples]
     assert times == sorted(times)

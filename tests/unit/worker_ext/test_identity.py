@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.identity import identity, ranks_expected
+from highwater_worker.identity import identity, model_name, ranks_expected
 from tests.unit.worker_ext.fakes import fake_worker
 
 
@@ -75,6 +75,41 @@ def test_the_last_replica_of_a_dense_model_knows_how_many_there_are(balancer, ex
     """Its engine says that it is alone; its place among the others says how many come before it."""
     sizes = {"tensor_parallel_size": 2, "data_parallel_size": 1, "data_parallel_index": 1}
     assert ranks_expected(fake_worker(parallel_config=parallel(**sizes, **balancer))) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        # Of a world of eight, with experts that they share.
+        ({"data_parallel_external_lb": True, "data_parallel_size": 8, "data_parallel_index": 5}, 2),
+        ({"data_parallel_hybrid_lb": True, "data_parallel_size": 8, "data_parallel_size_local": 4}, 8),
+        # Of a dense model each says that it is alone, and where it stands among those of its server.
+        ({"data_parallel_hybrid_lb": True, "data_parallel_size_local": 1, "data_parallel_rank_local": 3}, 8),
+        ({"data_parallel_hybrid_lb": True, "data_parallel_size_local": 1, "data_parallel_rank_local": None}, 2),
+        ({"data_parallel_size": 8, "data_parallel_index": 5}, 16),
+    ],
+)
+def test_a_server_behind_a_load_balancer_has_its_own_replicas_alone(sizes, expected):
+    """The others have an API server each, and a sidecar beside that."""
+    sizes = {"tensor_parallel_size": 2, "data_parallel_size": 1, "data_parallel_index": 5} | sizes
+    assert ranks_expected(fake_worker(parallel_config=parallel(**sizes))) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"served_model_name": ["qwen", "other"], "model": "/models/q"}, "qwen"),
+        ({"served_model_name": "qwen", "model": "/models/q"}, "qwen"),
+        ({"served_model_name": None, "model": "/models/q"}, "/models/q"),
+        ({"served_model_name": [], "model": 7}, None),
+        ({}, None),
+    ],
+)
+def test_the_model_has_the_name_under_which_it_is_served(config, expected):
+    """Its path where it has no other; unknown where the engine shows neither."""
+    worker = fake_worker()
+    worker.vllm_config.model_config = SimpleNamespace(**config)
+    assert model_name(worker) == expected
 
 
 def test_how_many_workers_an_engine_has():

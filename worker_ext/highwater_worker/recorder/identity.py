@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater_worker.devices import describe_device
 from highwater_worker.errors import printable
-from highwater_worker.identity import identity, parallel_sizes, pid_started, ranks_expected
+from highwater_worker.identity import identity, model_name, parallel_sizes, pid_started, ranks_expected
 
 if TYPE_CHECKING:
     from highwater_worker.notes import Notes
@@ -42,6 +42,7 @@ def file_identity(worker: object, instance: str, notes: Notes, root: Path = _ROO
             "uuid": _short(device["uuid"]),
         },
         "main_thread": main_thread().ident,
+        "model": _short(notes.attempt("model", lambda: model_name(worker))),
         "rpc": callable(getattr(worker, "highwater_rpc", None)),
         "ranks_expected": notes.attempt("ranks_expected", lambda: ranks_expected(worker)),
         **parallel_sizes(worker),

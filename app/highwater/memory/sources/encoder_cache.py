@@ -17,7 +17,7 @@ from pydantic_core import to_json
 
 from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled
-from highwater.recorder.folder import RankRecord
+from highwater.recorder.folder import EntryRow, RankRecord, largest_first
 
 Order = Literal["bytes", "age"]
 
@@ -61,10 +61,12 @@ class RankEntries:
     Attributes:
         head: All about it but its entries.
         rows: Its entries, largest first.
+        is_recorded: They are its recorder's, and not its worker's answer.
     """
 
     head: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
+    is_recorded: bool = False
     _orders: dict[tuple[Order, bool], _Rows] = field(default_factory=dict, repr=False)
 
     async def json(self, limit: int, order: Order, alias: Callable[[object], str] | None) -> bytes:
@@ -115,8 +117,7 @@ class EncoderCacheEntries:
         self._clock = clock
         self._turn = asyncio.Lock()
         self._recorded: EntriesReading | None = None
-        self.known: EntriesReading | None = None
-        """The workers' last answers; ``None`` before the first."""
+        self._answered: EntriesReading | None = None
 
     def age_seconds(self, reading: EntriesReading) -> float:
         """Return how old a reading is now."""
@@ -129,11 +130,11 @@ class EncoderCacheEntries:
             EngineError: No good answer.
         """
         async with self._turn:
-            if self.known is None or not self._is_fresh(self.known):
+            if self._answered is None or not self._is_fresh(self._answered):
                 now = self._clock()
                 answers = await self._engine.rpc("encoder_cache", {"limit": MAX_ENTRIES, "sort": "bytes"})
-                self.known = EntriesReading(tuple(map(_answered, answers)), now)
-            return self.known
+                self._answered = EntriesReading(tuple(map(_answered, answers)), now)
+            return self._answered
 
     async def of_records(self, records: Sequence[RankRecord]) -> EntriesReading:
         """Return what the workers' recorders say: for these no worker is called.
@@ -144,10 +145,31 @@ class EncoderCacheEntries:
         async with self._turn:
             if self._recorded is None or not self._is_fresh(self._recorded):
                 now = self._clock()
-                ranks = [RankEntries(_head(record), await _rows(record)) for record in records]
+                ranks = [RankEntries(_head(record), await _rows(record), is_recorded=True) for record in records]
                 age = max((rank.head["age_seconds"] for rank in ranks), default=0.0)
                 self._recorded = EntriesReading(tuple(ranks), now, age)
             return self._recorded
+
+    async def as_known(self, records: Sequence[RankRecord]) -> EntriesReading | None:
+        """Return what the recorders show and, of other ranks, what the workers answered last: no worker is called.
+
+        Args:
+            records: Each with a reading; those without a table of entries show only their sums.
+
+        Returns:
+            ``None`` where nothing is known.
+        """
+        recorded = await self.of_records(records) if records else None
+        if recorded is None or self._answered is None:
+            return recorded or self._answered
+        ranks = {rank.head.get("pid"): rank for rank in self._answered.ranks}
+        for rank in recorded.ranks:
+            if rank.head["entries_total"] is not None or rank.head["pid"] not in ranks:
+                ranks[rank.head["pid"]] = rank
+        if all(rank.is_recorded for rank in ranks.values()):
+            return recorded
+        age = max(self.age_seconds(recorded), self.age_seconds(self._answered))
+        return EntriesReading(tuple(ranks.values()), self._clock(), age)
 
     def _is_fresh(self, reading: EntriesReading) -> bool:
         return self._clock() - reading.at < KEPT_SECONDS
@@ -179,18 +201,10 @@ def _head(record: RankRecord) -> Mapping[str, Any]:
 
 async def _rows(record: RankRecord) -> Sequence[Mapping[str, Any]]:
     """The entries of a recorder, largest first; not in a thread, which would hold the loop up for longer."""
-    rows: list[dict[str, Any]] = []
-    entries = iter(()) if record.table is None else record.table.entries()
+    rows: list[EntryRow] = []
+    entries = record.entry_rows()
     while piece := list(islice(entries, _PIECE_ENTRIES)):
-        rows += [
-            {
-                "mm_hash": entry.mm_hash,
-                "bytes": entry.bytes,
-                "residency": entry.residency,
-                "age_seconds": round(max(record.mono - entry.seen_mono, 0.0), 3),
-            }
-            for entry in piece
-        ]
+        rows += piece
         await asyncio.sleep(0)
-    rows.sort(key=lambda row: -row["bytes"])
+    rows.sort(key=largest_first)
     return rows

@@ -61,6 +61,6 @@ def test_any_report_is_drawn_judged_and_checked(first, second, event, height):
 
 def facts(report: Report, event: Event) -> SetupFacts:
     return SetupFacts(
-        url="http://s", now=1.0, report=report, policy={}, incidents={}, events=[event], without_token="served",
+        url="http://s", now=1.0, report=report, policy={}, incidents={}, events=[event], without_token="loopback",
         with_token=None, token_source="", sidecar_version=None, own_version="0.1.0",
     )  # fmt: skip

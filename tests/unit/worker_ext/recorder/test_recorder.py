@@ -100,6 +100,7 @@ def test_the_files_head_says_who_writes_it(worker, start, tmp_path):
         "pid": os.getpid(),
         "device": {"type": "npu", "index": 1, "physical_index": 1, "name": "Fake 9000", "uuid": "npu-0001"},
         "main_thread": threading.main_thread().ident,
+        "model": None,
         "rpc": True,
         "ranks_expected": 12,
         "rate": 2.5,

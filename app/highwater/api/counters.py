@@ -1,0 +1,142 @@
+"""What is counted as it happens: polls, remedies, the policy's actions, denied control calls. ``metrics`` shows it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from highwater import __version__
+from highwater.accounting.components import COMPONENTS
+from highwater.process.internal_errors import InternalErrors
+from highwater.proxy.traffic import ProxyTraffic
+from highwater.readings import RemedyResult, Trigger
+
+_POLL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_RESET_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Counters:
+    """Counts for the parts of the sidecar, which call it as their observer.
+
+    Attributes:
+        registry: Holds the families.
+        changes: Moves with each of their values, and with the policy.
+        internal_errors: Counts faults of our own.
+        traffic: Counts proxied requests; the proxy's observer.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.changes = 1
+        self.internal_errors = InternalErrors()
+        self.traffic = ProxyTraffic()
+        self._polls = _Polls(self.registry)
+        self._remedies = _Remedies(self.registry)
+        self._actions = Counter(
+            "highwater_policy_actions_total",
+            "Remedies that the policy ran on a rule's behalf; ineffective: done, and it gave less than it had to.",
+            ("rule", "remedy", "outcome"),
+            registry=self.registry,
+        )
+        self._denied = Counter(
+            "highwater_control_denied_total",
+            "Control calls that were not let in.",
+            ("reason",),
+            registry=self.registry,
+        )
+        for reason in ("no_token", "wrong_token", "closed"):
+            self._denied.labels(reason)
+        build = Gauge("highwater_build_info", "Always 1; the version is a label.", ("version",), registry=self.registry)
+        build.labels(__version__).set(1)
+
+    def polled(self, seconds: float) -> None:
+        """Count a poll that is over."""
+        self.changes += 1
+        self._polls.seconds.observe(seconds)
+
+    def poll_failed(self, source: str, reason: str) -> None:
+        """Count a source that gave no good answer."""
+        self.changes += 1
+        self._polls.failures.labels(source, reason).inc()
+
+    def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
+        """Count a remedy that was run, refused or failed."""
+        self.changes += 1
+        self._remedies.ended(result, trigger)
+
+    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
+        """Count a remedy that the policy ran on a rule's behalf, or would have."""
+        self.changes += 1
+        self._actions.labels(rule, remedy, outcome).inc()
+
+    def policy_changed(self) -> None:
+        """Note that an operator replaced the policy."""
+        self.changes += 1
+
+    def control_denied(self, reason: str) -> None:
+        """Count a control call that was not let in."""
+        self.changes += 1
+        self._denied.labels(reason).inc()
+
+
+class _Polls:
+    """The families about polls."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.seconds = Histogram(
+            "highwater_poll_duration_seconds",
+            "Duration of a poll of all sources.",
+            buckets=_POLL_BUCKETS,
+            registry=registry,
+        )
+        self.failures = Counter(
+            "highwater_poll_failures_total",
+            "Sources that gave no good answer to a poll.",
+            ("source", "reason"),
+            registry=registry,
+        )
+
+
+class _Remedies:
+    """The families about remedies."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._ended = Counter(
+            "highwater_resets_total",
+            "Remedies run, refused, failed or only observed.",
+            ("remedy", "trigger", "outcome"),
+            registry=registry,
+        )
+        self._freed = Counter(
+            "highwater_reset_freed_bytes_total",
+            "Bytes that remedies gave back of what they can free, by component.",
+            ("remedy", "component"),
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "highwater_reset_duration_seconds",
+            "Time from a remedy's start to the reading after it.",
+            ("remedy",),
+            buckets=_RESET_BUCKETS,
+            registry=registry,
+        )
+        self._hold_seconds = Histogram(
+            "highwater_reset_hold_seconds",
+            "How long new requests waited for a remedy at the gate.",
+            ("remedy",),
+            buckets=_RESET_BUCKETS,
+            registry=registry,
+        )
+
+    def ended(self, result: RemedyResult, trigger: Trigger) -> None:
+        self._ended.labels(result.remedy, trigger, result.outcome).inc()
+        if result.outcome not in {"done", "failed"}:
+            return
+        self._seconds.labels(result.remedy).observe(result.seconds)
+        if result.held_seconds is not None:
+            self._hold_seconds.labels(result.remedy).observe(result.held_seconds)
+        for component in COMPONENTS:
+            size = getattr(result.credited_components, component.name)
+            if size is not None:
+                self._freed.labels(result.remedy, component.label).inc(size)

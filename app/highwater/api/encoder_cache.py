@@ -1,0 +1,114 @@
+"""``GET /memory/encoder-cache``: the entries, of the recorders where they have them, else of the workers."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
+
+from highwater.api.services import Services
+from highwater.errors import EngineError, NotAvailable, UnknownName
+from highwater.memory.sources.encoder_cache import EntriesReading, RankEntries
+from highwater.readings import Report
+from highwater.text.table import missing_text, rank_title
+
+NOT_READ = (
+    "nobody has read the entries of this engine yet, and without the admin token no worker is asked; send it, "
+    "Authorization: Bearer TOKEN (`highwater token --port PORT` prints it)"
+)
+NOT_ASKED = "as last read; with the admin token the workers are asked, and mm_hash is whole"
+SHORTENED = "with the admin token mm_hash is whole"
+
+
+class EntriesQuery(BaseModel):
+    """The query of ``GET /memory/encoder-cache``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rank: int | None = None
+    limit: int = Field(100, ge=0, le=10_000)
+    sort: Literal["bytes", "age"] = "bytes"
+
+
+def encoder_cache_router(services: Services) -> APIRouter:
+    """``/memory/encoder-cache``."""
+    router = APIRouter(tags=["memory"])
+    alias = Alias()
+
+    @router.get("/memory/encoder-cache")
+    async def encoder_cache(request: Request, query: Annotated[EntriesQuery, Query()]) -> Response:
+        """Return what the encoder cache of each rank holds.
+
+        Where every worker has a recorder, its entries are returned. Elsewhere the workers are asked, with the admin
+        token and once a second at most; without the token no worker is called, and the response has what the recorders
+        show, what was last read of the other workers, its age, and which ranks nothing is known of. Without the token
+        `mm_hash` is a short name that does not identify the image.
+        """
+        may_ask = services.control.caller(request) is not None
+        reading = await _entries(services, may_ask=may_ask)
+        report = services.poller.current()
+        pids = {rank.pid for rank in report.ranks}
+        # Those of workers that are gone say nothing about the workers that there are now.
+        known = [] if reading is None else [rank for rank in reading.ranks if rank.head.get("pid") in pids]
+        names = [rank.head.get("rank") for rank in known]
+        if query.rank is not None and query.rank not in names and known:
+            raise UnknownName("rank", query.rank, [str(rank) for rank in names])
+        age = round(services.entries.age_seconds(reading), 3) if reading is not None and known else None
+        wanted = [rank for rank in known if query.rank in (None, rank.head.get("rank"))]
+        ranks = [await rank.json(query.limit, query.sort, None if may_ask else alias) for rank in wanted]
+        head = to_json({"schema": 1, "age_seconds": age, "note": _note(known, report, may_ask=may_ask)})
+        return Response(head[:-1] + b',"ranks":[' + b",".join(ranks) + b"]}", media_type="application/json")
+
+    return router
+
+
+class Alias:
+    """A short name for a hash, the same as long as this process lives.
+
+    A part of the hash itself would still show whether a given image is cached: whoever has the image can make its hash.
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(16)
+
+    def __call__(self, mm_hash: object) -> str:
+        """Eight hexadecimal digits."""
+        return hashlib.blake2b(str(mm_hash).encode(), key=self._key, digest_size=4).hexdigest()
+
+
+async def _entries(services: Services, *, may_ask: bool) -> EntriesReading | None:
+    """The entries as far as the caller may have them read.
+
+    Raises:
+        NotAvailable: They cannot be read.
+    """
+    recorded, entries = services.poller.coverage, services.entries
+    if recorded.has_entries:
+        return await entries.of_records(recorded.writing)
+    can_call = services.poller.capabilities.collective_rpc
+    if may_ask and can_call:
+        try:
+            return await entries.of_workers()
+        except EngineError as exc:
+            raise NotAvailable(str(exc)) from exc
+    if may_ask and not recorded.writing:
+        raise NotAvailable(services.poller.current().engine.hint or "the worker extension is not loaded")
+    return await entries.as_known(recorded.writing)
+
+
+def _note(known: Sequence[RankEntries], report: Report, *, may_ask: bool) -> str | None:
+    """What is missing from the response, and what the admin token would change."""
+    if not known and not may_ask:
+        return NOT_READ
+    without = None if may_ask else SHORTENED if all(rank.is_recorded for rank in known) else NOT_ASKED
+    listed = {rank.head.get("pid") for rank in known if rank.head.get("entries_total") is not None}
+    unlisted = [rank for rank in report.ranks if rank.pid not in listed]
+    names = [f"rank {rank_title(rank.dp_rank, rank.rank)}" for rank in unlisted]
+    names += [missing_text([rank]) for rank in report.ranks_missing]
+    missing = f"the entries of {', '.join(names)} are not known" if names else None
+    return "; ".join(text for text in (missing, without) if text) or None

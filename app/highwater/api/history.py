@@ -1,0 +1,146 @@
+"""``GET /memory/history`` and ``GET /memory/events``: what was, and what happens as it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from starlette.types import Receive, Scope, Send
+
+from highwater.api.access import peer_of
+from highwater.api.services import Services
+from highwater.errors import NotAvailable, UnknownName
+from highwater.memory.history import Mark, Update
+from highwater.readings import Event, Report
+
+PING_SECONDS = 15.0
+MIN_STEP_SECONDS = 0.001
+_REPORT = TypeAdapter(Report)
+_EVENT = TypeAdapter(Event)
+_EVENTS = TypeAdapter(list[Event])
+_FORBID = ConfigDict(extra="forbid")
+
+
+class HistoryQuery(BaseModel):
+    """The query of ``GET /memory/history``."""
+
+    model_config = _FORBID
+
+    since: str | None = Field(None, max_length=128, description="Unix seconds, or a mark; default: all that is kept")
+    step: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False, description="one reading in so many seconds; 0: all")
+    recorded: bool = Field(False, description="adds what the workers' recorders hold, at their own rate")
+
+
+class EventsQuery(BaseModel):
+    """The query of ``GET /memory/events``."""
+
+    model_config = _FORBID
+
+    limit: int = Field(100, ge=1, le=1000)
+
+
+def history_router(services: Services) -> APIRouter:
+    """``/memory/history`` and ``/memory/events``."""
+    router = APIRouter(tags=["memory"])
+    history = services.history
+    history_turn = asyncio.Lock()
+
+    @router.get("/memory/history")
+    async def readings(query: Annotated[HistoryQuery, Query()]) -> Response:
+        """Readings from the ring, oldest first, and the events of that span."""
+        since = _moment(history.marks, query.since)
+        step = max(query.step, MIN_STEP_SECONDS) if query.step else 0.0
+        body = {
+            "schema": 1,
+            "now": history.now(),
+            "events": _EVENTS.dump_python(history.events(since=since), mode="json"),
+            "marks": [{"name": mark.name, "at": mark.at} for mark in history.marks.values()],
+        }
+        if query.recorded:
+            if services.recorders is None:
+                raise NotAvailable("the workers have no recorders: recorder_dir is not set")
+            body["recorded"] = await services.recorders.samples(since)
+        # Anybody may ask, and an hour of many ranks is megabytes: not on the loop that proxies, and one at a time.
+        async with history_turn:
+            content = await asyncio.to_thread(lambda: _history_json(body, *history.readings(since, step)))
+        return Response(content, media_type="application/json")
+
+    @router.get("/memory/events", responses={200: {"content": {"text/event-stream": {}}}})
+    async def events(request: Request, query: Annotated[EventsQuery, Query()]) -> Response:
+        """Return what happened, newest first; with ``Accept: text/event-stream`` reports and events as they come."""
+        if "text/event-stream" in request.headers.get("accept", ""):
+            peer = None if services.control.caller(request) is not None else peer_of(request)
+            if not history.can_watch(peer):
+                raise NotAvailable(
+                    "as many readers follow the events as may, in all or from your address; close one, poll, or send "
+                    "the admin token, for whose holders places are kept"
+                )
+            return _Live(services, peer)
+        listed = _EVENTS.dump_python(history.events(limit=query.limit), mode="json")
+        return JSONResponse({"schema": 1, "events": listed})
+
+    return router
+
+
+def _moment(marks: Mapping[str, Mark], since: str | None) -> float:
+    if since is None:
+        return 0.0
+    if since in marks:
+        return marks[since].at
+    try:
+        moment = float(since)
+    except ValueError:
+        moment = float("nan")
+    if not math.isfinite(moment):
+        raise UnknownName("since", since, ["Unix seconds", *(repr(known) for known in marks)])
+    return moment
+
+
+def _history_json(body: dict[str, Any], step: float, readings: list[dict[str, Any]]) -> bytes:
+    """Piece by piece: one call that writes megabytes would hold the interpreter, and with it every other thread."""
+    written = ",".join(json.dumps(reading, allow_nan=False, separators=(",", ":")) for reading in readings)
+    return f'{json.dumps(body | {"step": step}, allow_nan=False)[:-1]}, "readings": [{written}]}}'.encode()
+
+
+class _Live(StreamingResponse):
+    """The live events, for one watcher: counted from before its first byte is sent."""
+
+    def __init__(self, services: Services, peer: str | None) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__((), media_type="text/event-stream", headers=headers)
+        self._services = services
+        self._peer = peer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._services.history.watch(self._peer) as queue:
+            self.body_iterator = _live(self._services, queue)
+            await super().__call__(scope, receive, send)
+
+
+async def _live(services: Services, queue: asyncio.Queue[Update | None]) -> AsyncIterator[bytes]:
+    """The report now, and then every report and event; ends when the sidecar stops or the reader is too slow."""
+    yield format_sse_event(event="report", data_str=_report_json(services.report()))
+    while True:
+        try:
+            update = await asyncio.wait_for(queue.get(), PING_SECONDS)
+        except TimeoutError:
+            yield KEEPALIVE_COMMENT
+            continue
+        if update is None:
+            return
+        if isinstance(update.value, Event):
+            data = _EVENT.dump_json(update.value).decode()
+            yield format_sse_event(event="event", data_str=data, id=str(update.value.id))
+        else:
+            yield format_sse_event(event="report", data_str=_report_json(services.report()))
+
+
+def _report_json(report: Report) -> str:
+    return _REPORT.dump_json(report).decode()

@@ -1,0 +1,1 @@
+"""The memory budget explained, and the KV cache of another command line planned."""

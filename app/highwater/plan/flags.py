@@ -1,0 +1,43 @@
+"""The command line that a plan is for: vLLM's own flags, with each version's defaults filled in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Platform: TypeAlias = Literal["cuda", "ascend", "cpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags:
+    """What was given on the command line; None: not given, so that vLLM's default of that version holds.
+
+    Bytes are integers, a share is 0 to 1; names are vLLM's.
+    """
+
+    platform: Platform = "cuda"
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    device_bytes: int | None = None
+    dtype: str | None = None
+    kv_cache_dtype: str | None = None
+    quantization: str | None = None
+    block_size: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
+    disable_hybrid_kv_cache_manager: bool = False
+    mamba_cache_dtype: str | None = None
+    mamba_ssm_cache_dtype: str | None = None
+    mamba_block_size: int | None = None
+    mamba_cache_mode: str | None = None
+    speculative_config: str | None = None

@@ -1,0 +1,36 @@
+"""The part of an engine's configuration that the size of its KV cache depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What vLLM's KV cache sizing reads of `VllmConfig`, as it stands after vLLM filled in its defaults.
+
+    Attributes:
+        max_model_len: The longest sequence, in tokens.
+        max_num_batched_tokens: The tokens of one step.
+        max_num_seqs: The requests of one step.
+        async_scheduling: The next step is scheduled while one runs: twice as many tokens are under way.
+        decode_context_parallel_size: Over how many ranks the tokens of one sequence are spread.
+        prefill_context_parallel_size: The same for the prefill.
+        num_gpu_blocks_override: The number of blocks that was ordered; None: what fits.
+        prefix_caching: Whether blocks of ended requests are kept for the next.
+        mamba_cache_mode: Which states are kept: ``none``, ``align`` or ``all``.
+        hybrid_manager: Whether layers of several kinds may have groups of their own.
+        max_encoder_tokens: The longest input of an encoder whose states the decoder's layers keep.
+    """
+
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    async_scheduling: bool = False
+    decode_context_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+    num_gpu_blocks_override: int | None = None
+    prefix_caching: bool = True
+    mamba_cache_mode: str = "none"
+    hybrid_manager: bool = True
+    max_encoder_tokens: int = 0

@@ -1,0 +1,56 @@
+"""How much of an engine its workers' recorders show: the one place that says whether every rank is recorded. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from highwater.readings import WorkerMemory
+from highwater.recorder.folder import RankRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The recorders at one moment, against the ranks that there should be.
+
+    Attributes:
+        writing: The records of ranks that write and have a reading.
+        is_complete: Every expected rank writes, and shows as much as its worker would answer.
+        has_entries: And the entries of its encoder cache with it.
+        offers_calls: Every expected rank writes, and says that our operations may be called of its worker.
+    """
+
+    writing: tuple[RankRecord, ...] = ()
+    is_complete: bool = False
+    has_entries: bool = False
+    offers_calls: bool = False
+
+
+def coverage(records: Sequence[RankRecord], expected: int | None) -> Coverage:
+    """Compare the records with what should be there.
+
+    Args:
+        records: Those of the engine's present life.
+        expected: How many ranks there should be; ``None`` where that is not known.
+    """
+    alive = [record for record in records if record.status == "alive"]
+    writing = tuple(record for record in alive if record.newest is not None)
+    is_complete = expected is not None and sum(_shows_all(record.newest) for record in writing) >= expected
+    # Either word alone may be a lower bound; a call of a worker without our operations is the engine's end.
+    most = max(expected or 0, ranks_expected(records) or 0)
+    return Coverage(
+        writing,
+        is_complete=is_complete,
+        has_entries=is_complete and all(record.table is not None for record in writing),
+        offers_calls=most > 0 and sum(bool(record.identity.rpc) for record in alive) >= most,
+    )
+
+
+def ranks_expected(records: Sequence[RankRecord]) -> int | None:
+    """Return how many workers the engine has, by their own word; ``None`` where none says it."""
+    return max((record.identity.ranks_expected or 0 for record in records), default=0) or None
+
+
+def _shows_all(newest: WorkerMemory | None) -> bool:
+    # A worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
+    return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)

@@ -1,0 +1,147 @@
+"""What stands between clients and the engine: the gate, the proxy, and a front for each port."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from highwater.memory.history import History
+from highwater.process.descriptors import control_connections, default_connections
+from highwater.process.internal_errors import InternalErrors
+from highwater.proxy.access_log import AccessLog
+from highwater.proxy.allowlist import AllowList
+from highwater.proxy.client import protocol
+from highwater.proxy.front import ControlFront, Front, SidecarPaths
+from highwater.proxy.gate import Gate
+from highwater.proxy.limits import ProxyLimits, ProxyObserver
+from highwater.proxy.proxy import Proxy
+from highwater.readings import Report
+from highwater.settings import Settings
+from highwater.wiring.clocks import Clocks
+from highwater.wiring.sidecar import ListeningPort
+
+log = logging.getLogger("highwater")
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlane:
+    """The parts."""
+
+    gate: Gate
+    proxy: Proxy
+
+    def requests_under_way(self) -> int:
+        """Return how many requests are under way through this sidecar."""
+        return len(self.proxy.exchanges)
+
+    def dropped_lines(self) -> int:
+        """Return how many lines the access log has lost."""
+        return 0 if self.proxy.access_log is None else self.proxy.access_log.dropped
+
+
+class RootPathWatch:
+    """Records once when the engine's root path is another than the setting.
+
+    Args:
+        front: Judges by it.
+        root_path: Returns the engine's, as it reports it; asked after every poll.
+        history: Keeps the event.
+    """
+
+    def __init__(self, front: Front, root_path: Callable[[], str | None], history: History) -> None:
+        self._front = front
+        self._root_path = root_path
+        self._history = history
+        self._reported: str | None = None
+
+    def notice(self, _: Report) -> None:
+        """Look again: another engine may have been started."""
+        problem = self._front.learn_root_path(self._root_path())
+        if problem is not None and problem != self._reported:
+            self._history.record("state", problem)
+            log.warning("%s", problem)
+        self._reported = problem
+
+
+def wire_data_plane(
+    settings: Settings,
+    *,
+    clocks: Clocks,
+    tls: ssl.SSLContext | None,
+    observer: ProxyObserver,
+    withhold: Callable[[bytes], bytes],
+    internal_errors: InternalErrors,
+) -> DataPlane:
+    """Wire the gate and the proxy.
+
+    Args:
+        settings: All of them.
+        clocks: Both of them.
+        tls: Towards the engine.
+        observer: Counts requests.
+        withhold: Takes the admin token out of what goes to the engine.
+        internal_errors: Counts faults of our own.
+    """
+    gate = Gate(hold_seconds=settings.gate.hold_seconds, max_held=settings.gate.max_held, clock=clocks.monotonic)
+    proxy = Proxy(
+        settings.engine_url,
+        observer=observer,
+        limits=_limits(settings),
+        gate=gate,
+        tls=tls,
+        access_log=None if settings.access_log is None else AccessLog(settings.access_log),
+        forwarded=settings.proxy.forwarded,
+        root_path=settings.engine_root_path,
+        withhold=withhold,
+        internal_error=internal_errors.counter("proxy"),
+    )
+    return DataPlane(gate, proxy)
+
+
+def make_front(settings: Settings, paths: SidecarPaths) -> Front:
+    """Return what decides on the port that requests for the engine come to."""
+    allowed = AllowList(settings.proxy.extra_paths, settings.engine_root_path)
+    return Front(paths, allowed, has_control_port=settings.control_port is not None)
+
+
+def listening_ports(settings: Settings, proxy: Proxy, front: Front, paths: SidecarPaths) -> tuple[ListeningPort, ...]:
+    """Return the ports to listen on, the one with the control plane last."""
+    if settings.has_data_plane and settings.control_port is None:
+        return (ListeningPort("port", settings.port, "data plane and control plane", protocol(proxy, front)),)
+    if settings.has_data_plane:
+        elsewhere = f"which is the control port: what the engine serves is on port {settings.port} (port)"
+    else:
+        why = _why_no_data_plane(settings)
+        elsewhere = f"and no request is passed on ({why}): send it to the engine itself"
+        log.info("no requests are passed on to the engine: %s", why)
+    control = ListeningPort(
+        "port" if settings.control_port is None else "control_port",
+        settings.control_plane_port,
+        "the control plane",
+        protocol(proxy, ControlFront(paths, elsewhere), proxy.control_clients),
+    )
+    if not settings.has_data_plane:
+        return (control,)
+    return (ListeningPort("port", settings.port, "the data plane", protocol(proxy, front)), control)
+
+
+def _why_no_data_plane(settings: Settings) -> str:
+    if settings.proxy.enabled is False:
+        return "proxy.enabled is false"
+    return (
+        "recorder_dir is set, and neither engine_url nor another setting that concerns requests; with "
+        "proxy.enabled=true they are passed on"
+    )
+
+
+def _limits(settings: Settings) -> ProxyLimits:
+    given = settings.proxy
+    has_control_port = settings.control_port is not None
+    shared = {field.name for field in fields(ProxyLimits)} & type(given).model_fields.keys()
+    return ProxyLimits(
+        **given.model_dump(include=shared - {"max_connections"}),
+        max_connections=given.max_connections or default_connections(has_control_port=has_control_port),
+        max_control_connections=control_connections(),
+    )
