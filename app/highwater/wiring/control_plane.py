@@ -78,7 +78,8 @@ def wire_control_plane(
         lifespan=lifespan,  # type: ignore[arg-type]
     )
     readers = (memory_router, encoder_cache_router, history_router)
-    for router in (*readers, control_router, snapshots_router, policy_router, health_router):
+    # Probes and scrapes come first, and most often: FastAPI tries one router after the other.
+    for router in (health_router, *readers, control_router, snapshots_router, policy_router):
         app.include_router(router(services))
     app.include_router(incidents_router(services.incidents))
     app.include_router(dashboard_router())
