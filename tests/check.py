@@ -255,7 +255,7 @@ def changed(topic: str, passed: Mapping[str, Mapping[str, object]]) -> str | Non
     """Return why a topic's long tests are to run; None where they passed with just these files."""
     if topic not in passed:
         return "they have not passed on this machine yet"
-    now, then = digests(TOPICS[topic]), passed[topic].get("files")
+    now, then = digests(topic), passed[topic].get("files")
     then = then if isinstance(then, dict) else {}
     names = sorted(name for name in {*now, *then} if now.get(name) != then.get(name))
     if not names:
@@ -333,7 +333,7 @@ def main() -> int:
         old.unlink()
     record = cache_dir() / PASSED
     topics = long_topics(asked.long, read_passed(record))
-    ran_with = {topic: digests(TOPICS[topic]) for topic in topics}
+    ran_with = {topic: digests(topic) for topic in topics}
     os.environ[ASKED_FOR] = ",".join(topics) or "none"
     # Lanes start hundreds of Python processes: to compile the same modules in each is a large part of their work.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

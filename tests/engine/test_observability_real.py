@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import Engine
 
+pytestmark = pytest.mark.long("shown")
+
 DASHBOARDS = Path(__file__).resolve().parents[2] / "helm" / "dashboards"
 MARK = "nothing_else_was_found"
 # What brings no data here, by what the query contains, and why. All else must.
