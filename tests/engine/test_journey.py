@@ -153,11 +153,8 @@ def test_an_engine_that_is_killed_is_told_from_one_that_is_slow(plugged):
     os.kill(pid, signal.SIGKILL)
     wait_for(sidecar, lambda report: report["engine"]["state"] == "gone")
     assert httpx.get(f"{sidecar.url}/health/deep", trust_env=False).status_code == 503
-    until = time.monotonic() + 60.0
-    while not (incidents := sidecar.call("GET", "/memory/incidents")["incidents"]):
-        assert time.monotonic() < until, "no incident was kept"
-        time.sleep(0.2)
-    assert [incident["kind"] for incident in incidents] == ["died"]
+    # A machine without time for the engine may have had it stand still before.
+    wait_for(sidecar, lambda _: "died" in kinds_of_incidents(sidecar))
 
 
 @pytest.mark.long("recorder")
@@ -173,6 +170,10 @@ def test_a_start_that_fails_leaves_its_phases(plugged):
     assert [phase["name"] for phase in rank["phases"] if phase["name"] in {"init", "weights"}] == ["init", "weights"]
     assert "warm_up" not in {phase["name"] for phase in rank["phases"]}
     assert report["start_failure"]["summary"] in [event["summary"] for event in events(sidecar)]
+
+
+def kinds_of_incidents(sidecar: DemoSidecar) -> set[str]:
+    return {incident["kind"] for incident in sidecar.call("GET", "/memory/incidents")["incidents"]}
 
 
 def events(sidecar: DemoSidecar) -> list[dict[str, Any]]:
