@@ -60,9 +60,7 @@ class Pool:
     max_model_len_that_fits: int
 
 
-def plan_pool(
-    workers: Sequence[Layers], available_bytes: Sequence[int], limits: Limits, generation: Generation
-) -> Pool:
+def plan_pool(workers: Sequence[Layers], available_bytes: Sequence[int], limits: Limits, generation: Generation) -> Pool:
     """Size the KV cache of an engine.
 
     Args:

@@ -109,7 +109,9 @@ class MambaState(LayerSpec):
 
     @property
     def content_bytes(self) -> int:
-        return sum(math.prod(shape) * size for shape, size in zip(self.shapes, self.element_bytes, strict=True))
+        return sum(
+            math.prod(shape) * size for shape, size in zip(self.shapes, self.element_bytes, strict=True)
+        )
 
 
 # By layer name, as vLLM names them; in the order of the model.
