@@ -216,12 +216,12 @@ def files() -> dict[str, set[str]]:
 @pytest.mark.parametrize(
     ("changed_file", "due"),
     [
-        ("app/highwater/policy/core.py", {"beside", "relief", "policy", "shown", "coverage"}),
-        ("app/highwater/dashboard/plots.js", {"shown", "coverage"}),
-        ("app/highwater/measure/report.py", {"shown", "beside", "coverage"}),
+        ("app/highwater/policy/core.py", {"beside", "relief", "policy", "shown", "coverage", "processes"}),
+        ("app/highwater/dashboard/plots.js", {"shown", "coverage", "processes"}),
+        ("app/highwater/measure/report.py", {"shown", "beside", "coverage", "processes"}),
         ("tests/engine/storm.py", {"relief", "worker"}),
         ("tests/engine/test_journey.py", {"recorder"}),
-        ("tests/unit/policy/test_core.py", {"coverage"}),
+        ("tests/unit/policy/test_core.py", {"coverage", "processes"}),
         ("docs/policy.md", set()),
         ("tests/topics.py", set()),
     ],
