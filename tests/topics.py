@@ -104,7 +104,7 @@ TOPICS: Mapping[str, Topic] = {
         ("helm/templates", "helm/files", "helm/ci", "helm/values.yaml"),
     ),
     "processes": Topic(
-        "HTTP tests of `highwater serve` and its commands as processes: kills, restarts, certificates, terminals",
+        "HTTP tests of `highwater serve` and its commands as processes: kills, restarts, measured loads, terminals",
         about=(),
         alone=_TRACED,
     ),

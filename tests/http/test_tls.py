@@ -22,8 +22,6 @@ from highwater.proxy.listeners import HANDSHAKE_SECONDS
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import serving
 
-pytestmark = pytest.mark.long("processes")
-
 PATIENCE = 20.0
 TOKEN = "correct-horse-battery"
 

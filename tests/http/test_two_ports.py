@@ -31,8 +31,6 @@ from tests.http.test_control_plane import OWN_PATHS, TOKEN, alive
 from tests.http.test_restart import SlowEngine, ended
 from tests.patience import patiently
 
-pytestmark = pytest.mark.long("processes")
-
 GATE_REMEDIES = ("reset_mm_cache", "reset_prefix_cache")
 UPGRADE = (("connection", "upgrade"), ("upgrade", "websocket"), ("sec-websocket-key", "x"))
 PATIENCE = 60.0
