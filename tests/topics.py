@@ -26,8 +26,6 @@ ASKED_FOR = "TEST_LONG"
 _NOT_SOURCES = {".pyc", ".so"}
 # They choose tests and decide nothing about one that runs.
 _CHOOSING = {ROOT / "tests" / name for name in ("topics.py", "imports.py")}
-# What decides on branch coverage: the tests of `processes` are traced too, and so run whenever it is measured.
-_TRACED = ("app", "worker_ext", "tests/unit", "tests/http", "tests/fakes", "pyproject.toml")
 _MARK = r"long\(\"(\w+)\"\)"
 
 
@@ -103,15 +101,10 @@ TOPICS: Mapping[str, Topic] = {
         "a pod of the chart, as processes beside a real engine",
         ("helm/templates", "helm/files", "helm/ci", "helm/values.yaml"),
     ),
-    "processes": Topic(
-        "HTTP tests of `highwater serve` and its commands as processes: kills, restarts, measured loads, terminals",
-        about=(),
-        alone=_TRACED,
-    ),
     "coverage": Topic(
-        "no tests, but unit and HTTP tests traced: twice their work, for the floor of branch coverage",
+        "`highwater serve` and its commands as processes; unit and HTTP tests traced, for the floor of branch coverage",
         about=(),
-        alone=_TRACED,
+        alone=("app", "worker_ext", "tests/unit", "tests/http", "tests/fakes", "pyproject.toml"),
     ),
     "image": Topic(
         "the steps of the images, carried out and started",

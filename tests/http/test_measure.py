@@ -18,7 +18,7 @@ import pytest_asyncio
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import Running, both_on_ports, sidecar_before
 
-pytestmark = pytest.mark.long("processes")
+pytestmark = pytest.mark.long("coverage")
 
 TOKEN = "correct-horse-battery"
 PATIENCE = 60.0

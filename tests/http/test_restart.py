@@ -18,7 +18,7 @@ from tests.fakes.engine import FakeEngine
 
 from .conftest import serving
 
-pytestmark = pytest.mark.long("processes")
+pytestmark = pytest.mark.long("coverage")
 
 PATIENCE_SECONDS = 60.0
 
