@@ -49,12 +49,12 @@ class Lane:
 
     @property
     def log(self) -> Path:
-        """Where it writes."""
+        """The file that it writes to."""
         return LOGS / f"{self.name}.log"
 
     @property
     def seen(self) -> Path:
-        """Which tests it saw."""
+        """The file in which its tests are listed."""
         return LOGS / f"{self.name}.json"
 
 
@@ -151,15 +151,15 @@ class Running:
             self.process.wait()
 
     def progress(self) -> str:
-        """How far it is by pytest's count; before that, or without, the last thing that it said."""
+        """Return how far it is by pytest's count; before that, or without, the last line of its log."""
         text = self.lane.log.read_bytes()[-4000:].decode(errors="replace")
         if found := re.findall(r"\[ *(\d+)%\]", text):
             return f"{self.lane.name} {found[-1]} %"
         said = [line for line in text.splitlines() if re.search(r"\w{3}", line)]
         return f"{self.lane.name} ({said[-1].strip()[:80]})" if said else self.lane.name
 
-    def told(self) -> str:
-        """Its whole log where it failed, else only the end."""
+    def report(self) -> str:
+        """Return its whole log where it failed, else only the end."""
         text = self.lane.log.read_text(errors="replace").strip()
         if self.status:
             return text
@@ -183,7 +183,7 @@ def run(lanes: Iterable[Lane], slots: int) -> tuple[list[Running], list[Lane]]:
             for one in [one for one in under_way if one.has_ended()]:
                 under_way.remove(one)
                 ended.append(one)
-                _tell_end(one, time.monotonic() - began)
+                _report_end(one, time.monotonic() - began)
             if time.monotonic() - said >= PROGRESS_SECONDS:
                 said = time.monotonic()
                 after = f"; to come: {', '.join(lane.name for lane in waiting)}" if waiting else ""
@@ -199,10 +199,10 @@ def _may_start(lane: Lane, ended: list[Running]) -> bool:
     return set(lane.after) <= {one.lane.name for one in ended if one.status == 0}
 
 
-def _tell_end(one: Running, seconds: float) -> None:
+def _report_end(one: Running, seconds: float) -> None:
     came = "passed" if one.status == 0 else f"FAILED with status {one.status}"
     _say(f"\n{_clock(seconds)} {one.lane.name} {came}")
-    _say("\n".join(f"  {line}" for line in one.told().splitlines()) + "\n")
+    _say("\n".join(f"  {line}" for line in one.report().splitlines()) + "\n")
 
 
 def _clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and hooks for every test: hypothesis without deadlines, tokens in a folder of the run, long tests left out."""
 
 import os
 import tempfile
