@@ -1,4 +1,4 @@
-"""Fixtures and hooks for every test: hypothesis without deadlines, tokens in a folder of the run, long tests left out."""
+"""Fixtures and hooks of every test: no deadlines on examples, tokens in a folder of the run, long tests left out."""
 
 import os
 import tempfile
