@@ -48,7 +48,7 @@ format: $(READY) ## Format, and mend what lint can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY) ## Write the tables in docs/, the dashboards and the chart's schema and README anew
+docs: $(READY) ## Write the tables in docs/, the dashboards and the chart's schema anew
 	$(BIN)/python docs/tables.py
 	$(BIN)/python -m helm.source
 	$(BIN)/python -m helm.generator

@@ -49,12 +49,12 @@ class Lane:
 
     @property
     def log(self) -> Path:
-        """Where it writes."""
+        """The file that it writes to."""
         return LOGS / f"{self.name}.log"
 
     @property
     def seen(self) -> Path:
-        """Which tests it saw."""
+        """The file in which its tests are listed."""
         return LOGS / f"{self.name}.json"
 
 
@@ -151,15 +151,15 @@ class Running:
             self.process.wait()
 
     def progress(self) -> str:
-        """How far it is by pytest's count; before that, or without, the last thing that it said."""
+        """Return how far it is by pytest's count; before that, or without, the last line of its log."""
         text = self.lane.log.read_bytes()[-4000:].decode(errors="replace")
         if found := re.findall(r"\[ *(\d+)%\]", text):
             return f"{self.lane.name} {found[-1]} %"
         said = [line for line in text.splitlines() if re.search(r"\w{3}", line)]
         return f"{self.lane.name} ({said[-1].strip()[:80]})" if said else self.lane.name
 
-    def told(self) -> str:
-        """Its whole log where it failed, else only the end."""
+    def report(self) -> str:
+        """Return its whole log where it failed, else only the end."""
         text = self.lane.log.read_text(errors="replace").strip()
         if self.status:
             return text
@@ -183,7 +183,7 @@ def run(lanes: Iterable[Lane], slots: int) -> tuple[list[Running], list[Lane]]:
             for one in [one for one in under_way if one.has_ended()]:
                 under_way.remove(one)
                 ended.append(one)
-                _tell_end(one, time.monotonic() - began)
+                _report_end(one, time.monotonic() - began)
             if time.monotonic() - said >= PROGRESS_SECONDS:
                 said = time.monotonic()
                 after = f"; to come: {', '.join(lane.name for lane in waiting)}" if waiting else ""
@@ -199,10 +199,10 @@ def _may_start(lane: Lane, ended: list[Running]) -> bool:
     return set(lane.after) <= {one.lane.name for one in ended if one.status == 0}
 
 
-def _tell_end(one: Running, seconds: float) -> None:
+def _report_end(one: Running, seconds: float) -> None:
     came = "passed" if one.status == 0 else f"FAILED with status {one.status}"
     _say(f"\n{_clock(seconds)} {one.lane.name} {came}")
-    _say("\n".join(f"  {line}" for line in one.told().splitlines()) + "\n")
+    _say("\n".join(f"  {line}" for line in one.report().splitlines()) + "\n")
 
 
 def _clock(seconds: float) -> str:
@@ -255,7 +255,7 @@ def changed(topic: str, passed: Mapping[str, Mapping[str, object]]) -> str | Non
     """Return why a topic's long tests are to run; None where they passed with just these files."""
     if topic not in passed:
         return "they have not passed on this machine yet"
-    now, then = digests(TOPICS[topic]), passed[topic].get("files")
+    now, then = digests(topic), passed[topic].get("files")
     then = then if isinstance(then, dict) else {}
     names = sorted(name for name in {*now, *then} if now.get(name) != then.get(name))
     if not names:
@@ -321,7 +321,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.check", description="Every test, in lanes side by side.")
     parser.add_argument("--whole", action="store_true", help="lint, types and the SBOM too, as in .ci/run")
     parser.add_argument("--long", metavar="TOPICS", help=f"all, none, or some of {','.join(TOPICS)}")
-    parser.add_argument("--slots", type=int, default=max(os.cpu_count() or 1, 2), help="how many lanes at a time")
+    # One more than cores: the lane of the engine waits for most of its time.
+    parser.add_argument("--slots", type=int, default=(os.cpu_count() or 1) + 1, help="how many lanes at a time")
     return parser.parse_args()
 
 
@@ -333,7 +334,7 @@ def main() -> int:
         old.unlink()
     record = cache_dir() / PASSED
     topics = long_topics(asked.long, read_passed(record))
-    ran_with = {topic: digests(TOPICS[topic]) for topic in topics}
+    ran_with = {topic: digests(topic) for topic in topics}
     os.environ[ASKED_FOR] = ",".join(topics) or "none"
     # Lanes start hundreds of Python processes: to compile the same modules in each is a large part of their work.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and hooks of every test: no deadlines on examples, tokens in a folder of the run, long tests left out."""
 
 import os
 import tempfile
@@ -31,14 +31,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if WITH_TOOLS & {*item.path.parents}:
             item.add_marker(pytest.mark.tools)
-    if left := [item for item in items if not topics_of(item) <= asked_for()]:
+    if left := [item for item in items if topic_of(item) not in {None, *asked_for()}]:
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=left)
 
 
-def topics_of(item: pytest.Item) -> set[str]:
-    """The topics that a long test is about; most tests have none."""
-    topics = {mark.args[0] for mark in item.iter_markers("long")}
-    if unknown := topics - set(TOPICS):
-        raise pytest.UsageError(f"{item.nodeid} is a long test of {unknown}; tests/topics.py has {list(TOPICS)}")
-    return topics
+def topic_of(item: pytest.Item) -> str | None:
+    """Return the topic that a long test is about, by the mark nearest to it; most tests have none."""
+    mark = item.get_closest_marker("long")
+    if mark is None:
+        return None
+    topic: str = mark.args[0]
+    if topic not in TOPICS:
+        raise pytest.UsageError(f"{item.nodeid} is a long test of {topic}; tests/topics.py has {list(TOPICS)}")
+    return topic

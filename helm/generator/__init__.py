@@ -1,9 +1,8 @@
-"""Where values.schema.json and the chart's README.md are made: `python -m helm.generator` writes both.
+"""Makes values.schema.json of the chart: `python -m helm.generator` writes it.
 
 ::
 
     __main__ ──► schema (what a value may be; `config` from highwater.settings) ──► settings
-             └─► readme (values.yaml and its comments)
 
 Nothing in `highwater` imports this, and it is in no wheel and not in the packaged chart.
 """

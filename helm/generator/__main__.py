@@ -1,17 +1,17 @@
-"""`python -m helm.generator`: writes values.schema.json and README.md of the chart."""
+"""`python -m helm.generator`: writes values.schema.json of the chart."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from helm.generator import readme, schema
+from helm.generator import schema
 
 HELM = Path(__file__).resolve().parents[1]
 
 
 def files() -> dict[str, str]:
     """Every file that is made here, by its path under `helm/`, and its text."""
-    return {"values.schema.json": schema.text(), "README.md": readme.text()}
+    return {"values.schema.json": schema.text()}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes the records of `tests/compat` as tables into `docs/compat.md`: `python -m tests.compat.page RECORDS`."""
+"""Writes the records of `tests/compat` as a table into `docs/compat.md`: `python -m tests.compat.page RECORDS`."""
 
 from __future__ import annotations
 
@@ -14,30 +14,23 @@ from tests.compat.results import Result, read
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compat.md"
 
 
-def tables(results: list[Result]) -> str:
-    """One table a version: what was done how, and what came of it."""
-    parts = []
-    for version in sorted({result.version for result in results}, key=lambda name: tuple(map(int, name.split(".")))):
-        rows = [
-            [f"`{result.remedy}`", result.way, result.outcome, _figures(result)]
-            for result in results
-            if result.version == version
-        ]
-        table = tabulate(rows, ["remedy", "how", "outcome", "figures"], tablefmt="github", disable_numparse=True)
-        parts.append(f"## vLLM {version}\n\n{table}")
-    return "\n\n".join(parts)
-
-
-def _figures(result: Result) -> str:
-    return "; ".join(f"{name}: {value}" for name, value in result.figures.items())
+def table(results: list[Result]) -> str:
+    """A row for what was done how, a column for each version; the figures stay in the records."""
+    versions = sorted({result.version for result in results}, key=lambda name: tuple(map(int, name.split("."))))
+    came = {(result.remedy, result.way, result.version): result.outcome for result in results}
+    rows = [
+        [f"`{remedy}`", way, *(came.get((remedy, way, version), "not tried") for version in versions)]
+        for remedy, way in sorted({(result.remedy, result.way) for result in results})
+    ]
+    return tabulate(rows, ["remedy", "how", *versions], tablefmt="github", disable_numparse=True)
 
 
 def main(records: Path) -> None:
-    """Put the tables between the page's markers."""
+    """Put the table between the page's markers."""
     text = PAGE.read_text(encoding="utf-8")
     results = read(records)
     machine = description(", ".join(sorted({result.version for result in results})))
-    written = f"<!-- results -->\n\nRun on {machine}.\n\n{tables(results)}\n\n<!-- end -->"
+    written = f"<!-- results -->\n\nRun on {machine}.\n\n{table(results)}\n\n<!-- end -->"
     PAGE.write_text(re.sub(r"<!-- results -->.*<!-- end -->", lambda _: written, text, flags=re.DOTALL), "utf-8")
 
 

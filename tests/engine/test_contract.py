@@ -16,6 +16,8 @@ from tests.fakes.engine import FakeEngine
 if TYPE_CHECKING:
     from highwater.demo.engine import Engine
 
+pytestmark = pytest.mark.long("beside")
+
 OPS = ("hello", "memory", "encoder_cache", "release", "trim", "restore", "snapshot", "no_such_op")
 
 

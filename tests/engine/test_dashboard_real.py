@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from highwater.accounting.attribution import COMPONENTS
 from highwater.demo.traffic import send_images
 from tests.browser.conftest import PATIENCE_MS, chromium
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import Engine
     from highwater.demo.sidecar import DemoSidecar
+
+pytestmark = pytest.mark.long("shown")
 
 TOKEN = "correct-horse-battery"
 IMAGES = 12

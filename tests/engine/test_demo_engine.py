@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from highwater.demo.environment import EngineEnvironment
 
+pytestmark = pytest.mark.long("beside")
+
 MIB = 1024**2
 
 

@@ -35,7 +35,7 @@ PATIENCE = 120.0
 ROUNDS = int(os.environ.get("TEST_KILL_ROUNDS", "1"))
 """How often each operation is killed, each time at another moment of it."""
 NOT_OFFERED = 501
-pytestmark = pytest.mark.timeout(900, func_only=True)
+pytestmark = [pytest.mark.long("relief"), pytest.mark.timeout(900, func_only=True)]
 
 
 class Call(NamedTuple):
@@ -90,10 +90,7 @@ def sidecar(victim: Victim, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.mark.parametrize("round_number", range(ROUNDS))
-@pytest.mark.parametrize(
-    "call",
-    [pytest.param(call, id=call.name, marks=() if call is TRIM else pytest.mark.long("relief")) for call in CALLS],
-)
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
 async def test_an_engine_killed_in_an_operation(
     victim: Victim, sidecar: DemoSidecar, call: Call, round_number: int, record: Callable[..., None]
 ) -> None:

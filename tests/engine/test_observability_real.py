@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import Engine
 
+pytestmark = pytest.mark.long("shown")
+
 DASHBOARDS = Path(__file__).resolve().parents[2] / "helm" / "dashboards"
 MARK = "nothing_else_was_found"
 # What brings no data here, by what the query contains, and why. All else must.
@@ -134,7 +136,7 @@ def test_every_query_brings_data_or_is_listed_with_the_reason(
     # The alerts as they are: Prometheus takes each, and none of those that name an emergency fires here.
     firing = {alert["alert"] for alert in ALERTS if brings(alert["expr"])}
     assert firing <= {"HighwaterShortageNotRelieved", "HighwaterMemoryFullWithinHour"}
-    # What docs/grafana.md says that a scrape costs.
+    # About what docs/fleet.md says that a scrape costs.
     counted = {name: int(ask(f"count({{{chosen}}})")[0]["value"][1]) for name, chosen in COUNTED.items()}
     print(counted)  # noqa: T201 - with `pytest -s`
     assert counted["ours"] < 400

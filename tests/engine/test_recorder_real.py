@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from .conftest import Victim
 
+pytestmark = pytest.mark.long("recorder")
+
 HANG_SECONDS = 14
 IDLE_SECONDS = 12.0
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from .conftest import Victim
 
+pytestmark = pytest.mark.long("relief")
+
 PATIENCE = 60.0
 
 

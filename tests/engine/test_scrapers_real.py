@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from highwater.demo.engine import Engine
     from highwater.demo.sidecar import DemoSidecar
 
+pytestmark = pytest.mark.long("clients")
+
 PATIENCE_SECONDS = 60.0
 
 

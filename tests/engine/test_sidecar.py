@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from highwater.demo.environment import EngineEnvironment
 
+pytestmark = pytest.mark.long("beside")
+
 IMAGES = 40
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import Engine
 
+pytestmark = pytest.mark.long("worker")
+
 PATIENCE = 60.0
 
 

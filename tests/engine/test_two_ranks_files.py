@@ -21,6 +21,8 @@ from .test_worker_ext_real import reset_encoder_cache
 if TYPE_CHECKING:
     from highwater.demo.engine import Engine
 
+pytestmark = pytest.mark.long("worker")
+
 INSTANCE = "00112233445566ff"
 
 

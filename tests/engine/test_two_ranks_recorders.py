@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from highwater.demo.engine import Engine
     from highwater.demo.sidecar import DemoSidecar
 
+pytestmark = pytest.mark.long("recorder")
+
 PATIENCE_SECONDS = 40.0
 IDLE_SECONDS = 8.0
 WELL = {"/livez": 200, "/readyz": 200, "/health/deep": 200}

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from highwater.demo.engine import Engine
     from highwater.demo.sidecar import DemoSidecar
 
+pytestmark = pytest.mark.long("recorder")
+
 PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 
 

@@ -19,8 +19,8 @@ from tests.faithful.unfaithful import AT_TIMES, UNFAITHFUL
 
 HERE = Path(__file__).parent
 TEST_SECONDS = 60
-CONTROLS = {"nginx", "vllm-router"}
-"""Other proxies: what they do tells of the tests, not of the sidecar."""
+CONTROLS = {"direct", "nginx", "vllm-router"}
+"""The engine itself and other proxies: what they do shows what the tests are worth, and nothing of the sidecar."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,6 +18,8 @@ import pytest_asyncio
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import Running, both_on_ports, sidecar_before
 
+pytestmark = pytest.mark.long("coverage")
+
 TOKEN = "correct-horse-battery"
 PATIENCE = 60.0
 ROOT = Path(__file__).parents[2]

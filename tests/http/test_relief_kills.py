@@ -21,6 +21,8 @@ from tests.fakes.engine import FakeEngine, _replay
 from tests.fakes.sidecar_process import TOKEN, start
 from tests.http.conftest import serving
 
+pytestmark = pytest.mark.long("coverage")
+
 PATIENCE = 30.0
 # How long one worker call may hold the engine's loop (`max_seconds` of a trim), and one step of it.
 BOUND_SECONDS = 0.2

@@ -18,6 +18,8 @@ from tests.fakes.engine import FakeEngine
 
 from .conftest import serving
 
+pytestmark = pytest.mark.long("coverage")
+
 PATIENCE_SECONDS = 60.0
 
 

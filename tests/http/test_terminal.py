@@ -37,6 +37,8 @@ from tests.http.conftest import serving
 from tests.http.test_control_plane import both_on_ports
 from tests.unit.commands.reports import as_json, report
 
+pytestmark = pytest.mark.long("coverage")
+
 TOKEN = "correct-horse-battery"
 PATIENCE = 60.0
 ROOT = Path(__file__).resolve().parents[2]

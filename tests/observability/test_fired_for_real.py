@@ -129,7 +129,10 @@ async def test_high_water_that_nobody_relieves_reaches_whoever_is_on_call(tmp_pa
         tool(name)
     fake, told = FakeEngine(), Told()
     fake.serve_images()  # 93.6 % of the device
-    rules = [{"name": "device", "signal": "device_used_ratio", "high_water": 0.93, "low_water": 0.92}]
+    # It rests for a second instead of a minute after what it would have done.
+    rules = [
+        {"name": "device", "signal": "device_used_ratio", "high_water": 0.93, "low_water": 0.92, "cooldown_seconds": 1}
+    ]
     settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_POLICY__RULES": json.dumps(rules)}
     settings["HIGHWATER_IDLE_POLL_SECONDS"] = "1"
     async with contextlib.AsyncExitStack() as stack:

@@ -11,7 +11,8 @@ import pytest
 
 from tests import check, topics
 from tests.check import Lane, all_lanes, changed, files_in_no_lane, long_topics, not_run, run
-from tests.topics import ROOT, TOPICS, Topic, digests
+from tests.imports import imported_by
+from tests.topics import ROOT, TOPICS, Topic, digests, marked
 
 SLOTS = 2
 
@@ -191,8 +192,68 @@ def test_whatever_is_wrong_fails_the_check_and_nothing_is_kept(checked, logs, wr
 
 def test_each_topic_names_files_that_there_are():
     """Or a change of what was renamed would run nothing."""
-    missing = [name for topic in TOPICS.values() for name in topic.files if not (ROOT / name).exists()]
+    missing = [name for topic in TOPICS.values() for name in (*topic.about, *topic.alone) if not (ROOT / name).exists()]
     assert missing == []
+
+
+def test_each_topic_has_tests():
+    """What it is about would otherwise be tried by nothing."""
+    assert [name for name in TOPICS if not marked(name)] == []
+
+
+def test_one_file_needs_an_engine_in_every_check():
+    """An engine costs half a minute: another test of one is long, and belongs to a topic."""
+    files = {path for path in (ROOT / "tests/engine").glob("test_*.py") if "pytestmark = " not in path.read_text()}
+    assert {path.name for path in files} == {"test_journey.py"}
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, set[str]]:
+    """Each topic's files, as the tree is now."""
+    return {name: set(digests(name)) for name in TOPICS}
+
+
+@pytest.mark.parametrize(
+    ("changed_file", "due"),
+    [
+        ("app/highwater/policy/core.py", {"beside", "relief", "policy", "shown", "coverage"}),
+        ("app/highwater/dashboard/plots.js", {"shown", "coverage"}),
+        ("app/highwater/measure/report.py", {"shown", "beside", "coverage"}),
+        ("tests/engine/storm.py", {"relief", "worker"}),
+        ("tests/engine/test_journey.py", {"recorder"}),
+        ("tests/unit/policy/test_core.py", {"coverage"}),
+        ("docs/policy.md", set()),
+        ("tests/topics.py", set()),
+    ],
+)
+def test_a_change_makes_due_what_it_may_break(files, changed_file, due):
+    """As the imports are now: a change of one file, and the topics whose long tests it makes run."""
+    assert {name for name in TOPICS if changed_file in files[name]} == due
+
+
+def test_whatever_the_data_plane_runs_on_makes_its_long_tests_due(files):
+    """Through every layer below it: a file that a module imports is as good as the module's own."""
+    due = {name for name in TOPICS if "app/highwater/process/limited_log.py" in files[name]}
+    assert {"clients", "relief", "proxy", "beside"} <= due
+
+
+def test_imports_are_followed_wherever_they_stand(tmp_path):
+    """In a function, for types only, relative, from a package, and of a folder's `conftest.py`; a library's are not."""
+    sources = {
+        "app/one/__init__.py": "",
+        "app/one/top.py": "import json\ndef later():\n    from . import middle\n",
+        "app/one/middle.py": "if TYPE_CHECKING:\n    from one.low import Low\n",
+        "app/one/low.py": "",
+        "app/one/other.py": "import one.top\n",
+        "tests/conftest.py": "import tests.fakes\n",
+        "tests/fakes.py": "",
+        "tests/test_top.py": "from one import top\n",
+    }
+    for name, source in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    found = imported_by([tmp_path / "tests/test_top.py"], tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in found} == {*sources} - {"app/one/other.py"}
 
 
 @pytest.fixture
@@ -202,14 +263,13 @@ def topic(tmp_path, monkeypatch) -> Path:
     folder.mkdir()
     (folder / "one.py").write_text("1")
     (folder / "two.py").write_text("2")
-    only = Topic("two files", ("app",))
-    monkeypatch.setattr(check, "TOPICS", {"only": only})
-    monkeypatch.setattr(check, "digests", lambda found: digests(found, tmp_path))
+    monkeypatch.setattr(topics, "TOPICS", {"only": Topic("two files", ("app",))})
+    monkeypatch.setattr(check, "digests", lambda name: digests(name, tmp_path))
     return folder
 
 
 def passed(folder: Path) -> dict[str, dict[str, object]]:
-    return {"only": {"when": "yesterday", "files": digests(Topic("", ("app",)), folder.parent)}}
+    return {"only": {"when": "yesterday", "files": digests("only", folder.parent)}}
 
 
 def test_long_tests_do_not_run_again_with_the_same_files(topic):
@@ -259,7 +319,7 @@ def test_the_log_says_of_every_topic_whether_it_runs_and_why(capsys):
     ]
     assert long_topics("none", {}) == []
     assert long_topics("all", {}) == list(TOPICS)
-    with pytest.raises(SystemExit, match="no topic is called proxies; there are relief"):
+    with pytest.raises(SystemExit, match="no topic is called proxies; there are beside, worker"):
         long_topics("proxies", {})
 
 
@@ -275,5 +335,5 @@ def test_long_tests_are_asked_for_by_the_environment(monkeypatch, named, expecte
 def test_a_topic_that_there_is_not_is_an_error(monkeypatch):
     """It names those that there are."""
     monkeypatch.setenv(topics.ASKED_FOR, "prxy")
-    with pytest.raises(ValueError, match=r"no topic prxy; there are relief, proxy"):
+    with pytest.raises(ValueError, match=r"no topic prxy; there are beside, worker"):
         topics.asked_for()

@@ -1,14 +1,21 @@
-"""A real engine with the plugin and development mode, and no flag: watched without a call, and acted on."""
+"""One real engine from its start to its death, beside a sidecar: what every check tries, whatever has changed.
+
+It has the plugin and development mode, and no flag: it is watched without a call, serves through the proxy, gives
+memory back, and is killed. All else that needs an engine is a long test of some topic (tests/topics.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import httpx
 import pytest
 
 from highwater.demo.errors import DemoError
@@ -16,6 +23,7 @@ from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
 from highwater.demo.traffic import send_images
 from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS
+from tests.engines import worker_pids
 
 from .conftest import wait_for
 
@@ -125,6 +133,31 @@ def test_memory_is_given_back_by_the_plugin_alone(plugged):
     assert asked(engine, CALL) > 0
 
 
+def test_a_client_gets_through_the_proxy_what_the_engine_says(plugged):
+    """The same words, finished for the same reason, and counted alike."""
+    engine, sidecar, _ = plugged[0]
+    body = {"model": engine.served_model, "prompt": "Memory", "max_tokens": 8, "seed": 7}
+    answers = [
+        httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False).raise_for_status().json()
+        for url in (engine.url, sidecar.url)
+    ]
+    direct, through = ({key: answer[key] for key in ("choices", "usage", "model")} for answer in answers)
+    assert through == direct
+
+
+@pytest.mark.timeout(600)
+def test_an_engine_that_is_killed_is_told_from_one_that_is_slow(plugged):
+    """It is gone, a probe may restart its container, and an incident has its last minutes; the end of this engine."""
+    engine, sidecar, _ = plugged[0]
+    (pid,) = worker_pids(engine)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(sidecar, lambda report: report["engine"]["state"] == "gone")
+    assert httpx.get(f"{sidecar.url}/health/deep", trust_env=False).status_code == 503
+    # A machine without time for the engine may have had it stand still before.
+    wait_for(sidecar, lambda _: "died" in kinds_of_incidents(sidecar))
+
+
+@pytest.mark.long("recorder")
 def test_a_start_that_fails_leaves_its_phases(plugged):
     """The core finds no room for its KV cache; what its worker had done by then stays in the report."""
     (engine, sidecar, _), again = plugged
@@ -137,6 +170,10 @@ def test_a_start_that_fails_leaves_its_phases(plugged):
     assert [phase["name"] for phase in rank["phases"] if phase["name"] in {"init", "weights"}] == ["init", "weights"]
     assert "warm_up" not in {phase["name"] for phase in rank["phases"]}
     assert report["start_failure"]["summary"] in [event["summary"] for event in events(sidecar)]
+
+
+def kinds_of_incidents(sidecar: DemoSidecar) -> set[str]:
+    return {incident["kind"] for incident in sidecar.call("GET", "/memory/incidents")["incidents"]}
 
 
 def events(sidecar: DemoSidecar) -> list[dict[str, Any]]:
