@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -237,7 +238,7 @@ class _Maker:
         names = list(layers)
         stages = min(self._random.choice((1, 1, 1, 2, 3)), len(names))
         cuts = [round(place * len(names) / stages) for place in range(stages + 1)]
-        parts = [{name: layers[name] for name in names[a:b]} for a, b in zip(cuts, cuts[1:], strict=False)]
+        parts = [{name: layers[name] for name in names[a:b]} for a, b in pairwise(cuts)]
         ranks = self._random.choice((1, 1, 2))
         return [part for part in parts for _ in range(ranks)]
 
@@ -249,7 +250,7 @@ class _Maker:
             max_num_batched_tokens=draw.choice((512, 2048, 8192, 16384)),
             max_num_seqs=draw.choice((16, 256, 1024)),
             async_scheduling=draw.random() < 0.5,
-            decode_context_parallel_size=draw.choice((1, 1, 1, 1, 1, 2, 4)),
+            decode_context_parallel_size=draw.choice((1,) * 10 + (2, 4)),
             prefill_context_parallel_size=draw.choice((1, 1, 1, 1, 2)) if self._since(0, 12, 0) else 1,
             num_gpu_blocks_override=draw.choice((None,) * 6 + (64, 1000, 100000)),
             mamba_cache_mode=draw.choice(modes),
@@ -272,5 +273,5 @@ class _Maker:
         elif draw.random() < 0.05:
             budget = draw.choice((0, -1, 1))
         else:
-            budget = int(pool.needed_bytes * draw.uniform(0.05, 40))
+            budget = int(pool.needed_bytes * draw.choice((draw.uniform(0.05, 1), draw.uniform(1, 40))))
         return [budget + draw.choice((0, 0, pool.bytes_per_block, 12345)) for _ in question.workers]
