@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from highwater.plan.errors import PlanError
+from highwater.plan.models.reading import language_config
 
 Config = Mapping[str, Any]
 
@@ -42,15 +43,23 @@ class Tensor:
         return -(-self.elements * self.bits // 8)
 
 
+# Keys that only the weights need and that config.json files leave to the defaults of Transformers' classes.
+_DEFAULTS: Mapping[str, Config] = {
+    "gemma3_text": {"vocab_size": 262208, "rope_local_base_freq": 10000.0},
+    "gemma2": {"vocab_size": 256000},
+    "gemma": {"vocab_size": 256000},
+    "qwen2_vl_text": {"vocab_size": 152064},
+    "qwen2_5_vl_text": {"vocab_size": 152064},
+}
+# What a wrapper says at its top for all its parts.
+_SHARED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config", "vocab_size")
+
+
 def text_config(config: Config) -> Config:
-    """Return the part of a config.json that describes the language model."""
-    for key in ("text_config", "llm_config", "language_config"):
-        part = config.get(key)
-        if isinstance(part, Mapping):
-            # A wrapper says at its top what it says once for all its parts.
-            shared = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config", "vocab_size")
-            return {**{key: config[key] for key in shared if key in config}, **part}
-    return config
+    """Return the part of a config.json that describes the language model, with the defaults of its type."""
+    read = language_config(config)
+    shared = {key: config[key] for key in _SHARED if config.get(key) is not None}
+    return {**_DEFAULTS.get(read.model_type, {}), **shared, **read.filled()}
 
 
 def architecture(config: Config) -> str:
@@ -296,7 +305,7 @@ def _latent_attention(text: Config, name: str, hidden: int) -> Iterator[Tensor]:
 def _is_full_attention(text: Config, layer: int) -> bool:
     kinds = text.get("layer_types")
     if isinstance(kinds, list) and layer < len(kinds):
-        return kinds[layer] == "full_attention"
+        return bool(kinds[layer] == "full_attention")
     return (layer + 1) % whole(text, "full_attention_interval", default=4) == 0
 
 

@@ -15,7 +15,6 @@ sums and their rounding are those of vLLM's `determine_available_memory`, by ver
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,9 +22,9 @@ from typing import Any
 from highwater.plan.ascend import kv_cache_memory_bytes_counts, splits_every_block, takes_off_graphs
 from highwater.plan.checkpoint import Config, Tensor, architecture, text_config, whole
 from highwater.plan.errors import PlanError
-from highwater.plan.figure import Figure, estimated, exact, measured
+from highwater.plan.figure import Figure, add, estimated, exact, measured
 from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import Generation
+from highwater.plan.generations import Generation, generation_of
 from highwater.plan.weights import Ranks, element_bytes, model_dtype, weights_from_config, weights_from_files
 from highwater.units import GIB, MIB
 
@@ -123,18 +122,6 @@ class StartBudget:
         }
 
 
-def release_of(version: str) -> Release:
-    """Return the first two numbers of a version.
-
-    Raises:
-        PlanError: It does not begin with two numbers.
-    """
-    numbers = re.match(r"v?(\d{1,4})\.(\d{1,4})(?:\D|$)", version)
-    if numbers is None:
-        raise PlanError(f"--vllm-version is {version!r}: it should look like 0.23.0")
-    return int(numbers[1]), int(numbers[2])
-
-
 def requested_bytes(total_bytes: int, utilization: float, release: Release, platform: str) -> int:
     """Return vLLM's budget of a device, with its own rounding.
 
@@ -169,7 +156,7 @@ def estimate_start(
     """
     total = _needed(flags.device_bytes, "--device", "the device's memory, such as 80GiB")
     utilization = _needed(flags.gpu_memory_utilization, "--gpu-memory-utilization", "a share such as 0.9")
-    release = release_of(generation.version)
+    release = generation.release[:2]
     requested = requested_bytes(total, utilization, release, flags.platform)
     earlier = _Earlier(measured_start, model, flags, release)
     weights = earlier.weights or weights_of(model, flags, release, stage)
@@ -208,14 +195,13 @@ def _available(requested: int, parts: tuple[Figure, ...], flags: EngineFlags, re
     given = flags.kv_cache_memory_bytes
     if given is not None and (flags.platform != "ascend" or kv_cache_memory_bytes_counts(release)):
         return exact(given, "--kv-cache-memory-bytes, which vLLM takes as it is")
-    grades = {part.grade for part in parts}
-    grade = "estimated" if "estimated" in grades else "measured" if "measured" in grades else "exact"
+    taken = add(parts, "what a start takes")
     ignored = "; this version of vllm-ascend ignores --kv-cache-memory-bytes" if given is not None else ""
     return Figure(
-        requested - sum(part.bytes for part in parts),
-        requested - sum(part.high for part in parts),
-        requested - sum(part.low for part in parts),
-        grade,
+        requested - taken.bytes,
+        requested - taken.high,
+        requested - taken.low,
+        taken.grade,
         f"the budget less what a start takes of it{ignored}",
     )
 
@@ -404,7 +390,7 @@ class _Earlier:
         same = (
             start.platform == flags.platform
             and start.architecture == architecture(model.config)
-            and release_of(start.version) == release
+            and generation_of(start.version).release[:2] == release
             and start.tensor_parallel_size == flags.tensor_parallel_size
             and start.pipeline_parallel_size == flags.pipeline_parallel_size
         )
@@ -482,7 +468,7 @@ def cpu_kv_bytes(
     Raises:
         PlanError: What it depends on is not known.
     """
-    if release_of(generation.version) < (0, 20):
+    if generation.release < (0, 20):
         if space_gib is None:
             return exact(_DEFAULT_CPU_SPACE_GIB * GIB, "4 GiB, vLLM's default on CPU")
         return exact(space_gib * GIB, "VLLM_CPU_KVCACHE_SPACE")

@@ -50,10 +50,11 @@ def estimated(low: int, likely: int, high: int, why: str) -> Figure:
     return Figure(likely, min(low, likely), max(high, likely), "estimated", why)
 
 
-def total(parts: Iterable[Figure], why: str) -> Figure:
+def add(parts: Iterable[Figure], why: str) -> Figure:
     """Add figures: the sum is known as well as the worst known of them."""
     parts = tuple(parts)
-    grade = max((part.grade for part in parts), key=_GRADES.index, default="exact")
+    grades = {part.grade for part in parts}
+    grade: Grade = next((grade for grade in reversed(_GRADES) if grade in grades), "exact")
     return Figure(
         sum(part.bytes for part in parts),
         sum(part.low for part in parts),
