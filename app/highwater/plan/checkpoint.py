@@ -334,11 +334,11 @@ def _feed_forward(text: Config, family: Family, layer: int, name: str, hidden: i
         yield Tensor(f"{name}.gate.bias", (experts,), 16)
     if text.get("topk_method") == "noaux_tc" or text.get("scoring_func") == "sigmoid":
         yield Tensor(f"{name}.gate.e_score_correction_bias", (experts,), 32, floating=False)
-    for expert in range(experts):
-        part = f"{name}.experts.{expert}"
-        yield from _linear(f"{part}.gate_proj", inner, hidden, bias=family.router_bias)
-        yield from _linear(f"{part}.up_proj", inner, hidden, bias=family.router_bias)
-        yield from _linear(f"{part}.down_proj", hidden, inner, bias=family.router_bias)
+    # All experts of a layer as one tensor each, as vLLM keeps them: thousands of small ones would only take time.
+    part = f"{name}.experts"
+    yield from _linear(f"{part}.gate_proj", experts * inner, hidden, bias=family.router_bias)
+    yield from _linear(f"{part}.up_proj", experts * inner, hidden, bias=family.router_bias)
+    yield from _linear(f"{part}.down_proj", experts * hidden, inner, bias=family.router_bias)
     yield from _shared_experts(text, family, name, hidden, inner)
 
 

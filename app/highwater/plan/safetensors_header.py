@@ -24,6 +24,7 @@ _MAX_FILES = 10_000
 _INDEX = "model.safetensors.index.json"
 _LFS_POINTER = b"version "
 _SHOWN_NAME = 200
+_MAX_DIMENSIONS = 64
 _FLOATS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 _BITS = {
     **_FLOATS,
@@ -142,6 +143,9 @@ def _tensor(name: str, entry: object, room: int, path: Path) -> Tensor:
 
 
 def _are_sizes(values: object) -> TypeGuard[list[int]]:
-    return isinstance(values, list) and all(
-        isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 for value in values
+    # The number of dimensions is bounded, so that their product is.
+    return (
+        isinstance(values, list)
+        and len(values) <= _MAX_DIMENSIONS
+        and all(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 for value in values)
     )

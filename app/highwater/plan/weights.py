@@ -27,6 +27,7 @@ from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, estimated, exact
 from highwater.plan.quantization import Quantization, quantization_of, quantized
 
+_SCALE_BYTES = 4
 _VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embedding.py, 0.11 to 0.32.
 
 
@@ -112,7 +113,7 @@ def _held(
     element = element_bytes(dtype or model_dtype(config))
     split = _Splitter(config, text, ranks)
     joined: dict[str, list[int]] = {}
-    for tensor in sorted(tensors, key=_load_order):
+    for tensor in sorted(_stacked(tensors), key=_load_order):
         if not split.is_loaded(tensor):
             continue
         low, high = split.elements(tensor)
@@ -122,7 +123,10 @@ def _held(
         part = joined.setdefault(_joined_name(tensor.name), [0, 0])
         part[0] += -(-low * bits // 8)
         part[1] += -(-high * bits // 8)
-    tables = rotary_tables(config, element)
+    # Four scales of one number each that every attention layer keeps for a quantized KV cache
+    # (attention/layer.py: set_default_quant_scales).
+    scales = [_SCALE_BYTES] * 4 * sum(name.endswith(("qkv_proj.weight", "kv_b_proj.weight")) for name in joined)
+    tables = rotary_tables(config, element) + scales
     counted = [
         allocated_bytes(
             [part[side] for part in joined.values()] + tables, expandable_segments=ranks.expandable_segments
@@ -193,8 +197,8 @@ _REPLICATED = re.compile(
     r"(norm|\bln_|\.gate\.|router|shared_expert_gate|q_a_proj|kv_a_proj_with_mqa|fused_qkv_a|indexer|patch_|pos_embed|"
     r"position|embed_positions|wpe|merging_layer|mm_input_projection)"
 )
-_EXPERT = re.compile(r"\.experts\.(\d+)\.")
-_STACKED_EXPERTS = re.compile(r"\.experts\.(?:gate_up_proj|down_proj|w13|w2)")
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+_EXPERTS = re.compile(r"\.experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj|w13|w2)")
 _PER_TENSOR = re.compile(r"(scale|scale_2|zero_point|scale_inv)$")
 
 
@@ -238,7 +242,7 @@ class _Splitter:
             rows = -(-tensor.shape[0] // _VOCABULARY_PADDING) * _VOCABULARY_PADDING
             part = -(-rows // tensor_ranks) * (size // tensor.shape[0])
             return part, part
-        if self._ranks.experts > 1 and (_EXPERT.search(name) or _STACKED_EXPERTS.search(name)):
+        if self._ranks.experts > 1 and _EXPERTS.search(name):
             # Each rank holds whole experts: an equal share, the first ranks one more.
             return size // self._ranks.experts, -(-size // self._ranks.experts)
         if tensor_ranks == 1 or size == 1 or _REPLICATED.search(name):
@@ -260,7 +264,7 @@ class _Splitter:
             # Each rank adds its part of the sum: a bias and the scale of a whole row belong to the sum.
             if name.endswith(".bias") or (_PER_TENSOR.search(name) and tensor.shape[-1] == 1):
                 part = high = size
-        elif not any(rule.search(name) for rule in (_COLUMN, _KV_COLUMN, _FUSED_QKV, _STACKED_EXPERTS)):
+        elif not any(rule.search(name) for rule in (_COLUMN, _KV_COLUMN, _FUSED_QKV, _EXPERTS)):
             high = size
         return part, high
 
@@ -278,9 +282,25 @@ def stage_layers(layers: int, stages: int, stage: int) -> tuple[int, int]:
 
 # --- how vLLM joins tensors ---
 
+
+def _stacked(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Join a layer's experts, of which a checkpoint has hundreds, to one tensor for each projection, as vLLM does."""
+    stacked: dict[tuple[str, tuple[int, ...], int, bool], int] = {}
+    for tensor in tensors:
+        name, shape = tensor.name, tensor.shape
+        rows = 1
+        if ".experts." in name and shape:
+            name, count = _EXPERT.subn(".experts.", name)
+            rows, shape = (shape[0], (0, *shape[1:])) if count else (1, shape)
+        key = (name, shape, tensor.bits, tensor.floating)
+        stacked[key] = stacked.get(key, 0) + rows
+    for (name, shape, bits, floating), rows in stacked.items():
+        full = (rows, *shape[1:]) if shape[:1] == (0,) else shape
+        yield Tensor(name, full, bits, floating)
+
 _JOINS: Sequence[tuple[re.Pattern[str], str]] = (
-    (re.compile(r"\.experts\.\d+\.(?:gate_proj|up_proj|w1|w3)\."), ".experts.w13_"),
-    (re.compile(r"\.experts\.\d+\.(?:down_proj|w2)\."), ".experts.w2_"),
+    (re.compile(r"\.experts\.(?:gate_proj|up_proj|w1|w3)\."), ".experts.w13_"),
+    (re.compile(r"\.experts\.(?:down_proj|w2)\."), ".experts.w2_"),
     (re.compile(r"\.(?:q_proj|k_proj|v_proj)\."), ".qkv_proj."),
     (re.compile(r"\.(?:gate_proj|up_proj|w1|w3)\."), ".gate_up_proj."),
     (re.compile(r"\.(?:q_a_proj|kv_a_proj_with_mqa)\."), ".fused_qkv_a_proj."),
