@@ -234,6 +234,7 @@ class Model:
         state_dtype: The element type that its configuration wants for recurrent states; None: it does not say.
         encoder_tokens: The longest input of its encoder.
         is_moe: It has experts.
+        unrotated_head_size: MLA's `qk_nope_head_dim`, which decides its kernel on some cards.
         notes: What a reader of a plan should know.
     """
 
@@ -260,4 +261,5 @@ class Model:
     state_dtype: str | None = None
     encoder_tokens: int = 0
     is_moe: bool = False
+    unrotated_head_size: int | None = None
     notes: tuple[str, ...] = ()
