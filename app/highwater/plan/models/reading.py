@@ -74,6 +74,12 @@ class Config:
         default = self._defaults.get(key)
         return self._defaults.get(self._aliases.get(key, ""), default) if default is None else default
 
+    def filled(self) -> dict[str, Any]:
+        """Return every key of the file, and the defaults of its type for those that are absent."""
+        values = {**self._defaults, **self._values}
+        aliased = {key: values[name] for key, name in self._aliases.items() if key not in values and name in values}
+        return {**values, **aliased}
+
     def gives(self, key: str) -> bool:
         """Say whether the file itself gives a key a value."""
         return self._values.get(key) is not None
