@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
+
+if TYPE_CHECKING:
+    from highwater.plan.offline import OfflinePlan
 
 FITS, DOES_NOT_FIT, REFUSED = 0, 1, 2
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
@@ -95,8 +98,15 @@ def _whole(name: str, text: str) -> Any:  # noqa: ANN401 - click's decorators
     "--list-architectures", is_flag=True, is_eager=True, expose_value=False, callback=_list_architectures,
     help="list the architectures that can be planned, and end",
 )  # fmt: skip
+@click.option("--oracle", metavar="PYTHON", help="ask the vLLM of this interpreter too, and show what differs")
 @click.option("--json", "as_json", is_flag=True, help="for programs")
-def plan(model: str, vllm_version: str | None, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - flags
+def plan(
+    model: str,
+    vllm_version: str | None,
+    oracle: str | None,
+    as_json: bool,
+    **given: Any,  # noqa: ANN401 - the flags
+) -> None:
     """Plan a vLLM command line for a model, exactly as vLLM would size its KV cache.
 
     CONFIG_OR_DIR is the model's config.json, or the folder that holds it; no weights, device or vLLM are needed. Flags
@@ -106,18 +116,32 @@ def plan(model: str, vllm_version: str | None, as_json: bool, **given: Any) -> N
     from highwater.plan import answer, offline
 
     try:
-        values = offline.read_config(model)
-        made = offline.plan_offline(values, EngineFlags(**given), vllm_version or offline.NEWEST_VERSION)
+        flags, values = EngineFlags(**given), offline.read_config(model)
+        needs_weights = flags.device_bytes is not None and flags.kv_cache_memory_bytes is None
+        tensors = offline.read_tensors(model) if needs_weights else None
+        made = offline.plan_offline(values, flags, vllm_version or offline.NEWEST_VERSION, tensors=tensors)
+        judged = None if oracle is None else _asked(oracle, made)
     except PlanError as exc:
         if as_json:
             _print_json({"schema": answer.SCHEMA, "error": str(exc)})
         click.echo(f"highwater: {exc}", err=True)
         sys.exit(REFUSED)
     if as_json:
-        _print_json(answer.plan_json(made, model))
+        _print_json(answer.plan_json(made, model, judged))
     else:
-        click.echo(answer.plan_text(made))
+        click.echo(answer.plan_text(made, judged))
     sys.exit(DOES_NOT_FIT if made.fits is False else FITS)
+
+
+def _asked(python: str, made: OfflinePlan) -> dict[str, Any]:
+    """Ask vLLM's own functions about the same layers and bytes."""
+    from highwater.plan.oracle import Question, ask_oracle, differences
+
+    if made.available_bytes is None:
+        raise PlanError("--oracle: the bytes for the KV cache are needed: give --kv-cache-memory-bytes, or --device")
+    question = Question(workers=made.layers, available_bytes=made.available_bytes, limits=made.resolved.limits)
+    answers = ask_oracle(python, [question])
+    return {"vllm_version": answers.vllm_version, "differences": list(differences(made.pool, answers.answers[0]))}
 
 
 def _print_json(value: dict[str, Any]) -> None:
