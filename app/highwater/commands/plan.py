@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -15,6 +16,8 @@ from highwater.plan.flags import EngineFlags
 
 if TYPE_CHECKING:
     from highwater.plan.offline import OfflinePlan
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 FITS, DOES_NOT_FIT, REFUSED = 0, 1, 2
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
@@ -60,7 +63,7 @@ def _list_architectures(context: click.Context, parameter: click.Parameter, valu
     context.exit()
 
 
-def _whole(name: str, text: str) -> Any:  # noqa: ANN401 - click's decorators
+def _whole(name: str, text: str) -> Callable[[_Function], _Function]:
     return click.option(f"--{name}", callback=_size, metavar="N", help=text)
 
 
