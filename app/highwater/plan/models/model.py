@@ -8,7 +8,7 @@ from typing import Any, Final
 from highwater.plan.errors import PlanError
 from highwater.plan.models import attention
 from highwater.plan.models.architectures import ARCHITECTURES, Architecture
-from highwater.plan.models.kept import Indexer, Kept, Latent, Model
+from highwater.plan.models.kept import Indexer, Kept, Latent, Model, State
 from highwater.plan.models.length import length_of
 from highwater.plan.models.reading import Config, language_config
 
@@ -59,7 +59,8 @@ def read_model(values: Mapping[str, Any], release: tuple[int, int, int]) -> Mode
         length_override=length.override,
         dtype=_dtype(values, config),
         quantization=_quantization(values, config),
-        is_hybrid=architecture.hybrid,
+        # A hybrid's class may serve a model without states (granite-4.0-micro).
+        is_hybrid=architecture.hybrid and any(isinstance(one, State) for one in kept),
         has_attention=not architecture.states_only,
         is_encoder_decoder=architecture.encoder_decoder,
         is_latent=is_latent,
@@ -69,6 +70,7 @@ def read_model(values: Mapping[str, Any], release: tuple[int, int, int]) -> Mode
         state_dtype=_state_dtype(config, architecture),
         encoder_tokens=(config.optional("max_source_positions") or 0) if architecture.encoder_decoder else 0,
         is_moe=any(config.optional(key, 0) for key in EXPERT_KEYS),
+        unrotated_head_size=config.optional("qk_nope_head_dim") if is_latent else None,
     )
 
 
@@ -132,7 +134,7 @@ def _quantization(values: Mapping[str, Any], config: Config) -> Mapping[str, Any
 
 
 def _state_chunk(config: Config) -> int | None:
-    """vLLM's get_mamba_chunk_size; Mamba 1 uses 2048."""
+    """Follow get_mamba_chunk_size; Mamba 1 has no chunks."""
     return config.optional("mamba_chunk_size") or config.optional("chunk_size")
 
 
