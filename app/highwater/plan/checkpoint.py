@@ -268,8 +268,8 @@ def heads_of(text: Config) -> tuple[int, int, int]:
 
 def _attention(text: Config, family: Family, name: str, hidden: int) -> Iterator[Tensor]:
     heads, kv_heads, width = heads_of(text)
-    declared = bool(text.get("attention_bias") or text.get("use_qkv_bias") or text.get("use_bias"))
-    qkv_bias = declared if family.qkv_bias is None else family.qkv_bias
+    declared = bool(text.get("attention_bias") or text.get("use_bias"))
+    qkv_bias = declared or bool(text.get("use_qkv_bias")) if family.qkv_bias is None else family.qkv_bias
     output_bias = declared if family.output_bias is None else family.output_bias
     # A gated output (Qwen3-Next, Qwen3.5) doubles the query projection.
     queries = 2 * heads if family.attention == "gdn" and text.get("attn_output_gate", True) else heads
