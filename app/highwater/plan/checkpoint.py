@@ -259,8 +259,8 @@ def _layer(text: Config, family: Family, layer: int, name: str, hidden: int) -> 
 
 
 def heads_of(text: Config) -> tuple[int, int, int]:
-    """Return the attention heads, the KV heads and the width of a head."""
-    heads = whole(text, "num_attention_heads", "n_head")
+    """Return the attention heads, the KV heads and the width of a head; one head where a model has no attention."""
+    heads = whole(text, "num_attention_heads", "n_head", default=1)  # Pure Mamba has none.
     kv_heads = whole(text, "num_key_value_heads", default=heads)
     hidden = whole(text, "hidden_size", "n_embd", "d_model")
     return heads, kv_heads, whole(text, "head_dim", default=max(1, hidden // heads))
