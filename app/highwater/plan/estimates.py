@@ -150,6 +150,11 @@ def estimate_start(
     Raises:
         PlanError: A flag that is needed is missing, or the model's weights cannot be derived.
     """
+    if flags.platform == "cpu":
+        raise PlanError(
+            "--platform is 'cpu': what a CPU engine has resident is known to a running engine only; give"
+            " --kv-cache-memory-bytes, or VLLM_CPU_KVCACHE_SPACE's GiB as that"
+        )
     total = _needed(flags.device_bytes, "--device", "the device's memory, such as 80GiB")
     utilization = _needed(flags.gpu_memory_utilization, "--gpu-memory-utilization", "a share such as 0.9")
     release = generation.release[:2]
@@ -158,7 +163,7 @@ def estimate_start(
     earlier = _Earlier(measured_start, model, flags, release, weights)
     weights = earlier.weights or weights
     activation = earlier.activation(activation_peak(model, flags, release))
-    non_torch = earlier.non_torch or non_torch_increase(flags)
+    non_torch = earlier.non_torch or non_torch_increase(flags, release)
     graphs = earlier.graphs or graph_memory(model, flags)
     subtracted = takes_off_graphs(release) if flags.platform == "ascend" else release >= (0, 20)
     parts = (weights, activation, non_torch, *((graphs,) if subtracted else ()))
@@ -343,8 +348,16 @@ def _encoder(config: Config, flags: EngineFlags, release: Release, hidden: int, 
 # --- non-torch and graphs ---
 
 
-def non_torch_increase(flags: EngineFlags) -> Figure:
-    """Estimate what a start allocates outside torch."""
+def non_torch_increase(flags: EngineFlags, release: Release) -> Figure:
+    """Estimate what a start allocates outside torch, and from 0.27 on the tensors that stay beside the weights."""
+    figure = _outside_torch(flags)
+    if flags.platform == "ascend" or release < (0, 27):
+        return figure
+    why = f"{figure.why}; this version counts tensors that stay beside the weights too"
+    return estimated(figure.low, figure.bytes + 150 * MIB, figure.high + GIB, why)
+
+
+def _outside_torch(flags: EngineFlags) -> Figure:
     ranks = flags.tensor_parallel_size * flags.pipeline_parallel_size
     if flags.platform == "ascend":
         # HCCL takes a buffer to send and one to receive, 200 MB each, for each group of ranks (utils.py:

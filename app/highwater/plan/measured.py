@@ -55,7 +55,7 @@ def measured_start(answer: object, name: str = "the answer") -> MeasuredStart:
         architecture=architecture,
         weights_bytes=_largest(ranks, "weights"),
         activation_bytes=_largest(ranks, "activation"),
-        non_torch_bytes=_largest(ranks, "non_torch", "consumed"),
+        non_torch_bytes=_largest(ranks, "non_torch", "persistent", "consumed"),
         graphs_bytes=_largest(ranks, "graphs"),
         tensor_parallel_size=_count(parallel.get("tensor_parallel_size")) or 1,
         pipeline_parallel_size=_count(parallel.get("pipeline_parallel_size")) or 1,
@@ -65,14 +65,14 @@ def measured_start(answer: object, name: str = "the answer") -> MeasuredStart:
 
 
 def _largest(ranks: list[Mapping[str, Any]], *keys: str) -> int | None:
-    """Return the largest of a part over the ranks: the rank that has it has the fewest bytes left."""
-    found = [
-        part["bytes"]
-        for rank in ranks
-        for part in map(_object, _list(rank.get("parts")))
-        if part.get("key") in keys and isinstance(part.get("bytes"), int)
-    ]
-    return max(found, default=None)
+    """Return the largest sum of these parts over the ranks: the rank that has it has the fewest bytes left."""
+    sums = []
+    for rank in ranks:
+        parts = [_object(part) for part in _list(rank.get("parts"))]
+        sizes = [part["bytes"] for part in parts if part.get("key") in keys and isinstance(part.get("bytes"), int)]
+        if sizes:
+            sums.append(sum(sizes))
+    return max(sums, default=None)
 
 
 def _object(value: object) -> Mapping[str, Any]:

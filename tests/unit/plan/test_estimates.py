@@ -360,6 +360,20 @@ def test_a_cpu_engine_takes_its_bytes_as_its_version_does(
     assert figure.bytes == expected
 
 
+def test_a_cpu_engine_has_no_budget_of_parts() -> None:
+    """It takes what is given, or the node's memory less what it has resident."""
+    with pytest.raises(PlanError, match="--kv-cache-memory-bytes"):
+        llama(replace(FLAGS, platform="cpu"))
+
+
+def test_from_0_27_on_tensors_beside_the_weights_count() -> None:
+    """The part outside torch has room for them."""
+    before, after = llama(version="0.26.0").non_torch, llama(version="0.27.0").non_torch
+
+    assert after.bytes > before.bytes
+    assert "beside the weights" in after.why
+
+
 def test_a_cpu_engine_that_profiles_itself_cannot_be_planned_without_it() -> None:
     """What its worker has resident is not known before."""
     with pytest.raises(PlanError, match="--kv-cache-memory-bytes is missing"):
