@@ -47,26 +47,29 @@ ChatGLMModel DbrxForCausalLM DeepseekForCausalLM Dots1ForCausalLM Ernie4_5ForCau
 ExaoneForCausalLM FalconForCausalLM GLM4VForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM
 GPTNeoXForCausalLM GemmaForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM Glm4vForConditionalGeneration
 Glm4vMoeForConditionalGeneration GlmForCausalLM GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM
-HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM Idefics3ForConditionalGeneration InternLM2ForCausalLM
-InternVLChatModel InternVLForConditionalGeneration LlavaForConditionalGeneration LlavaNextForConditionalGeneration
-LlavaNextVideoForConditionalGeneration LlavaOnevisionForConditionalGeneration MPTForCausalLM MiniCPMForCausalLM
+HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM InternLM2ForCausalLM MPTForCausalLM MiniCPMForCausalLM
 MiniMaxM2ForCausalLM MixtralForCausalLM MptForCausalLM NemotronForCausalLM OPTForCausalLM OlmoForCausalLM
-OlmoeForCausalLM OrionForCausalLM PaliGemmaForConditionalGeneration PersimmonForCausalLM Phi3VForCausalLM
-PhiForCausalLM PhiMoEForCausalLM QWenLMHeadModel Qwen2AudioForConditionalGeneration Qwen2ForCausalLM
-Qwen2MoeForCausalLM Qwen2VLForConditionalGeneration Qwen2_5OmniForConditionalGeneration Qwen2_5OmniModel
+OlmoeForCausalLM OrionForCausalLM PersimmonForCausalLM Phi3VForCausalLM PhiForCausalLM PhiMoEForCausalLM
+QWenLMHeadModel Qwen2AudioForConditionalGeneration Qwen2ForCausalLM Qwen2MoeForCausalLM
+Qwen2VLForConditionalGeneration Qwen2_5OmniForConditionalGeneration Qwen2_5OmniModel
 Qwen2_5_VLForConditionalGeneration Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3OmniMoeForConditionalGeneration
-Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration RWForCausalLM SeedOssForCausalLM
-SmolVLMForConditionalGeneration SolarForCausalLM StableLMEpochForCausalLM StableLmForCausalLM Starcoder2ForCausalLM
-UltravoxModel VoxtralForConditionalGeneration XverseForCausalLM
+Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration RWForCausalLM SeedOssForCausalLM SolarForCausalLM
+StableLMEpochForCausalLM StableLmForCausalLM Starcoder2ForCausalLM XverseForCausalLM
 """
 
 # models/llama.py and its kin: a layer whose type is sliding_attention slides.
 _BY_LAYER_TYPE = """
-ApertusForCausalLM ArceeForCausalLM AyaVisionForConditionalGeneration Cohere2ForCausalLM
-Cohere2VisionForConditionalGeneration CohereForCausalLM CwmForCausalLM Exaone4ForCausalLM Gemma2ForCausalLM
-Gemma3ForCausalLM Gemma3ForConditionalGeneration InternLM3ForCausalLM InternLMForCausalLM LLaMAForCausalLM
-LlamaForCausalLM MiMoForCausalLM Mistral3ForConditionalGeneration MistralForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM
-Phi3ForCausalLM
+ApertusForCausalLM ArceeForCausalLM Cohere2ForCausalLM CohereForCausalLM CwmForCausalLM Exaone4ForCausalLM
+Gemma2ForCausalLM Gemma3ForCausalLM Gemma3ForConditionalGeneration InternLM3ForCausalLM InternLMForCausalLM
+LLaMAForCausalLM LlamaForCausalLM MiMoForCausalLM MistralForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM Phi3ForCausalLM
+"""
+
+# Wrappers around a language model that their config.json names.
+_WRAPPED = """
+AyaVisionForConditionalGeneration Cohere2VisionForConditionalGeneration Idefics3ForConditionalGeneration
+InternVLChatModel InternVLForConditionalGeneration LlavaForConditionalGeneration LlavaNextForConditionalGeneration
+LlavaNextVideoForConditionalGeneration LlavaOnevisionForConditionalGeneration Mistral3ForConditionalGeneration
+PaliGemmaForConditionalGeneration SmolVLMForConditionalGeneration UltravoxModel VoxtralForConditionalGeneration
 """
 
 _LATENT = """
@@ -98,6 +101,7 @@ _NEMOTRON_STATE = ("mamba_ssm_cache_dtype", "float16")
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {name: Architecture(build=attention.uniform) for name in _UNIFORM.split()}
     | {name: Architecture(build=attention.by_layer_type) for name in _BY_LAYER_TYPE.split()}
+    | {name: Architecture(build=attention.wrapped) for name in _WRAPPED.split()}
     | {name: Architecture(build=attention.latent) for name in _LATENT.split()}
     | {name: Architecture(build=attention.latent, missing_in=_BEFORE_0_19) for name in _LATENT_SINCE_0_19.split()}
     | {

@@ -18,6 +18,7 @@ NOT_MODELLED: Final = {
     "index_topk_pattern": "indexers that serve several layers are not modelled",
     "compress_ratios": "compressed latent caches are not modelled",
     "interleaved_sliding_window": "windows listed layer by layer are not modelled",
+    "use_cla": "layers that share another's cache are not modelled",
     "per_layer_config": "layers with geometries of their own are not modelled",
 }
 EXPERT_KEYS: Final = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
@@ -38,7 +39,7 @@ def read_model(values: Mapping[str, Any], release: tuple[int, int, int]) -> Mode
     if not config.model_type:
         raise PlanError(f"{config.prefix}model_type: absent; Transformers' name of the configuration is needed")
     for key, why in NOT_MODELLED.items():
-        if config.get(key) not in (None, 1):
+        if config.get(key) and config.get(key) != 1:
             raise config.refused(key, config.get(key), why)
     kept = architecture.build(config)
     length = length_of(config)
