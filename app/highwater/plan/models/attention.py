@@ -9,7 +9,7 @@ from highwater.plan.models.reading import Config, layer_types, model_window, win
 
 # Language models whose layers are alike or follow their types.
 WRAPPED: Final = frozenset(
-    [
+    {
         "cohere",
         "cohere2",
         "gemma",
@@ -26,7 +26,7 @@ WRAPPED: Final = frozenset(
         "qwen2_moe",
         "qwen3",
         "qwen3_moe",
-    ]
+    }
 )
 SLIDING = "sliding_attention"
 FULL = "full_attention"
