@@ -159,6 +159,18 @@ def test_states_in_float32_where_the_models_configuration_says_so():
     assert state.element_bytes == (2, 2)
 
 
+@pytest.mark.parametrize(("version", "size"), [("0.12.0", 2), ("0.19.0", 2), ("0.20.0", 4), ("0.32.0", 4)])
+def test_nemotrons_states_are_in_float32_from_0_20_on(version: str, size: int):
+    """Unless its configuration names another type."""
+    pattern = {"hybrid_override_pattern": "M-M*-MEM"}
+    values = config("NemotronHForCausalLM", "nemotron_h", **pattern)
+    state = next(spec for spec in specs(values, version) if isinstance(spec, MambaState))
+    assert state.element_bytes == (2, size)
+    values = config("NemotronHForCausalLM", "nemotron_h", mamba_ssm_cache_dtype="float16", **pattern)
+    state = next(spec for spec in specs(values, version) if isinstance(spec, MambaState))
+    assert state.element_bytes == (2, 2)
+
+
 def test_a_hybrids_class_without_states_is_no_hybrid():
     """granite-4.0-micro: all attention, so the blocks stay as they are."""
     values = config("GraniteMoeHybridForCausalLM", "granitemoehybrid", layer_types=["attention"] * 8, **MAMBA2)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from highwater.plan.errors import PlanError
+from highwater.plan.generations import Release
 from highwater.plan.models import attention
 from highwater.plan.models.architectures import ARCHITECTURES, Architecture
 from highwater.plan.models.kept import Indexer, Kept, Latent, Model, State
@@ -24,7 +25,7 @@ NOT_MODELLED: Final = {
 EXPERT_KEYS: Final = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 
-def read_model(values: Mapping[str, Any], release: tuple[int, int, int]) -> Model:
+def read_model(values: Mapping[str, Any], release: Release) -> Model:
     """Return a model as far as the size of its KV cache goes.
 
     Args:
@@ -68,14 +69,14 @@ def read_model(values: Mapping[str, Any], release: tuple[int, int, int]) -> Mode
         is_sparse=any(isinstance(one, Indexer) for one in kept),
         caches_states=architecture.caches_states,
         state_chunk=_state_chunk(config),
-        state_dtype=_state_dtype(config, architecture),
+        state_dtype=_state_dtype(config, architecture, release),
         encoder_tokens=(config.optional("max_source_positions") or 0) if architecture.encoder_decoder else 0,
         is_moe=any(config.optional(key, 0) for key in EXPERT_KEYS),
         unrotated_head_size=config.optional("qk_nope_head_dim") if is_latent else None,
     )
 
 
-def _architecture(values: Mapping[str, Any], release: tuple[int, int, int]) -> tuple[str, Architecture]:
+def _architecture(values: Mapping[str, Any], release: Release) -> tuple[str, Architecture]:
     names = values.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise PlanError(f"architectures: {names!r}; a list with vLLM's name of the model's class is needed")
@@ -139,9 +140,11 @@ def _state_chunk(config: Config) -> int | None:
     return config.optional("mamba_chunk_size") or config.optional("chunk_size")
 
 
-def _state_dtype(config: Config, architecture: Architecture) -> str | None:
-    if architecture.own_state_dtype is None:
+def _state_dtype(config: Config, architecture: Architecture, release: Release) -> str | None:
+    """The states' element type that a configuration names, which vLLM looks at from 0.13 on."""
+    if architecture.own_state_dtype is None or release < (0, 13, 0):
         return None
-    key, otherwise = architecture.own_state_dtype
-    found = config.get(key)
-    return otherwise if found is None else str(found)
+    found = config.get(architecture.own_state_dtype)
+    if found is not None:
+        return str(found)
+    return next((name for since, name in reversed(architecture.state_dtypes) if since <= release), None)
