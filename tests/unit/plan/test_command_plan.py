@@ -92,7 +92,7 @@ def test_sizes_are_read_as_vllm_reads_them(text: str, size: int):
 @pytest.mark.parametrize("text", ["", "GiB", "1iB", "-1", "1e9", "1 2", "nan", "0"])
 def test_what_is_no_size_is_refused(text: str):
     """With an example of what is."""
-    with pytest.raises(ValueError, match="is no size; write it as 64GiB|is nothing"):
+    with pytest.raises(ValueError, match=r"is no size; write it as 64GiB|is nothing"):
         size_given(text)
 
 

@@ -84,7 +84,7 @@ def test_a_plan_that_does_not_fit_carries_vllms_own_refusal():
 
 
 def test_a_device_is_divided_and_its_estimates_are_called_so():
-    """An H100 with 79.19 GiB: the start printed 14.99 of weights, 1.89 of activation, 0.25 beside torch, 58.11 for KV."""
+    """An H100 with 79.19 GiB: the start printed 14.99 GiB of weights, and 58.11 for the KV cache."""
     answer = made(device_bytes=int(79.19 * GIB), gpu_memory_utilization=0.95, max_model_len=16384)
     budget, cache = answer["budget"], answer["kv_cache"]
     assert budget["weights_bytes"]["low"] <= 14.99 * GIB <= budget["weights_bytes"]["high"]
