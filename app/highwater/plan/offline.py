@@ -1,0 +1,193 @@
+"""A plan from a config.json alone: no engine, no weights and no device are asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from highwater.plan.errors import PlanError
+from highwater.plan.flags import EngineFlags
+from highwater.plan.generations import NEWEST, Generation, generation_of
+from highwater.plan.layers import worker_layers
+from highwater.plan.models.drafts import read_draft
+from highwater.plan.models.kept import Model
+from highwater.plan.models.model import read_model
+from highwater.plan.pool import Pool, plan_pool
+from highwater.plan.resolve import Resolved, resolve
+from highwater.plan.specs import Layers
+
+if TYPE_CHECKING:
+    from highwater.plan.checkpoint import Tensor
+    from highwater.plan.estimates import MeasuredStart, ModelFacts, StartBudget
+
+NEWEST_VERSION: Final = ".".join(map(str, NEWEST))
+# A config.json is a few KiB; anything of this size is another file.
+MAX_CONFIG_BYTES: Final = 8 << 20
+ANY_BYTES: Final = 1 << 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflinePlan:
+    """What would happen with a model and a command line.
+
+    Attributes:
+        model: The model.
+        generation: The version's rules.
+        resolved: Every flag.
+        layers: The layers of one rank of each pipeline stage.
+        pool: The KV pool; where its bytes are not known, that of one request of the maximum length.
+        available_bytes: The bytes for the KV cache of one rank of each pipeline stage; None: not known.
+        budget: How the device of the rank that binds is divided; None: no device was named, or that is not known.
+        notes: What a reader should know.
+    """
+
+    model: Model
+    generation: Generation
+    resolved: Resolved
+    layers: Sequence[Layers]
+    pool: Pool
+    available_bytes: Sequence[int] | None
+    budget: StartBudget | None
+    notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether vLLM starts; None where that depends on bytes that are not known."""
+        return None if self.available_bytes is None else self.pool.fits
+
+
+def read_config(place: str) -> Mapping[str, Any]:
+    """Return a model's config.json.
+
+    Args:
+        place: The file, or the folder that holds it.
+
+    Raises:
+        PlanError: There is none, or it is no JSON object.
+    """
+    path = Path(place)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise PlanError(f"{path}: larger than any config.json; name the model's config.json or its folder")
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise PlanError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
+    except (UnicodeDecodeError, ValueError, RecursionError) as exc:
+        raise PlanError(f"{path}: is no JSON: {exc}") from exc
+    if not isinstance(values, dict):
+        raise PlanError(f"{path}: a JSON object is needed, this is a {type(values).__name__}")
+    return values
+
+
+def read_tensors(place: str) -> tuple[Tensor, ...] | None:
+    """Return the tensors of the checkpoint in a folder, from the headers of its files; None where there are none.
+
+    Raises:
+        PlanError: A file is damaged.
+    """
+    folder = Path(place)
+    if not folder.is_dir() or not any(folder.glob("*.safetensors")):
+        return None
+    from highwater.plan.safetensors_header import checkpoint_tensors  # noqa: PLC0415 - most plans have no files
+
+    return checkpoint_tensors(folder)
+
+
+def read_measured(path: Path) -> MeasuredStart:
+    """Return the start that a file of `highwater explain --json` describes.
+
+    Raises:
+        PlanError: It describes none.
+    """
+    from highwater.plan.measured import read_start  # noqa: PLC0415 - most plans have none
+
+    return read_start(path)
+
+
+def plan_offline(
+    values: Mapping[str, Any],
+    flags: EngineFlags,
+    version: str = NEWEST_VERSION,
+    *,
+    tensors: tuple[Tensor, ...] | None = None,
+    measured: MeasuredStart | None = None,
+) -> OfflinePlan:
+    """Plan a command line for a model.
+
+    Args:
+        values: The model's config.json.
+        flags: The command line.
+        version: The version of vLLM.
+        tensors: The tensors of the checkpoint's files, which give the weights of a device's budget; None: they are
+            estimated.
+        measured: An earlier start, whose measures replace estimates where its flags were the same.
+
+    Raises:
+        PlanError: vLLM would refuse it, or a figure of it cannot be had exactly.
+    """
+    generation = generation_of(version)
+    model = read_model(values, generation.release)
+    draft = read_draft(flags.speculative_config, values, model)
+    resolved = resolve(flags, model, generation, speculative_tokens=draft.tokens)
+    layers = worker_layers(model, resolved, draft.kept)
+    notes = [*((generation.note,) if generation.note else ()), *model.notes, *resolved.notes]
+    budget: Sequence[StartBudget] = ()
+    available: Sequence[int] | None = None
+    if flags.kv_cache_memory_bytes is not None:
+        available = [flags.kv_cache_memory_bytes] * len(layers)
+    elif flags.device_bytes is not None:
+        from highwater.plan.estimates import ModelFacts  # noqa: PLC0415 - most plans have no device
+
+        facts = ModelFacts(config=values, tensors=tensors)
+        budget = _budget(facts, resolved, generation, measured, stages=len(layers), notes=notes)
+        available = [stage.available.bytes for stage in budget] or None
+    else:
+        notes.append("The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device.")
+    if available is None:
+        # Any bytes do: what one request needs does not depend on them.
+        limits = replace(resolved.limits, num_gpu_blocks_override=None)
+        pool = plan_pool(layers, [ANY_BYTES] * len(layers), limits, generation)
+    else:
+        pool = plan_pool(layers, available, resolved.limits, generation)
+    return OfflinePlan(
+        model=model,
+        generation=generation,
+        resolved=resolved,
+        layers=layers,
+        pool=pool,
+        available_bytes=available,
+        budget=budget[pool.binding_worker] if budget else None,
+        notes=tuple(notes),
+    )
+
+
+def _budget(
+    facts: ModelFacts,
+    resolved: Resolved,
+    generation: Generation,
+    measured: MeasuredStart | None,
+    *,
+    stages: int,
+    notes: list[str],
+) -> Sequence[StartBudget]:
+    """What a start leaves of the device to one rank of each stage; nothing, and a note, where that is not known."""
+    from highwater.plan.estimates import estimate_start  # noqa: PLC0415 - most plans have no device
+
+    limits = resolved.limits
+    filled = replace(
+        resolved.given,
+        gpu_memory_utilization=resolved.utilization,
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        dtype=resolved.elements.model,
+    )
+    try:
+        return [estimate_start(facts, filled, generation, measured, stage=stage) for stage in range(stages)]
+    except PlanError as exc:
+        notes.append(f"The bytes for the KV cache are not known: {exc}. Give --kv-cache-memory-bytes.")
+        return ()
