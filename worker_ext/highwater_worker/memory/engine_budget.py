@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from highwater_worker.attributes import fraction, look_up, text, whole
+from highwater_worker.errors import printable
 from highwater_worker.identity import parallel_size
 from highwater_worker.memory.kv_layers import describe_groups, describe_layers
 from highwater_worker.memory.memory_parts import init_free_bytes
@@ -95,7 +96,7 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
         "limits": notes.attempt("limits", lambda: _limits(worker)),
         "encoder": notes.attempt("encoder", lambda: _encoder(worker)),
         "parallel": {name: notes.attempt(name, lambda name=name: parallel_size(worker, name)) for name in _PARALLEL},
-        "environment": {name: os.environ[name][:_MAX_TEXT] for name in ENVIRONMENT if name in os.environ},
+        "environment": {name: printable(os.environ[name], _MAX_TEXT) for name in ENVIRONMENT if name in os.environ},
         "notes": notes.as_list(),
     }
 
@@ -226,4 +227,4 @@ def _flag(value: object) -> bool | None:
 
 
 def _short(value: object) -> str | None:
-    return None if value is None else str(value)[:_MAX_TEXT]
+    return None if value is None else printable(str(value), _MAX_TEXT)
