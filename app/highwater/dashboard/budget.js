@@ -111,7 +111,7 @@ function parts(rank) {
     .filter(([, bytes]) => known(bytes))
     .map(([title, bytes, grade, why]) => [title, el("span", { title: exact(bytes) }, gibNumber(bytes)), grade, why]);
   const caption = `Rank ${rank.rank ?? UNKNOWN}: the budget of its start, in GiB`;
-  return scroll(caption, table({ caption, head: ["", "GiB", "grade", "what it is"], rows, numeric: [1], wide: [3] }));
+  return scroll(caption, table({ caption, head: ["part", "GiB", "grade", "what it is"], rows, numeric: [1], wide: [3] }));
 }
 
 /** @param {any} pool */
