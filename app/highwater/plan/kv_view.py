@@ -27,9 +27,6 @@ from highwater.plan.specs import (
     SlidingWindow,
 )
 
-# vLLM's classes, by the kind of layer that they are; a subclass that sizes otherwise is not here.
-_FULL = frozenset({"FullAttentionSpec", "SinkFullAttentionSpec", "TQFullAttentionSpec"})
-_MLA = frozenset({"MLAAttentionSpec"})
 _PLATFORMS: Mapping[str, Platform] = {"npu": "ascend", "cpu": "cpu"}
 
 
@@ -163,7 +160,6 @@ def limits_of(worker: LiveWorker) -> Limits:
         PlanError: One of the lengths is not reported.
     """
     limits, kv, parallel = worker.budget.limits or EngineLimits(), worker.budget.kv_cache, worker.budget.parallel
-    encoder = worker.budget.encoder
     return Limits(
         max_model_len=_number(limits.max_model_len, "max_model_len", worker.name),
         max_num_batched_tokens=_number(limits.max_num_batched_tokens, "max_num_batched_tokens", worker.name),
@@ -175,7 +171,8 @@ def limits_of(worker: LiveWorker) -> Limits:
         prefix_caching=kv.prefix_caching is not False,
         mamba_cache_mode=kv.mamba_cache_mode or "none",
         hybrid_manager=limits.hybrid_manager is not False,
-        max_encoder_tokens=0 if encoder is None else encoder.compute_budget or 0,
+        max_encoder_tokens=limits.max_encoder_tokens or 0,
+        v2_model_runner=bool(limits.v2_runner),
         pipeline_parallel_size=parallel.get("pipeline_parallel_size") or 1,
     )
 
@@ -217,7 +214,7 @@ def _attention(described: Mapping[str, Any], kind: str, name: str) -> AttentionL
     block, heads, head, element = (
         _field(described, field, kind, name) for field in ("block_size", "num_kv_heads", "head_size", "dtype_bytes")
     )
-    is_mla = kind in _MLA
+    is_mla = kind == "MLAAttentionSpec"
     value = described.get("head_size_v")
     value = 0 if is_mla else value if isinstance(value, int) else None
     width = head + (head if value is None else value)
@@ -236,12 +233,13 @@ def _attention(described: Mapping[str, Any], kind: str, name: str) -> AttentionL
         "element_bytes": element,
         "token_head_bytes": packed,
         "page_bytes_padded": padded if isinstance(padded, int) else None,
+        "indexes_by_block_stride": bool(described.get("indexes_kv_by_block_stride")),
     }
     window, chunk = described.get("sliding_window"), described.get("attention_chunk_size")
     if is_mla:
         cache_dtype = described.get("cache_dtype_str")
         return MlaAttention(**shared, cache_dtype=cache_dtype if isinstance(cache_dtype, str) else None)
-    if kind in _FULL:
+    if kind == "FullAttentionSpec":
         return FullAttention(**shared, window=window, chunk=chunk)
     if kind == "SlidingWindowSpec":
         return SlidingWindow(**shared, window=_field(described, "sliding_window", kind, name))
@@ -263,6 +261,7 @@ def _mamba(described: Mapping[str, Any], kind: str, name: str) -> MambaState:
         shapes=tuple(tuple(int(side) for side in shape) for shape in shapes),
         element_bytes=tuple(int(size) for size in sizes),
         speculative_blocks=int(described.get("num_speculative_blocks") or 0),
+        checkpoint_blocks=int(described.get("num_prefill_checkpoint_blocks") or 0),
     )
 
 
