@@ -138,6 +138,8 @@ def pool_view(workers: Sequence[LiveWorker], ranks: Sequence[RankBudget]) -> Poo
         return _with_arithmetic(view, live_engine(workers), ranks)
     except PlanError as exc:
         return replace(view, problem=str(exc))
+    except ArithmeticError as exc:  # numbers of a file that no engine has
+        return replace(view, problem=f"what its workers report makes no pool: {exc}")
 
 
 def _group(described: Mapping[str, Any]) -> GroupView:
