@@ -161,6 +161,7 @@ def _services(areas: _Areas, stopping: Callable[[], bool]) -> Services:
         exporter=exporter,
         engine_page=EnginePage(core.engine),
         entries=EncoderCacheEntries(core.engine, clock=clocks.monotonic),
+        budgets=core.budgets,
         incidents=areas.incidents,
         recorders=core.recorders,
         snapshots=Snapshots(core.engine, poller, core.history, areas.settings.recorder_dir, clock=clocks.wall),

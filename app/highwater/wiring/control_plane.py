@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from highwater import __version__
 from highwater.api.access import Access, ControlGuard, DenialReason
 from highwater.api.body_limit import BodyLimit
+from highwater.api.budget import budget_router
 from highwater.api.control import control_router
 from highwater.api.dashboard import dashboard_router
 from highwater.api.encoder_cache import encoder_cache_router
@@ -77,7 +78,7 @@ def wire_control_plane(
         responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )
-    readers = (memory_router, encoder_cache_router, history_router)
+    readers = (memory_router, budget_router, encoder_cache_router, history_router)
     # Probes and scrapes come first, and most often: FastAPI tries one router after the other.
     for router in (health_router, *readers, control_router, snapshots_router, policy_router):
         app.include_router(router(services))

@@ -13,6 +13,7 @@ import httpx
 from highwater.engine.client import Engine
 from highwater.engine.life import Lives, local_start
 from highwater.files.state_file import StateFile
+from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.memory.rounds import PollObserver
@@ -48,6 +49,7 @@ class Core:
 
     engine: Engine
     recorders: Recorders | None
+    budgets: EngineBudgets
     history: History
     policy: PolicyStore
     poller: Poller
@@ -116,7 +118,7 @@ class CoreInputs:
     observer: CoreObserver
     internal_errors: InternalErrors
     requests_under_way: Callable[[], int] = lambda: 0
-    sources: Callable[[Engine], Sequence[Source]] = all_sources
+    sources: Callable[[Engine, EngineBudgets], Sequence[Source]] = all_sources
 
 
 def wire_core(inputs: CoreInputs) -> Core:
@@ -130,7 +132,8 @@ def wire_core(inputs: CoreInputs) -> Core:
     state = StateFile(settings.state_file)
     policy = PolicyStore(state, settings.policy)
     _record_startup(history, ("recovery", state.problem), ("policy", policy.startup_notice))
-    poller = _poller(inputs, history, state)
+    budgets = EngineBudgets(inputs.engine)
+    poller = _poller(inputs, budgets, history, state)
     shared = SharedDevices(
         poller.current,
         history,
@@ -156,6 +159,7 @@ def wire_core(inputs: CoreInputs) -> Core:
     return Core(
         engine=inputs.engine,
         recorders=inputs.recorders,
+        budgets=budgets,
         history=history,
         policy=policy,
         poller=poller,
@@ -166,11 +170,11 @@ def wire_core(inputs: CoreInputs) -> Core:
     )
 
 
-def _poller(inputs: CoreInputs, history: History, state: StateFile) -> Poller:
+def _poller(inputs: CoreInputs, budgets: EngineBudgets, history: History, state: StateFile) -> Poller:
     settings = inputs.settings
     return Poller(
         inputs.engine,
-        inputs.sources(inputs.engine),
+        inputs.sources(inputs.engine, budgets),
         history,
         poll_seconds=settings.poll_seconds,
         idle_poll_seconds=settings.idle_poll_seconds,

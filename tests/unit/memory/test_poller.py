@@ -529,6 +529,6 @@ async def test_a_new_source_is_asked_with_the_others():
         async def read(self):
             raise EngineGarbled("odd")
 
-    core = core_on(sources=lambda engine: (Odd(), *all_sources(engine)))
+    core = core_on(sources=lambda engine, budgets: (Odd(), *all_sources(engine, budgets)))
     report = await core.tick()
     assert (report.engine.hint, report.ranks_reported) == ("odd: odd", 2)
