@@ -178,6 +178,29 @@ def test_a_float32_checkpoint_is_served_in_bfloat16(named: str | None, expected:
     assert any("no dtype" in note for note in found.notes) is (named is None)
 
 
+PLATFORMS: tuple[tuple[dict[str, Any], str, str, int | str], ...] = (
+    (LLAMA, "cuda", "0.23.0", 16),
+    (LLAMA, "cpu", "0.23.0", 128),
+    (LLAMA, "ascend", "0.18.0", 128),
+    (LFM2, "cpu", "0.12.0", 16),
+    (LFM2, "cpu", "0.19.0", "0.18 to 0.20 do not align a hybrid's pages"),
+    (LFM2, "cpu", "0.23.0", 128),
+    (LFM2, "ascend", "0.18.0", "from 0.16 on lays out a hybrid's states"),
+    (LATENT, "cpu", "0.23.0", "vLLM serves MLA there from 0.28 on"),
+    (LATENT, "cpu", "0.32.0", 16),
+)
+
+
+@pytest.mark.parametrize(("values", "platform", "version", "expected"), PLATFORMS)
+def test_the_block_is_the_platforms(values: dict[str, Any], platform: Any, version: str, expected: int | str):
+    """And what a platform does not serve, or serves in a way that is not modelled, is refused."""
+    if isinstance(expected, str):
+        with pytest.raises(PlanError, match=expected):
+            resolved(values, version, platform=platform)
+    else:
+        assert resolved(values, version, platform=platform).blocks.attention == expected
+
+
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"max_model_len": 0}, "--max-model-len: 0; a whole number of 1 or more"),
     ({"max_model_len": 131073}, r"--max-model-len: 131073; the model allows 131072 \(max_position_embeddings\)"),
