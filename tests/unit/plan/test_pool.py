@@ -198,12 +198,15 @@ AGREED = {
 
 
 def test_an_oracle_that_cannot_answer_is_named(tmp_path: Path) -> None:
-    """Not there, without vLLM, or too slow."""
+    """Not there, without vLLM, another program, or too slow."""
     with pytest.raises(PlanError, match="could not be started"):
         ask_oracle(tmp_path / "none", [QUESTION])
     silent = answering(tmp_path, "echo \"No module named 'vllm'\" >&2; exit 1")
     with pytest.raises(PlanError, match="answered 0 of 1 questions: No module named 'vllm'"):
         ask_oracle(silent, [QUESTION])
+    other = answering(tmp_path, "cat >/dev/null; echo hello; echo world")
+    with pytest.raises(PlanError, match="something else than JSON: 'hello'"):
+        ask_oracle(other, [QUESTION])
     with pytest.raises(PlanError, match="did not answer within 0 s"):
         ask_oracle(answering(tmp_path, "exec tail -f /dev/null"), [QUESTION], timeout_seconds=0.1)
 
