@@ -164,9 +164,9 @@ def test_what_is_no_model_is_refused(workers: list[Layers], available: list[int]
 
 
 def test_the_longest_length_fits_and_one_token_more_does_not() -> None:
-    """For a hundred random caches that are refused."""
+    """For random caches that are refused."""
     refused = 0
-    for question in random_questions("0.32.0", count=300, seed=7):
+    for question in random_questions("0.32.0", count=60, seed=7):
         pool = plan(question, "0.32.0")
         if isinstance(pool, PlanError) or pool.fits or pool.max_model_len_that_fits == 0:
             continue
@@ -175,7 +175,7 @@ def test_the_longest_length_fits_and_one_token_more_does_not() -> None:
             again = plan(replace(question, limits=replace(question.limits, max_model_len=length)), "0.32.0")
             assert not isinstance(again, PlanError)
             assert again.fits is fits
-    assert refused > 50
+    assert refused > 10
 
 
 def answering(folder: Path, text: str) -> Path:
