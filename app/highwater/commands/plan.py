@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -72,6 +73,10 @@ def _whole(name: str, text: str) -> Callable[[_Function], _Function]:
 @click.option("--vllm-version", metavar="VERSION", help="the version of vLLM  [default: the newest known]")
 @click.option("--platform", type=click.Choice(["cuda", "ascend", "cpu"]), default="cuda", show_default=True)
 @click.option("--device", "device_bytes", callback=_size, metavar="SIZE", help="the memory of one card, such as 80GiB")
+@click.option(
+    "--measured", type=click.Path(path_type=Path), metavar="FILE",
+    help="a start of this model that `highwater explain --json` wrote: what it measured replaces estimates",
+)  # fmt: skip
 @click.option("--compute-capability", metavar="X.Y", help="the CUDA card's, for MLA's block size  [default: 9.0]")
 @click.option("--kv-cache-memory-bytes", callback=_size, metavar="SIZE", help="bytes for the KV cache of one rank")
 @click.option("--gpu-memory-utilization", type=float, metavar="SHARE", help="the share of the card that vLLM takes")
@@ -106,6 +111,7 @@ def _whole(name: str, text: str) -> Callable[[_Function], _Function]:
 def plan(
     model: str,
     vllm_version: str | None,
+    measured: Path | None,
     oracle: str | None,
     as_json: bool,
     **given: Any,  # noqa: ANN401 - the flags
@@ -122,7 +128,9 @@ def plan(
         flags, values = EngineFlags(**given), offline.read_config(model)
         needs_weights = flags.device_bytes is not None and flags.kv_cache_memory_bytes is None
         tensors = offline.read_tensors(model) if needs_weights else None
-        made = offline.plan_offline(values, flags, vllm_version or offline.NEWEST_VERSION, tensors=tensors)
+        start = None if measured is None else offline.read_measured(measured)
+        version = vllm_version or offline.NEWEST_VERSION
+        made = offline.plan_offline(values, flags, version, tensors=tensors, measured=start)
         judged = None if oracle is None else _asked(oracle, made)
     except PlanError as exc:
         if as_json:
