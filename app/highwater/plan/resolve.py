@@ -132,6 +132,7 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
             hybrid_manager=_hybrid_manager(flags, model, generation),
             max_encoder_tokens=model.encoder_tokens,
             pipeline_parallel_size=flags.pipeline_parallel_size,
+            v2_model_runner=_second_runner(flags, model, generation),
         ),
         elements=elements,
         blocks=blocks,
@@ -272,6 +273,13 @@ def _async(flags: EngineFlags, generation: Generation) -> bool:
         return False
     method = str(speculative_method(flags) or "")
     return not method or "mtp" in method or method.startswith("eagle")
+
+
+def _second_runner(flags: EngineFlags, model: Model, generation: Generation) -> bool:
+    """Whether the second model runner is the default (config/vllm.py, _is_default_v2_model_runner_model)."""
+    has_states = model.is_hybrid or not model.has_attention
+    is_plain = generation.release >= (0, 26, 0) and not model.is_moe and not has_states
+    return flags.platform == "cuda" and (is_plain or generation.release >= (0, 29, 0))
 
 
 def _hybrid_manager(flags: EngineFlags, model: Model, generation: Generation) -> bool:

@@ -103,6 +103,24 @@ def test_steps_are_scheduled_ahead_from_0_14_on(version: str, on: bool):
     assert resolved(version=version, async_scheduling=True).limits.async_scheduling
 
 
+@pytest.mark.parametrize(
+    ("values", "version", "platform", "is_default"),
+    [
+        (LLAMA, "0.25.1", "cuda", False),
+        (LLAMA, "0.26.0", "cuda", True),
+        (LLAMA | {"num_local_experts": 8}, "0.26.0", "cuda", False),
+        (BAMBA, "0.28.0", "cuda", False),
+        (BAMBA, "0.29.0", "cuda", True),
+        (LLAMA, "0.32.0", "cpu", False),
+    ],
+)
+def test_the_second_runner_is_the_default_of_ever_more_models(
+    values: dict[str, Any], version: str, platform: Any, is_default: bool
+):
+    """It schedules ahead with several pipeline stages too, which sliding windows reserve for."""
+    assert resolved(values, version, platform=platform).limits.v2_model_runner is is_default
+
+
 @pytest.mark.parametrize(("version", "separate"), [("0.13.0", False), ("0.14.0", True)])
 def test_chunked_layers_have_groups_of_their_own_from_0_14_on(version: str, separate: bool):
     """Before, the hybrid manager was disabled for them."""

@@ -86,8 +86,7 @@ def _scaled(config: Config, ropes: list[Mapping[str, Any]], longest: float) -> f
 
 
 def _is_positive(value: object) -> TypeGuard[float]:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 < value < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _ropes(config: Config) -> list[Mapping[str, Any]]:
