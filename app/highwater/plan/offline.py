@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from highwater.plan import ascend
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import NEWEST, Generation, generation_of
@@ -153,6 +154,8 @@ def plan_offline(
         pool = plan_pool(layers, [ANY_BYTES] * len(layers), limits, generation)
     else:
         pool = plan_pool(layers, available, resolved.limits, generation)
+    if flags.platform == "ascend":
+        notes += _ascend_notes(flags, generation, pool)
     return OfflinePlan(
         model=model,
         generation=generation,
@@ -163,6 +166,26 @@ def plan_offline(
         budget=budget[pool.binding_worker] if budget else None,
         notes=tuple(notes),
     )
+
+
+def _ascend_notes(flags: EngineFlags, generation: Generation, pool: Pool) -> list[str]:
+    """Return what vllm-ascend does otherwise with this plan.
+
+    Raises:
+        PlanError: Its rule for several groups is not modelled.
+    """
+    release = generation.release[:2]
+    if len(pool.groups) > 1 and ascend.scales_several_groups(release):
+        raise PlanError(
+            f"--vllm-version: {generation.version}; vllm-ascend from 0.28 on scales the bytes of a model whose layers"
+            f" are in several groups (here {len(pool.groups)}) by a rule that is not modelled: plan for 0.27 or older"
+        )
+    if flags.kv_cache_memory_bytes is not None and not ascend.kv_cache_memory_bytes_counts(release):
+        return [
+            "vllm-ascend of this version ignores --kv-cache-memory-bytes: the plan is for a start that logs as many"
+            " bytes as available."
+        ]
+    return []
 
 
 def _budget(
@@ -177,6 +200,8 @@ def _budget(
     """What a start leaves of the device to one rank of each stage; nothing, and a note, where that is not known."""
     from highwater.plan.estimates import estimate_start  # noqa: PLC0415 - most plans have no device
 
+    if resolved.given.speculative_config is not None:
+        notes.append("The budget of the device does not count the weights and the activation of the drafter.")
     limits = resolved.limits
     filled = replace(
         resolved.given,

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from highwater.commands.plan import plan
 from highwater.plan.checkpoint import implied_tensors
 from highwater.units import GIB
-from tests.support.recorded_starts import DEVICE_GIB, LLAMA_8B
+from tests.support.recorded_starts import DEVICE_GIB, LLAMA_8B, QWEN3_VL_8B, STARTS
 
 ON_AN_H100 = (
     "--device", f"{DEVICE_GIB}GiB", "--gpu-memory-utilization", "0.95", "--max-num-batched-tokens", "8192",
@@ -92,3 +92,39 @@ def test_a_file_that_describes_no_start_is_refused(folder: Path) -> None:
 
     assert result.exit_code == 2
     assert "config.json describes no start" in result.stderr
+
+
+def test_a_model_that_is_larger_than_the_device_does_not_fit(folder: Path) -> None:
+    """Nothing is left for the KV cache, and the exit status says so."""
+    result = CliRunner().invoke(plan, [str(folder), *ON_AN_H100, "--device", "12GiB"])
+
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["kv_cache"]["fits"] is False
+
+
+def test_the_kv_cache_of_the_ascend_story_is_planned_from_its_config(tmp_path: Path) -> None:
+    """44.30 GiB of Qwen3-VL-8B on two NPUs: 5,040 blocks of 128 tokens, and a note that this version takes no bytes."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_VL_8B))
+    size = str(round(44.30 * GIB))
+
+    made = planned(
+        str(tmp_path), "--platform", "ascend", "-tp", "2", "--vllm-version", "0.12.0", "--max-model-len", "65536",
+        "--kv-cache-memory-bytes", size, "--json",
+    )  # fmt: skip
+
+    assert (made["kv_cache"]["blocks"], made["kv_cache"]["tokens"]) == (5040, 645_120)
+    assert made["kv_cache"]["block_size"] == 128
+    assert any("ignores --kv-cache-memory-bytes" in note for note in made["notes"])
+
+
+def test_several_groups_are_refused_where_ascend_scales_them(tmp_path: Path) -> None:
+    """From vllm-ascend 0.28 on, by a rule that is not modelled."""
+    gemma = next(start.config for start in STARTS if start.name == "gemma-2-2b")
+    (tmp_path / "config.json").write_text(json.dumps(gemma))
+    given = (str(tmp_path), "--platform", "ascend", "--kv-cache-memory-bytes", "8GiB", "--vllm-version")
+
+    refused = CliRunner().invoke(plan, [*given, "0.28.0"])
+
+    assert refused.exit_code == 2
+    assert "several groups (here 2)" in refused.stderr
+    assert CliRunner().invoke(plan, [*given, "0.23.0"]).exit_code == 0
