@@ -218,7 +218,8 @@ def test_a_live_engine_introduces_itself(engine: Engine):
     """What the sidecar decides by."""
     hello = ask(engine, "hello")
     assert hello["ops"] == [
-        "encoder_cache", "hello", "memory", "recorder_start", "recorder_stop", "release", "restore", "snapshot", "trim",
+        "budget", "encoder_cache", "hello", "memory", "recorder_start", "recorder_stop", "release", "restore",
+        "snapshot", "trim",
     ]  # fmt: skip
     assert hello["device"]["type"] == "cpu"
     assert hello["worker_class"] == "vllm.v1.worker.cpu_worker.CPUWorker"

@@ -68,19 +68,19 @@ def _dp_rank(worker: object) -> int | None:
 # replica, and across replicas only under an external launcher; the remainders below are right for both.
 def _tp_rank(worker: object) -> int | None:
     rank = whole(look_up(worker, "rank"))
-    tensor = _size(worker, "tensor_parallel_size")
+    tensor = parallel_size(worker, "tensor_parallel_size")
     return None if rank is None or tensor is None else rank % tensor
 
 
 def pp_rank(worker: object) -> int | None:
     """Return the worker's stage of the pipeline, None where the engine does not show it."""
     rank = whole(look_up(worker, "rank"))
-    tensor = _size(worker, "tensor_parallel_size")
-    pipeline = _size(worker, "pipeline_parallel_size")
+    tensor = parallel_size(worker, "tensor_parallel_size")
+    pipeline = parallel_size(worker, "pipeline_parallel_size")
     if rank is None or tensor is None or pipeline is None:
         return None
     if hasattr(_parallel_config(worker), "prefill_context_parallel_size"):
-        context = _size(worker, "prefill_context_parallel_size")
+        context = parallel_size(worker, "prefill_context_parallel_size")
     else:  # engines before it came lay their ranks as PP x TP
         context = 1
     return None if context is None else rank // (tensor * context) % pipeline
@@ -94,7 +94,7 @@ def ranks_expected(worker: object) -> int | None:
     """
     sizes = list(parallel_sizes(worker).values())
     if hasattr(_parallel_config(worker), "prefill_context_parallel_size"):
-        sizes.append(_size(worker, "prefill_context_parallel_size"))
+        sizes.append(parallel_size(worker, "prefill_context_parallel_size"))
     known = [size for size in sizes if size is not None]
     return math.prod(known) if len(known) == len(sizes) else None
 
@@ -106,20 +106,21 @@ def parallel_sizes(worker: object) -> dict[str, int | None]:
     """
     return {
         "data_parallel": _replicas(worker),
-        "pipeline_parallel": _size(worker, "pipeline_parallel_size"),
-        "tensor_parallel": _size(worker, "tensor_parallel_size"),
+        "pipeline_parallel": parallel_size(worker, "pipeline_parallel_size"),
+        "tensor_parallel": parallel_size(worker, "tensor_parallel_size"),
     }
 
 
 def _replicas(worker: object) -> int | None:
-    size, parallel = _size(worker, "data_parallel_size"), _parallel_config(worker)
+    size, parallel = parallel_size(worker, "data_parallel_size"), _parallel_config(worker)
     index = whole(look_up(parallel, "data_parallel_index"))
     # Behind a load balancer of its own each replica, or each machine, has an API server, and a sidecar beside that.
     is_alone = look_up(parallel, "data_parallel_external_lb") or look_up(parallel, "data_parallel_hybrid_lb")
     return size if size is None or index is None or is_alone else max(size, index + 1)
 
 
-def _size(worker: object, name: str) -> int | None:
+def parallel_size(worker: object, name: str) -> int | None:
+    """Return one of the sizes of the engine's parallel configuration by its own name, None where it has none."""
     size = whole(look_up(_parallel_config(worker), name))
     return size if size is not None and size > 0 else None
 

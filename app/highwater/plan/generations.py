@@ -1,8 +1,28 @@
-"""What the versions of vLLM do differently where they size a KV cache, each rule with its source."""
+"""What the versions of vLLM do differently where they size a KV cache, each rule with its source.
+
+A generation is the rules of the oldest version that is known, with every change applied that the asked version already
+has. The sources were read in the wheels of 0.11.0 to 0.32.0 (every minor release, the first and the last patch of
+each); a file and line is that of the version named beside it. ``utils`` is vllm/v1/core/kv_cache_utils.py, ``specs`` is
+vllm/v1/kv_cache_interface.py.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
+
+from highwater.plan.errors import PlanError
+
+Release: TypeAlias = tuple[int, int, int]
+
+OLDEST: Final[Release] = (0, 11, 0)
+NEWEST: Final[Release] = (0, 32, 0)
+
+_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(.*)", re.DOTALL)
+# What may follow the three numbers: 0.19.2rc1.dev8+g4b7f5ea1a, 0.12.0.post2, 0.18.0+cpu.
+_SUFFIX = re.compile(r"(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[\w.]+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,15 +31,147 @@ class Generation:
 
     Attributes:
         version: The version asked for, as vLLM writes it.
+        release: Its three numbers.
+        note: What is uncertain about these rules; None where the version was read.
+        tokens_printed: How "GPU KV cache size" is computed. ``blocks``: from the blocks divided by the groups;
+            ``length``: the maximum concurrency times the maximum length.
+        checked_layers: Against what the bytes are checked at start: ``own``: each worker's layers one by one, before
+            they are grouped; ``first_group``: the first group alone; ``groups``: all groups.
+        checked_workers: Whether each worker is checked with its own part of the groups; if not, the whole model is
+            checked against the smallest worker.
+        null_block_reserved: Whether the block that the pool keeps for itself is taken off before the check.
+        override_checked: Whether `num_gpu_blocks_override` replaces the available bytes before the check.
+        split_uniform_types: Whether a group of one type and several sizes is split among the stages of a pipeline.
+        padding_threshold: A group takes the size of the largest type of layer where that is less than this many times
+            the smallest; 0: never.
+        grows_blocks: Whether a layer with a smaller page gets larger blocks, so that the pages are equal.
+        pads_pages: Which layers have their page padded where that does not divide: none, those whose kernel indexes by
+            the block stride, or all but MLA.
+        pads_mamba: Whether the page of a state is padded to that of the largest layer.
+        merges_windows: Whether full attention layers that differ in their recorded window only share their groups.
+        keeps_all_for_mla: Whether sliding window layers are kept whole where they cannot share pages with MLA layers.
+        promoted_keep_padding: Whether layers that are kept whole keep their padded page.
+        promoted_keep_value_size: Which of the layers that are kept whole keep a value size of their own.
+        promoted_take_block: Whether layers that are kept whole take the block size of the full attention layers.
+        merge_compares_value_size: Whether layers whose values differ in size have groups of their own.
+        merge_compares_mla: Whether MLA layers that differ in size have groups of their own.
+        mamba_needs: How many blocks a state takes: ``one``, ``length`` (as many as the length has blocks) or ``mode``
+            (by the cache mode).
+        mamba_all_adds_drafts: Whether the cache mode ``all`` adds the blocks of a draft.
+        mamba_has_all: Whether the cache mode ``all`` exists.
+        mamba_uniform_page: Whether states are of one type only where their pages are equal.
+        in_flight_tokens: Whether windows reserve for the tokens of all steps under way; if not, of one step.
+        prefill_context_counts: Whether the ranks of the prefill's context parallelism share the tokens too.
+        gib_digits: How a refusal writes GiB: ``fixed`` (7.00) or ``short`` (7.0).
     """
 
     version: str
+    release: Release
+    note: str | None = None
+    tokens_printed: Literal["blocks", "length"] = "blocks"
+    checked_layers: Literal["own", "first_group", "groups"] = "own"
+    checked_workers: bool = True
+    null_block_reserved: bool = False
+    override_checked: bool = False
+    split_uniform_types: bool = False
+    padding_threshold: float = 0
+    grows_blocks: bool = False
+    pads_pages: Literal["none", "by_stride", "all_but_mla"] = "none"
+    pads_mamba: bool = False
+    merges_windows: bool = False
+    keeps_all_for_mla: bool = False
+    promoted_keep_padding: bool = False
+    promoted_keep_value_size: Literal["none", "sliding", "all"] = "none"
+    promoted_take_block: bool = False
+    merge_compares_value_size: bool = False
+    merge_compares_mla: bool = False
+    mamba_needs: Literal["one", "length", "mode"] = "one"
+    mamba_all_adds_drafts: bool = False
+    mamba_has_all: bool = True
+    mamba_uniform_page: bool = False
+    in_flight_tokens: bool = False
+    prefill_context_counts: bool = False
+    gib_digits: Literal["fixed", "short"] = "fixed"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Rules that hold from one version on.
+
+    Attributes:
+        since: The first version that has them.
+        rules: The new values of `Generation`.
+        source: The file and line in that version.
+    """
+
+    since: Release
+    rules: Mapping[str, Any]
+    source: str
+
+
+CHANGES: Final = (
+    Change((0, 11, 1), {"mamba_needs": "length"}, "specs:263"),
+    Change((0, 12, 0), {"grows_blocks": True}, "utils:885"),
+    Change((0, 12, 0), {"padding_threshold": 1.25}, "utils:1017"),
+    Change((0, 12, 0), {"prefill_context_counts": True}, "specs:101, utils:1276"),
+    # From here on the start is checked by groups, but by the first one alone, times the size of a group.
+    Change((0, 14, 0), {"checked_layers": "first_group", "checked_workers": False}, "utils:1348, utils:1515"),
+    Change((0, 14, 0), {"gib_digits": "short"}, "vllm/utils/mem_utils.py:22"),
+    Change((0, 15, 0), {"mamba_needs": "mode"}, "specs:292"),
+    Change((0, 15, 0), {"promoted_keep_padding": True}, "utils:1188"),
+    Change((0, 17, 0), {"checked_workers": True, "split_uniform_types": True}, "utils:1465"),
+    Change((0, 18, 0), {"padding_threshold": 1.5}, "utils:1043"),
+    Change((0, 19, 0), {"checked_layers": "groups"}, "utils:1362"),
+    Change((0, 20, 1), {"tokens_printed": "length"}, "utils:1706"),
+    Change((0, 20, 1), {"override_checked": True}, "utils:2001"),
+    Change((0, 21, 0), {"promoted_keep_value_size": "sliding"}, "utils:1391"),
+    Change((0, 22, 0), {"mamba_all_adds_drafts": True}, "specs:586"),
+    Change((0, 24, 0), {"pads_pages": "by_stride"}, "utils:1089"),
+    Change((0, 26, 0), {"in_flight_tokens": True}, "specs:523, specs:595, vllm/config/vllm.py:525"),
+    Change((0, 26, 0), {"prefill_context_counts": False}, "specs:261"),
+    Change((0, 26, 0), {"pads_mamba": True}, "utils:1098"),
+    Change((0, 27, 0), {"merges_windows": True}, "utils:1217"),
+    Change((0, 27, 0), {"promoted_take_block": True}, "utils:1503"),
+    Change((0, 27, 0), {"keeps_all_for_mla": True}, "utils:1534"),
+    Change((0, 27, 0), {"merge_compares_mla": True}, "specs:463"),
+    Change((0, 28, 0), {"merge_compares_value_size": True, "promoted_keep_value_size": "all"}, "specs:222"),
+    Change((0, 29, 0), {"null_block_reserved": True}, "utils:2319"),
+    Change((0, 29, 0), {"pads_pages": "all_but_mla"}, "utils:1185"),
+    Change((0, 29, 0), {"mamba_uniform_page": True}, "specs:914"),
+    Change((0, 32, 0), {"mamba_has_all": False}, "specs:1077"),
+)
 
 
 def generation_of(version: str) -> Generation:
     """Return the rules of a version.
 
+    A version newer than the newest that was read gets the newest rules, and a note that says so; so does a development
+    version, whose sources lie between two releases.
+
     Raises:
         PlanError: The version is not understood, or older than the oldest known.
     """
-    raise NotImplementedError
+    release, suffix = _parse(version)
+    if release < OLDEST:
+        raise PlanError(f"vllm_version: {version!r} is older than the oldest version known, {_text(OLDEST)}")
+    note = None
+    if release[:2] > NEWEST[:2]:
+        note = f"vLLM {version} is newer than {_text(NEWEST)}, the newest that was read; the rules of that are used."
+    elif "dev" in suffix:
+        note = f"vLLM {version} is a development version; the rules of {_text(release)} are used."
+    generation = Generation(version=version, release=release, note=note)
+    for change in CHANGES:
+        if change.since <= release:
+            generation = replace(generation, **change.rules)
+    return generation
+
+
+def _parse(version: str) -> tuple[Release, str]:
+    match = _VERSION.fullmatch(version.strip())
+    if match is None or _SUFFIX.fullmatch(match[4]) is None:
+        raise PlanError(f"vllm_version: {version!r} is not understood; write it as vLLM does, such as {_text(NEWEST)}")
+    return (int(match[1]), int(match[2]), int(match[3] or 0)), match[4]
+
+
+def _text(release: Release) -> str:
+    return ".".join(map(str, release))

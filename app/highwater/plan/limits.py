@@ -21,6 +21,9 @@ class Limits:
         mamba_cache_mode: Which states are kept: ``none``, ``align`` or ``all``.
         hybrid_manager: Whether layers of several kinds may have groups of their own.
         max_encoder_tokens: The longest input of an encoder whose states the decoder's layers keep.
+        pipeline_parallel_size: Over how many stages the layers are spread: each has a step of its own under way.
+        v2_model_runner: Whether the second model runner is used, which schedules ahead with several stages too.
+        extra_retained_tokens: Tokens kept before a sliding window for drafters of several modules (0.28).
     """
 
     max_model_len: int
@@ -34,3 +37,12 @@ class Limits:
     mamba_cache_mode: str = "none"
     hybrid_manager: bool = True
     max_encoder_tokens: int = 0
+    pipeline_parallel_size: int = 1
+    v2_model_runner: bool = False
+    extra_retained_tokens: int = 0
+
+    @property
+    def max_in_flight_tokens(self) -> int:
+        """The tokens of all steps that may be under way at once (0.26.0, vllm/config/vllm.py:512)."""
+        ahead = self.async_scheduling and (self.v2_model_runner or self.pipeline_parallel_size == 1)
+        return (self.pipeline_parallel_size + ahead) * self.max_num_batched_tokens

@@ -1,13 +1,31 @@
-"""The KV pool that vLLM makes of given layers and bytes: blocks, groups, tokens, or its refusal."""
+"""The KV pool that vLLM makes of given layers and bytes: blocks, groups, tokens, or its refusal.
+
+Follows `get_kv_cache_configs` of vllm/v1/core/kv_cache_utils.py. Every group draws its blocks from one pool, so that
+one request of the maximum length takes, of every group, the blocks that its layers need; a block takes the bytes of
+the largest group, because the groups lie over each other in memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from highwater.plan.errors import PlanError
 from highwater.plan.generations import Generation
+from highwater.plan.grouping import LayerGroup, group_layers, merge_workers
 from highwater.plan.limits import Limits
-from highwater.plan.specs import Layers
+from highwater.plan.specs import (
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    Layers,
+    LayerSpec,
+    MambaState,
+    SlidingWindow,
+)
+
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +50,25 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The figures of the error with which vLLM ends its start.
+
+    Attributes:
+        worker: The place of the worker that it is about, the first that has too little.
+        needed_bytes: What one request of the maximum length needs.
+        available_bytes: What vLLM compares that with; it may have taken a block off.
+        max_model_len: The estimated maximum model length; 0 where not even one token fits, and nothing is printed.
+        message: The part of the error that holds the figures, as this version writes it.
+    """
+
+    worker: int
+    needed_bytes: int
+    available_bytes: int
+    max_model_len: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """One engine's KV cache, as its version of vLLM sizes it.
 
@@ -46,6 +83,7 @@ class Pool:
         needed_bytes: What one request of the maximum length needs.
         fits: Whether vLLM starts with it.
         max_model_len_that_fits: The longest that would fit, by vLLM's own search, which ends at the length asked for.
+        refusal: The error that vLLM would end with; None where it starts.
     """
 
     available_bytes: int
@@ -58,9 +96,42 @@ class Pool:
     needed_bytes: int
     fits: bool
     max_model_len_that_fits: int
+    refusal: Refusal | None = None
 
 
-def plan_pool(workers: Sequence[Layers], available_bytes: Sequence[int], limits: Limits, generation: Generation) -> Pool:
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """One comparison at start: what a request needs of a worker's memory, and what there is.
+
+    Attributes:
+        worker: The worker's place.
+        available_bytes: What there is, less what the version reserves.
+        needed_bytes: What a request of a given length needs.
+    """
+
+    worker: int
+    available_bytes: int
+    needed_bytes: Callable[[int], int]
+
+    def is_passed(self, length: int) -> bool:
+        """Say whether vLLM starts, as far as this worker goes."""
+        return 0 < self.available_bytes >= self.needed_bytes(length)
+
+    def longest(self, max_model_len: int) -> int:
+        """Return the longest length that fits, up to the one asked for; 0 where not even one token does."""
+        longest, too_long = 0, max_model_len + 1
+        while too_long - longest > 1:
+            middle = (longest + too_long) // 2
+            if self.needed_bytes(middle) <= self.available_bytes:
+                longest = middle
+            else:
+                too_long = middle
+        return longest
+
+
+def plan_pool(
+    workers: Sequence[Layers], available_bytes: Sequence[int], limits: Limits, generation: Generation
+) -> Pool:
     """Size the KV cache of an engine.
 
     Args:
@@ -72,4 +143,179 @@ def plan_pool(workers: Sequence[Layers], available_bytes: Sequence[int], limits:
     Raises:
         PlanError: vLLM of this version would refuse these layers, whatever the bytes.
     """
-    raise NotImplementedError
+    if not workers or len(workers) != len(available_bytes):
+        raise PlanError(f"available_bytes: {len(available_bytes)} figures for {len(workers)} workers; must be as many")
+    layers = merge_workers(workers)
+    if not layers:
+        raise PlanError("layers: none of them keeps a KV cache; there is nothing to plan")
+    if not all(workers):
+        raise PlanError("pipeline_parallel_size: a stage without any layer that keeps a KV cache cannot be started")
+    sizing = _Sizing(limits, generation, group_layers(layers, limits, generation))
+    if sizing.blocks_per_request == 0:
+        raise PlanError("max_encoder_tokens: 0 leaves nothing to keep in the KV cache; must be above 0")
+    block_bytes = [sizing.bytes_per_block(worker) for worker in workers]
+    if limits.num_gpu_blocks_override is None:
+        planned = list(available_bytes)
+    else:
+        planned = [limits.num_gpu_blocks_override * size for size in block_bytes]
+    blocks = [max(have // size, 0) for have, size in zip(planned, block_bytes, strict=True)]
+    checks = sizing.checks(workers, planned if generation.override_checked else available_bytes)
+    refusal = sizing.refusal(checks)
+    binding = refusal.worker if refusal else blocks.index(min(blocks))
+    # A pool without a block is refused by no check of the older versions; they divide by its size and end.
+    fits = refusal is None and min(blocks) > 0
+    concurrency = min(blocks) / sizing.blocks_per_request
+    return Pool(
+        available_bytes=available_bytes[binding],
+        binding_worker=binding,
+        bytes_per_block=block_bytes[binding],
+        blocks=min(blocks),
+        groups=tuple(sizing.described(group) for group in sizing.groups),
+        tokens=sizing.printed_tokens(min(blocks), concurrency) if fits else None,
+        max_concurrency=concurrency if fits else None,
+        needed_bytes=checks[min(binding, len(checks) - 1)].needed_bytes(limits.max_model_len),
+        fits=fits,
+        max_model_len_that_fits=min(check.longest(limits.max_model_len) for check in checks),
+        refusal=refusal,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizing:
+    """The groups of one model, and what the limits and the version's rules make of them."""
+
+    limits: Limits
+    generation: Generation
+    groups: Sequence[LayerGroup]
+
+    @property
+    def blocks_per_request(self) -> int:
+        """The blocks that one request of the maximum length takes of all groups."""
+        return sum(self.blocks(group.spec, self.limits.max_model_len) for group in self.groups)
+
+    def bytes_per_block(self, worker: Layers) -> int:
+        """Return what one block takes on one worker: the pages of its layers of the largest group."""
+        whole = not self.generation.split_uniform_types
+        return max(group.page_bytes(None if group.is_mixed and whole else worker) for group in self.groups)
+
+    def blocks(self, spec: LayerSpec, length: int) -> int:
+        """Return the blocks that a request of a length takes of a layer (`max_memory_usage_bytes` over its page)."""
+        limits = self.limits
+        ahead = limits.max_in_flight_tokens if self.generation.in_flight_tokens else limits.max_num_batched_tokens
+        match spec:
+            case FullAttention():
+                return _ceil(_ceil(length, self._token_ranks), spec.block_size)
+            case SlidingWindow() if limits.decode_context_parallel_size > 1:
+                raise PlanError(
+                    f"decode_context_parallel_size: {limits.decode_context_parallel_size} cannot be used with layers "
+                    "that have a sliding window; must be 1"
+                )
+            case SlidingWindow():
+                kept = spec.window - 1 + limits.extra_retained_tokens + ahead
+                # One more, because the window may begin in the middle of a block.
+                return _ceil(min(kept, length), spec.block_size) + 1
+            case ChunkedLocal():
+                return _ceil(min(spec.chunk + ahead, length), spec.block_size)
+            case CrossAttention():
+                return _ceil(limits.max_encoder_tokens, spec.block_size)
+            case MambaState():
+                return self._state_blocks(spec, length)
+        raise PlanError(f"layers: a cache of the kind {type(spec).__name__} cannot be planned")
+
+    def _state_blocks(self, spec: MambaState, length: int) -> int:
+        generation, mode = self.generation, self.limits.mamba_cache_mode
+        if generation.mamba_needs == "one":
+            return 1
+        if generation.mamba_needs == "length":
+            return _ceil(length, spec.block_size)
+        if mode == "align":
+            return 2 + spec.speculative_blocks + spec.checkpoint_blocks
+        if mode == "none":
+            return 1 + spec.speculative_blocks
+        if mode == "all" and generation.mamba_has_all:
+            return _ceil(length, spec.block_size) + spec.speculative_blocks * generation.mamba_all_adds_drafts
+        known = "none, align or all" if generation.mamba_has_all else "none or align"
+        raise PlanError(f"mamba_cache_mode: {mode!r} is not known to vLLM {generation.version}; must be {known}")
+
+    @property
+    def _token_ranks(self) -> int:
+        """Over how many ranks the tokens of a sequence are spread."""
+        limits = self.limits
+        prefill = limits.prefill_context_parallel_size if self.generation.prefill_context_counts else 1
+        return limits.decode_context_parallel_size * prefill
+
+    def checks(self, workers: Sequence[Layers], available_bytes: Sequence[int]) -> list[_Check]:
+        """Return the comparisons that this version makes at start, in its order."""
+        rules = self.generation
+        if rules.checked_layers == "own":
+            return [
+                _Check(place, available_bytes[place], partial(self._needs_of_layers, list(worker.values())))
+                for place, worker in enumerate(workers)
+            ]
+        if not rules.checked_workers:
+            smallest = available_bytes.index(min(available_bytes))
+            size = max(group.page_bytes() for group in self.groups)
+            return [_Check(smallest, available_bytes[smallest], partial(self._needs_of_groups, size))]
+        sizes = [self.bytes_per_block(worker) for worker in workers]
+        return [
+            _Check(place, available - size * rules.null_block_reserved, partial(self._needs_of_groups, size))
+            for place, (available, size) in enumerate(zip(available_bytes, sizes, strict=True))
+        ]
+
+    def _needs_of_layers(self, layers: Sequence[LayerSpec], length: int) -> int:
+        return sum(spec.page_bytes * self.blocks(spec, length) for spec in layers)
+
+    def _needs_of_groups(self, block_bytes: int, length: int) -> int:
+        checked = self.groups[:1] if self.generation.checked_layers == "first_group" else self.groups
+        return block_bytes * sum(self.blocks(group.spec, length) for group in checked)
+
+    def refusal(self, checks: Sequence[_Check]) -> Refusal | None:
+        """Return the error of the first worker that has too little."""
+        length = self.limits.max_model_len
+        check = next((check for check in checks if not check.is_passed(length)), None)
+        if check is None:
+            return None
+        needed, longest = check.needed_bytes(length), check.longest(length)
+        return Refusal(
+            worker=check.worker,
+            needed_bytes=needed,
+            available_bytes=check.available_bytes,
+            max_model_len=longest,
+            message=self._message(needed, check.available_bytes, longest),
+        )
+
+    def _message(self, needed: int, available: int, longest: int) -> str:
+        if available <= 0:
+            return "No available memory for the cache blocks."
+        text = (
+            f"max seq len ({self.limits.max_model_len}), ({self._gib(needed)} GiB KV cache is needed, "
+            f"which is larger than the available KV cache memory ({self._gib(available)} GiB)."
+        )
+        if longest:
+            text += f" Based on the available memory, the estimated maximum model length is {longest}."
+        return text
+
+    def _gib(self, size: int) -> str:
+        return f"{size / _GIB:.2f}" if self.generation.gib_digits == "fixed" else str(round(size / _GIB, 2))
+
+    def printed_tokens(self, blocks: int, concurrency: float) -> int:
+        """Return "GPU KV cache size" as this version computes it."""
+        if self.generation.tokens_printed == "length":
+            return int(concurrency * self.limits.max_model_len)
+        smallest = min(group.spec.block_size for group in self.groups)
+        return blocks // len(self.groups) * smallest * self._token_ranks
+
+    def described(self, group: LayerGroup) -> Group:
+        """Return a group as it is reported."""
+        return Group(
+            kind=group.kind,
+            layers=len(group.layers),
+            padding_layers=group.padding_layers,
+            block_size=group.spec.block_size,
+            page_bytes=group.page_bytes() if group.is_mixed else group.spec.page_bytes,
+            blocks_per_request=self.blocks(group.spec, self.limits.max_model_len),
+        )
+
+
+def _ceil(value: int, by: int) -> int:
+    return -(-value // by)

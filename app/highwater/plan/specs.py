@@ -1,7 +1,8 @@
 """What one layer keeps in the KV cache: one frozen value for each kind of layer that vLLM's own specs know.
 
 They mirror `vllm/v1/kv_cache_interface.py` without importing it. Two layers whose values are equal share a group where
-vLLM's own would. Sizes are bytes, blocks hold tokens.
+vLLM's own would. Sizes are bytes, blocks hold tokens. An encoder-only layer, and a layer that reads another layer's
+cache, keep nothing and so have no value here: they are left out, as vLLM leaves them out of what its workers report.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class AttentionLayer(LayerSpec):
         head_size_v: The width of a value; None: the same as a key's. 0 where one vector serves as both.
         element_bytes: The size of one element in the cache.
         token_head_bytes: The bytes of one token and head where that is no product of the above (packed formats).
+        indexes_by_block_stride: Whether its attention kernel reads pages that are padded (0.24 to 0.28 ask for it).
     """
 
     kv_heads: int
@@ -52,9 +54,15 @@ class AttentionLayer(LayerSpec):
     element_bytes: int
     head_size_v: int | None = None
     token_head_bytes: int | None = None
+    indexes_by_block_stride: bool = False
+
+    def __post_init__(self) -> None:
+        if self.head_size_v == self.head_size:
+            object.__setattr__(self, "head_size_v", None)
 
     @property
     def content_bytes(self) -> int:
+        """Keys and values of a block's tokens."""
         if self.token_head_bytes is not None:
             return self.block_size * self.kv_heads * self.token_head_bytes
         width = self.head_size + (self.head_size if self.head_size_v is None else self.head_size_v)
@@ -63,7 +71,15 @@ class AttentionLayer(LayerSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullAttention(AttentionLayer):
-    """A layer that attends to every token before it."""
+    """A layer whose cache keeps every token.
+
+    Attributes:
+        window: The window of a sliding window layer that is kept whole, as with the hybrid manager disabled.
+        chunk: The chunk of a chunked layer that is kept whole.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +97,12 @@ class ChunkedLocal(AttentionLayer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MlaAttention(AttentionLayer):
-    """One latent vector a token (DeepSeek, Kimi): not split by tensor parallelism."""
+class MlaAttention(FullAttention):
+    """One latent vector a token (DeepSeek, Kimi): not split by tensor parallelism.
+
+    The packed format ``fp8_ds_mla`` takes 656 bytes a token (0.11.0, vllm/v1/kv_cache_interface.py:146): give it as
+    `token_head_bytes`, with one head.
+    """
 
     head_size_v: int | None = 0
     cache_dtype: str | None = None
@@ -101,17 +121,18 @@ class MambaState(LayerSpec):
         shapes: The shape of each state tensor on one rank.
         element_bytes: The size of an element of each.
         speculative_blocks: Blocks more for each request, one for each token of a draft.
+        checkpoint_blocks: Blocks more in the cache mode ``align``, for states kept in the middle of a prompt (0.29).
     """
 
     shapes: tuple[tuple[int, ...], ...]
     element_bytes: tuple[int, ...]
     speculative_blocks: int = 0
+    checkpoint_blocks: int = 0
 
     @property
     def content_bytes(self) -> int:
-        return sum(
-            math.prod(shape) * size for shape, size in zip(self.shapes, self.element_bytes, strict=True)
-        )
+        """The state, whatever the block size."""
+        return sum(math.prod(shape) * size for shape, size in zip(self.shapes, self.element_bytes, strict=True))
 
 
 # By layer name, as vLLM names them; in the order of the model.

@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from highwater.accounting.engine_budget import EngineBudget
 from highwater.errors import flaw, os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.readings import Device, Note, StartPhase, WorkerBudget
@@ -136,10 +137,13 @@ class _TableHead:
     total: _Count
     budget: WorkerBudget = field(default_factory=WorkerBudget)
     start: Annotated[tuple[StartPhase, ...], Field(max_length=MAX_PHASES)] = ()
+    # Validated by itself: one odd figure in it must not cost the entries.
+    engine_budget: dict[str, Any] | None = None
     notes: Annotated[tuple[Note, ...], Field(max_length=MAX_NOTES)] = ()
 
 
 _TABLE_HEAD = TypeAdapter(_TableHead)
+_ENGINE_BUDGET = TypeAdapter(EngineBudget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ class EntryTable:
         total: How many entries there are; the table may have fewer.
         budget: What the engine was configured to take.
         start: The phases of the worker's start.
+        engine_budget: What the start left in the worker's attributes; ``None`` where nothing says it.
         notes: What could not be read, and why.
         rows: The entries as they stand in the file.
     """
@@ -178,6 +183,7 @@ class EntryTable:
     start: tuple[StartPhase, ...]
     notes: tuple[Note, ...]
     rows: bytes
+    engine_budget: EngineBudget | None = None
 
     def entries(self) -> Iterator[CachedEntry]:
         """The entries, in the order in which they were first seen; what no writer would write is left out."""
@@ -596,8 +602,22 @@ def _entry_table(body: bytes) -> EntryTable | None:
         for phase in told.start
         if is_within_bounds(phase)
     )
-    notes = tuple(Note(name=_short(note.name), reason=_short(note.reason)) for note in told.notes)
-    return EntryTable(mono=told.mono, total=told.total, budget=budget, start=start, notes=notes, rows=body[rows_at:])
+    notes = [Note(name=_short(note.name), reason=_short(note.reason)) for note in told.notes]
+    try:
+        engine_budget = None if told.engine_budget is None else _ENGINE_BUDGET.validate_python(told.engine_budget)
+    except ValidationError as exc:
+        engine_budget = None
+        flaws = flaw(exc.errors(include_url=False, include_input=False))
+        notes.append(Note(name="engine_budget", reason=f"the file has none that can be read: {flaws}"))
+    return EntryTable(
+        mono=told.mono,
+        total=told.total,
+        budget=budget,
+        start=start,
+        notes=tuple(notes),
+        rows=body[rows_at:],
+        engine_budget=engine_budget,
+    )
 
 
 def _short(text: str) -> str:

@@ -24,7 +24,7 @@ def file_bytes(slots: int, rows: int) -> int:
 
 
 def table_bytes(rows: int) -> int:
-    return 8192 + rows * 88
+    return 32768 + rows * 88
 
 
 def ring_at(data: bytes) -> int:

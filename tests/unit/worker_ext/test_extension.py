@@ -114,8 +114,8 @@ def test_an_unknown_op_names_the_known_ones():
     error = parsed(fake_worker().highwater_rpc("shrink"))["error"]
     assert error == {
         "code": "unknown_op",
-        "message": "op 'shrink' is unknown; known: encoder_cache, hello, memory, recorder_start, recorder_stop, "
-        "release, restore, snapshot, trim",
+        "message": "op 'shrink' is unknown; known: budget, encoder_cache, hello, memory, recorder_start, "
+        "recorder_stop, release, restore, snapshot, trim",
     }
 
 

@@ -19,6 +19,7 @@ from highwater_worker.memory.start_phases import MAX_PHASES, PHASES
 from highwater_worker.recorder.begin import instance_of, options_from
 from highwater_worker.recorder.old_files import KEPT_STARTS
 from highwater_worker.state import end_recorder, running_recorder, state_of
+from tests.fakes.started import story
 from tests.unit.worker_ext.fakes import FakeTensor, fake_runner, fake_worker, imported_as
 from tests.unit.worker_ext.ring_bytes import parse, records, table
 
@@ -395,3 +396,18 @@ def test_graphs_have_a_phase_of_their_own_within_the_last(vllm):
     assert phases["graphs"]["at"] >= phases["warm_up"]["at"]
     assert phases["graphs"]["seconds"] <= phases["warm_up"]["seconds"]
     assert "__wrapped__" not in vars(vars(worker)["model_runner"].capture_model)
+
+
+def test_the_budget_of_a_start_is_in_the_file(vllm, tmp_path, monkeypatch):
+    """With the bytes that the phases returned, and the layers as they were before they were grouped."""
+    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    vllm.get_kv_cache_spec = lambda _: story().specs
+    plugin.register()
+    worker = vllm()
+    start(worker)
+    assert worker.get_kv_cache_spec() == story().specs
+    running_recorder(worker).start_changed()
+    budget = written(tmp_path)["engine_budget"]
+    assert (budget["memory"]["returned_bytes"], budget["memory"]["graphs_bytes"]) == (7, 5)
+    assert budget["kv_cache"]["layers"]["runs"] == [[0, 36]]
+    assert "are_grouped" not in budget["kv_cache"]["layers"]

@@ -11,6 +11,7 @@ import pytest
 import highwater_worker
 from highwater_worker.operations import OPERATIONS
 from highwater_worker.state import end_recorder
+from tests.fakes.started import story
 from tests.unit.worker_ext.fakes import HEAD, FakeTensor, ask, fake_runner, fake_worker
 
 README = (Path(highwater_worker.__file__).parents[1] / "README.md").read_text()
@@ -42,6 +43,9 @@ def test_every_operation_has_an_example_with_its_very_keys(op, torch_device, tmp
     worker = fake_worker(
         model_runner=fake_runner(encoder_cache={"a": FakeTensor(5), "b": FakeTensor(5)}), execute_model=print
     )
+    if op == "budget":
+        vars(worker).update(vars(story()))
+        monkeypatch.setattr("os.environ", {"ASCEND_RT_VISIBLE_DEVICES": "2,3"})
     start = json.dumps({"directory": str(tmp_path), "instance": "0123456789abcdef"})
     if op == "restore":
         ask(worker, "trim")

@@ -20,6 +20,7 @@ from highwater_worker.attributes import look_up, whole
 from highwater_worker.devices import device_of
 from highwater_worker.devices.host import read_host
 from highwater_worker.errors import describe
+from highwater_worker.memory.kv_layers import describe_layers
 from highwater_worker.memory.memory_parts import init_free_bytes, read_allocator, read_space
 from highwater_worker.notes import Notes
 from highwater_worker.wrapping import unwrap_method, wrap_method
@@ -40,6 +41,12 @@ PHASES = {
 BEFORE, GRAPHS = "before", "graphs"
 CAPTURE = "capture_model"
 """The runner's method that captures graphs."""
+SPECS = "get_kv_cache_spec"
+"""The worker's method that describes the layers of its KV cache (vllm 0.12.0 v1/worker/gpu_worker.py:383, vllm 0.32.0
+v1/worker/gpu_worker.py:837); the engine calls it before it groups them."""
+RETURNS_BYTES = frozenset({"profile", GRAPHS})
+"""The phases whose methods return bytes (vllm 0.12.0 v1/worker/gpu_worker.py:366, vllm 0.12.0
+v1/worker/gpu_model_runner.py:4472, vllm 0.32.0 v1/worker/gpu_model_runner.py:6586)."""
 MAX_PHASES = 16
 """So that an engine which loads its weights many times over does not fill the file with them."""
 
@@ -57,6 +64,11 @@ class StartPhases:
         """One object for each phase, in the order in which they ended: `name`, `at` (Unix seconds, when it began),
         `seconds`, and as of its end `total_bytes`, `free_bytes`, `used_bytes`, `allocated_bytes`, `reserved_bytes` and
         `rss_bytes`, null where not known; `error` is the exception in one line, null where the phase succeeded."""
+        self.returned: dict[str, int] = {}
+        """The bytes that phases returned, by their names: `profile` what is left for the KV cache, `graphs` what the
+        captured graphs took; absent where a phase returned no number."""
+        self.kv_layers: dict[str, Any] | None = None
+        """The layers of the KV cache before they were grouped; None before the engine asked for them."""
         self._worker = weakref.ref(worker)
         self._ended = ended
         self._host_before: HostMemory | None = None
@@ -72,6 +84,16 @@ class StartPhases:
         """Keep the account from now on."""
         for method, name in PHASES.items():
             wrap_method(self._worker(), method, self._timed(name))
+        wrap_method(self._worker(), SPECS, self._seen)
+
+    def _seen(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def specs(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            returned = method(*arguments, **named)
+            with suppress(Exception):  # as in `_timed`
+                self.kv_layers = describe_layers(returned)
+            return returned
+
+        return specs
 
     def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,7 +102,10 @@ class StartPhases:
                     self._begin(name)
                 at, began, error = time.time(), time.monotonic(), None
                 try:
-                    return method(*arguments, **named)
+                    returned = method(*arguments, **named)
+                    with suppress(Exception):  # as above
+                        self._keep_returned(name, returned)
+                    return returned
                 except BaseException as raised:
                     error = raised
                     raise
@@ -91,6 +116,11 @@ class StartPhases:
             return phase
 
         return make
+
+    def _keep_returned(self, name: str, returned: object) -> None:
+        size = whole(returned) if name in RETURNS_BYTES and isinstance(returned, (int, float)) else None
+        if size is not None:
+            self.returned[name] = size
 
     def _begin(self, name: str) -> None:
         runner = look_up(self._worker(), "model_runner")

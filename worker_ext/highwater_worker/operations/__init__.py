@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from highwater_worker.operations import (
+    budget,
     encoder_cache,
     hello,
     memory,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from highwater_worker.operations.operation import Operation
 
 _WORKING = (
+    budget.OPERATION,
     encoder_cache.OPERATION,
     memory.OPERATION,
     recorder_start.OPERATION,

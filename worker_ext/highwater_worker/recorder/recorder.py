@@ -19,11 +19,12 @@ from threading import Event, Thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater_worker.devices.host import read_host
+from highwater_worker.memory.engine_budget import read_engine_budget
 from highwater_worker.memory.memory_parts import read_budget
 from highwater_worker.notes import Notes
 from highwater_worker.recorder.bodies import encoded
 from highwater_worker.recorder.calls import Calls
-from highwater_worker.recorder.ring import MAX_ROWS, Layout
+from highwater_worker.recorder.ring import MAX_HEAD_BYTES, MAX_ROWS, Layout
 from highwater_worker.recorder.sampler import NO_HOST, Sampler
 from highwater_worker.recorder.stacks import Stacks
 from highwater_worker.recorder.steps import Steps
@@ -144,6 +145,7 @@ class Recorder:
         self._rest_until = self._write_from = float("-inf")
         self._last_cost_ms: float | None = None
         self._has_table = False
+        self._engine_budget: dict[str, Any] | None = None
         # Of ours:
         self._host = NO_HOST
         self._host_due = float("-inf")
@@ -264,7 +266,7 @@ class Recorder:
 
     def start_changed(self) -> None:
         """Write down another phase of the worker's start; on the engine's thread."""
-        self._has_table = False
+        self._has_table, self._engine_budget = False, None
         self._sampler.start_changed()
         self._sample(whole=True)
 
@@ -306,17 +308,26 @@ class Recorder:
         index = self._sampler.index
         if not self._has_table or (index is not None and index.is_new):
             total, rows = (0, b"") if index is None else index.table()
-            start = state_of(worker).start
-            phases = [] if start is None else start.phases
-            head = now.record(
-                "entries",
-                total=total,
-                budget=read_budget(worker, notes),
-                start=phases,
-                notes=self._sampler.notes[:_MAX_NOTES],
-            )
-            self._put_table(encoded(head), rows if self.ring.layout.rows else b"")
+            self._put_table(self._table_head(worker, now, total, notes), rows if self.ring.layout.rows else b"")
             self._has_table = True
+
+    def _table_head(self, worker: object, now: _Now, total: int, notes: Notes) -> bytes:
+        start = state_of(worker).start
+        if self._engine_budget is None:
+            # Constant after the start: read once, and again after each phase.
+            self._engine_budget = notes.attempt("engine_budget", lambda: read_engine_budget(worker, start)) or {}
+        head = now.record(
+            "entries",
+            total=total,
+            budget=read_budget(worker, notes),
+            start=[] if start is None else start.phases,
+            engine_budget=self._engine_budget or None,
+            notes=self._sampler.notes[:_MAX_NOTES],
+        )
+        body = encoded(head)
+        if len(body) > MAX_HEAD_BYTES:  # the entries and the start come first
+            body = encoded({**head, "engine_budget": None})
+        return body
 
     def _put_sample(self, body: bytes) -> None:
         if self._samples is None:

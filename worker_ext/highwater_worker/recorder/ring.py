@@ -35,8 +35,9 @@ _HEAD_LENGTH = struct.Struct("<I")
 _STACK_HEAD = struct.Struct("<dd")
 _NO_STACK = bytes(16)
 """Over the beginning of an older stack, so that none is there."""
-_TABLE_HEAD_BYTES = 8192
+_TABLE_HEAD_BYTES = 32 * 1024
 """The bytes of an entry table besides its rows: its frame, and a JSON object."""
+MAX_HEAD_BYTES = _TABLE_HEAD_BYTES - _FRAME_BYTES - _HEAD_LENGTH.size
 MAX_BODY_BYTES = SLOT_BYTES - _FRAME_BYTES
 MAX_HEARTBEAT_BYTES = HEARTBEAT_BYTES - _FRAME_BYTES
 MAX_IDENTITY_BYTES = HEADER_BYTES - _HEADER.size - _CHECKSUM.size

@@ -30,7 +30,7 @@ def test_a_new_file_has_its_header_and_empty_slots(path):
         os.umask(before)
     assert parse(path) == ({"instance": "00112233445566ff", "host": "näher"}, {})
     assert (ring.layout.nbytes, stat.S_IMODE(path.stat().st_mode)) == (path.stat().st_size, 0o644)
-    assert ring.layout.nbytes == 4096 + 2 * 16384 + 2 * 8192 + 5 * 2048 + 65536
+    assert ring.layout.nbytes == 4096 + 2 * 16384 + 2 * 32768 + 5 * 2048 + 65536
     assert path.stat().st_blocks * 512 >= ring.layout.nbytes, "the disk has set it aside"
     assert os.listdir(path.parent) == [path.name]
     ring.close()
@@ -87,10 +87,10 @@ def test_entry_tables_are_written_in_turn(path):
         ring.write_table(encoded({"total": n}), row * n)
         assert table(path) == ({"total": n}, [("a" * 64, 12, 1.5, 1)] * n)
     content = path.read_bytes()
-    assert (content[TABLES_AT], content[TABLES_AT + 8192 + 4096 * 88]) == (3, 2)
+    assert (content[TABLES_AT], content[TABLES_AT + 32768 + 4096 * 88]) == (3, 2)
     ring.write_table(b"{}", row * 4096)
     with pytest.raises(ValueError, match="does not fit"):
-        ring.write_table(b"{}", row * 4200)
+        ring.write_table(b"{}", row * 4500)
     ring.close()
 
 

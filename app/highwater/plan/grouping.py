@@ -1,0 +1,325 @@
+"""Layers to groups: which layers share block tables, and how large a page each is given.
+
+Follows `get_kv_cache_groups` of vllm/v1/core/kv_cache_utils.py step by step. Where vLLM would stop with an error
+whatever the bytes, a `PlanError` says which layers cannot be served together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import starmap
+
+from highwater.plan.errors import PlanError
+from highwater.plan.generations import Generation
+from highwater.plan.limits import Limits
+from highwater.plan.specs import (
+    AttentionLayer,
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    Layers,
+    LayerSpec,
+    MambaState,
+    MlaAttention,
+    SlidingWindow,
+)
+
+KINDS: dict[type[LayerSpec], str] = {
+    FullAttention: "full",
+    MlaAttention: "mla",
+    SlidingWindow: "sliding",
+    ChunkedLocal: "chunked",
+    CrossAttention: "cross",
+    MambaState: "mamba",
+}
+
+
+class _UnequalPages(PlanError):
+    """The pages of two layers cannot be made equal; newer versions have a way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that share block tables.
+
+    Attributes:
+        layers: Each layer, as the cache manager sees it. In a group that is not mixed all are equal.
+        is_mixed: Whether its layers are of one type and of several sizes: each has memory of its own.
+        padding_layers: How many layers' room it wastes, to be as large as the other groups.
+    """
+
+    layers: Layers
+    is_mixed: bool = False
+    padding_layers: int = 0
+
+    @property
+    def spec(self) -> LayerSpec:
+        """One of its layers: all of them need the same number of blocks."""
+        return next(iter(self.layers.values()))
+
+    @property
+    def kind(self) -> str:
+        """What its layers keep."""
+        return "mixed" if self.is_mixed else KINDS[type(self.spec)]
+
+    def page_bytes(self, names: Collection[str] | None = None) -> int:
+        """What one block takes of the memory of the layers named; None: of all its layers."""
+        return sum(spec.page_bytes for name, spec in self.layers.items() if names is None or name in names)
+
+
+def group_layers(layers: Layers, limits: Limits, generation: Generation) -> tuple[LayerGroup, ...]:
+    """Divide the layers of a whole model into groups.
+
+    Args:
+        layers: The layers of all pipeline stages.
+        limits: Whether the hybrid manager is in use.
+        generation: The version's rules.
+
+    Raises:
+        PlanError: vLLM of this version cannot serve these layers together.
+    """
+    for name, spec in layers.items():
+        if type(spec) not in KINDS:
+            raise PlanError(f"layer {name}: a cache of the kind {type(spec).__name__} cannot be planned")
+    if not limits.hybrid_manager:
+        layers = _keep_whole(layers, generation)
+    if not layers:
+        return ()
+    merged = _merged(list(layers.values()), generation)
+    if merged is not None:
+        return (LayerGroup(dict.fromkeys(layers, merged)),)
+    if _is_one_type(layers, generation):
+        return (LayerGroup(layers, is_mixed=True),)
+    try:
+        layers = _with_equal_pages(layers, generation)
+    except _UnequalPages:
+        fallback = _all_kept_for_mla(layers, generation)
+        if fallback is None:
+            raise
+        return (LayerGroup(fallback, is_mixed=True),)
+    return _groups_of_equal_pages(layers, generation)
+
+
+def _merged(specs: Sequence[LayerSpec], generation: Generation) -> LayerSpec | None:
+    """Return the one spec that all can share (`KVCacheSpec.merge`), or None where they cannot."""
+    first = specs[0]
+    if isinstance(first, MlaAttention):
+        return first if _mla_merge(first, specs, generation) else None
+    if not isinstance(first, FullAttention):
+        return first if all(spec == first for spec in specs) else None
+    full = [spec for spec in specs if isinstance(spec, FullAttention) and not isinstance(spec, MlaAttention)]
+    if len(full) < len(specs) or any(_shape(spec, generation) != _shape(first, generation) for spec in full):
+        # The windows are looked at first: two of them stop vLLM even where nothing else could be merged.
+        if len(full) == len(specs):
+            _one_window(full)
+        return None
+    window, chunk = _one_window(full)
+    if window is not None and chunk is not None:
+        return None
+    return replace(first, window=window, chunk=chunk)
+
+
+def _shape(spec: FullAttention, generation: Generation) -> FullAttention:
+    """Return what of a layer the merge compares."""
+    value = spec.head_size_v if generation.merge_compares_value_size else None
+    value = None if value == spec.head_size else value
+    return replace(spec, window=None, chunk=None, head_size_v=value)
+
+
+def _mla_merge(first: MlaAttention, specs: Sequence[LayerSpec], generation: Generation) -> bool:
+    layers = [spec for spec in specs if isinstance(spec, MlaAttention)]
+    if len(layers) < len(specs) or any(spec.cache_dtype != first.cache_dtype for spec in layers):
+        return False
+    # Before 0.27 the sizes were not compared: all were allocated as the first one.
+    return not generation.merge_compares_mla or all(spec == first for spec in layers)
+
+
+def _one_window(specs: Sequence[FullAttention]) -> tuple[int | None, int | None]:
+    windows = {spec.window for spec in specs if spec.window is not None}
+    chunks = {spec.chunk for spec in specs if spec.chunk is not None}
+    for what, sizes in (("windows", windows), ("chunks", chunks)):
+        if len(sizes) > 1:
+            raise PlanError(
+                f"sliding_window: layers with {what} of {sorted(sizes)} tokens cannot share one group; "
+                "vLLM needs its hybrid KV cache manager for them"
+            )
+    return next(iter(windows), None), next(iter(chunks), None)
+
+
+def _is_one_type(layers: Layers, generation: Generation) -> bool:
+    """Say whether all layers need the same tokens, whatever their sizes (`UniformTypeKVCacheSpecs.is_uniform_type`)."""
+    specs = list(layers.values())
+    first = specs[0]
+    if any(spec.block_size != first.block_size for spec in specs):
+        return False
+    if isinstance(first, FullAttention):
+        return all(isinstance(spec, FullAttention) for spec in specs)
+    if any(type(spec) is not type(first) for spec in specs):
+        return False
+    return all(_type_key(spec, generation) == _type_key(first, generation) for spec in specs)
+
+
+def _type_key(spec: LayerSpec, generation: Generation) -> object:
+    match spec:
+        case SlidingWindow():
+            return spec.window
+        case ChunkedLocal():
+            return spec.chunk
+        case MambaState() if generation.mamba_uniform_page:
+            return spec.speculative_blocks, spec.checkpoint_blocks, spec.page_bytes
+        case MambaState():
+            return spec.speculative_blocks
+    return None
+
+
+def _with_equal_pages(layers: Layers, generation: Generation) -> Layers:
+    """Make every layer's page as large as the largest (`unify_kv_cache_spec_page_size`)."""
+    largest = max(spec.page_bytes for spec in layers.values())
+    if all(spec.page_bytes == largest for spec in layers.values()):
+        return layers
+    if not generation.grows_blocks:
+        raise PlanError(
+            f"vllm_version: {generation.version} cannot serve layers of several page sizes; must be 0.12.0 or later"
+        )
+
+    def equalled(name: str, spec: LayerSpec) -> LayerSpec:
+        if spec.page_bytes == largest:
+            return spec
+        if isinstance(spec, MambaState) and generation.pads_mamba:
+            return replace(spec, page_bytes_padded=largest)
+        problem = (
+            f"layer {name}: vLLM {generation.version} cannot make its page of {spec.page_bytes} bytes equal to the "
+            f"largest, of {largest} bytes; another --block-size or KV cache dtype may make them divide"
+        )
+        if largest % spec.page_bytes == 0:
+            grown = replace(spec, block_size=spec.block_size * (largest // spec.page_bytes))
+            if grown.page_bytes == largest:
+                return grown
+            # A page that is padded, or a state, does not grow with its block: an assertion of vLLM's fails.
+            raise PlanError(problem)
+        if _can_be_padded(spec, generation):
+            return replace(spec, page_bytes_padded=largest)
+        raise _UnequalPages(problem)
+
+    return dict(zip(layers, starmap(equalled, layers.items()), strict=True))
+
+
+def _can_be_padded(spec: LayerSpec, generation: Generation) -> bool:
+    if not isinstance(spec, AttentionLayer):
+        return False
+    if generation.pads_pages == "by_stride":
+        return spec.indexes_by_block_stride
+    return generation.pads_pages == "all_but_mla" and not isinstance(spec, MlaAttention)
+
+
+def _groups_of_equal_pages(layers: Layers, generation: Generation) -> tuple[LayerGroup, ...]:
+    """Cut each type of layer into groups of one size (`_get_kv_cache_groups_uniform_page_size`)."""
+    buckets = _buckets(layers, generation)
+    smallest, largest = (f(len(names) for names, _ in buckets) for f in (min, max))
+    size = largest if largest < smallest * generation.padding_threshold else smallest
+    groups = []
+    for names, spec in buckets:
+        count = -(-len(names) // size)
+        # Every count-th layer, not runs of them: each pipeline stage then has its part of every group.
+        groups += [LayerGroup(dict.fromkeys(names[i::count], spec)) for i in range(count)]
+    return tuple(replace(group, padding_layers=size - len(group.layers)) for group in groups)
+
+
+def _buckets(layers: Layers, generation: Generation) -> list[tuple[list[str], LayerSpec]]:
+    """Collect the layers that may share a group, each bucket with the spec that they share."""
+    equal: dict[LayerSpec, list[str]] = {}
+    for name, spec in layers.items():
+        equal.setdefault(spec, []).append(name)
+    if not generation.merges_windows:
+        return [(names, spec) for spec, names in equal.items()]
+    buckets: list[tuple[list[str], list[LayerSpec]]] = []
+    for spec, names in equal.items():
+        for known, specs in buckets:
+            if _merges([*specs, spec], generation):
+                known.extend(names)
+                specs.append(spec)
+                break
+        else:
+            buckets.append((list(names), [spec]))
+    return [(names, _merged(specs, generation) or specs[0]) for names, specs in buckets]
+
+
+def _merges(specs: Sequence[LayerSpec], generation: Generation) -> bool:
+    try:
+        return _merged(specs, generation) is not None
+    except PlanError:
+        return False
+
+
+def _keep_whole(layers: Layers, generation: Generation) -> Layers:
+    """Turn windows and chunks into full attention (`unify_hybrid_kv_cache_specs`), as without the hybrid manager."""
+    if _is_uniform(layers, generation):
+        return layers
+    promoted = _promoted(layers, generation)
+    if not _is_uniform(promoted, generation):
+        kinds = sorted({KINDS[type(spec)] for spec in layers.values()})
+        raise PlanError(
+            f"disable_hybrid_kv_cache_manager: layers of the kinds {', '.join(kinds)} cannot be served without the "
+            "hybrid KV cache manager; leave the flag out"
+        )
+    return promoted
+
+
+def _is_uniform(layers: Layers, generation: Generation) -> bool:
+    return not layers or _merged(list(layers.values()), generation) is not None or _is_one_type(layers, generation)
+
+
+def _promoted(layers: Layers, generation: Generation) -> Layers:
+    full_blocks = {spec.block_size for spec in layers.values() if isinstance(spec, FullAttention)}
+    if not full_blocks:
+        return layers
+    block = next(iter(full_blocks)) if generation.promoted_take_block and len(full_blocks) == 1 else None
+    return {name: _promote(spec, block, generation) for name, spec in layers.items()}
+
+
+def _promote(spec: LayerSpec, block_size: int | None, generation: Generation) -> LayerSpec:
+    if not isinstance(spec, SlidingWindow | ChunkedLocal):
+        return spec
+    block_size = block_size or spec.block_size
+    keeps_value = ("sliding", "all") if isinstance(spec, SlidingWindow) else ("all",)
+    promoted = FullAttention(
+        block_size=block_size,
+        kv_heads=spec.kv_heads,
+        head_size=spec.head_size,
+        head_size_v=spec.head_size_v if generation.promoted_keep_value_size in keeps_value else None,
+        element_bytes=spec.element_bytes,
+        token_head_bytes=spec.token_head_bytes,
+        indexes_by_block_stride=spec.indexes_by_block_stride and generation.release >= (0, 28, 0),
+        window=spec.window if isinstance(spec, SlidingWindow) else None,
+        chunk=spec.chunk if isinstance(spec, ChunkedLocal) else None,
+    )
+    if spec.page_bytes_padded is None or not generation.promoted_keep_padding:
+        return promoted
+    padded = spec.page_bytes_padded
+    if generation.promoted_take_block:
+        padded = max(padded, promoted.content_bytes)
+    return replace(promoted, page_bytes_padded=padded)
+
+
+def _all_kept_for_mla(layers: Layers, generation: Generation) -> Layers | None:
+    """Keep sliding window layers whole beside MLA layers (`_try_get_full_allocation_fallback_groups`)."""
+    kinds = {type(spec) for spec in layers.values()}
+    if not generation.keeps_all_for_mla or not {MlaAttention, SlidingWindow} <= kinds or ChunkedLocal in kinds:
+        return None
+    promoted = _promoted(layers, generation)
+    return promoted if _is_one_type(promoted, generation) else None
+
+
+def merge_workers(workers: Sequence[Layers]) -> Layers:
+    """Return the layers of a whole model from those of its workers.
+
+    Raises:
+        PlanError: Two workers have different layers of one name.
+    """
+    merged: dict[str, LayerSpec] = {}
+    for worker in workers:
+        for name, spec in worker.items():
+            if merged.setdefault(name, spec) != spec:
+                raise PlanError(f"layer {name}: differs between the workers; vLLM does not support that")
+    return merged

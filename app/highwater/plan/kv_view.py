@@ -1,0 +1,281 @@
+"""A running engine as planning sees it: its own layers, bytes, limits and flags, of what its workers report.
+
+Layers are taken field by field from vLLM's own descriptions. A kind of layer that is not known, or whose size is
+another than its fields come to, is refused by name: a plan is never made of a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from highwater.accounting.engine_budget import EngineBudget, EngineLimits
+from highwater.plan.errors import PlanError
+from highwater.plan.flags import EngineFlags, Platform
+from highwater.plan.limits import Limits
+from highwater.plan.specs import (
+    AttentionLayer,
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    Layers,
+    LayerSpec,
+    MambaState,
+    MlaAttention,
+    SlidingWindow,
+)
+
+# vLLM's classes, by the kind of layer that they are; a subclass that sizes otherwise is not here.
+_FULL = frozenset({"FullAttentionSpec", "SinkFullAttentionSpec", "TQFullAttentionSpec"})
+_MLA = frozenset({"MLAAttentionSpec"})
+_PLATFORMS: Mapping[str, Platform] = {"npu": "ascend", "cpu": "cpu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveWorker:
+    """One worker that reported its start.
+
+    Attributes:
+        name: The rank as an operator calls it.
+        pp_rank: Its stage of the pipeline.
+        budget: What it reported.
+        device_type: ``npu``, ``cuda``, ``cpu``, ...
+        total_bytes: The device's size.
+    """
+
+    name: str
+    pp_rank: int | None
+    budget: EngineBudget
+    device_type: str | None = None
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveEngine:
+    """A running engine, ready to be planned anew.
+
+    Attributes:
+        layers: Each worker's.
+        available_bytes: Each worker's bytes for the KV cache, as its profile returned them.
+        limits: What else the size depends on.
+        flags: The engine's flags, as far as its workers show them.
+        version: vLLM's.
+        workers: Where all this is from, with the measured start.
+    """
+
+    layers: tuple[Layers, ...]
+    available_bytes: tuple[int, ...]
+    limits: Limits
+    flags: EngineFlags
+    version: str
+    workers: tuple[LiveWorker, ...]
+
+
+def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
+    """Return the engine that these workers are.
+
+    Args:
+        workers: Of one data-parallel engine, in the order of their ranks.
+
+    Raises:
+        PlanError: Something that a plan needs is not reported, or not understood; says of which rank, and what.
+    """
+    if not workers:
+        raise PlanError("no worker has reported its start yet: recorders, or the worker extension, are needed")
+    layers = tuple(layers_of(worker) for worker in workers)
+    available = tuple(_available(worker) for worker in workers)
+    first = workers[0]
+    if first.budget.vllm_version is None:
+        raise PlanError(f"{first.name} does not report vLLM's version (vllm.__version__)")
+    return LiveEngine(
+        layers=layers,
+        available_bytes=available,
+        limits=limits_of(first),
+        flags=flags_of(first),
+        version=first.budget.vllm_version,
+        workers=tuple(workers),
+    )
+
+
+def available_bytes(budget: EngineBudget) -> int | None:
+    """Return the bytes that the engine was given for the KV cache; ``None`` where nothing says it."""
+    memory, kv = budget.memory, budget.kv_cache
+    return next(
+        (
+            size
+            for size in (memory.returned_bytes, kv.given_bytes, memory.available_bytes, kv.cpu_space_bytes)
+            if size is not None
+        ),
+        None,
+    )
+
+
+def layers_of(worker: LiveWorker) -> Layers:
+    """Return a worker's layers, in the model's order.
+
+    The names are made up: what counts is that ranks of one pipeline stage share them, and stages do not.
+
+    Raises:
+        PlanError: They are not reported, or one is not understood.
+    """
+    described = worker.budget.kv_cache.layers
+    if described is None:
+        raise PlanError(f"{worker.name} does not report the layers of its KV cache (get_kv_cache_spec)")
+    kinds = [layer_of(kind, worker.name) for kind in described.kinds]
+    try:
+        order = [kinds[kind] for kind, count in described.runs for _ in range(count)]
+    except IndexError as exc:
+        raise PlanError(f"{worker.name} reports a layer of a kind that it does not describe") from exc
+    stage = worker.pp_rank or 0
+    return {f"stages.{stage}.layers.{number}": layer for number, layer in enumerate(order)}
+
+
+def layer_of(described: Mapping[str, Any], name: str = "a worker") -> LayerSpec:
+    """Return the layer that vLLM describes so.
+
+    Args:
+        described: Its class as ``kind``, and its fields.
+        name: The rank, for errors.
+
+    Raises:
+        PlanError: The kind is not known, a field is missing, or its size is not what the fields come to.
+    """
+    kind = str(described.get("kind"))
+    if kind == "MambaSpec":
+        layer: LayerSpec = _mamba(described, kind, name)
+    else:
+        layer = _attention(described, kind, name)
+    page = described.get("page_bytes")
+    if isinstance(page, int) and page != layer.page_bytes:
+        raise PlanError(
+            f"{name} reports a layer of kind {kind} whose page takes {page} bytes; its fields come to "
+            f"{layer.page_bytes}: this format of the cache is not known"
+        )
+    return layer
+
+
+def limits_of(worker: LiveWorker) -> Limits:
+    """Return what sizing reads of the engine's configuration.
+
+    Raises:
+        PlanError: One of the lengths is not reported.
+    """
+    limits, kv, parallel = worker.budget.limits or EngineLimits(), worker.budget.kv_cache, worker.budget.parallel
+    values = {
+        name: _number(getattr(limits, name), name, worker.name)
+        for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs")
+    }
+    encoder = worker.budget.encoder
+    return Limits(
+        **values,
+        async_scheduling=bool(limits.async_scheduling),
+        decode_context_parallel_size=parallel.get("decode_context_parallel_size") or 1,
+        prefill_context_parallel_size=parallel.get("prefill_context_parallel_size") or 1,
+        num_gpu_blocks_override=kv.blocks_override,
+        prefix_caching=kv.prefix_caching is not False,
+        mamba_cache_mode=kv.mamba_cache_mode or "none",
+        hybrid_manager=limits.hybrid_manager is not False,
+        max_encoder_tokens=0 if encoder is None else encoder.compute_budget or 0,
+        pipeline_parallel_size=parallel.get("pipeline_parallel_size") or 1,
+    )
+
+
+def flags_of(worker: LiveWorker) -> EngineFlags:
+    """Return the engine's flags, as far as its workers show them."""
+    budget, limits = worker.budget, worker.budget.limits or EngineLimits()
+    kv, parallel = budget.kv_cache, budget.parallel
+    return EngineFlags(
+        platform=_PLATFORMS.get(worker.device_type or "", "cuda"),
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        tensor_parallel_size=parallel.get("tensor_parallel_size") or 1,
+        pipeline_parallel_size=parallel.get("pipeline_parallel_size") or 1,
+        data_parallel_size=parallel.get("data_parallel_size") or 1,
+        decode_context_parallel_size=parallel.get("decode_context_parallel_size") or 1,
+        prefill_context_parallel_size=parallel.get("prefill_context_parallel_size") or 1,
+        kv_cache_memory_bytes=kv.given_bytes,
+        gpu_memory_utilization=budget.memory.utilization,
+        device_bytes=budget.memory.total_bytes or worker.total_bytes,
+        dtype=None if budget.dtype is None else budget.dtype.removeprefix("torch."),
+        kv_cache_dtype=kv.cache_dtype,
+        block_size=kv.block_size,
+        num_gpu_blocks_override=kv.blocks_override,
+        enable_prefix_caching=kv.prefix_caching,
+        async_scheduling=limits.async_scheduling,
+        disable_hybrid_kv_cache_manager=limits.hybrid_manager is False,
+        mamba_cache_mode=kv.mamba_cache_mode,
+    )
+
+
+def _available(worker: LiveWorker) -> int:
+    size = available_bytes(worker.budget)
+    return _number(size, "the bytes for its KV cache (available_kv_cache_memory_bytes)", worker.name)
+
+
+def _attention(described: Mapping[str, Any], kind: str, name: str) -> AttentionLayer:
+    block, heads, head, element = (
+        _field(described, field, kind, name) for field in ("block_size", "num_kv_heads", "head_size", "dtype_bytes")
+    )
+    is_mla = kind in _MLA
+    value = described.get("head_size_v")
+    value = 0 if is_mla else value if isinstance(value, int) else None
+    width = head + (head if value is None else value)
+    page, padded = described.get("page_bytes"), described.get("page_size_padded")
+    packed = None
+    if isinstance(page, int) and not isinstance(padded, int) and page != block * heads * width * element:
+        # Packed formats, scales beside the values, compressed tokens: what one token and head takes is exact all the
+        # same where the page is a multiple of it.
+        each = Fraction(page, block * heads)
+        packed = each.numerator if each.denominator == 1 else None
+    shared: dict[str, Any] = {
+        "block_size": block,
+        "kv_heads": heads,
+        "head_size": head,
+        "head_size_v": value,
+        "element_bytes": element,
+        "token_head_bytes": packed,
+        "page_bytes_padded": padded if isinstance(padded, int) else None,
+    }
+    window, chunk = described.get("sliding_window"), described.get("attention_chunk_size")
+    if is_mla:
+        cache_dtype = described.get("cache_dtype_str")
+        return MlaAttention(**shared, cache_dtype=cache_dtype if isinstance(cache_dtype, str) else None)
+    if kind in _FULL:
+        return FullAttention(**shared, window=window, chunk=chunk)
+    if kind == "SlidingWindowSpec":
+        return SlidingWindow(**shared, window=_field(described, "sliding_window", kind, name))
+    if kind == "ChunkedLocalAttentionSpec":
+        return ChunkedLocal(**shared, chunk=_field(described, "attention_chunk_size", kind, name))
+    if kind == "CrossAttentionSpec":
+        return CrossAttention(**shared)
+    raise PlanError(f"{name} reports a layer of kind {kind}, which is not known: the KV cache is shown, not planned")
+
+
+def _mamba(described: Mapping[str, Any], kind: str, name: str) -> MambaState:
+    shapes, sizes = described.get("shapes"), described.get("dtypes_bytes")
+    if not isinstance(shapes, list | tuple) or not isinstance(sizes, list | tuple) or len(shapes) != len(sizes):
+        raise PlanError(f"{name} reports a layer of kind {kind} without its shapes and data types")
+    padded = described.get("page_size_padded")
+    return MambaState(
+        block_size=_field(described, "block_size", kind, name),
+        page_bytes_padded=padded if isinstance(padded, int) else None,
+        shapes=tuple(tuple(int(side) for side in shape) for shape in shapes),
+        element_bytes=tuple(int(size) for size in sizes),
+        speculative_blocks=int(described.get("num_speculative_blocks") or 0),
+    )
+
+
+def _field(described: Mapping[str, Any], field: str, kind: str, name: str) -> int:
+    value = described.get(field)
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise PlanError(f"{name} reports a layer of kind {kind} with {field} {value!r}; a number above 0 is needed")
+    return value
+
+
+def _number(value: int | None, what: str, name: str) -> int:
+    if value is None:
+        raise PlanError(f"{name} does not report {what}")
+    return value

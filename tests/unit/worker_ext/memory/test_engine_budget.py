@@ -1,0 +1,100 @@
+"""The engine's budget is what stands in the worker's attributes: null where this version lacks one, never a guess."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
+
+from highwater_worker.errors import UnreadableError
+from highwater_worker.memory.engine_budget import read_engine_budget
+from highwater_worker.memory.kv_layers import MAX_KINDS, describe_layers, describe_spec
+from tests.fakes.started import BF16, GIB, full, gemma, qwen3_next, story
+from tests.unit.worker_ext.fakes import ask, fake_worker
+
+
+def test_the_start_of_the_story_is_read_to_the_byte():
+    """Every figure of its accounting."""
+    budget = read_engine_budget(story(), None)
+    memory = budget["memory"]
+    gib = {name: round(memory[name] / GIB, 2) for name in memory if isinstance(memory[name], int)}
+    assert gib == {
+        "total_bytes": 60.96,
+        "init_free_bytes": 60.61,
+        "init_non_torch_bytes": 0.35,
+        "requested_bytes": 57.91,
+        "weights_bytes": 9.19,
+        "peak_activation_bytes": 3.86,
+        "non_torch_bytes": 0.56,
+        "available_bytes": 44.30,
+    }
+    assert budget["encoder"]["max_tokens_per_item"] == {"image": 16_384}
+    assert budget["notes"] == []
+
+
+def test_a_worker_of_another_world_is_null_all_over():
+    """Nothing there, nothing raised, and no figure that would be 0."""
+    budget = read_engine_budget(SimpleNamespace(), None)
+    assert set(budget["memory"].values()) == {None}
+    assert (budget["encoder"], budget["kv_cache"]["layers"], budget["kv_cache"]["groups"]) == (None, None, None)
+    json.dumps(budget, allow_nan=False)
+
+
+def test_an_attribute_that_raises_costs_only_itself():
+    """It is named in the notes."""
+
+    class Odd(SimpleNamespace):
+        @property
+        def requested_memory(self) -> int:
+            raise RuntimeError("no device")
+
+    budget = read_engine_budget(Odd(non_torch_memory=5), None)
+    assert (budget["memory"]["requested_bytes"], budget["memory"]["non_torch_bytes"]) == (None, 5)
+    assert budget["notes"] == [{"name": "requested_bytes", "reason": "RuntimeError: no device"}]
+
+
+@pytest.mark.parametrize(("make", "kinds", "layers"), [(story, 1, 36), (gemma, 2, 62), (qwen3_next, 2, 48)])
+def test_layers_are_described_in_runs(make, kinds, layers):
+    """In the model's order, each kind once."""
+    described = describe_layers(make().specs)
+    assert len(described["kinds"]) == kinds
+    assert sum(count for _, count in described["runs"]) == layers
+
+
+def test_layers_that_were_not_seen_are_read_of_the_groups():
+    """With a word that they were."""
+    layers = read_engine_budget(story(), None)["kv_cache"]["layers"]
+    assert (layers["are_grouped"], layers["runs"]) == (True, [[0, 36]])
+
+
+def test_a_field_that_nobody_knows_is_described_too():
+    """Of plain values: texts, numbers, lists of them, fractions; a data type is its size."""
+    spec = SimpleNamespace(
+        block_size=64, dtype=BF16, dtypes=(BF16, BF16), shapes=((3, 4), (5,)), tokens_per_state=Fraction(1, 4),
+        cache_dtype_str="fp8_ds_mla", window=None, nested={"a": 1}, is_new=True,
+    )  # fmt: skip
+    assert describe_spec(spec) == {
+        "kind": "SimpleNamespace",
+        "page_bytes": None,
+        "block_size": 64,
+        "dtype_bytes": 2,
+        "dtypes_bytes": [2, 2],
+        "shapes": [[3, 4], [5]],
+        "tokens_per_state": "1/4",
+        "cache_dtype_str": "fp8_ds_mla",
+        "is_new": True,
+    }
+
+
+def test_layers_that_all_differ_are_refused():
+    """The file has room for so many."""
+    with pytest.raises(UnreadableError, match="differ too often"):
+        describe_layers({str(n): full(n + 1, 64, 16) for n in range(MAX_KINDS + 1)})
+
+
+def test_only_listed_variables_are_read(monkeypatch):
+    """An environment holds tokens."""
+    monkeypatch.setattr("os.environ", {"HF_TOKEN": "secret", "TASK_QUEUE_ENABLE": "2"})
+    assert ask(fake_worker(), "budget")["engine_budget"]["environment"] == {"TASK_QUEUE_ENABLE": "2"}
