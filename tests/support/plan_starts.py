@@ -100,13 +100,15 @@ STARTS = {
         _start("sliding", "--max-model-len 20000 --max-num-seqs 3 --max-num-batched-tokens 512", GIB),
         _start("sliding", "--max-model-len 16384 --max-num-seqs 5 --no-enable-prefix-caching", GIB),
         _start("sliding", "--max-model-len 6000 --max-num-seqs 2 --disable-hybrid-kv-cache-manager", GIB),
+        # 0.12 checks the windows' need, and then makes full attention of them: 0.38 requests of that length fit.
+        _start("sliding", "--max-model-len 500000 --disable-hybrid-kv-cache-manager", GIB),
         _start("full", "--max-model-len 600000 --max-num-seqs 16", GIB, fits=False),
         _start("full", "--max-model-len 700001 --max-num-seqs 1 --block-size 32", GIB, fits=False),
         _start("full", "--max-model-len 1048576 --block-size 64", GIB, fits=False),
         _start("sliding", "--max-model-len 1048576 --max-num-batched-tokens 4096", GIB, fits=False),
-        _start("sliding", "--max-model-len 500000 --disable-hybrid-kv-cache-manager", GIB, fits=False),
+        _start("sliding", "--max-model-len 1040000 --max-num-batched-tokens 2048", GIB, fits=False),
+        _start("full", "--max-model-len 524289 --max-num-batched-tokens 8192 --block-size 64", GIB, fits=False),
         _start("sliding", "--max-model-len 1048000 --max-num-batched-tokens 8192 --block-size 64", GIB, fits=False),
-        _start("sliding", "--max-model-len 777777 --block-size 32 --disable-hybrid-kv-cache-manager", GIB, fits=False),
     ),
     "0.23.0": _CURRENT + _LINEAR,
     "0.32.0": _CURRENT + _LINEAR + _MLA,
@@ -134,8 +136,8 @@ class Outcome:
     blocks: int | None
     tokens: int | None
     max_concurrency: str | None
-    needed_gib: str | None
-    available_gib: str | None
+    needed_gib: float | None
+    available_gib: float | None
     max_model_len_that_fits: int | None
     answer: dict[str, Any]
 
@@ -197,8 +199,8 @@ def differences(status: int, answer: dict[str, Any], outcome: Outcome) -> list[s
         pairs = {
             "exit status": (status, 1),
             "fits": (kv_cache["fits"], False),
-            "needed": (_same_digits(kv_cache["needed_bytes"], outcome.needed_gib), outcome.needed_gib),
-            "available": (_same_digits(kv_cache["available_bytes"], outcome.available_gib), outcome.available_gib),
+            "needed": (_in_gib(kv_cache["needed_bytes"]), outcome.needed_gib),
+            "available": (_in_gib(kv_cache["available_bytes"]), outcome.available_gib),
             "max_model_len_that_fits": (kv_cache["max_model_len_that_fits"], outcome.max_model_len_that_fits),
         }
     return [
@@ -225,8 +227,8 @@ def _outcome(answer: dict[str, Any]) -> Outcome:
         blocks=answer.get("blocks"),
         tokens=_whole(_last(_TOKENS, log)),
         max_concurrency=_last(_CONCURRENCY, log),
-        needed_gib=refusal["needed"] if refusal else None,
-        available_gib=refusal["available"] if refusal else None,
+        needed_gib=float(refusal["needed"]) if refusal else None,
+        available_gib=float(refusal["available"]) if refusal else None,
         max_model_len_that_fits=_whole(estimate),
         answer=answer,
     )
@@ -241,7 +243,6 @@ def _whole(text: str | None) -> int | None:
     return None if text is None else int(text.replace(",", ""))
 
 
-def _same_digits(size: int, printed: str | None) -> str:
-    """Return bytes as GiB with as many decimals as were printed."""
-    decimals = len(printed.partition(".")[2]) if printed else 2
-    return str(round(size / GIB, decimals))
+def _in_gib(size: int) -> float:
+    """Return bytes as vLLM prints them: in GiB with two decimals."""
+    return round(size / GIB, 2)
