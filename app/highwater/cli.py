@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from highwater import __version__
 from highwater.commands import terminal
+from highwater.commands.explain import explain
 from highwater.commands.extension import extension
 from highwater.commands.healthcheck import healthcheck
 from highwater.commands.incidents import incidents
@@ -90,6 +91,7 @@ main.add_command(
 )
 
 
+main.add_command(explain)
 main.add_command(extension)
 main.add_command(healthcheck)
 main.add_command(incidents)

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from highwater import __version__
 from highwater.api.access import Access, ControlGuard
 from highwater.api.body_limit import BodyLimit
+from highwater.api.budget import budget_router
 from highwater.api.control import control_router
 from highwater.api.dashboard import dashboard_router
 from highwater.api.engine_page import EnginePage
@@ -52,6 +53,7 @@ from highwater.files.tls import TlsWatch, engine_context, listening_context
 from highwater.incidents import Incidents, IncidentStore
 from highwater.incidents.oom_kills import OomKillWatch
 from highwater.incidents.watcher import IncidentWatcher
+from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.memory.shared_devices import SharedDevices, find_nvml
@@ -228,10 +230,11 @@ def create_app(
         dropped_lines=lambda: 0 if proxy.access_log is None else proxy.access_log.dropped,
         incidents=lambda: incidents.counts,
     )
+    budgets = EngineBudgets(engine)
     recorders = _recorders(settings, engine, lambda: len(proxy.exchanges), clock, wall_clock)
     poller = Poller(
         engine,
-        all_sources(engine),
+        all_sources(engine, budgets),
         history,
         poll_seconds=settings.poll_seconds,
         idle_poll_seconds=settings.idle_poll_seconds,
@@ -306,8 +309,9 @@ def create_app(
         withhold=access.without_token,
         internal_error=exporter.internal_errors.counter("proxy"),
     )
-    watches = [shared.run] if shared.has_witness else []
-    loops = Loops(poller.run, governor.run, box.run, TlsWatch(tls, engine_tls).run, *watches)
+    loops = Loops(
+        poller.run, governor.run, box.run, TlsWatch(tls, engine_tls).run, *([shared.run] if shared.has_witness else [])
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -337,6 +341,7 @@ def create_app(
         exporter=exporter,
         engine_page=EnginePage(engine),
         entries=EncoderCacheEntries(engine, clock=clock),
+        budgets=budgets,
         incidents=incidents,
         recorders=recorders,
         snapshots=Snapshots(engine, poller, history, settings.recorder_dir, clock=wall_clock),
@@ -492,7 +497,7 @@ def _control_plane(
         responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )
-    for router in (memory_router, control_router, snapshots_router, policy_router, health_router):
+    for router in (memory_router, budget_router, control_router, snapshots_router, policy_router, health_router):
         app.include_router(router(services))
     app.include_router(incidents_router(services.incidents))
     app.include_router(dashboard_router())

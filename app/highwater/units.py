@@ -38,6 +38,16 @@ def size_text(size: float | None, *, signed: bool = False) -> str:
     return f"{size:{sign}.0f} B" if size else "0 B"
 
 
+def gib_text(size: float | None) -> str:
+    """Return bytes in GiB, so that sums can be checked by eye: ``57.91 GiB``, ``0.255 GiB``; under 1 MiB in KiB."""
+    if size is None:
+        return UNKNOWN
+    if abs(size) < MIB:
+        return size_text(size)
+    whole = f"{size / GIB:.3f}" if abs(size) < GIB else f"{size / GIB:.2f}"
+    return f"{whole[:-1] if abs(size) < GIB and whole.endswith('0') else whole} GiB"
+
+
 def share_text(share: float | None) -> str:
     """A ratio in percent: ``93.9 %``."""
     return UNKNOWN if share is None else f"{share:.1%}".replace("%", " %")

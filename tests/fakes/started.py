@@ -177,7 +177,7 @@ def gemma() -> SimpleNamespace:
     total = int(79.19 * GIB)
     parts = {"weights": 51.45, "peak": 3.99, "non_torch": 0.26}
     weights, peak, non_torch = (int(size * GIB) for size in parts.values())
-    available = int(19.53 * GIB)
+    available = 20_968_000_000
     local, wide = sliding(16, 128, 16, 1_024), full(16, 128, 16)
     return started(
         specs=[wide if (n + 1) % 6 == 0 else local for n in range(62)],

@@ -10,6 +10,7 @@ from highwater.api.engine_page import EnginePage
 from highwater.api.metrics import Exporter
 from highwater.engine.client import EngineAnswer
 from highwater.incidents import Incidents
+from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.memory.snapshots import Snapshots
@@ -34,6 +35,7 @@ class Services:
         exporter: Prometheus families.
         engine_page: The engine's own metrics.
         entries: The encoder caches' contents.
+        budgets: What workers that have no recorder report of their start.
         incidents: What is kept of engines that died or hung.
         recorders: The workers' recorders, if they have any.
         snapshots: PyTorch's own memory snapshots.
@@ -52,6 +54,7 @@ class Services:
     exporter: Exporter
     engine_page: EnginePage
     entries: EncoderCacheEntries
+    budgets: EngineBudgets
     incidents: Incidents
     recorders: Recorders | None
     snapshots: Snapshots

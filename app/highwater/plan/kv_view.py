@@ -163,13 +163,11 @@ def limits_of(worker: LiveWorker) -> Limits:
         PlanError: One of the lengths is not reported.
     """
     limits, kv, parallel = worker.budget.limits or EngineLimits(), worker.budget.kv_cache, worker.budget.parallel
-    values = {
-        name: _number(getattr(limits, name), name, worker.name)
-        for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs")
-    }
     encoder = worker.budget.encoder
     return Limits(
-        **values,
+        max_model_len=_number(limits.max_model_len, "max_model_len", worker.name),
+        max_num_batched_tokens=_number(limits.max_num_batched_tokens, "max_num_batched_tokens", worker.name),
+        max_num_seqs=_number(limits.max_num_seqs, "max_num_seqs", worker.name),
         async_scheduling=bool(limits.async_scheduling),
         decode_context_parallel_size=parallel.get("decode_context_parallel_size") or 1,
         prefill_context_parallel_size=parallel.get("prefill_context_parallel_size") or 1,

@@ -27,9 +27,10 @@ def component_title(name: str) -> str:
     return BY_NAME[name].title if name in BY_NAME else name.removesuffix("_bytes").replace("_", " ")
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain table, the first column left, the others right."""
-    align = ("left", *("right" for _ in headers[1:]))
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 0) -> str:
+    """Return a plain table: the first column and the last ``words`` columns left, the others right."""
+    figures = len(headers) - 1 - words
+    align = ("left", *("right" for _ in range(figures)), *("left" for _ in range(words)))
     return tabulate(rows, headers, tablefmt="simple", colalign=align if rows else None, disable_numparse=True)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from highwater_worker.attributes import fraction, look_up, text, whole
@@ -95,7 +96,7 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
         "kv_cache": _kv_cache(worker, start, notes),
         "limits": notes.attempt("limits", lambda: _limits(worker)),
         "encoder": notes.attempt("encoder", lambda: _encoder(worker)),
-        "parallel": {name: notes.attempt(name, lambda name=name: parallel_size(worker, name)) for name in _PARALLEL},
+        "parallel": {name: notes.attempt(name, partial(parallel_size, worker, name)) for name in _PARALLEL},
         "environment": {name: printable(os.environ[name], _MAX_TEXT) for name in ENVIRONMENT if name in os.environ},
         "notes": notes.as_list(),
     }
@@ -103,7 +104,7 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
 
 def _memory(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any]:
     figures: dict[str, Any] = {
-        name: notes.attempt(name, lambda paths=paths: _first(worker, paths)) for name, paths in _MEMORY.items()
+        name: notes.attempt(name, partial(_first, worker, paths)) for name, paths in _MEMORY.items()
     }
     figures["init_free_bytes"] = notes.attempt("init_free_bytes", lambda: init_free_bytes(worker))
     figures["utilization"] = notes.attempt(
@@ -122,7 +123,7 @@ def _kv_cache(worker: object, start: StartPhases | None, notes: Notes) -> dict[s
     cache = look_up(worker, "vllm_config", "cache_config")
     made = look_up(worker, "model_runner", "kv_cache_config")
     described: dict[str, Any] = {
-        name: notes.attempt(name, lambda path=path: whole(look_up(cache, path))) for name, path in _CACHE.items()
+        name: notes.attempt(name, partial(_whole_of, cache, path)) for name, path in _CACHE.items()
     }
     described["cache_dtype"] = notes.attempt("cache_dtype", lambda: _short(look_up(cache, "cache_dtype")))
     described["mamba_cache_mode"] = notes.attempt(
@@ -216,6 +217,10 @@ def _architecture(worker: object) -> str | None:
 
 def _first(worker: object, paths: Iterable[tuple[str, ...]]) -> int | None:
     return next((value for path in paths if (value := whole(look_up(worker, *path))) is not None), None)
+
+
+def _whole_of(value: object, name: str) -> int | None:
+    return whole(look_up(value, name))
 
 
 def _hybrid(disabled: object) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from highwater.engine.client import Engine
+from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.sources.engine_metrics import EngineMetrics
 from highwater.memory.sources.pause_state import PauseState
 from highwater.memory.sources.source import Observation, Reach, Source
@@ -11,6 +12,13 @@ from highwater.memory.sources.workers import Workers
 __all__ = ["Observation", "Reach", "Source", "all_sources"]
 
 
-def all_sources(engine: Engine) -> tuple[Source, ...]:
-    """In the order in which they are asked: what needs the engine's loop comes last, as a stuck loop ends the round."""
-    return (EngineMetrics(engine), Workers(engine), PauseState(engine))
+def all_sources(engine: Engine, budgets: EngineBudgets | None = None) -> tuple[Source, ...]:
+    """Return them in the order in which they are asked: what needs the engine's loop comes last.
+
+    A stuck loop ends the round.
+
+    Args:
+        engine: The engine.
+        budgets: Asks workers that are new for their start.
+    """
+    return (EngineMetrics(engine), Workers(engine, budgets), PauseState(engine))

@@ -1,0 +1,114 @@
+"""The route of the memory budget: why it is that much, rank by rank. It calls no worker, so everybody may read it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from highwater.accounting.engine_budget import EngineBudget
+from highwater.api.budget_text import budget_text
+from highwater.api.services import Services
+from highwater.findings.explained import Explained, explained
+from highwater.plan.explanation import explain
+from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
+from highwater.readings import RankReading, Report
+from highwater.units import UNKNOWN
+
+WHY_MISSING = (
+    "nothing reports its start; set HIGHWATER_RECORDER_DIR for vLLM and recorder_dir for the sidecar, or load the "
+    "worker extension in development mode"
+)
+_EXPLAINED = TypeAdapter(Explained)
+
+
+class BudgetQuery(BaseModel):
+    """The query of ``GET /memory/budget``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["json", "text"] | None = None
+
+
+class Starts:
+    """What is known of the workers' starts, of their recorders' files or of their answers.
+
+    Args:
+        services: The wired parts.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def budget_of(self, reading: RankReading) -> EngineBudget | None:
+        """Return what one rank's worker reports of its start; ``None`` where it does not."""
+        recorders = self._services.recorders
+        for record in recorders.records if recorders is not None else ():
+            is_this = record.identity.pid == reading.pid and record.identity.host == reading.host
+            if is_this and record.table is not None and record.table.engine_budget is not None:
+                return record.table.engine_budget
+        told = self._services.budgets.of(reading.host, reading.pid, reading.pid_started)
+        return None if told is None else told.engine_budget
+
+    def live_engine(self, report: Report) -> LiveEngine:
+        """Return the running engine as planning sees it: the first data-parallel one.
+
+        Raises:
+            PlanError: Something that a plan needs is not reported; says of which rank, and what.
+        """
+        first = report.ranks[0].dp_rank if report.ranks else None
+        return live_engine(
+            [
+                LiveWorker(
+                    name=f"rank {UNKNOWN if reading.rank is None else reading.rank}",
+                    pp_rank=reading.pp_rank,
+                    budget=budget,
+                    device_type=reading.device.type,
+                    total_bytes=reading.total_bytes,
+                )
+                for reading in report.ranks
+                if reading.dp_rank == first and (budget := self.budget_of(reading)) is not None
+            ]
+        )
+
+    def explained(self, report: Report) -> Explained:
+        """Return the engine explained as of a report."""
+        readings = [self._with_start(reading) for reading in report.ranks]
+        explanation = explain(readings, self.budget_of, model=report.engine.model, why_missing=WHY_MISSING)
+        return explained(explanation, taken_at=report.taken_at, engine_state=report.engine.state)
+
+    def _with_start(self, reading: RankReading) -> RankReading:
+        if reading.start:
+            return reading
+        told = self._services.budgets.of(reading.host, reading.pid, reading.pid_started)
+        return reading if told is None else replace(reading, start=told.start)
+
+
+def budget_router(services: Services) -> APIRouter:
+    """``/memory/budget``."""
+    router = APIRouter(tags=["memory"])
+    starts = Starts(services)
+    last: tuple[Report, Explained] | None = None
+
+    @router.get("/memory/budget", response_model=Explained, responses={200: {"content": {"text/plain": {}}}})
+    async def budget(request: Request, query: Annotated[BudgetQuery, Query()]) -> Response:
+        """Return why the memory is as it is: the start's budget, the KV pool, the encoder, and what was missed.
+
+        As a picture and tables with ``Accept: text/plain`` or ``?format=text``. No worker is called.
+        """
+        nonlocal last
+        report = services.poller.current()
+        # Anybody may ask, and it changes with a report only: explained once for each.
+        if last is None or last[0] is not report:
+            last = report, starts.explained(report)
+        answer = last[1]
+        accept = request.headers.get("accept", "")
+        wants_text = "text/plain" in accept and "application/json" not in accept
+        if query.format == "text" or (query.format is None and wants_text):
+            return PlainTextResponse(budget_text(answer))
+        return Response(_EXPLAINED.dump_json(answer), media_type="application/json")
+
+    return router

@@ -1,0 +1,288 @@
+"""An explained engine as plain text: a bar with the budget line, tables that add up, and the paragraph to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from highwater.findings.explained import Explained
+from highwater.plan.budget import RankBudget
+from highwater.plan.encoder_view import EncoderView
+from highwater.plan.explanation import tightest
+from highwater.plan.pool_view import PoolView
+from highwater.text.table import rank_title, table
+from highwater.units import UNKNOWN, gib_text, size_text
+
+BAR_WIDTH: Final = 72
+# In the order in which they are stacked; each part has a letter, for terminals without colours and for pasting.
+LETTERS: Final = {
+    "weights": "W",
+    "process": "P",
+    "persistent": "T",
+    "consumed": "C",
+    "activation": "A",
+    "non_torch": "N",
+    "graphs": "G",
+    "profiled": "M",
+    "mm_ipc": "I",
+    "kv_cache": "K",
+    "unprofiled": ".",
+    "unexplained": "?",
+}
+OUTSIDE: Final = "."
+_REQUESTED: Final = {"cpu": ("engine", "requested_cpu_memory"), "remainder": ("exact", "total x utilization")}
+
+
+def bar_segments(rank: RankBudget, width: int = BAR_WIDTH) -> list[tuple[str, int]]:
+    """Return the bar of one rank: keys of parts and their cells, ``outside`` last; they fill the width exactly.
+
+    Cells are shared out by largest remainder; a part that is there has at least one.
+    """
+    sizes = [(part.key, part.bytes) for part in rank.parts if part.key in LETTERS and part.bytes > 0]
+    if rank.outside_bytes is not None and rank.outside_bytes > 0:
+        sizes.append(("outside", rank.outside_bytes))
+    whole = sum(size for _, size in sizes)
+    if not whole or width < len(sizes):
+        return []
+    free = width - len(sizes)
+    shares = [size * free / whole for _, size in sizes]
+    cells = [1 + int(share) for share in shares]
+    for index in sorted(range(len(sizes)), key=lambda one: int(shares[one]) - shares[one])[: width - sum(cells)]:
+        cells[index] += 1
+    return [(key, count) for (key, _), count in zip(sizes, cells, strict=True)]
+
+
+def budget_text(answer: Explained, *, with_bar: bool = True) -> str:
+    """Return the whole explanation.
+
+    Args:
+        answer: The engine explained.
+        with_bar: Draw the tightest rank as a bar of letters.
+    """
+    explanation = answer.explanation
+    parts = [_headline(answer), *explanation.problems]
+    rank = tightest(explanation.ranks)
+    if rank is not None:
+        parts += [_bar(rank) if with_bar else "", _parts_table(explanation.ranks), _uncounted_table(explanation.ranks)]
+        parts += [_observed_table(explanation.ranks), *(_pool(pool) for pool in explanation.pools)]
+        parts += [_encoder(explanation.encoder), _environment(explanation.ranks), findings_text(answer)]
+        parts.append(explanation.paragraph)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _headline(answer: Explained) -> str:
+    explanation = answer.explanation
+    version = f"vLLM {explanation.vllm_version or '(version unknown)'}"
+    ascend = f", vllm-ascend {explanation.ascend_version}" if explanation.ascend_version else ""
+    what = explanation.model or explanation.architecture or ""
+    state = "" if answer.engine_state is None else f": {answer.engine_state}"
+    return f"{version}{ascend} {what}".rstrip() + state
+
+
+def _bar(rank: RankBudget) -> str:
+    segments = bar_segments(rank)
+    if not segments:
+        return ""
+    bar = "".join(LETTERS.get(key, OUTSIDE) * cells for key, cells in segments)
+    inside = sum(cells for key, cells in segments if key != "outside")
+    shown = [f"{LETTERS[part.key]} {part.title}" for part in rank.parts if part.key in LETTERS and part.bytes > 0]
+    if rank.requested_bytes is None:
+        line = ""
+    else:
+        line = f"{'budget ' + gib_text(rank.requested_bytes):>{inside}}|".rstrip()
+        shown.append(". outside the budget")
+    title = f"rank {_title(rank)}, {gib_text(rank.total_bytes)}"
+    return "\n".join(part for part in (title, line, bar, ", ".join(shown)) if part)
+
+
+def _parts_table(ranks: Sequence[RankBudget]) -> str:
+    first = ranks[0]
+    keys = list(dict.fromkeys(part.key for rank in ranks for part in rank.parts))
+    rows = [["total", *(gib_text(rank.total_bytes) for rank in ranks), "engine", "init_snapshot.total_memory"]]
+    if any(rank.requested_bytes is not None for rank in ranks):
+        share = "" if first.utilization is None else f" = total x {first.utilization:g}"
+        rows.append(["outside the budget", *(gib_text(rank.outside_bytes) for rank in ranks), "exact", "the rest"])
+        grade, source = _REQUESTED.get(first.counting or "", ("engine", "requested_memory"))
+        rows.append([f"requested{share}", *(gib_text(rank.requested_bytes) for rank in ranks), grade, source])
+    for key in keys:
+        parts = [rank.part(key) for rank in ranks]
+        known = next(part for part in parts if part is not None)
+        cells = [UNKNOWN if part is None else gib_text(part.bytes) for part in parts]
+        rows.append([f"- {known.title}", *cells, known.grade, known.source])
+    formula = "" if first.formula is None else f"\n{first.formula}"
+    return table(["budget", *_names(ranks), "grade", "vLLM's name"], rows, words=2) + formula
+
+
+def _uncounted_table(ranks: Sequence[RankBudget]) -> str:
+    keys = list(dict.fromkeys(part.key for rank in ranks for part in rank.uncounted))
+    rows = []
+    for key in keys:
+        found = [next((part for part in rank.uncounted if part.key == key), None) for rank in ranks]
+        known = next(part for part in found if part is not None)
+        cells = [UNKNOWN if part is None else gib_text(part.bytes) for part in found]
+        rows.append([known.title, *cells, known.why])
+    if not rows:
+        return ""
+    rows.append(["left outside the budget", *(gib_text(rank.left_bytes) for rank in ranks), ""])
+    return table(["counted nowhere", *_names(ranks), "what it is"], rows, words=1)
+
+
+def _observed_table(ranks: Sequence[RankBudget]) -> str:
+    rows = []
+    for rank in ranks:
+        for row in rank.observed:
+            sizes = (row.profiled_bytes, row.observed_bytes, row.risk_bytes)
+            rows.append([f"{_title(rank)} {row.title}", *map(gib_text, sizes), ", ".join(row.settings)])
+    headers = ["rank, seen since the start", "profiled", "observed", "risk", "covered by"]
+    return table(headers, rows, words=1) if rows else ""
+
+
+def _pool(pool: PoolView) -> str:
+    name = "KV cache" if not pool.dp_rank else f"KV cache of engine {pool.dp_rank}"
+    rows = [
+        ["bytes available", size_text(pool.available_bytes), f"rank {_number(pool.binding_rank)} binds"],
+        ["blocks", _number(pool.blocks), f"{size_text(pool.bytes_per_block)} each"],
+        ["tokens", _number(pool.tokens), pool.tokens_meaning or ""],
+        ["requests of the maximum length", _ratio(pool.max_concurrency), f"{size_text(pool.needed_bytes)} each"],
+    ]
+    rows += [
+        [f"requests of {one.tokens:,} tokens", _ratio(one.requests),
+         f"{one.blocks:,} blocks, {size_text(one.bytes)} each, while running and at most while cached"]
+        for one in pool.conversations
+    ]  # fmt: skip
+    rows += [
+        [f"group of {_number(group.layers)} layers", group.kind,
+         f"{_number(group.block_size)} tokens a block, {size_text(group.page_bytes)} a layer"
+         + (f", window {group.window:,}" if group.window else "")]
+        for group in pool.groups
+    ]  # fmt: skip
+    if pool.fully_counted_bytes is not None:
+        tokens = "" if pool.fully_counted_tokens is None else f"{pool.fully_counted_tokens:,} tokens"
+        rows.append(["if all were counted", gib_text(pool.fully_counted_bytes), tokens])
+    lines = [table([name, "", ""], rows, words=1)]
+    lines += [f"difference: {one}" for one in pool.differences]
+    lines += [f"not planned: {pool.problem}"] if pool.problem else []
+    lines += [f"note: {pool.note}"] if pool.note else []
+    return "\n".join(lines)
+
+
+def _encoder(encoder: EncoderView | None) -> str:
+    if encoder is None:
+        return ""
+    bound = " or more" if encoder.bytes_grade == "estimated" else ""
+    side = "" if encoder.item_pixels is None else f", {encoder.item_pixels} x {encoder.item_pixels} pixels"
+    profiled = {True: "yes", False: "no", None: UNKNOWN}[encoder.is_profiled]
+    rows = [
+        ["embeddings in one step", _number(encoder.compute_budget), ""],
+        ["embeddings cached", _number(encoder.cache_size), f"{gib_text(encoder.cache_bytes)}{bound} on each rank"],
+        ["held now", gib_text(encoder.held_bytes), ""],
+        [f"largest {encoder.modality or 'item'}", _number(encoder.item_tokens),
+         f"embeddings{side}; {_number(encoder.items_in_cache)} fill the cache"],
+        ["profiled", profiled, f"{_number(encoder.profiled_items)} at once"],
+    ]  # fmt: skip
+    return table(["encoder", "", ""], rows, words=1)
+
+
+def _environment(ranks: Sequence[RankBudget]) -> str:
+    names = list(dict.fromkeys(name for rank in ranks for name in rank.environment))
+    rows = [[name, *(rank.environment.get(name) or UNKNOWN for rank in ranks)] for name in names]
+    return table(["environment of the worker", *_names(ranks)], rows) if rows else ""
+
+
+def findings_text(answer: Explained) -> str:
+    """Return the findings, with the settings that help."""
+    lines = []
+    for finding in answer.findings:
+        lines.append(f"{finding.weight}: {finding.title}. {finding.text}")
+        lines += [f"    {advice.setting}: {advice.change} Cost: {advice.cost}" for advice in finding.advice]
+    return "\n".join(lines)
+
+
+def comparison_text(before: Explained, after: Explained) -> str:
+    """Return what moved between two starts or versions: figures and settings that differ, rank by rank."""
+    rows = comparison(before, after)
+    if not rows:
+        return "nothing moved: both have the same figures and settings\n"
+    return table(["what moved", "before", "after", "by"], rows) + "\n"
+
+
+def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, str, str, str]]:
+    """Return what differs between two starts: its name, the figure before, the one after, and by how much."""
+    before, after = old_answer.explanation, new_answer.explanation
+    plain = [
+        ("vLLM", before.vllm_version, after.vllm_version),
+        ("vllm-ascend", before.ascend_version, after.ascend_version),
+        ("model", before.model or before.architecture, after.model or after.architecture),
+        *((name, getattr(before.limits, name, None), getattr(after.limits, name, None))
+          for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "async_scheduling")),
+        *((name, before.parallel.get(name), after.parallel.get(name))
+          for name in dict.fromkeys((*before.parallel, *after.parallel))),
+    ]  # fmt: skip
+    rows = [(what, _word(old), _word(new), "") for what, old, new in plain if old != new]
+    old_ranks = {(rank.dp_rank, rank.rank): rank for rank in before.ranks}
+    for rank in after.ranks:
+        old = old_ranks.pop((rank.dp_rank, rank.rank), None)
+        if old is None:
+            rows.append((f"rank {_title(rank)}", UNKNOWN, "there", ""))
+        else:
+            rows += _rank_differences(old, rank)
+    rows += [(f"rank {_title(rank)}", "there", UNKNOWN, "") for rank in old_ranks.values()]
+    for old_pool, pool in zip(before.pools, after.pools, strict=False):
+        counts = [
+            ("blocks", old_pool.blocks, pool.blocks),
+            ("tokens", old_pool.tokens, pool.tokens),
+            ("requests of the maximum length", old_pool.max_concurrency, pool.max_concurrency),
+        ]
+        rows += [
+            (what, _number(one), _number(two), "" if one is None or two is None else f"{two - one:+,.6g}")
+            for what, one, two in counts if one != two
+        ]  # fmt: skip
+        if old_pool.tokens_meaning != pool.tokens_meaning and old_pool.tokens != pool.tokens:
+            rows.append(("what tokens means", old_pool.tokens_meaning or UNKNOWN, pool.tokens_meaning or UNKNOWN, ""))
+    return rows
+
+
+def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, str, str, str]]:
+    name = f"rank {_title(after)}: "
+    sizes: list[tuple[str, int | None, int | None]] = [
+        ("total", before.total_bytes, after.total_bytes),
+        ("free at the start", before.init_free_bytes, after.init_free_bytes),
+        ("requested", before.requested_bytes, after.requested_bytes),
+    ]
+    old = {part.key: part for part in (*before.parts, *before.uncounted)}
+    new = {part.key: part for part in (*after.parts, *after.uncounted)}
+    for key in dict.fromkeys((*old, *new)):
+        title = (new.get(key) or old[key]).title
+        sizes.append((title, old[key].bytes if key in old else None, new[key].bytes if key in new else None))
+    rows = [(name + what, gib_text(one), gib_text(two), _moved(one, two)) for what, one, two in sizes if one != two]
+    if before.formula != after.formula:
+        rows.append((name + "formula", before.formula or UNKNOWN, after.formula or UNKNOWN, ""))
+    for variable in dict.fromkeys((*before.environment, *after.environment)):
+        one, two = before.environment.get(variable), after.environment.get(variable)
+        if one != two:
+            rows.append((name + variable, one or UNKNOWN, two or UNKNOWN, ""))
+    return rows
+
+
+def _moved(before: int | None, after: int | None) -> str:
+    return "" if before is None or after is None else size_text(after - before, signed=True)
+
+
+def _names(ranks: Sequence[RankBudget]) -> list[str]:
+    return [f"rank {_title(rank)}" for rank in ranks]
+
+
+def _title(rank: RankBudget) -> str:
+    return rank_title(rank.dp_rank, rank.rank, UNKNOWN)
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def _ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:,.2f}"
+
+
+def _word(value: object) -> str:
+    return UNKNOWN if value is None else str(value)

@@ -1,0 +1,95 @@
+"""The encoder's side of the budget: what it may compute and keep, in embeddings and bytes, before it is filled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from highwater.accounting.engine_budget import EngineBudget
+from highwater.plan.budget import encoder_bytes
+from highwater.readings import RankReading
+
+# Pixels that one embedding stands for, along each side: patch size times the patches that are merged.
+_PIXELS: Final[Mapping[str, int]] = {"Qwen2VL": 28, "Qwen2_5_VL": 28, "Qwen3VL": 32, "Qwen3_5": 32}
+# vllm-ascend of these sizes the KV pool as if the multimodal encoder needed nothing.
+_UNPROFILED: Final = ("0.11.0", "0.12.0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderView:
+    """The multimodal budget of one engine; ranks have the same.
+
+    Attributes:
+        compute_budget: Embeddings that the encoder makes in one step at most.
+        cache_size: Embeddings that the encoder cache keeps.
+        cache_bytes: The same in bytes, on each rank.
+        bytes_grade: ``measured``: by the entries that it holds. ``estimated``: by the width of the model's embeddings,
+            a lower bound where a model keeps several layers of them.
+        held_bytes: What it holds now on the fullest rank.
+        modality: Of the largest item.
+        item_tokens: Its embeddings.
+        item_pixels: The side of a square image of that size, where the model's rule is known.
+        items_in_cache: How many of them fill the cache.
+        profiled_items: How many of them the start profiled at once.
+        is_profiled: Whether the start took the encoder into account; ``None`` where that is not known.
+    """
+
+    compute_budget: int | None
+    cache_size: int | None
+    cache_bytes: int | None
+    bytes_grade: str | None
+    held_bytes: int | None
+    modality: str | None
+    item_tokens: int | None
+    item_pixels: int | None
+    items_in_cache: int | None
+    profiled_items: int | None
+    is_profiled: bool | None
+
+
+def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | None:
+    """Explain the encoder's budget; ``None`` for a model of text."""
+    encoder = budget.encoder
+    if encoder is None:
+        return None
+    largest = {name: size for name, size in (encoder.max_tokens_per_item or {}).items() if size}
+    modality = max(largest, key=lambda name: largest[name], default=None)
+    tokens = None if modality is None else largest[modality]
+    held = reading.encoder_cache
+    is_measured = held is not None and bool(held.embeds)
+    size = encoder_bytes(budget, reading)
+    batch = encoder.max_items_per_batch or {}
+    return EncoderView(
+        compute_budget=encoder.compute_budget,
+        cache_size=encoder.cache_size,
+        cache_bytes=size,
+        bytes_grade=None if size is None else "measured" if is_measured else "estimated",
+        held_bytes=None if held is None else held.device_bytes,
+        modality=modality,
+        item_tokens=tokens,
+        item_pixels=_pixels(budget.architecture, modality, tokens),
+        items_in_cache=None if tokens is None or encoder.cache_size is None else encoder.cache_size // tokens,
+        profiled_items=None if modality is None else batch.get(modality),
+        is_profiled=_is_profiled(budget, reading),
+    )
+
+
+def _is_profiled(budget: EngineBudget, reading: RankReading) -> bool | None:
+    encoder, memory, version = budget.encoder, budget.memory, budget.vllm_version or ""
+    if encoder is not None and encoder.skips_profiling:
+        return False
+    if budget.kv_cache.given_bytes is not None:
+        return False
+    if reading.device.type == "npu" and memory.peak_activation_bytes is None:
+        return False if version.startswith(_UNPROFILED) else None
+    return True if memory.peak_activation_bytes is not None else None
+
+
+def _pixels(architecture: str | None, modality: str | None, tokens: int | None) -> int | None:
+    if architecture is None or modality != "image" or tokens is None:
+        return None
+    side = math.isqrt(tokens)
+    pixels = next((size for name, size in _PIXELS.items() if architecture.startswith(name)), None)
+    return None if pixels is None or side * side != tokens else side * pixels

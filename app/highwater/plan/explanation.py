@@ -1,0 +1,181 @@
+"""Why an engine's memory is as it is: every rank's budget, every engine's KV pool, the encoder, and one paragraph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from highwater.accounting.engine_budget import EngineBudget, EngineLimits
+from highwater.plan.budget import RankBudget, rank_budget
+from highwater.plan.encoder_view import EncoderView, encoder_view
+from highwater.plan.kv_view import LiveWorker
+from highwater.plan.pool_view import PoolView, pool_sentence, pool_view
+from highwater.readings import RankReading
+from highwater.units import UNKNOWN, gib_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One engine explained.
+
+    Attributes:
+        vllm_version: As its workers report it; ``ascend_version``: of vllm-ascend.
+        architecture: The model's class.
+        model: The name that it serves.
+        limits: The lengths and counts that its budget depends on.
+        parallel: The sizes of its parallel groups.
+        ranks: Each rank's budget.
+        pools: Each data-parallel engine's KV cache.
+        encoder: The multimodal budget; ``None`` for a model of text.
+        problems: Ranks whose start is not reported, and why.
+        paragraph: All of it in words that a person can paste.
+    """
+
+    vllm_version: str | None = None
+    ascend_version: str | None = None
+    architecture: str | None = None
+    model: str | None = None
+    limits: EngineLimits | None = None
+    parallel: Mapping[str, int | None] = field(default_factory=dict)
+    ranks: tuple[RankBudget, ...] = ()
+    pools: tuple[PoolView, ...] = ()
+    encoder: EncoderView | None = None
+    problems: tuple[str, ...] = ()
+    paragraph: str = ""
+
+
+def explain(
+    readings: Sequence[RankReading],
+    budget_of: Callable[[RankReading], EngineBudget | None],
+    *,
+    model: str | None = None,
+    why_missing: str = "nothing reports its start",
+) -> Explanation:
+    """Explain an engine.
+
+    Args:
+        readings: Each rank as it stands now, with the phases of its start.
+        budget_of: What a rank's worker reports of its start; ``None`` where it does not.
+        model: The name that the engine serves.
+        why_missing: What would be needed for those that do not.
+    """
+    found = [(reading, budget) for reading in readings if (budget := budget_of(reading)) is not None]
+    problems = tuple(
+        f"rank {UNKNOWN if reading.rank is None else reading.rank}: {why_missing}"
+        for reading in readings
+        if all(reading is not known for known, _ in found)
+    )
+    if not found:
+        return Explanation(model=model, problems=problems)
+    first = found[0][1]
+    ranks = tuple(rank_budget(budget, reading, reading.start) for reading, budget in found)
+    pools = []
+    for dp_rank in dict.fromkeys(reading.dp_rank for reading, _ in found):
+        members = [number for number, (reading, _) in enumerate(found) if reading.dp_rank == dp_rank]
+        workers = [_worker(*found[number]) for number in members]
+        pools.append(pool_view(workers, [ranks[number] for number in members]))
+    fullest = max(found, key=lambda one: 0 if one[0].encoder_cache is None else one[0].encoder_cache.device_bytes)
+    explanation = Explanation(
+        vllm_version=first.vllm_version,
+        ascend_version=first.ascend_version,
+        architecture=first.architecture,
+        model=model,
+        limits=first.limits,
+        parallel=dict(first.parallel),
+        ranks=ranks,
+        pools=tuple(pools),
+        encoder=encoder_view(fullest[1], fullest[0]),
+        problems=problems,
+    )
+    return replace(explanation, paragraph=paragraph(explanation))
+
+
+def _worker(reading: RankReading, budget: EngineBudget) -> LiveWorker:
+    return LiveWorker(
+        name=f"rank {UNKNOWN if reading.rank is None else reading.rank}",
+        pp_rank=reading.pp_rank,
+        budget=budget,
+        device_type=reading.device.type,
+        total_bytes=reading.total_bytes,
+    )
+
+
+def tightest(ranks: Sequence[RankBudget]) -> RankBudget | None:
+    """Return the rank that has the fewest bytes for its KV cache; the first where that is not known."""
+    known = [rank for rank in ranks if rank.available_bytes is not None]
+    return min(known, key=lambda rank: rank.available_bytes or 0) if known else next(iter(ranks), None)
+
+
+def paragraph(explanation: Explanation) -> str:
+    """Return the explanation in words that a person can paste."""
+    rank = tightest(explanation.ranks)
+    if rank is None:
+        return ""
+    pool = next((one for one in explanation.pools if one.dp_rank == rank.dp_rank), None)
+    sentences = [_budget_sentence(explanation, rank), _parts_sentence(rank)]
+    if pool is not None:
+        sentences += [pool_sentence(pool, explanation.limits), _fully_counted_sentence(rank, pool)]
+    sentences.append(_outside_sentence(rank))
+    sentences.append(_encoder_sentence(explanation.encoder))
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _budget_sentence(explanation: Explanation, rank: RankBudget) -> str:
+    version = explanation.vllm_version or "of unknown version"
+    who = f"{explanation.model or explanation.architecture or 'The model'} on vLLM {version}"
+    name = UNKNOWN if rank.rank is None else rank.rank
+    if rank.requested_bytes is None:
+        total = f" of {gib_text(rank.total_bytes)}" if rank.total_bytes is not None else ""
+        given = "The KV cache's size was given" if rank.counting == "given" else "No budget is reported"
+        return f"{who}, rank {name}{total}. {given}; nothing was requested as a share of the device."
+    share = "" if rank.utilization is None else f" = {gib_text(rank.total_bytes)} x {rank.utilization:g}"
+    return f"{who}, rank {name}: {gib_text(rank.requested_bytes)} requested{share}."
+
+
+def _parts_sentence(rank: RankBudget) -> str:
+    names = {"kv_cache", "null_block", "rounding"}
+    others = [part for part in rank.parts if part.key not in names and part.bytes]
+    if rank.available_bytes is None or not others:
+        return ""
+    listed = ", ".join(f"{part.title} {gib_text(part.bytes)}" for part in others)
+    return f"Of that {listed}; {gib_text(rank.available_bytes)} are left for the KV cache."
+
+
+def _fully_counted_sentence(rank: RankBudget, pool: PoolView) -> str:
+    if not rank.uncounted or rank.fully_counted_bytes is None:
+        return ""
+    listed = " and ".join(
+        f"{part.title} {gib_text(part.bytes)} ({part.why})" for part in rank.uncounted if part.key != "others"
+    )
+    tokens = "" if pool.fully_counted_tokens is None else f", {pool.fully_counted_tokens:,} tokens"
+    return (
+        f"This version's formula counts nowhere: {listed}. With that counted, "
+        f"{gib_text(rank.fully_counted_bytes)} would be left for the KV cache{tokens}."
+    )
+
+
+def _outside_sentence(rank: RankBudget) -> str:
+    if rank.outside_bytes is None or rank.left_bytes is None or not rank.uncounted:
+        return ""
+    left = "nothing is" if rank.left_bytes <= 0 else f"{gib_text(rank.left_bytes)} are"
+    return (
+        f"Outside the budget there are {gib_text(rank.outside_bytes)} of the device, where all that must live; {left} "
+        "left of it for workspaces and other processes."
+    )
+
+
+def _encoder_sentence(encoder: EncoderView | None) -> str:
+    if encoder is None or encoder.cache_size is None:
+        return ""
+    text = f"The encoder cache keeps {encoder.cache_size:,} embeddings"
+    if encoder.cache_bytes is not None:
+        bound = "at least " if encoder.bytes_grade == "estimated" else ""
+        text += f" ({bound}{gib_text(encoder.cache_bytes)} on each rank)"
+    if encoder.items_in_cache and encoder.item_tokens is not None:
+        side = "" if encoder.item_pixels is None else f", {encoder.item_pixels} x {encoder.item_pixels} pixels"
+        text += (
+            f", filled by {encoder.items_in_cache} of the largest {encoder.modality} ({encoder.item_tokens:,}{side})"
+        )
+    if encoder.is_profiled is False:
+        text += "; this start did not profile the encoder"
+    return f"{text}."

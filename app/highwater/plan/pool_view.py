@@ -1,0 +1,261 @@
+"""One engine's KV pool explained: what it is made of, how many requests it holds, and what its headline number means.
+
+The pool's own arithmetic is planned again from the running engine's layers and stands beside the engine's figures: a
+difference is shown, never hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from highwater.accounting.engine_budget import EngineLimits
+from highwater.plan.budget import RankBudget, block_bytes
+from highwater.plan.errors import PlanError
+from highwater.plan.generations import generation_of
+from highwater.plan.kv_view import LiveEngine, LiveWorker, available_bytes, live_engine
+from highwater.plan.pool import Pool, plan_pool
+from highwater.units import size_text
+
+LENGTHS = (1_024, 8_192)
+"""Lengths of requests that are shown beside the maximum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """Layers that share block tables, as the engine made them.
+
+    Attributes:
+        kind: vLLM's class of the layer.
+        layers: How many.
+        block_size: Tokens a block.
+        page_bytes: What one layer takes of a block.
+        window: Of sliding window layers.
+    """
+
+    kind: str
+    layers: int | None
+    block_size: int | None
+    page_bytes: int | None
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What one request of a length takes while it runs, and at most while it stays cached.
+
+    Attributes:
+        tokens: Its length.
+        blocks: Of the pool, all groups together.
+        bytes: The same in bytes, on each rank.
+        requests: How many run at once.
+    """
+
+    tokens: int
+    blocks: int
+    bytes: int
+    requests: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolView:
+    """One data-parallel engine's KV cache.
+
+    Attributes:
+        dp_rank: Which engine.
+        blocks: The engine's own number, the null block included.
+        block_size: Tokens a block, as configured.
+        bytes_per_block: All layers of the rank included.
+        groups: The engine's own.
+        binding_rank: The rank with the fewest bytes: it decides.
+        available_bytes: Those bytes.
+        tokens: The log's "KV cache size": the engine's own where its workers see it, else as this version prints it.
+        tokens_grade: ``engine`` or ``exact``.
+        tokens_meaning: What that number means on this version.
+        max_concurrency: Requests of the maximum length at once, as printed.
+        planned_blocks: By the arithmetic of this version, from the engine's layers and bytes.
+        planned_bytes_per_block: Likewise.
+        needed_bytes: What one request of the maximum length needs.
+        max_model_len_that_fits: The longest that this pool would take.
+        differences: Where engine and arithmetic disagree, a sentence each.
+        problem: Why the arithmetic is not to be had.
+        note: What is uncertain about it.
+        conversations: What requests of some lengths take.
+        fully_counted_bytes: The bytes for the KV cache if everything were counted that is known to be in use.
+        fully_counted_blocks: The blocks of that; ``fully_counted_tokens``: the number that would be printed.
+    """
+
+    dp_rank: int | None
+    blocks: int | None = None
+    block_size: int | None = None
+    bytes_per_block: int | None = None
+    groups: tuple[GroupView, ...] = ()
+    binding_rank: int | None = None
+    available_bytes: int | None = None
+    tokens: int | None = None
+    tokens_grade: str | None = None
+    tokens_meaning: str | None = None
+    max_concurrency: float | None = None
+    planned_blocks: int | None = None
+    planned_bytes_per_block: int | None = None
+    needed_bytes: int | None = None
+    max_model_len_that_fits: int | None = None
+    differences: tuple[str, ...] = ()
+    problem: str | None = None
+    note: str | None = None
+    conversations: tuple[Conversation, ...] = ()
+    fully_counted_bytes: int | None = None
+    fully_counted_blocks: int | None = None
+    fully_counted_tokens: int | None = None
+
+
+def pool_view(workers: Sequence[LiveWorker], ranks: Sequence[RankBudget]) -> PoolView:
+    """Explain one engine's pool.
+
+    Args:
+        workers: Of one data-parallel engine; at least one.
+        ranks: Their budgets, in the same order.
+    """
+    first = workers[0].budget
+    sizes = [(size, rank.rank) for worker, rank in zip(workers, ranks, strict=True)
+             if (size := available_bytes(worker.budget)) is not None]  # fmt: skip
+    least, binding = min(sizes, key=lambda one: one[0], default=(None, None))
+    kv = first.kv_cache
+    view = PoolView(
+        dp_rank=ranks[0].dp_rank,
+        blocks=kv.blocks,
+        block_size=kv.block_size,
+        bytes_per_block=block_bytes(first),
+        groups=tuple(_group(group) for group in kv.groups or ()),
+        binding_rank=binding,
+        available_bytes=least,
+        tokens=kv.size_tokens,
+        tokens_grade=None if kv.size_tokens is None else "engine",
+        max_concurrency=kv.max_concurrency,
+    )
+    try:
+        return _with_arithmetic(view, live_engine(workers), ranks)
+    except PlanError as exc:
+        return replace(view, problem=str(exc))
+
+
+def _group(described: Mapping[str, Any]) -> GroupView:
+    def number(name: str) -> int | None:
+        value = described.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    return GroupView(
+        kind=str(described.get("kind"))[:60],
+        layers=number("layers"),
+        block_size=number("block_size"),
+        page_bytes=number("page_bytes"),
+        window=number("sliding_window"),
+    )
+
+
+def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBudget]) -> PoolView:
+    generation = generation_of(engine.version)
+    planned = plan_pool(engine.layers, engine.available_bytes, engine.limits, generation)
+    view = replace(
+        view,
+        tokens=planned.tokens if view.tokens is None else view.tokens,
+        tokens_grade=view.tokens_grade or (None if planned.tokens is None else "exact"),
+        tokens_meaning=_meaning(generation.tokens_printed, planned, engine),
+        max_concurrency=planned.max_concurrency if view.max_concurrency is None else view.max_concurrency,
+        planned_blocks=planned.blocks,
+        planned_bytes_per_block=planned.bytes_per_block,
+        needed_bytes=planned.needed_bytes,
+        max_model_len_that_fits=planned.max_model_len_that_fits,
+        differences=_differences(view, planned, engine),
+        note=generation.note,
+        conversations=_conversations(view, planned, engine),
+    )
+    counted = [rank.fully_counted_bytes for rank in ranks if rank.fully_counted_bytes is not None]
+    if not counted or len(counted) < len(ranks):
+        return view
+    sizes = tuple(rank.fully_counted_bytes or 0 for rank in ranks)
+    fully = plan_pool(engine.layers, sizes, engine.limits, generation) if min(sizes) > 0 else None
+    return replace(
+        view,
+        fully_counted_bytes=min(sizes),
+        fully_counted_blocks=None if fully is None else fully.blocks,
+        fully_counted_tokens=None if fully is None else fully.tokens,
+    )
+
+
+def _meaning(printed: str, pool: Pool, engine: LiveEngine) -> str:
+    length = f"{engine.limits.max_model_len:,}"
+    if printed == "length":
+        need = sum(group.blocks_per_request for group in pool.groups)
+        return (
+            f"the maximum concurrency times the maximum length: {pool.blocks:,} blocks / {need:,} for each request of "
+            f"{length} tokens, times {length}; shorter requests of a hybrid model hold fewer tokens than that"
+        )
+    if len(pool.groups) == 1:
+        return f"blocks times tokens a block: {pool.blocks:,} x {pool.groups[0].block_size:,}"
+    size = min(group.block_size for group in pool.groups)
+    return (
+        f"blocks divided by {len(pool.groups)} groups, times the smallest block ({pool.blocks:,} // "
+        f"{len(pool.groups)} x {size:,}): as if every group kept every token, so a hybrid model holds more than that"
+    )
+
+
+def _differences(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[str, ...]:
+    pairs = (
+        ("blocks", view.blocks, planned.blocks),
+        ("bytes a block", view.bytes_per_block, planned.bytes_per_block),
+        ("tokens", view.tokens, planned.tokens),
+        ("maximum concurrency", _rounded(view.max_concurrency), _rounded(planned.max_concurrency)),
+    )
+    found = [
+        f"{what}: the engine has {own:,}, the arithmetic of {engine.version} gives {ours:,}"
+        for what, own, ours in pairs
+        if own is not None and ours is not None and own != ours
+    ]
+    if found and any(
+        worker.budget.kv_cache.layers is not None and worker.budget.kv_cache.layers.are_grouped
+        for worker in engine.workers
+    ):
+        found.append(
+            "the layers are as the engine grouped them, because its start was not seen: that may be why "
+            "(a recorder that starts with the engine sees it)"
+        )
+    return tuple(found)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def _conversations(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[Conversation, ...]:
+    """Return what requests take, by the arithmetic for an engine of that maximum length."""
+    blocks = view.blocks or planned.blocks
+    generation, limits = generation_of(engine.version), engine.limits
+    rows = []
+    for tokens in (*(length for length in LENGTHS if length < limits.max_model_len), limits.max_model_len):
+        short = replace(limits, max_model_len=tokens)
+        try:
+            pool = plan_pool(engine.layers, engine.available_bytes, short, generation)
+        except PlanError:
+            continue  # a length that this version refuses is none of a request either
+        need = sum(group.blocks_per_request for group in pool.groups)
+        if need:
+            rows.append(
+                Conversation(tokens=tokens, blocks=need, bytes=need * planned.bytes_per_block,
+                             requests=round(blocks / need, 2))
+            )  # fmt: skip
+    return tuple(rows)
+
+
+def pool_sentence(view: PoolView, limits: EngineLimits | None) -> str:
+    """Return the pool in one sentence; empty where nothing is known of it."""
+    if view.blocks is None or view.bytes_per_block is None:
+        return ""
+    text = f"The KV cache has {view.blocks:,} blocks of {size_text(view.bytes_per_block)}"
+    if view.tokens is not None:
+        text += f", which this version prints as {view.tokens:,} tokens"
+    whole = view.conversations[-1] if view.conversations else None
+    if whole is not None and limits is not None and whole.tokens == limits.max_model_len:
+        text += f"; one request of {whole.tokens:,} tokens takes {size_text(whole.bytes)}, so {whole.requests:g} fit"
+    return f"{text}."
