@@ -6,10 +6,10 @@ import logging
 import signal
 import sys
 from contextlib import suppress
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import SecretStr
 
 from highwater import __version__
 from highwater.commands import terminal
@@ -18,9 +18,11 @@ from highwater.commands.extension import extension
 from highwater.commands.healthcheck import healthcheck
 from highwater.commands.incidents import incidents
 from highwater.commands.measure import measure
+from highwater.commands.plan import plan
 from highwater.errors import SettingsError
-from highwater.settings import Settings, is_list, keys, variable
-from highwater.settings_sources import CONFIG_VARIABLE, load
+
+if TYPE_CHECKING:
+    from highwater.settings import Settings
 
 BAD_SETTINGS = 2
 WATCHED_IMAGES = 40
@@ -34,6 +36,8 @@ def main() -> None:
 
 
 def _serve(config: str | None, **flags: str | None) -> None:
+    from highwater.settings_sources import load  # noqa: PLC0415 - see _Serve
+
     given = {_key(name): value for name, value in flags.items() if value is not None}
     try:
         settings = load(given, config=config)
@@ -71,6 +75,10 @@ def _key(parameter: str) -> str:
 
 
 def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's FieldInfo
+    from pydantic import SecretStr  # noqa: PLC0415 - see _Serve
+
+    from highwater.settings import is_list, variable  # noqa: PLC0415
+
     default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
     shown = "see docs/policy.md" if key == "policy.rules" else "none" if default in (None, ()) else str(default)
     text = f"{field.description} [{variable(key)}; default: {shown}]"
@@ -78,14 +86,29 @@ def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's 
     return click.Option([f"--{key.replace('_', '-')}", key.replace(".", "__")], help=text, metavar=metavar)
 
 
+class _Serve(click.Command):
+    """``serve``, whose options are made when somebody asks for them: the settings take longer than other commands."""
+
+    @cached_property
+    def params(self) -> list[click.Parameter]:  # type: ignore[override]
+        """A flag for each setting, and the file's."""
+        from highwater.settings import keys  # noqa: PLC0415
+        from highwater.settings_sources import CONFIG_VARIABLE  # noqa: PLC0415
+
+        text = f"settings in TOML or YAML, same keys [{CONFIG_VARIABLE}]"
+        file = click.Option(["--config"], metavar="FILE", help=text)
+        return [file, *(_option(key, field) for key, field in keys())]
+
+    def __init__(self, name: str, **attributes: Any) -> None:  # noqa: ANN401 - click's
+        """Make the command without its options."""
+        super().__init__(name, **attributes)
+        del self.params  # click has just set an empty list
+
+
 main.add_command(
-    click.Command(
+    _Serve(
         "serve",
         callback=_serve,
-        params=[
-            click.Option(["--config"], metavar="FILE", help=f"settings in TOML or YAML, same keys [{CONFIG_VARIABLE}]"),
-            *(_option(key, field) for key, field in keys()),
-        ],
         help="Run the sidecar beside a vLLM server. A flag beats the environment, and both beat a file each names.",
     )
 )
@@ -96,6 +119,7 @@ main.add_command(extension)
 main.add_command(healthcheck)
 main.add_command(incidents)
 main.add_command(measure)
+main.add_command(plan)
 for command in terminal.ALL:
     main.add_command(command)
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 Platform: TypeAlias = Literal["cuda", "ascend", "cpu"]
+
+DEFAULT_CAPABILITY: Final = "9.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags:
     """What was given on the command line; None: not given, so that vLLM's default of that version holds.
 
-    Bytes are integers, a share is 0 to 1; names are vLLM's.
+    Bytes are integers, a share is 0 to 1; names are vLLM's, but for these.
+
+    Attributes:
+        platform: What vLLM runs on.
+        device_bytes: The memory of one card.
+        compute_capability: The CUDA card's, such as ``9.0``, which decides the kernel of MLA; None: 9.0.
     """
 
     platform: Platform = "cuda"
@@ -41,3 +48,9 @@ class EngineFlags:
     mamba_block_size: int | None = None
     mamba_cache_mode: str | None = None
     speculative_config: str | None = None
+    compute_capability: str | None = None
+
+    @property
+    def compute_capability_major(self) -> int:
+        """The first number of the card's compute capability."""
+        return int((self.compute_capability or DEFAULT_CAPABILITY).partition(".")[0])

@@ -1,0 +1,126 @@
+"""``highwater plan``: what a vLLM command line would make of a model, from its config.json alone."""
+
+# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, Final
+
+import click
+
+from highwater.plan.errors import PlanError
+from highwater.plan.flags import EngineFlags
+
+FITS, DOES_NOT_FIT, REFUSED = 0, 1, 2
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def size_given(text: str) -> int:
+    """Return a size as it was typed: ``64GiB``, ``24GB``, plain bytes, or as vLLM takes them (``10G``, ``10g``).
+
+    vLLM's own letters (engine/arg_utils.py, human_readable_int): small ones count in thousands, capital ones in 1024.
+
+    Raises:
+        ValueError: It is not a size.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(f"{text!r} is no size; write it as 64GiB, 24GB, 10G or in bytes")
+    letter = match[2]
+    binary = bool(match[3]) or (letter.isupper() and not match[4])
+    size = float(match[1]) * (1024 if binary else 1000) ** _POWERS[letter.lower()]
+    # Whole numbers stay exact, however large.
+    exact = int(match[1]) * (1024 if binary else 1000) ** _POWERS[letter.lower()] if "." not in match[1] else int(size)
+    if exact < 1:
+        raise ValueError(f"{text!r} is nothing; a size of 1 byte or more is needed")
+    return exact
+
+
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    try:
+        return size_given(value)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc), context, parameter) from exc
+
+
+def _list_architectures(context: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001
+    if not value or context.resilient_parsing:
+        return
+    from highwater.plan.models.architectures import ARCHITECTURES
+
+    click.echo("\n".join(sorted(ARCHITECTURES)))
+    context.exit()
+
+
+def _whole(name: str, text: str) -> Any:  # noqa: ANN401 - click's decorators
+    return click.option(f"--{name}", callback=_size, metavar="N", help=text)
+
+
+@click.command(epilog="Exit status: 0 it fits, 1 it does not, 2 the input is refused; without bytes to compare, 0.")
+@click.argument("model", metavar="CONFIG_OR_DIR")
+@click.option("--vllm-version", metavar="VERSION", help="the version of vLLM  [default: the newest known]")
+@click.option("--platform", type=click.Choice(["cuda", "ascend", "cpu"]), default="cuda", show_default=True)
+@click.option("--device", "device_bytes", callback=_size, metavar="SIZE", help="the memory of one card, such as 80GiB")
+@click.option("--compute-capability", metavar="X.Y", help="the CUDA card's, for MLA's block size  [default: 9.0]")
+@click.option("--kv-cache-memory-bytes", callback=_size, metavar="SIZE", help="bytes for the KV cache of one rank")
+@click.option("--gpu-memory-utilization", type=float, metavar="SHARE", help="the share of the card that vLLM takes")
+@_whole("max-model-len", "the longest sequence")
+@_whole("max-num-batched-tokens", "the tokens of one step")
+@_whole("max-num-seqs", "the requests of one step")
+@click.option("-tp", "--tensor-parallel-size", "--tp", type=int, default=1, show_default=True)
+@click.option("-pp", "--pipeline-parallel-size", "--pp", type=int, default=1, show_default=True)
+@click.option("-dp", "--data-parallel-size", type=int, default=1, show_default=True)
+@click.option("-dcp", "--decode-context-parallel-size", type=int, default=1, show_default=True)
+@click.option("-pcp", "--prefill-context-parallel-size", type=int, default=1, show_default=True)
+@click.option("--enable-expert-parallel", is_flag=True)
+@click.option("--dtype", metavar="TYPE", help="auto, bfloat16, float16, float32")
+@click.option("--kv-cache-dtype", metavar="TYPE", help="auto, fp8, ...")
+@click.option("-q", "--quantization", metavar="METHOD")
+@click.option("--block-size", type=int, metavar="N")
+@click.option("--num-gpu-blocks-override", type=int, metavar="N")
+@click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None)
+@click.option("--async-scheduling/--no-async-scheduling", default=None)
+@click.option("--disable-hybrid-kv-cache-manager/--no-disable-hybrid-kv-cache-manager", default=False)
+@click.option("--mamba-cache-dtype", metavar="TYPE")
+@click.option("--mamba-ssm-cache-dtype", metavar="TYPE")
+@click.option("--mamba-block-size", type=int, metavar="N")
+@click.option("--mamba-cache-mode", metavar="MODE", help="none, align or all")
+@click.option("-sc", "--speculative-config", metavar="JSON", help="a drafter, as vLLM takes it")
+@click.option(
+    "--list-architectures", is_flag=True, is_eager=True, expose_value=False, callback=_list_architectures,
+    help="list the architectures that can be planned, and end",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="for programs")
+def plan(model: str, vllm_version: str | None, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - flags
+    """Plan a vLLM command line for a model, exactly as vLLM would size its KV cache.
+
+    CONFIG_OR_DIR is the model's config.json, or the folder that holds it; no weights, device or vLLM are needed. Flags
+    are vLLM's; one that is left out takes the default of that version. What cannot be known exactly is refused or
+    called unknown.
+    """
+    from highwater.plan import answer, offline
+
+    try:
+        values = offline.read_config(model)
+        made = offline.plan_offline(values, EngineFlags(**given), vllm_version or offline.NEWEST_VERSION)
+    except PlanError as exc:
+        if as_json:
+            _print_json({"schema": answer.SCHEMA, "error": str(exc)})
+        click.echo(f"highwater: {exc}", err=True)
+        sys.exit(REFUSED)
+    if as_json:
+        _print_json(answer.plan_json(made, model))
+    else:
+        click.echo(answer.plan_text(made))
+    sys.exit(DOES_NOT_FIT if made.fits is False else FITS)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    import json
+
+    click.echo(json.dumps(value, indent=2))

@@ -1,0 +1,133 @@
+"""A plan as JSON for programs, and as text for a person."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from itertools import groupby
+from typing import Any, Final
+
+from highwater.plan.flags import EngineFlags
+from highwater.plan.offline import OfflinePlan
+from highwater.units import size_text
+
+SCHEMA: Final = 1
+# Flags of ours, which vLLM does not have.
+NOT_VLLMS: Final = frozenset({"platform", "device_bytes", "compute_capability"})
+NOT_KNOWN: Final = "not known"
+
+
+def plan_json(plan: OfflinePlan, place: str, budget: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a plan for programs.
+
+    Args:
+        plan: The plan.
+        place: The model, as it was named.
+        budget: The budget of one rank, where one was worked out.
+    """
+    model, pool = plan.model, plan.pool
+    known = plan.available_bytes is not None
+    figures: dict[str, Any] = {
+        "available_bytes": plan.available_bytes,
+        "bytes_per_block": pool.bytes_per_block,
+        "block_size": plan.resolved.blocks.attention,
+        "blocks": pool.blocks if known else None,
+        "groups": [asdict(group) for group in pool.groups],
+        "tokens": pool.tokens if known else None,
+        "max_concurrency": pool.max_concurrency if known else None,
+        "needed_bytes": pool.needed_bytes,
+        "fits": plan.fits,
+        "max_model_len_that_fits": pool.max_model_len_that_fits if known else None,
+    }
+    grade = "estimated" if budget is not None and plan.resolved.utilization is not None else "exact"
+    always_exact = {"bytes_per_block", "block_size", "groups", "needed_bytes"}
+    refusal = pool.refusal.message if known and pool.refusal is not None else None
+    return {
+        "schema": SCHEMA,
+        "vllm_version": plan.generation.version,
+        "platform": plan.resolved.given.platform,
+        "model": {
+            "architecture": model.architecture,
+            "layers": model.layers,
+            "max_position_embeddings": None if model.max_length is None else int(model.max_length),
+        },
+        "flags": dict(plan.resolved.shown()),
+        "kv_cache": {
+            **figures,
+            "refusal": refusal,
+            "grades": {
+                name: "exact" if name in always_exact else grade
+                for name, value in figures.items()
+                if value is not None
+            },
+        },
+        "budget": None if budget is None else dict(budget),
+        "command_line": command_line(plan.resolved.given, place),
+        "notes": list(plan.notes),
+    }
+
+
+def command_line(flags: EngineFlags, place: str) -> str:
+    """Return the command line that the plan is for."""
+    words = ["vllm", "serve", place]
+    for field in fields(EngineFlags):
+        value = getattr(flags, field.name)
+        if field.name in NOT_VLLMS or value is None or value == field.default:
+            continue
+        name = field.name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def plan_text(plan: OfflinePlan) -> str:
+    """Return a plan as a person reads it."""
+    model, pool, limits = plan.model, plan.pool, plan.resolved.limits
+    known = plan.available_bytes is not None
+    lines = [
+        f"{model.architecture}, {model.layers} layers, vLLM {plan.generation.version}, {plan.resolved.given.platform}",
+        _verdict(plan),
+        "",
+        _row("KV cache", size_text(plan.available_bytes) if known else NOT_KNOWN),
+        _row("one block", f"{pool.bytes_per_block:,} bytes, {plan.resolved.blocks.attention:,} tokens"),
+    ]
+    if known:
+        lines += [
+            _row("blocks", f"{pool.blocks:,}"),
+            _row("tokens as vLLM prints them", NOT_KNOWN if pool.tokens is None else f"{pool.tokens:,}"),
+            _row(
+                f"requests of {limits.max_model_len:,} tokens at once",
+                NOT_KNOWN if pool.max_concurrency is None else f"{pool.max_concurrency:.2f}",
+            ),
+        ]
+    lines += [_row("one such request needs", size_text(pool.needed_bytes)), "", "groups of layers:"]
+    for (kind, layers, padding, size, page, blocks), alike in groupby(
+        pool.groups, lambda g: (g.kind, g.layers, g.padding_layers, g.block_size, g.page_bytes, g.blocks_per_request)
+    ):
+        count = len(list(alike))
+        padded = f", room for {padding} more" if padding else ""
+        lines.append(
+            f"  {count} x {layers} {kind}{padded}: blocks of {size:,} tokens, {page:,} bytes a layer,"
+            f" {blocks:,} for a request"
+        )
+    if plan.notes:
+        lines += ["", *(f"note: {note}" for note in plan.notes)]
+    return "\n".join(lines)
+
+
+def _verdict(plan: OfflinePlan) -> str:
+    pool, length = plan.pool, plan.resolved.limits.max_model_len
+    if plan.fits is None:
+        return f"Whether {length:,} tokens fit depends on the bytes for the KV cache, which are not known."
+    if plan.fits:
+        return f"It fits: vLLM starts with --max-model-len {length}."
+    longest = pool.max_model_len_that_fits
+    advice = f"the longest that fits is {longest:,}" if longest else "no length fits"
+    return f"It does not fit: vLLM refuses to start with --max-model-len {length}; {advice}."
+
+
+def _row(title: str, value: str) -> str:
+    return f"{title:<42}{value:>24}"

@@ -1,0 +1,141 @@
+"""The architectures whose KV cache can be planned, each with the rule of its layers.
+
+The names are those of vLLM's registry (model_executor/models/registry.py). An architecture that is not here is refused
+by name: a rule that was not read in vLLM's source is never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from highwater.plan.models import attention, recurrent
+from highwater.plan.models.recurrent import Builder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """How one architecture is planned.
+
+    Attributes:
+        build: What its layers keep.
+        missing_in: The newest version known not to have it; None: every version here has it.
+        hybrid: vLLM aligns its attention's blocks to its states (is_hybrid).
+        states_only: It has no attention at all.
+        encoder_decoder: It keeps an encoder's output.
+        caches_states: It has the interface SupportsMambaPrefixCaching.
+        own_state_dtype: The key that names its states' element type, with what holds where that is absent.
+    """
+
+    build: Builder
+    missing_in: tuple[int, int, int] | None = None
+    hybrid: bool = False
+    states_only: bool = False
+    encoder_decoder: bool = False
+    caches_states: bool = False
+    own_state_dtype: tuple[str, str | None] | None = None
+
+
+_BEFORE_0_19 = (0, 12, 0)
+
+# Layers all alike, or a window for the whole model.
+_UNIFORM = """
+AquilaForCausalLM AquilaModel BaiChuanForCausalLM BaichuanForCausalLM BloomForCausalLM ChatGLMForConditionalGeneration
+ChatGLMModel DbrxForCausalLM DeepseekForCausalLM Dots1ForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM
+ExaoneForCausalLM FalconForCausalLM GLM4VForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM
+GPTNeoXForCausalLM GemmaForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM Glm4vForConditionalGeneration
+Glm4vMoeForConditionalGeneration GlmForCausalLM GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM
+HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM Idefics3ForConditionalGeneration InternLM2ForCausalLM
+InternVLChatModel InternVLForConditionalGeneration LlavaForConditionalGeneration LlavaNextForConditionalGeneration
+LlavaNextVideoForConditionalGeneration LlavaOnevisionForConditionalGeneration MPTForCausalLM MiniCPMForCausalLM
+MiniMaxM2ForCausalLM MixtralForCausalLM MptForCausalLM NemotronForCausalLM OPTForCausalLM OlmoForCausalLM
+OlmoeForCausalLM OrionForCausalLM PaliGemmaForConditionalGeneration PersimmonForCausalLM Phi3VForCausalLM
+PhiForCausalLM PhiMoEForCausalLM QWenLMHeadModel Qwen2AudioForConditionalGeneration Qwen2ForCausalLM
+Qwen2MoeForCausalLM Qwen2VLForConditionalGeneration Qwen2_5OmniForConditionalGeneration Qwen2_5OmniModel
+Qwen2_5_VLForConditionalGeneration Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3OmniMoeForConditionalGeneration
+Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration RWForCausalLM SeedOssForCausalLM
+SmolVLMForConditionalGeneration SolarForCausalLM StableLMEpochForCausalLM StableLmForCausalLM Starcoder2ForCausalLM
+UltravoxModel VoxtralForConditionalGeneration XverseForCausalLM
+"""
+
+# models/llama.py and its kin: a layer whose type is sliding_attention slides.
+_BY_LAYER_TYPE = """
+ApertusForCausalLM ArceeForCausalLM AyaVisionForConditionalGeneration Cohere2ForCausalLM
+Cohere2VisionForConditionalGeneration CohereForCausalLM CwmForCausalLM Exaone4ForCausalLM Gemma2ForCausalLM
+Gemma3ForCausalLM Gemma3ForConditionalGeneration InternLM3ForCausalLM InternLMForCausalLM LLaMAForCausalLM
+LlamaForCausalLM MiMoForCausalLM Mistral3ForConditionalGeneration MistralForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM
+Phi3ForCausalLM
+"""
+
+_LATENT = """
+DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM KimiVLForConditionalGeneration
+"""
+
+_LATENT_SINCE_0_19 = "Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM KimiK25ForConditionalGeneration"
+
+
+def _hybrid(
+    build: Builder,
+    *,
+    caches_states: bool = False,
+    missing_in: tuple[int, int, int] | None = None,
+    own_state_dtype: tuple[str, str | None] | None = None,
+) -> Architecture:
+    return Architecture(
+        build=build,
+        hybrid=True,
+        caches_states=caches_states,
+        missing_in=missing_in,
+        own_state_dtype=own_state_dtype,
+    )
+
+
+_QWEN_STATE = ("mamba_ssm_dtype", None)
+_NEMOTRON_STATE = ("mamba_ssm_cache_dtype", "float16")
+
+ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
+    {name: Architecture(build=attention.uniform) for name in _UNIFORM.split()}
+    | {name: Architecture(build=attention.by_layer_type) for name in _BY_LAYER_TYPE.split()}
+    | {name: Architecture(build=attention.latent) for name in _LATENT.split()}
+    | {
+        name: Architecture(build=attention.latent, missing_in=_BEFORE_0_19) for name in _LATENT_SINCE_0_19.split()
+    }
+    | {
+        "DeciLMForCausalLM": Architecture(build=attention.nemotron_nas),
+        "Gemma3nForCausalLM": Architecture(build=attention.gemma3n),
+        "Gemma3nForConditionalGeneration": Architecture(build=attention.gemma3n),
+        "Gemma4ForCausalLM": Architecture(build=attention.gemma4, missing_in=_BEFORE_0_19),
+        "Gemma4ForConditionalGeneration": Architecture(build=attention.gemma4, missing_in=_BEFORE_0_19),
+        "GptOssForCausalLM": Architecture(build=attention.alternating),
+        "Llama4ForCausalLM": Architecture(build=attention.llama4),
+        "Llama4ForConditionalGeneration": Architecture(build=attention.llama4),
+        "LongcatFlashForCausalLM": Architecture(build=attention.longcat),
+        "MiMoV2FlashForCausalLM": Architecture(build=attention.mimo_v2, missing_in=_BEFORE_0_19),
+        "WhisperForConditionalGeneration": Architecture(build=attention.whisper, encoder_decoder=True),
+        "FalconMambaForCausalLM": Architecture(build=recurrent.mamba, states_only=True, caches_states=True),
+        "Mamba2ForCausalLM": Architecture(build=recurrent.mamba2, states_only=True, caches_states=True),
+        "MambaForCausalLM": Architecture(build=recurrent.mamba, states_only=True, caches_states=True),
+        "BambaForCausalLM": _hybrid(recurrent.bamba, caches_states=True),
+        "FalconH1ForCausalLM": _hybrid(recurrent.falcon_h1, caches_states=True),
+        "GraniteMoeHybridForCausalLM": _hybrid(recurrent.granite_hybrid, caches_states=True),
+        "JambaForCausalLM": _hybrid(recurrent.jamba, caches_states=True),
+        "KimiLinearForCausalLM": _hybrid(recurrent.kimi_linear),
+        "Lfm2ForCausalLM": _hybrid(recurrent.lfm2),
+        "Lfm2MoeForCausalLM": _hybrid(recurrent.lfm2),
+        "MiniMaxForCausalLM": _hybrid(recurrent.minimax),
+        "MiniMaxM1ForCausalLM": _hybrid(recurrent.minimax),
+        "MiniMaxText01ForCausalLM": _hybrid(recurrent.minimax),
+        "NemotronHForCausalLM": _hybrid(recurrent.nemotron_h, caches_states=True, own_state_dtype=_NEMOTRON_STATE),
+        "OlmoHybridForCausalLM": _hybrid(recurrent.gated_delta, missing_in=_BEFORE_0_19),
+        "Qwen3NextForCausalLM": _hybrid(recurrent.gated_delta),
+        "Qwen3_5ForConditionalGeneration": _hybrid(
+            recurrent.gated_delta, missing_in=_BEFORE_0_19, own_state_dtype=_QWEN_STATE
+        ),
+        "Qwen3_5MoeForConditionalGeneration": _hybrid(
+            recurrent.gated_delta, missing_in=_BEFORE_0_19, own_state_dtype=_QWEN_STATE
+        ),
+        "Zamba2ForCausalLM": _hybrid(recurrent.zamba2, caches_states=True),
+    }
+)

@@ -1,0 +1,134 @@
+"""How many tokens a block holds: the attention kernels' sizes, and what a hybrid's states make of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from highwater.plan.errors import PlanError
+from highwater.plan.flags import EngineFlags
+from highwater.plan.generations import Generation
+from highwater.plan.models.elements import Elements
+from highwater.plan.models.kept import Model, State
+
+CUDA_BLOCK = 16
+CPU_BLOCK = 128
+ASCEND_BLOCK = 128
+HOPPER, BLACKWELL = 9, 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """The block sizes of one engine.
+
+    Attributes:
+        attention: Tokens a block of attention layers holds.
+        state: Tokens that one state of a recurrent layer stands for.
+        state_page_bytes: The size that the states' pages are padded to; None: they are not.
+    """
+
+    attention: int
+    state: int
+    state_page_bytes: int | None = None
+
+
+def block_sizes(
+    model: Model,
+    flags: EngineFlags,
+    generation: Generation,
+    elements: Elements,
+    *,
+    max_model_len: int,
+    mamba_cache_mode: str,
+    speculative: int,
+) -> Blocks:
+    """Return the block sizes that vLLM ends up with.
+
+    Raises:
+        PlanError: A size that was asked for makes no sense.
+    """
+    start = _starting_size(model, flags, generation, elements)
+    asked_state = flags.mamba_block_size
+    if asked_state is not None and mamba_cache_mode == "none":
+        raise PlanError(f"--mamba-block-size: {asked_state}; vLLM takes it with prefix caching only")
+    states = [one for one in model.kept if isinstance(one, State)]
+    if not states:
+        return Blocks(attention=start, state=start)
+    if not model.is_hybrid:
+        return Blocks(attention=start, state=asked_state or (max_model_len if mamba_cache_mode == "none" else start))
+    token = _attention_token_bytes(model, flags, elements)
+    shapes = states[0].form.shapes(flags.tensor_parallel_size, speculative)
+    state_page = sum(
+        math.prod(shape) * elements.role_bytes(role)
+        for shape, role in zip(shapes, states[0].form.roles, strict=True)
+    )
+    unit = _alignment(model, flags, generation, start)
+    if mamba_cache_mode == "all":
+        # Whole chunks of the state kernel, and whole blocks of the attention kernel.
+        chunk = math.lcm(asked_state or model.state_chunk or 2048, unit)
+        attention = chunk * _ceil(_ceil(state_page, token), chunk)
+        state = attention
+        attention = max(start, attention)
+    else:
+        attention = max(start, unit * _ceil(state_page, unit * token))
+        state = asked_state or max_model_len
+        if mamba_cache_mode == "align":
+            state = attention
+    page = attention * token
+    return Blocks(attention=attention, state=state, state_page_bytes=page if page != state_page else None)
+
+
+def _starting_size(model: Model, flags: EngineFlags, generation: Generation, elements: Elements) -> int:
+    if flags.block_size is not None:
+        return flags.block_size
+    if flags.platform == "cpu":
+        if model.is_latent and generation.release >= (0, 32, 0):
+            return CUDA_BLOCK  # platforms/cpu.py: the reference MLA kernel takes 16 only
+        return CPU_BLOCK
+    if flags.platform == "ascend":
+        return ASCEND_BLOCK
+    if not model.is_latent or (model.is_hybrid and generation.release < (0, 20, 0)):
+        return CUDA_BLOCK
+    return _latent_size(model, flags, generation, elements)
+
+
+def _latent_size(model: Model, flags: EngineFlags, generation: Generation, elements: Elements) -> int:
+    """The block of the MLA kernel that vLLM picks for a card (platforms/cuda.py)."""
+    major = flags.compute_capability_major
+    if model.is_sparse:
+        return 64
+    if generation.release < (0, 18, 0):
+        # check_and_update_config forces FlashMLA's, CUTLASS's or FlashInfer's size.
+        if major == BLACKWELL:
+            return 64 if generation.release >= (0, 15, 0) and model.unrotated_head_size == 128 else 128
+        return 64 if major == HOPPER else CUDA_BLOCK
+    if major == BLACKWELL:
+        return 32 if model.unrotated_head_size == 128 else 128
+    # FlashAttention's MLA takes 16 and no 8-bit cache; FlashMLA takes one, in blocks of 64.
+    return 64 if major == HOPPER and elements.cache.startswith("fp8") else CUDA_BLOCK
+
+
+def _alignment(model: Model, flags: EngineFlags, generation: Generation, start: int) -> int:
+    """The unit in which a hybrid's block grows.
+
+    Up to 0.19 HybridAttentionMambaModelConfig (models/config.py) has fixed units; later the attention kernel's smallest
+    block or the block size so far, whichever is larger (platforms/interface.py, _align_hybrid_block_size).
+    """
+    if generation.release < (0, 20, 0) and flags.platform == "cuda":
+        return 64 if model.is_latent else CUDA_BLOCK
+    if model.is_latent and generation.release >= (0, 28, 0):
+        return max(start, 128)
+    return max(start, CUDA_BLOCK)
+
+
+def _attention_token_bytes(model: Model, flags: EngineFlags, elements: Elements) -> int:
+    """One token of one attention layer, by the head counts of vLLM's ModelConfig."""
+    if model.is_latent:
+        return model.head_size * elements.cache_bytes
+    heads = max(1, model.kv_heads // flags.tensor_parallel_size)
+    packed = elements.token_head_bytes(model.head_size)
+    return heads * (2 * model.head_size * elements.cache_bytes if packed is None else packed)
+
+
+def _ceil(value: int, by: int) -> int:
+    return -(-value // by)

@@ -1,0 +1,133 @@
+"""What a drafter adds to the KV cache: the layers of an EAGLE head or of multi-token prediction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from highwater.plan.errors import PlanError
+from highwater.plan.models import attention
+from highwater.plan.models.kept import Attention, Indexer, Kept, Latent, Model
+from highwater.plan.models.reading import language_config
+
+FLAG: Final = "--speculative-config"
+# They draft from the text or from heads that keep nothing.
+KEEP_NOTHING: Final = frozenset({"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"})
+PREDICTION_KEYS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+_EAGLE: Final = frozenset({"eagle", "eagle3"})
+_EAGLE_HEADS: Final = frozenset(
+    {
+        "EagleLlamaForCausalLM",
+        "Eagle3LlamaForCausalLM",
+        "LlamaForCausalLMEagle3",
+        "Eagle3Qwen2_5vlForCausalLM",
+        "Eagle3Qwen3vlForCausalLM",
+        "LlamaForCausalLM",
+        "Eagle3Speculator",
+        "Eagle3DraftModel",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A drafter.
+
+    Attributes:
+        tokens: The tokens that it drafts at a time.
+        kept: What its layers keep.
+    """
+
+    tokens: int = 0
+    kept: tuple[Kept, ...] = ()
+
+
+def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Draft:
+    """Return what a speculative config adds.
+
+    Args:
+        text: The JSON of `--speculative-config`; None: there is none.
+        target: The model's own config.json.
+        model: The same, read.
+
+    Raises:
+        PlanError: The method is not known here, or its configuration cannot be read.
+    """
+    if text is None:
+        return Draft()
+    given = _object(text)
+    tokens = given.get("num_speculative_tokens")
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+        raise PlanError(f"{FLAG}: num_speculative_tokens: {tokens!r}; a whole number of 1 or more is needed")
+    method = str(given.get("method") or "")
+    if method in KEEP_NOTHING:
+        return Draft(tokens=tokens)
+    if method == "mtp" or method.endswith("_mtp"):
+        return Draft(tokens=tokens, kept=_prediction_layers(target, model))
+    if method in _EAGLE:
+        return Draft(tokens=tokens, kept=_eagle_layers(given.get("model"), model))
+    raise PlanError(
+        f"{FLAG}: method: {method!r}; ngram, suffix, medusa, mtp, eagle and eagle3 can be planned"
+    )
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise PlanError(f"{FLAG}: {text!r} is not JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise PlanError(f"{FLAG}: {text!r}; a JSON object is needed")
+    return found
+
+
+def _prediction_layers(target: Mapping[str, Any], model: Model) -> tuple[Kept, ...]:
+    """The prediction layers keep what a layer of full attention of their model keeps."""
+    config = language_config(target)
+    layers = next((count for key in PREDICTION_KEYS if (count := config.optional(key, 0))), 0)
+    if not layers:
+        raise PlanError(f"{FLAG}: mtp; the model's config.json has no {' or '.join(PREDICTION_KEYS)}")
+    whole = [one for one in model.kept if isinstance(one, Latent) or (isinstance(one, Attention) and not one.window)]
+    if not whole:
+        raise PlanError(f"{FLAG}: mtp; the model has no layer of full attention to take the geometry of")
+    first = whole[0]
+    index = next((one for one in model.kept if isinstance(one, Indexer)), None)
+    kept: list[Kept] = []
+    for i in range(layers):
+        place = model.layers + i
+        kept.append(replace(first, layer=place, name=f"model.layers.{place}.mtp_block.self_attn.attn"))
+        if index is not None:
+            name = f"model.layers.{place}.mtp_block.self_attn.indexer.k_cache"
+            kept.append(replace(index, layer=place, name=name))
+    return tuple(kept)
+
+
+def _eagle_layers(place: object, model: Model) -> tuple[Kept, ...]:
+    if not isinstance(place, str) or not place:
+        raise PlanError(f"{FLAG}: model: {place!r}; the folder of the draft model is needed")
+    path = Path(place)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise PlanError(f"{FLAG}: model: {place!r}; its config.json cannot be read: {exc}") from exc
+    names = values.get("architectures") or [None]
+    if names[0] not in _EAGLE_HEADS:
+        raise PlanError(f"{FLAG}: model: its architecture {names[0]!r} is not known here")
+    # vLLM's speculators format keeps the layer's own configuration inside.
+    inner = values.get("transformer_layer_config")
+    config = language_config(inner if isinstance(inner, dict) else values)
+    heads, size = attention.kv_heads(config), attention.head_size(config)
+    layers = config.optional("num_hidden_layers") or 1
+    return tuple(
+        Attention(
+            layer=model.layers + i,
+            name=f"model.layers.{model.layers + i}.self_attn.attn",
+            kv_heads=heads,
+            head_size=size,
+        )
+        for i in range(layers)
+    )

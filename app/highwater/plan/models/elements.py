@@ -1,0 +1,167 @@
+"""Element types: of the weights and the activations, of the KV cache, of recurrent states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from highwater.plan.errors import PlanError
+from highwater.plan.generations import Generation, Release
+from highwater.plan.models.kept import Model, Role
+
+MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+_FLOAT8: Final = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
+# vllm/config/cache.py, CacheDType: the version that has each first (read at the first and last patch of each minor).
+CACHE_TYPES: Final[dict[str, Release]] = {
+    "auto": (0, 0, 0),
+    "bfloat16": (0, 11, 0),
+    "fp8": (0, 0, 0),
+    "fp8_e4m3": (0, 0, 0),
+    "fp8_e5m2": (0, 0, 0),
+    "fp8_inc": (0, 0, 0),
+    "fp8_ds_mla": (0, 11, 0),
+    "float16": (0, 18, 0),
+    "int8_per_token_head": (0, 20, 0),
+    "fp8_per_token_head": (0, 20, 0),
+    "nvfp4": (0, 20, 0),
+}
+_STATE_TYPES: Final[dict[str, Release]] = {
+    "auto": (0, 0, 0),
+    "float32": (0, 0, 0),
+    "float16": (0, 13, 0),
+    "bfloat16": (0, 22, 0),
+}
+# v1/kv_cache_interface.py: the packed latent vector of DeepSeek's sparse attention.
+PACKED_LATENT_BYTES: Final = 656
+SCALE_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elements:
+    """The element types of one engine.
+
+    Attributes:
+        model: Of weights and activations.
+        cache: Of the KV cache, as vLLM names it once resolved; ``auto``: the model's.
+        convolution: Of the convolutions' states.
+        state: Of the recurrent states themselves.
+    """
+
+    model: str
+    cache: str
+    convolution: str
+    state: str
+
+    @property
+    def cache_bytes(self) -> int:
+        """The bytes of one element of the KV cache; packed formats count in bytes."""
+        return MODEL_BYTES.get(self.model if self.cache == "auto" else self.cache, 1)
+
+    def token_head_bytes(self, head_size: int) -> int | None:
+        """Return the bytes of one token and head where they are no product of element and head size."""
+        match self.cache:
+            case "nvfp4":  # 4-bit elements and an 8-bit scale for each 16 of them, for key and value
+                return 2 * (head_size // 2 + head_size // 16)
+            case "int8_per_token_head" | "fp8_per_token_head":  # a 32-bit scale each for key and value
+                return 2 * head_size + 2 * SCALE_BYTES
+            case _:
+                return None
+
+    def role_bytes(self, role: Role) -> int:
+        """Return the bytes of one element of a state tensor."""
+        if role == "float32":
+            return MODEL_BYTES["float32"]
+        return MODEL_BYTES[self.convolution if role == "conv" else self.state]
+
+
+def resolve_elements(
+    model: Model,
+    generation: Generation,
+    *,
+    dtype: str | None,
+    cache: str | None,
+    convolution: str | None,
+    state: str | None,
+) -> Elements:
+    """Return the element types that vLLM uses for what was asked for."""
+    own = _model_type(model, dtype)
+    conv = _state_type("mamba_cache_dtype", convolution, generation)
+    conv = own if conv == "auto" else conv
+    asked = _state_type("mamba_ssm_cache_dtype", state, generation)
+    if asked == "auto" and model.state_dtype is not None and generation.release >= (0, 13, 0):
+        asked = model.state_dtype  # models/config.py: Nemotron-H and Qwen3.5 name it in their config.json
+    if asked != "auto" and asked not in MODEL_BYTES:
+        raise PlanError(f"mamba_ssm_dtype: {asked!r}; one of {', '.join(MODEL_BYTES)} is needed")
+    return Elements(
+        model=own,
+        cache=_cache_type(model, cache or "auto", generation),
+        convolution=conv,
+        state=conv if asked == "auto" else asked,
+    )
+
+
+def _model_type(model: Model, asked: str | None) -> str:
+    """vLLM's _resolve_auto_dtype: a float32 checkpoint, or one that names no type, is served in bfloat16."""
+    if asked is not None and asked != "auto":
+        if asked not in MODEL_BYTES:
+            raise PlanError(f"--dtype: {asked!r}; auto or one of {', '.join(MODEL_BYTES)} is needed")
+        return asked
+    if model.dtype in (None, "float32", "float"):
+        return "bfloat16"
+    if model.dtype not in MODEL_BYTES:
+        raise PlanError(f"dtype: {model.dtype!r}; one of {', '.join(MODEL_BYTES)} is needed")
+    return str(model.dtype)
+
+
+def _state_type(key: str, asked: str | None, generation: Generation) -> str:
+    flag = "--" + key.replace("_", "-")
+    since = _STATE_TYPES.get(asked or "auto")
+    if since is None or since > generation.release:
+        known = ", ".join(name for name, first in _STATE_TYPES.items() if first <= generation.release)
+        raise PlanError(f"{flag}: {asked!r}; vLLM {generation.version} takes {known}")
+    return asked or "auto"
+
+
+def _cache_type(model: Model, asked: str, generation: Generation) -> str:
+    since = CACHE_TYPES.get(asked)
+    if since is None or since > generation.release:
+        known = ", ".join(name for name, first in CACHE_TYPES.items() if first <= generation.release)
+        raise PlanError(
+            f"--kv-cache-dtype: {asked!r}; for vLLM {generation.version} these can be planned: {known}"
+        )
+    if asked == "auto":
+        asked = _checkpoint_type(model, generation)
+    scheme = model.quantization.get("kv_cache_scheme")
+    is_compressed = str(model.quantization.get("quant_method", "")).replace("_", "-") == "compressed-tensors"
+    # layers/attention/attention.py: up to 0.22 the checkpoint's scheme wins even over what was asked for.
+    if is_compressed and scheme and not model.is_latent and (asked == "auto" or generation.release < (0, 23, 0)):
+        asked = "fp8"
+    if model.is_sparse:
+        if asked == "bfloat16":  # models/config.py, DeepseekV32ForCausalLM
+            return "auto"
+        if asked.startswith("fp8"):  # FlashMLA's sparse kernels pack it; FlashInfer's on Blackwell do not
+            return "fp8_ds_mla"
+    if asked == "fp8_ds_mla" and not model.is_sparse:
+        raise PlanError(f"--kv-cache-dtype: {asked!r}; it is the format of models with sparse MLA, use fp8")
+    return asked
+
+
+def _checkpoint_type(model: Model, generation: Generation) -> str:
+    """The type that a ModelOpt checkpoint wants (utils/torch_utils.py, resolve_kv_cache_dtype_string, from 0.14)."""
+    quantization = model.quantization
+    if generation.release < (0, 14, 0) or not str(quantization.get("quant_method", "")).startswith("modelopt"):
+        return "auto"
+    inner = quantization.get("quantization", quantization)
+    wanted = None
+    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        wanted = wanted or inner.get(key) or quantization.get(key)
+    if isinstance(wanted, dict):
+        is_float8 = wanted.get("dynamic") is False and wanted.get("num_bits") == 8 and wanted.get("type") == "float"
+        wanted = "fp8" if is_float8 else None
+    match str(wanted).lower():
+        case "fp8":
+            return "fp8_e4m3"
+        case "nvfp4" if generation.release >= CACHE_TYPES["nvfp4"]:
+            return "nvfp4"
+        case _:
+            return "auto"

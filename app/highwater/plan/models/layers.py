@@ -1,0 +1,125 @@
+"""The layers of each worker: what a model keeps, in a version's specs, for one rank of each pipeline stage."""
+
+from __future__ import annotations
+
+from highwater.plan.errors import PlanError
+from highwater.plan.models.elements import PACKED_LATENT_BYTES
+from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent, Model, State
+from highwater.plan.resolve import Resolved
+from highwater.plan.specs import (
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    Layers,
+    LayerSpec,
+    MambaState,
+    MlaAttention,
+    SlidingWindow,
+)
+
+
+def worker_layers(model: Model, resolved: Resolved, drafts: tuple[Kept, ...] = ()) -> list[Layers]:
+    """Return the layers of one rank of each pipeline stage; the ranks of a stage are alike.
+
+    Args:
+        model: The model.
+        resolved: Its flags.
+        drafts: The layers of a drafter, which lives on the last stage.
+
+    Raises:
+        PlanError: The heads cannot be spread over the ranks.
+    """
+    stages = resolved.given.pipeline_parallel_size
+    bounds = stage_bounds(model.layers, stages)
+    workers = [
+        {one.name: _spec(one, resolved) for one in model.kept if start <= one.layer < end} for start, end in bounds
+    ]
+    workers[-1] |= {one.name: _spec(one, resolved) for one in drafts}
+    return list(workers)
+
+
+def stage_bounds(layers: int, stages: int) -> list[tuple[int, int]]:
+    """Return the first layer and the end of each stage (vllm/distributed/utils.py, get_pp_indices).
+
+    Layers that are left over go to the stages before the last, from the back.
+    """
+    sizes = [layers // stages] * stages
+    for extra in range(layers % stages):
+        sizes[-(extra + 2)] += 1
+    starts = [sum(sizes[:i]) for i in range(stages)]
+    return [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def _spec(one: Kept, resolved: Resolved) -> LayerSpec:
+    elements, blocks = resolved.elements, resolved.blocks
+    ranks = resolved.given.tensor_parallel_size
+    match one:
+        case Attention():
+            heads = rank_heads(one.kv_heads, ranks)
+            packed = elements.token_head_bytes(one.head_size)
+            size = elements.cache_bytes
+            if one.window is not None:
+                return SlidingWindow(
+                    block_size=blocks.attention,
+                    kv_heads=heads,
+                    head_size=one.head_size,
+                    head_size_v=one.head_size_v,
+                    element_bytes=size,
+                    token_head_bytes=packed,
+                    window=one.window,
+                )
+            if one.chunk is not None:
+                return ChunkedLocal(
+                    block_size=blocks.attention,
+                    kv_heads=heads,
+                    head_size=one.head_size,
+                    head_size_v=one.head_size_v,
+                    element_bytes=size,
+                    token_head_bytes=packed,
+                    chunk=one.chunk,
+                )
+            return FullAttention(
+                block_size=blocks.attention,
+                kv_heads=heads,
+                head_size=one.head_size,
+                head_size_v=one.head_size_v,
+                element_bytes=size,
+                token_head_bytes=packed,
+            )
+        case Latent():
+            return MlaAttention(
+                block_size=blocks.attention,
+                kv_heads=1,
+                head_size=one.width,
+                element_bytes=elements.cache_bytes,
+                token_head_bytes=PACKED_LATENT_BYTES if elements.cache == "fp8_ds_mla" else None,
+                cache_dtype=elements.cache,
+            )
+        case Indexer():
+            return MlaAttention(block_size=blocks.attention, kv_heads=1, head_size=one.width_bytes, element_bytes=1)
+        case Cross():
+            return CrossAttention(
+                block_size=blocks.attention,
+                kv_heads=rank_heads(one.kv_heads, ranks),
+                head_size=one.head_size,
+                element_bytes=elements.cache_bytes,
+            )
+        case State():
+            return MambaState(
+                block_size=blocks.state,
+                page_bytes_padded=blocks.state_page_bytes,
+                shapes=one.form.shapes(ranks, resolved.speculative_tokens),
+                element_bytes=tuple(elements.role_bytes(role) for role in one.form.roles),
+                speculative_blocks=resolved.speculative_tokens,
+            )
+        case _:
+            raise AssertionError(one)
+
+
+def rank_heads(heads: int, ranks: int) -> int:
+    """Return the KV heads of one rank: a part of them, or one, which several ranks then have alike."""
+    if heads >= ranks and heads % ranks:
+        raise PlanError(f"--tensor-parallel-size: {ranks}; the model's {heads} KV heads must be divisible by it")
+    if heads < ranks and ranks % heads:
+        raise PlanError(f"--tensor-parallel-size: {ranks}; a multiple of the model's {heads} KV heads is needed")
+    return max(1, heads // ranks)

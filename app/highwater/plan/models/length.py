@@ -1,0 +1,96 @@
+"""How long a sequence a model allows, as vLLM derives it (config/model.py, _get_and_verify_max_len)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from highwater.plan.models.reading import Config
+
+# model_arch_config_convertor.py, derive_max_model_len_and_key: the smallest of these counts.
+LENGTH_KEYS: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+# Scaled positions that `max_position_embeddings` already counts.
+COUNTED_ALREADY: Final = frozenset({"su", "longrope", "llama3"})
+# What vLLM takes where a model names no length and none is asked for.
+UNNAMED_LENGTH: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """What a model allows.
+
+    Attributes:
+        longest: The derived maximum; None: the configuration names none.
+        key: The key that it was read of.
+        default: The length that vLLM takes where none is asked for.
+        override: `model_max_length`, up to which a longer one may be asked for.
+    """
+
+    longest: float | None
+    key: str | None
+    default: int
+    override: int | None
+
+
+def length_of(config: Config) -> Length:
+    """Return how long a sequence a model allows."""
+    longest, key = math.inf, None
+    for name in LENGTH_KEYS:
+        value = config.optional(name)
+        if value is not None and value < longest:
+            longest, key = value, name
+    override = config.optional("model_max_length")
+    if override is not None:
+        longest, key = override, "model_max_length"
+    if key is None:
+        return Length(longest=None, key=None, default=UNNAMED_LENGTH, override=None)
+    ropes = _ropes(config)
+    if "gemma3" not in config.model_type:
+        longest = _scaled(config, ropes, longest)
+    default = int(longest)
+    if any(_kind(rope) == "longrope" for rope in ropes):
+        default = config.optional("original_max_position_embeddings") or default
+    return Length(longest=longest, key=key, default=default, override=override)
+
+
+def _scaled(config: Config, ropes: list[Mapping[str, Any]], longest: float) -> float:
+    factor = 1.0
+    for rope in ropes:
+        kind = _kind(rope)
+        if kind in COUNTED_ALREADY:
+            continue
+        given = rope.get("factor")
+        if given is not None:
+            if isinstance(given, bool) or not isinstance(given, (int, float)) or given <= 0:
+                raise config.refused("rope_scaling.factor", given, "a number above 0 is needed")
+            factor = float(given)
+        if kind == "yarn":
+            original = rope.get("original_max_position_embeddings")
+            if isinstance(original, bool) or not isinstance(original, (int, float)) or original <= 0:
+                right = "a whole number is needed where positions are scaled by yarn"
+                raise config.refused("rope_scaling.original_max_position_embeddings", original, right)
+            longest = original
+    return longest * factor
+
+
+def _ropes(config: Config) -> list[Mapping[str, Any]]:
+    """The rotary parameters, one for each layer type where they are kept so."""
+    found = config.mapping("rope_parameters") or config.mapping("rope_scaling")
+    nested = [value for value in found.values() if isinstance(value, Mapping)]
+    return nested or ([found] if found else [])
+
+
+def _kind(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type") or rope.get("type") or "default")

@@ -1,0 +1,146 @@
+"""A whole config.json: which architecture it is, and everything of it that the KV cache depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from highwater.plan.errors import PlanError
+from highwater.plan.models import attention
+from highwater.plan.models.architectures import ARCHITECTURES, Architecture
+from highwater.plan.models.kept import Indexer, Kept, Latent, Model, State
+from highwater.plan.models.length import length_of
+from highwater.plan.models.reading import Config, language_config
+
+# Keys that change what a cache holds, in ways that are not modelled here: a model that sets one is refused by name.
+NOT_MODELLED: Final = {
+    "index_topk_freq": "indexers that serve several layers are not modelled",
+    "index_topk_pattern": "indexers that serve several layers are not modelled",
+    "compress_ratios": "compressed latent caches are not modelled",
+    "interleaved_sliding_window": "windows listed layer by layer are not modelled",
+    "per_layer_config": "layers with geometries of their own are not modelled",
+}
+EXPERT_KEYS: Final = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+
+
+def read_model(values: Mapping[str, Any], release: tuple[int, int, int]) -> Model:
+    """Return a model as far as the size of its KV cache goes.
+
+    Args:
+        values: Its config.json.
+        release: The release of vLLM, because older ones lack newer architectures.
+
+    Raises:
+        PlanError: The architecture is not known, or a key makes no sense.
+    """
+    name, architecture = _architecture(values, release)
+    config = language_config(values)
+    if not config.model_type:
+        raise PlanError(f"{config.prefix}model_type: absent; Transformers' name of the configuration is needed")
+    for key, why in NOT_MODELLED.items():
+        if config.get(key) not in (None, 1):
+            raise config.refused(key, config.get(key), why)
+    kept = architecture.build(config)
+    length = length_of(config)
+    is_latent = any(isinstance(one, Latent) for one in kept)
+    return Model(
+        architecture=name,
+        model_type=config.model_type,
+        layers=max((one.layer for one in kept), default=-1) + 1
+        if architecture.encoder_decoder
+        else config.optional("num_hidden_layers") or max(one.layer for one in kept) + 1,
+        attention_heads=_attention_heads(config, architecture),
+        kv_heads=0 if architecture.states_only else 1 if is_latent else attention.kv_heads(config),
+        head_size=_head_size(config, architecture, kept),
+        kept=kept,
+        max_length=length.longest,
+        max_length_key=length.key,
+        default_length=length.default,
+        length_override=length.override,
+        dtype=_dtype(values, config),
+        quantization=_quantization(values, config),
+        # A hybrid's class may serve a model without states (granite-4.0-micro).
+        is_hybrid=architecture.hybrid and any(isinstance(one, State) for one in kept),
+        has_attention=not architecture.states_only,
+        is_encoder_decoder=architecture.encoder_decoder,
+        is_latent=is_latent,
+        is_sparse=any(isinstance(one, Indexer) for one in kept),
+        caches_states=architecture.caches_states,
+        state_chunk=_state_chunk(config),
+        state_dtype=_state_dtype(config, architecture),
+        encoder_tokens=(config.optional("max_source_positions") or 0) if architecture.encoder_decoder else 0,
+        is_moe=any(config.optional(key, 0) for key in EXPERT_KEYS),
+        unrotated_head_size=config.optional("qk_nope_head_dim") if is_latent else None,
+    )
+
+
+def _architecture(values: Mapping[str, Any], release: tuple[int, int, int]) -> tuple[str, Architecture]:
+    names = values.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise PlanError(f"architectures: {names!r}; a list with vLLM's name of the model's class is needed")
+    for name in names:
+        known = ARCHITECTURES.get(name)
+        if known is None:
+            continue
+        if known.missing_in is not None and release <= known.missing_in:
+            newest = ".".join(map(str, known.missing_in))
+            raise PlanError(f"architectures: {name!r}; vLLM up to {newest} does not have it: name a newer version")
+        return name, known
+    raise PlanError(
+        f"architectures: {names[0]!r} is not known here; a plan is only made for architectures whose layers were read"
+        " in vLLM's source (highwater plan --list-architectures)"
+    )
+
+
+def _attention_heads(config: Config, architecture: Architecture) -> int:
+    if architecture.states_only:
+        return 0
+    return config.number("num_attention_heads")
+
+
+def _head_size(config: Config, architecture: Architecture, kept: tuple[Kept, ...]) -> int:
+    if architecture.states_only:
+        return 0
+    if config.model_type == "zamba2":
+        return config.optional("attention_head_dim") or 0
+    latent = next((one for one in kept if isinstance(one, Latent)), None)
+    return attention.head_size(config) if latent is None else latent.width
+
+
+def _dtype(values: Mapping[str, Any], config: Config) -> str | None:
+    """The checkpoint's element type: the file's own, else the language model's, else the vision tower's."""
+    vision = values.get("vision_config")
+    places = (values, {key: config.get(key) for key in ("dtype", "torch_dtype")}, vision)
+    for place in places:
+        if isinstance(place, Mapping):
+            found = place.get("dtype") or place.get("torch_dtype")
+            if found is not None:
+                return str(found).removeprefix("torch.")
+    return None
+
+
+def _quantization(values: Mapping[str, Any], config: Config) -> Mapping[str, Any]:
+    for found in (
+        values.get("quantization_config"),
+        values.get("compression_config"),
+        config.get("quantization_config"),
+        config.get("compression_config"),
+    ):
+        if isinstance(found, Mapping):
+            return found
+        if found is not None:
+            raise PlanError(f"quantization_config: {found!r}; an object is needed")
+    return {}
+
+
+def _state_chunk(config: Config) -> int | None:
+    """vLLM's get_mamba_chunk_size; Mamba 1 uses 2048."""
+    return config.optional("mamba_chunk_size") or config.optional("chunk_size")
+
+
+def _state_dtype(config: Config, architecture: Architecture) -> str | None:
+    if architecture.own_state_dtype is None:
+        return None
+    key, otherwise = architecture.own_state_dtype
+    found = config.get(key)
+    return otherwise if found is None else str(found)

@@ -1,0 +1,199 @@
+"""Reads a config.json: the part that describes the language model, absent keys filled in as Transformers fills them.
+
+A key that is absent takes the default of the configuration class that the model type names; `defaults.json` holds those
+of Transformers 4.57 and 5.x for the keys that decide the size of a cache, and the names under which a type keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from highwater.plan.errors import PlanError
+
+# In the order in which Transformers' get_text_config() and vLLM's wrappers look for the language model.
+LANGUAGE_PARTS: Final = ("thinker_config", "text_config", "llm_config", "language_config", "language_model_config")
+# Classes that throw their window away unless `use_sliding_window` is set (configuration_qwen2.py and its siblings).
+WINDOW_ON_REQUEST: Final = frozenset(
+    {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text", "smollm3"}
+)
+# A language model inside another's config.json often leaves its type out.
+LANGUAGE_TYPES: Final = {
+    "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "glm4v": "glm4v_text",
+    "mistral3": "mistral",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_onevision": "qwen2",
+    "idefics3": "llama",
+    "smolvlm": "llama",
+    "pixtral": "mistral",
+}
+
+
+@cache
+def _defaults() -> dict[str, dict[str, dict[str, Any]]]:
+    text = Path(__file__).with_name("defaults.json").read_text(encoding="utf-8")
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+class Config:
+    """One model's keys, with the defaults of its type.
+
+    Attributes:
+        model_type: The type that the defaults were taken of.
+        prefix: Where in the file the keys stand, to name them in an error.
+    """
+
+    def __init__(self, values: Mapping[str, Any], model_type: str, prefix: str = "") -> None:
+        """Keep a file's keys beside the defaults of a type."""
+        self._values = values
+        known = _defaults().get(model_type, {})
+        self._defaults = known.get("keys", {})
+        self._aliases = known.get("aliases", {})
+        self.model_type = model_type
+        self.prefix = prefix
+
+    def get(self, key: str) -> Any:  # noqa: ANN401 - JSON
+        """Return a key's value, else its default; None where there is neither."""
+        for name in (key, self._aliases.get(key)):
+            if name is not None and name in self._values:
+                return self._values[name]
+        default = self._defaults.get(key)
+        return self._defaults.get(self._aliases.get(key, ""), default) if default is None else default
+
+    def gives(self, key: str) -> bool:
+        """Say whether the file itself gives a key a value."""
+        return self._values.get(key) is not None
+
+    def refused(self, key: str, value: object, right: str) -> PlanError:
+        """Return the error of a key's value."""
+        shown = "absent" if value is None else repr(value)
+        return PlanError(f"{self.prefix}{key}: {shown}; {right}")
+
+    def optional(self, key: str, least: int = 1) -> int | None:
+        """Return a whole number, or None where the file and its type say nothing."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.refused(key, value, f"a whole number of {least} or more is needed")
+        return value
+
+    def number(self, key: str, least: int = 1) -> int:
+        """Return a whole number that must be there."""
+        value = self.optional(key, least)
+        if value is None:
+            raise self.refused(key, None, f"a whole number of {least} or more is needed")
+        return value
+
+    def names(self, key: str) -> tuple[str, ...] | None:
+        """Return a list of names, one for each layer; None where there is none."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(x, str) for x in value):
+            raise self.refused(key, value, "a list of names is needed, one for each layer")
+        return tuple(value)
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """Return a nested object; an empty one where it is absent."""
+        value = self.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self.refused(key, value, "an object is needed")
+        return value
+
+
+def language_config(values: Mapping[str, Any]) -> Config:
+    """Return the part of a config.json that describes the language model."""
+    part, outer, prefix = values, str(values.get("model_type") or ""), ""
+    model_type = outer
+    for _ in range(2):  # Qwen's Omni models nest twice
+        for name in LANGUAGE_PARTS:
+            inner = part.get(name)
+            if inner is None:
+                continue
+            if not isinstance(inner, Mapping):
+                raise PlanError(f"{prefix}{name}: {inner!r}; an object is needed")
+            part, prefix = inner, f"{prefix}{name}."
+            model_type = str(inner.get("model_type") or "") or LANGUAGE_TYPES.get(outer, "")
+            break
+    return Config(part, LANGUAGE_TYPES.get(model_type, model_type) if prefix else model_type, prefix)
+
+
+def model_window(config: Config) -> int | None:
+    """Return the window of a whole model: what vLLM's CacheConfig.sliding_window becomes.
+
+    vLLM sets it from the language model's `sliding_window` unless its layers are of several types (engine/arg_utils.py,
+    is_interleaved), and takes 0 for "no window" (config/model.py).
+    """
+    return None if len(set(layer_types(config) or ())) > 1 else window(config)
+
+
+def window(config: Config) -> int | None:
+    """Return the window that the configuration keeps; None where it has none or does not use it."""
+    if config.model_type in WINDOW_ON_REQUEST and not config.get("use_sliding_window"):
+        return None
+    value = config.get("sliding_window")
+    if value in (None, 0):
+        return None
+    return config.number("sliding_window")
+
+
+def layer_types(config: Config) -> tuple[str, ...] | None:
+    """Return each layer's type as the configuration class has it; None where it has none."""
+    given = config.names("layer_types")
+    if given is not None:
+        return given
+    layers = config.optional("num_hidden_layers")
+    if layers is None:
+        return None
+    match config.model_type:
+        case "gemma2" | "gpt_oss" | "vaultgemma":
+            return _every(layers, 2)
+        case "gemma3_text":
+            return _every(layers, config.optional("sliding_window_pattern") or 6)
+        case "gemma3n_text":
+            return _every(layers, 5)
+        case "gemma4_text":
+            return (*_every(layers, 6)[:-1], "full_attention")
+        case "cohere2" | "olmo3":
+            return _every(layers, config.optional("sliding_window_pattern") or 4)
+        case "exaone4" | "exaone_moe":
+            if window(config) is None:
+                return ("full_attention",) * layers
+            return _every(layers, config.number("sliding_window_pattern"))
+        case "cwm":
+            return tuple("sliding_attention" if i % 4 else "full_attention" for i in range(layers))
+        case "ministral":
+            return ("sliding_attention" if window(config) else "full_attention",) * layers
+        case "qwen2" | "qwen2_moe" | "qwen3" | "qwen2_vl_text" | "qwen2_5_vl_text":
+            first = config.number("max_window_layers", 0)
+            slides = window(config) is not None
+            return tuple("sliding_attention" if slides and i >= first else "full_attention" for i in range(layers))
+        case "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text":
+            every = config.optional("full_attention_interval") or 4
+            return tuple("full_attention" if not (i + 1) % every else "linear_attention" for i in range(layers))
+        case _:
+            return None
+
+
+def _every(layers: int, pattern: int) -> tuple[str, ...]:
+    """Every `pattern`-th layer is full, the others slide."""
+    return tuple("sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers))

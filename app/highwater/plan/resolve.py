@@ -1,0 +1,302 @@
+"""The flags that were not given, filled in as a version of vLLM fills them in for a model and a platform.
+
+The sources: vllm/engine/arg_utils.py (get_batch_defaults, _set_default_*), vllm/config/{model,scheduler,cache,vllm}.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from highwater.plan.errors import PlanError
+from highwater.plan.flags import DEFAULT_CAPABILITY, EngineFlags
+from highwater.plan.generations import Generation
+from highwater.plan.limits import Limits
+from highwater.plan.models.blocks import Blocks, block_sizes
+from highwater.plan.models.elements import Elements, resolve_elements
+from highwater.plan.models.kept import Model
+
+GIB: Final = 1 << 30
+# Cards from here on get larger steps; A100 is left out by name, which a plan does not know.
+LARGE_CARD_BYTES: Final = 70 * GIB
+LARGEST_CARD_BYTES: Final = 160 * GIB
+ALLOW_LONG: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The flags of a plan, none left open.
+
+    Attributes:
+        given: What was given.
+        limits: What the size of the pool depends on.
+        elements: The element types.
+        blocks: The block sizes.
+        speculative_tokens: The tokens of a draft; 0: there is none.
+        utilization: The share of the device; None where the bytes of the KV cache were given.
+        notes: What was assumed.
+    """
+
+    given: EngineFlags
+    limits: Limits
+    elements: Elements
+    blocks: Blocks
+    speculative_tokens: int
+    utilization: float | None
+    notes: tuple[str, ...]
+
+    def shown(self) -> Mapping[str, Any]:
+        """Return every flag with the value that vLLM would use, by vLLM's names."""
+        given, limits = self.given, self.limits
+        return {
+            "max_model_len": limits.max_model_len,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "max_num_seqs": limits.max_num_seqs,
+            "tensor_parallel_size": given.tensor_parallel_size,
+            "pipeline_parallel_size": given.pipeline_parallel_size,
+            "data_parallel_size": given.data_parallel_size,
+            "decode_context_parallel_size": given.decode_context_parallel_size,
+            "prefill_context_parallel_size": given.prefill_context_parallel_size,
+            "enable_expert_parallel": given.enable_expert_parallel,
+            "kv_cache_memory_bytes": given.kv_cache_memory_bytes,
+            "gpu_memory_utilization": self.utilization,
+            "dtype": self.elements.model,
+            "kv_cache_dtype": self.elements.cache,
+            "quantization": given.quantization,
+            "block_size": self.blocks.attention,
+            "num_gpu_blocks_override": limits.num_gpu_blocks_override,
+            "enable_prefix_caching": limits.prefix_caching,
+            "async_scheduling": limits.async_scheduling,
+            "disable_hybrid_kv_cache_manager": not limits.hybrid_manager,
+            "mamba_cache_dtype": self.elements.convolution,
+            "mamba_ssm_cache_dtype": self.elements.state,
+            "mamba_block_size": self.blocks.state,
+            "mamba_cache_mode": limits.mamba_cache_mode,
+            "num_speculative_tokens": self.speculative_tokens,
+        }
+
+
+def resolve(flags: EngineFlags, model: Model, generation: Generation, *, speculative_tokens: int = 0) -> Resolved:
+    """Fill in the flags that were not given.
+
+    Raises:
+        PlanError: vLLM of this version would refuse a flag, or it makes no sense.
+    """
+    _check(flags, model)
+    notes: list[str] = []
+    length = _length(flags, model)
+    prefix = _prefix_caching(flags, model, generation)
+    batched, requests = _batch(flags, model, generation, length, notes)
+    mode = _cache_mode(flags, model, generation, prefix=prefix)
+    elements = resolve_elements(
+        model,
+        generation,
+        dtype=flags.dtype,
+        cache=flags.kv_cache_dtype,
+        convolution=flags.mamba_cache_dtype,
+        state=flags.mamba_ssm_cache_dtype,
+    )
+    blocks = block_sizes(
+        model,
+        flags,
+        generation,
+        elements,
+        max_model_len=length,
+        mamba_cache_mode=mode,
+        speculative=speculative_tokens,
+    )
+    if model.dtype is None and flags.dtype in (None, "auto"):
+        notes.append("config.json names no dtype: bfloat16 is assumed; vLLM reads it of the weights where they are.")
+    if model.is_latent and flags.platform == "cuda" and not (flags.block_size or flags.compute_capability):
+        notes.append(f"The block size is that of MLA's kernel on a card of compute capability {DEFAULT_CAPABILITY}.")
+    return Resolved(
+        given=flags,
+        limits=Limits(
+            max_model_len=length,
+            max_num_batched_tokens=batched,
+            max_num_seqs=requests,
+            async_scheduling=_async(flags, generation),
+            decode_context_parallel_size=flags.decode_context_parallel_size,
+            prefill_context_parallel_size=flags.prefill_context_parallel_size,
+            num_gpu_blocks_override=flags.num_gpu_blocks_override,
+            prefix_caching=prefix,
+            mamba_cache_mode=mode,
+            hybrid_manager=_hybrid_manager(flags, model, generation),
+            max_encoder_tokens=model.encoder_tokens,
+            pipeline_parallel_size=flags.pipeline_parallel_size,
+        ),
+        elements=elements,
+        blocks=blocks,
+        speculative_tokens=speculative_tokens,
+        utilization=_utilization(flags, generation),
+        notes=tuple(notes),
+    )
+
+
+def _check(flags: EngineFlags, model: Model) -> None:
+    for key in (
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+        "kv_cache_memory_bytes",
+        "device_bytes",
+        "block_size",
+        "num_gpu_blocks_override",
+        "mamba_block_size",
+    ):
+        value = getattr(flags, key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise PlanError(f"--{key.replace('_', '-')}: {value!r}; a whole number of 1 or more is needed")
+    share = flags.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise PlanError(f"--gpu-memory-utilization: {share!r}; more than 0, and 1 at most, is needed")
+    if flags.compute_capability is not None and not re.fullmatch(r"\d{1,2}(\.\d)?", flags.compute_capability):
+        raise PlanError(f"--compute-capability: {flags.compute_capability!r}; write it as 9.0")
+    ranks, stages = flags.tensor_parallel_size, flags.pipeline_parallel_size
+    if model.attention_heads % ranks:
+        raise PlanError(
+            f"--tensor-parallel-size: {ranks}; the model's {model.attention_heads} attention heads must be divisible"
+            " by it, vLLM refuses to start"
+        )
+    if stages > model.layers:
+        raise PlanError(f"--pipeline-parallel-size: {stages}; the model has {model.layers} layers")
+    if stages > 1 and model.is_encoder_decoder:
+        raise PlanError(f"--pipeline-parallel-size: {stages}; vLLM does not spread this model over stages, use 1")
+    if flags.block_size is not None and flags.platform != "cpu" and flags.block_size % 16:
+        raise PlanError(f"--block-size: {flags.block_size}; attention kernels take multiples of 16")
+
+
+def _length(flags: EngineFlags, model: Model) -> int:
+    """vLLM's _get_and_verify_max_len."""
+    asked = flags.max_model_len
+    if asked is None:
+        return int(model.default_length or model.max_length or 0)
+    if model.max_length is None or asked <= model.max_length or asked <= (model.length_override or 0):
+        return asked
+    raise PlanError(
+        f"--max-model-len: {asked}; the model allows {int(model.max_length)} ({model.max_length_key}), and vLLM refuses"
+        f" more unless {ALLOW_LONG} is set"
+    )
+
+
+def _batch(
+    flags: EngineFlags, model: Model, generation: Generation, length: int, notes: list[str]
+) -> tuple[int, int]:
+    tokens, requests = _batch_defaults(flags, generation)
+    if flags.platform == "cuda" and flags.device_bytes is None:
+        open_flags = [
+            flag
+            for flag, value in (
+                ("--max-num-batched-tokens", flags.max_num_batched_tokens),
+                ("--max-num-seqs", flags.max_num_seqs),
+            )
+            if value is None
+        ]
+        if open_flags:
+            notes.append(f"{' and '.join(open_flags)}: vLLM's default for a card of 70 to 160 GiB, as none is named.")
+    # Encoder-decoders have no chunked prefill: a step must hold a whole prompt.
+    chunked = not model.is_encoder_decoder
+    batched = flags.max_num_batched_tokens
+    seats = requests if flags.max_num_seqs is None else flags.max_num_seqs
+    if batched is None:
+        batched = min(seats * length, tokens if chunked else max(length, tokens))
+    if flags.max_num_seqs is None:
+        seats = min(seats, batched)
+    if batched < seats:
+        raise PlanError(f"--max-num-batched-tokens: {batched}; vLLM refuses less than --max-num-seqs, which is {seats}")
+    if not chunked and batched < length:
+        raise PlanError(f"--max-num-batched-tokens: {batched}; this model needs at least its length, {length}")
+    return batched, seats
+
+
+def _batch_defaults(flags: EngineFlags, generation: Generation) -> tuple[int, int]:
+    """Tokens and requests of one step, of `vllm serve` (arg_utils.py, get_batch_defaults)."""
+    if flags.platform == "cpu":
+        ranks = flags.tensor_parallel_size * flags.pipeline_parallel_size
+        return 2048 * ranks, 128 * ranks
+    card = flags.device_bytes
+    if card is None:
+        card = LARGE_CARD_BYTES if flags.platform == "cuda" else 0
+    if card >= LARGEST_CARD_BYTES and generation.release >= (0, 32, 0):
+        return 16384, 1024
+    return (8192, 1024) if card >= LARGE_CARD_BYTES else (2048, 256)
+
+
+def _prefix_caching(flags: EngineFlags, model: Model, generation: Generation) -> bool:
+    """vLLM's is_prefix_caching_supported: on by default, but for the kinds of models that it lists."""
+    if model.is_encoder_decoder:
+        return False
+    if flags.enable_prefix_caching is None:
+        hybrid = not model.is_hybrid or generation.release >= (0, 26, 0)
+        context = flags.prefill_context_parallel_size == 1 or generation.release >= (0, 13, 0)
+        return model.has_attention and hybrid and context
+    # models/config.py: up to 0.14 models whose states cannot be cached lose it again.
+    recurrent = model.is_hybrid or not model.has_attention
+    loses = recurrent and not model.caches_states and generation.release < (0, 15, 0)
+    return flags.enable_prefix_caching and not loses
+
+
+def _cache_mode(flags: EngineFlags, model: Model, generation: Generation, *, prefix: bool) -> str:
+    """vLLM's MambaModelConfig: which states are kept where prefix caching is on."""
+    asked = flags.mamba_cache_mode
+    known = ("none", "align", "all") if generation.mamba_has_all else ("none", "align")
+    if asked is not None and asked not in known:
+        raise PlanError(
+            f"--mamba-cache-mode: {asked!r}; vLLM {generation.version} takes one of {', '.join(known)}"
+        )
+    if not prefix or not (model.is_hybrid or not model.has_attention):
+        return "none"
+    if generation.release < (0, 15, 0):
+        return "all"  # the only mode, before it had a name
+    can_all = model.caches_states and generation.mamba_has_all
+    if asked in (None, "none"):
+        return "all" if can_all else "align"
+    return "all" if asked == "all" and can_all else "align"
+
+
+def _async(flags: EngineFlags, generation: Generation) -> bool:
+    if flags.async_scheduling is not None:
+        return flags.async_scheduling and flags.platform != "cpu"
+    if flags.platform != "cuda" or generation.release < (0, 14, 0):
+        return False
+    method = str(speculative_method(flags) or "")
+    return not method or "mtp" in method or method.startswith("eagle")
+
+
+def _hybrid_manager(flags: EngineFlags, model: Model, generation: Generation) -> bool:
+    if flags.disable_hybrid_kv_cache_manager:
+        return False
+    # Chunked local attention was kept whole by default up to 0.13 (envs.py).
+    chunked = any(getattr(one, "chunk", None) is not None for one in model.kept)
+    return not (chunked and (generation.release < (0, 14, 0) or speculative_method(flags) is not None))
+
+
+def _utilization(flags: EngineFlags, generation: Generation) -> float | None:
+    if flags.kv_cache_memory_bytes is not None:
+        return None
+    if flags.gpu_memory_utilization is not None:
+        return flags.gpu_memory_utilization
+    return 0.92 if generation.release >= (0, 20, 0) else 0.9
+
+
+def speculative_method(flags: EngineFlags) -> str | None:
+    """Return the method of the speculative config, as written; None where there is none."""
+    if flags.speculative_config is None:
+        return None
+    import json  # noqa: PLC0415 - most plans have none
+
+    try:
+        found = json.loads(flags.speculative_config)
+    except ValueError as exc:
+        raise PlanError(f"--speculative-config: {flags.speculative_config!r} is not JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise PlanError(f"--speculative-config: {flags.speculative_config!r}; a JSON object is needed")
+    method = found.get("method")
+    return None if method is None and not found else str(method or "draft_model")
