@@ -1,0 +1,155 @@
+"""vLLM's own functions as the judge of a plan: asked in an interpreter that has vLLM, and compared with ours.
+
+Nothing of vLLM is imported here: `oracle_script` runs in the other interpreter, for a bounded time and with bounded
+output. A difference is returned as a sentence, for every figure that differs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from highwater.plan.errors import PlanError
+from highwater.plan.grouping import KINDS
+from highwater.plan.limits import Limits
+from highwater.plan.pool import Pool
+from highwater.plan.specs import Layers, LayerSpec
+
+_SCRIPT: Final = Path(__file__).with_name("oracle_script.py")
+_MAX_ANSWER_BYTES: Final = 1 << 24
+# Importing torch and vLLM takes ten seconds or more; a question takes milliseconds.
+_TIMEOUT_SECONDS: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What `plan_pool` is asked, for the oracle."""
+
+    workers: Sequence[Layers]
+    available_bytes: Sequence[int]
+    limits: Limits
+
+    def as_json(self) -> str:
+        """Return the line that the script reads."""
+        return json.dumps(
+            {
+                "workers": [{name: _spec_fields(spec) for name, spec in worker.items()} for worker in self.workers],
+                "available_bytes": list(self.available_bytes),
+                "limits": asdict(self.limits),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The oracle's answers.
+
+    Attributes:
+        vllm_version: The version that was asked.
+        answers: One for each question, as `oracle_script` writes it.
+    """
+
+    vllm_version: str
+    answers: Sequence[Mapping[str, Any]]
+
+
+def ask_oracle(
+    python: str | Path,
+    questions: Sequence[Question],
+    *,
+    environ: Mapping[str, str] | None = None,
+    timeout_seconds: float = _TIMEOUT_SECONDS,
+) -> Answers:
+    """Ask the vLLM of an interpreter.
+
+    Args:
+        python: The interpreter; vLLM must be importable in it.
+        questions: What to ask.
+        environ: Variables to add to its environment.
+        timeout_seconds: How long it may take, the import of vLLM included.
+
+    Raises:
+        PlanError: It could not be started, took too long, or did not answer every question.
+    """
+    try:
+        # The script is handed over as text: run by its path, the modules beside it would hide others of their names.
+        done = subprocess.run(  # noqa: S603 - the interpreter is the operator's choice; nothing passes through a shell
+            [str(python), "-c", _SCRIPT.read_text()],
+            input="".join(question.as_json() + "\n" for question in questions).encode(),
+            capture_output=True,
+            cwd="/",
+            env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", **(environ or {})},
+            timeout=timeout_seconds,
+            check=False,
+        )
+    except OSError as exc:
+        raise PlanError(f"oracle: {python} could not be started ({exc.strerror}); must be a Python with vLLM") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise PlanError(f"oracle: {python} did not answer within {timeout_seconds:.0f} s") from exc
+    lines = done.stdout[:_MAX_ANSWER_BYTES].decode(errors="replace").splitlines()
+    if len(lines) != len(questions) + 1:
+        last = done.stderr.decode(errors="replace").strip().rsplit("\n", 1)[-1] or "it said nothing"
+        raise PlanError(f"oracle: {python} answered {max(len(lines) - 1, 0)} of {len(questions)} questions: {last}")
+    head, *answers = map(json.loads, lines)
+    return Answers(head["vllm_version"], answers)
+
+
+def differences(planned: Pool | PlanError, answer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Compare a plan with the oracle's answer to the same question.
+
+    Args:
+        planned: Our pool, or why there is none.
+        answer: The oracle's answer.
+
+    Returns:
+        A sentence for each figure that differs; nothing where all agree.
+    """
+    if "unanswerable" in answer:
+        return (f"vLLM could not be asked: {answer['unanswerable']}",)
+    if isinstance(planned, PlanError):
+        if answer["fits"] or (answer["refused_by_check"] and not answer["checked_before_grouping"]):
+            return (f"the plan refuses these layers ({planned}), vLLM does not",)
+        return ()
+    if not answer["fits"] and not answer["refused_by_check"] and planned.blocks > 0:
+        return (f"the plan is a pool, vLLM ends with {answer['error']}",)
+    return tuple(
+        f"{name} is {ours} in the plan and {theirs} in vLLM"
+        for name, ours, theirs in _figures(planned, answer)
+        if ours != theirs
+    )
+
+
+def _figures(pool: Pool, answer: Mapping[str, Any]) -> list[tuple[str, object, object]]:
+    figures: list[tuple[str, object, object]] = [("fits", pool.fits, answer["fits"])]
+    if pool.refusal is not None and answer["checks"]:
+        last = answer["checks"][-1]
+        figures += [
+            ("worker of the refusal", pool.refusal.worker, len(answer["checks"]) - 1),
+            ("needed_bytes", pool.refusal.needed_bytes, last["needed_bytes"]),
+            ("available bytes compared", pool.refusal.available_bytes, last["available_bytes"]),
+            ("estimated maximum length", pool.refusal.max_model_len, last["max_model_len"]),
+        ]
+    if answer["fits"]:
+        checks = answer["checks"]
+        figures += [
+            ("blocks", pool.blocks, answer["blocks"]),
+            ("tokens", pool.tokens, answer["tokens"]),
+            ("max_concurrency", pool.max_concurrency, answer["max_concurrency"]),
+            ("needed_bytes", pool.needed_bytes, checks[min(pool.binding_worker, len(checks) - 1)]["needed_bytes"]),
+            ("groups", len(pool.groups), len(answer["groups"])),
+            (
+                "block sizes",
+                [group.block_size for group in pool.groups],
+                [group["block_size"] for group in answer["groups"]],
+            ),
+        ]
+    return figures
+
+
+def _spec_fields(spec: LayerSpec) -> dict[str, Any]:
+    return {"kind": KINDS[type(spec)], **{field.name: getattr(spec, field.name) for field in fields(spec)}}

@@ -1,0 +1,249 @@
+"""A program that asks vLLM's own functions how they would size a KV cache.
+
+It runs in an interpreter that has vLLM of any version from 0.11 on, needs neither a model nor a device, and imports
+nothing of this package: `highwater.plan.oracle` hands it to that interpreter as text. It reads one question a line on
+standard input, as JSON, and writes one answer a line to standard output, after a line with vLLM's version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import sys
+from typing import Any
+
+_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
+_SPEC_CLASSES = {
+    "full": "FullAttentionSpec",
+    "mla": "MLAAttentionSpec",
+    "sliding": "SlidingWindowSpec",
+    "chunked": "ChunkedLocalAttentionSpec",
+    "cross": "CrossAttentionSpec",
+    "mamba": "MambaSpec",
+}
+# Our names for the fields of vLLM's specs, where they differ.
+_FIELD_NAMES = {
+    "kv_heads": "num_kv_heads",
+    "page_bytes_padded": "page_size_padded",
+    "indexes_by_block_stride": "indexes_kv_by_block_stride",
+    "token_head_bytes": "state_content_bytes",
+    "cache_dtype": "cache_dtype_str",
+    "speculative_blocks": "num_speculative_blocks",
+    "checkpoint_blocks": "num_prefill_checkpoint_blocks",
+}
+_WINDOW_FIELDS = {"window": "sliding_window", "chunk": "attention_chunk_size"}
+_PACKED_MLA = ("fp8_ds_mla", 656)
+
+
+class Unanswerable(Exception):
+    """The question has something that this version of vLLM does not know."""
+
+
+class Stub:
+    """A configuration that has what it is given, and 0 for whatever else is read."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return 0
+
+
+class LogReader:
+    """A logger that keeps what the report of the KV cache logs."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.concurrency: list[float] = []
+
+    def info(self, text: str, *args: Any, **_options: Any) -> None:
+        """Keep the figures of a line."""
+        if found := _TOKENS.search(text % args if args else text):
+            self.tokens.append(int(found[1].replace(",", "")))
+        if "Maximum concurrency" in text:
+            self.concurrency.append(args[-1])
+
+    info_once = info
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_args, **_options: None
+
+
+class Oracle:
+    """vLLM's own functions, with their comparisons at start recorded."""
+
+    def __init__(self) -> None:
+        self.torch = importlib.import_module("torch")
+        self.utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+        self.specs = importlib.import_module("vllm.v1.kv_cache_interface")
+        self.config = importlib.import_module("vllm.config").VllmConfig
+        self.checks: list[dict[str, int]] = []
+        # Up to 0.13 the memory is compared first, layer by layer, and only then are the layers grouped.
+        self.checks_layers = not hasattr(self.utils, "_check_enough_kv_cache_memory")
+        self._record_checks()
+
+    def _record_checks(self) -> None:
+        utils, checks = self.utils, self.checks
+        if not self.checks_layers:
+            check = utils._check_enough_kv_cache_memory
+
+            def by_groups(available: int, needed: Any, length: int, estimate: Any) -> None:
+                longest = length if 0 < available >= needed() else estimate(available)
+                checks.append({"available_bytes": available, "needed_bytes": needed(), "max_model_len": longest})
+                check(available, needed, length, estimate)
+
+            utils._check_enough_kv_cache_memory = by_groups
+            return
+        check = utils.check_enough_kv_cache_memory
+
+        def by_layers(config: Any, layers: Any, available: int) -> None:
+            model = config.model_config
+            length = model.max_model_len
+            needed = utils.max_memory_usage_bytes(config, layers.values())
+            longest = utils.estimate_max_model_len(config, layers, available)
+            model.max_model_len = length  # up to 0.13 the search leaves its last try there
+            checks.append({"available_bytes": available, "needed_bytes": needed, "max_model_len": longest})
+            check(config, layers, available)
+
+        utils.check_enough_kv_cache_memory = by_layers
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return what vLLM makes of a question: the pool, or the error it ends with."""
+        self.checks.clear()
+        log = self.utils.logger = LogReader()
+        try:
+            config = self._config(question["limits"])
+            workers = [{name: self._spec(layer) for name, layer in worker.items()} for worker in question["workers"]]
+        except Unanswerable as exc:
+            return {"unanswerable": str(exc)}
+        try:
+            made = self.utils.get_kv_cache_configs(config, workers, list(question["available_bytes"]))
+            if hasattr(self.utils, "update_kv_cache_capacity"):
+                scheduler = self.utils.generate_scheduler_kv_cache_config(made)
+                self.utils.update_kv_cache_capacity(config, scheduler)
+        except Exception as exc:  # noqa: BLE001 - whatever vLLM raises is the answer
+            is_check = isinstance(exc, ValueError) and bool(self.checks) and not self._passed(self.checks[-1])
+            return {
+                "fits": False,
+                "refused_by_check": is_check,
+                "checked_before_grouping": self.checks_layers,
+                "error": f"{type(exc).__name__}: {exc}",
+                "checks": list(self.checks),
+            }
+        return {
+            "fits": True,
+            "blocks": made[0].num_blocks,
+            "tokens": log.tokens[0],
+            "max_concurrency": log.concurrency[0],
+            "groups": [
+                {"layers": len(group.layer_names), "block_size": group.kv_cache_spec.block_size}
+                for group in made[0].kv_cache_groups
+            ],
+            "checks": list(self.checks),
+        }
+
+    @staticmethod
+    def _passed(check: dict[str, int]) -> bool:
+        return 0 < check["available_bytes"] >= check["needed_bytes"]
+
+    def _config(self, limits: dict[str, Any]) -> Any:
+        config = Stub(
+            model_config=Stub(
+                max_model_len=limits["max_model_len"], original_max_model_len=limits["max_model_len"], use_mla=False
+            ),
+            cache_config=Stub(
+                num_gpu_blocks_override=limits["num_gpu_blocks_override"],
+                enable_prefix_caching=limits["prefix_caching"],
+                mamba_cache_mode=limits["mamba_cache_mode"],
+                get_resolved_kv_cache_layout=self._layout,
+            ),
+            parallel_config=Stub(
+                decode_context_parallel_size=limits["decode_context_parallel_size"],
+                prefill_context_parallel_size=limits["prefill_context_parallel_size"],
+                pipeline_parallel_size=limits["pipeline_parallel_size"],
+                tensor_parallel_size=1,
+            ),
+            scheduler_config=Stub(
+                max_num_batched_tokens=limits["max_num_batched_tokens"],
+                max_num_seqs=limits["max_num_seqs"],
+                max_num_encoder_input_tokens=limits["max_encoder_tokens"],
+                disable_hybrid_kv_cache_manager=not limits["hybrid_manager"],
+                async_scheduling=limits["async_scheduling"],
+            ),
+            device_config=Stub(device_type="cuda"),
+            attention_config=Stub(hisparse_config=None),
+            speculative_config=self._drafter(limits["extra_retained_tokens"]),
+            kv_transfer_config=None,
+            kv_events_config=None,
+            use_v2_model_runner=limits["v2_model_runner"],
+            num_prefill_lookahead_tokens=limits["extra_retained_tokens"] + 1,
+        )
+        if hasattr(self.config, "max_in_flight_tokens"):
+            config.max_concurrent_batches = self.config.max_concurrent_batches.fget(config)
+            config.max_in_flight_tokens = self.config.max_in_flight_tokens.fget(config)
+        return config
+
+    @staticmethod
+    def _drafter(extra_tokens: int) -> Any:
+        if not extra_tokens:
+            return None
+        return Stub(
+            num_speculative_tokens=extra_tokens + 1,
+            use_multi_module_mtp=lambda: True,
+            use_eagle=lambda: False,
+            use_eagle_block_drop=lambda: False,
+        )
+
+    @staticmethod
+    def _layout() -> Any:
+        """Return the layout that is used where no attention backend asks for another."""
+        return importlib.import_module("vllm.v1.kv_cache_layout").KVCacheLayout.LBNHC
+
+    def _spec(self, layer: dict[str, Any]) -> Any:
+        layer = dict(layer)
+        kind = layer.pop("kind")
+        spec_class = getattr(self.specs, _SPEC_CLASSES[kind])
+        known = {field.name for field in dataclasses.fields(spec_class)}
+        sizes = layer.pop("element_bytes")
+        values: dict[str, Any] = {}
+        if kind == "mamba":
+            values["shapes"] = tuple(map(tuple, layer.pop("shapes")))
+            values["dtypes"] = tuple(map(self._dtype, sizes))
+        else:
+            values["dtype"] = self._dtype(sizes)
+        packed = layer.get("cache_dtype"), layer.get("token_head_bytes")
+        if packed == _PACKED_MLA and "state_content_bytes" not in known:
+            del layer["token_head_bytes"]  # the class knows the format by its name
+        if layer.get("head_size_v") is None or (kind == "mla" and layer["head_size_v"] == 0):
+            layer.pop("head_size_v", None)
+        for name, value in layer.items():
+            field = _FIELD_NAMES.get(name) or _WINDOW_FIELDS.get(name, name)
+            if field in known:
+                values[field] = value
+            elif value not in (None, 0, False):
+                raise Unanswerable(f"{spec_class.__name__} of this vLLM has no {field}")
+        return spec_class(**values)
+
+    def _dtype(self, size: int) -> Any:
+        torch = self.torch
+        return {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32}[size]
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever vLLM prints is no answer
+    oracle = Oracle()
+    version = importlib.import_module("vllm").__version__
+    print(json.dumps({"vllm_version": version}), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(oracle.answer(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
