@@ -39,6 +39,7 @@ from highwater.api.health import health_router
 from highwater.api.incidents import incidents_router
 from highwater.api.memory import memory_router
 from highwater.api.metrics import Exporter
+from highwater.api.plan import plan_router
 from highwater.api.policy import policy_router
 from highwater.api.problems import PROBLEM_RESPONSES, answer_problems
 from highwater.api.runbooks import PREFIX as RUNBOOKS_PREFIX
@@ -497,7 +498,15 @@ def _control_plane(
         responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )
-    for router in (memory_router, budget_router, control_router, snapshots_router, policy_router, health_router):
+    for router in (
+        memory_router,
+        budget_router,
+        plan_router,
+        control_router,
+        snapshots_router,
+        policy_router,
+        health_router,
+    ):
         app.include_router(router(services))
     app.include_router(incidents_router(services.incidents))
     app.include_router(dashboard_router())

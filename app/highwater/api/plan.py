@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from highwater.api.budget import Starts
+from highwater.api.services import Services
 from highwater.errors import CannotPlan
 from highwater.plan.errors import PlanError
 from highwater.plan.kv_view import LiveEngine
 from highwater.plan.live import answer_of, grant_live, plan_live
 from highwater.plan.wish import EXAMPLE, MAX_TEXT, parse_wish
 from highwater.plan.wish import answer_of as wish_answer
+from highwater.readings import Report
 
 MAX_FLAGS = 30
 
@@ -40,14 +42,10 @@ class PlanRequest(BaseModel):
     num_gpu_blocks_override: JsonValue = None
 
 
-def plan_router(engine: Callable[[], LiveEngine], cached_image: Callable[[], int | None]) -> APIRouter:
-    """``POST /memory/plan``: it computes, calls no worker and changes nothing, so that anybody may ask.
-
-    Args:
-        engine: The running engine, of what its workers reported; raises PlanError where they did not.
-        cached_image: What an image in the encoder cache takes on average, in embeddings; None: it has none.
-    """
+def plan_router(services: Services) -> APIRouter:
+    """``POST /memory/plan``: it computes, calls no worker and changes nothing, so that anybody may ask."""
     router = APIRouter(tags=["memory"])
+    starts = Starts(services)
     turn = asyncio.Lock()
 
     @router.post("/memory/plan")
@@ -55,14 +53,25 @@ def plan_router(engine: Callable[[], LiveEngine], cached_image: Callable[[], int
         """Return the KV cache that the running engine would have under other flags, each figure with its grade."""
         # Anybody may ask, and a search takes some hundred plans: not on the loop that proxies, and one at a time.
         async with turn:
-            return await asyncio.to_thread(_answer, body, engine, cached_image)
+            return await asyncio.to_thread(plan_answer, body, starts, services.poller.current())
 
     return router
 
 
-def _answer(
-    body: PlanRequest, engine: Callable[[], LiveEngine], cached_image: Callable[[], int | None]
-) -> dict[str, Any]:
+class Starting(Protocol):
+    """Knows the running engine."""
+
+    def live_engine(self, report: Report) -> LiveEngine:
+        """Return it; raises PlanError where its workers did not report their start."""
+        ...
+
+
+def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str, Any]:
+    """Return the answer to a request.
+
+    Raises:
+        CannotPlan: There is none; says which key is why.
+    """
     flags = body.model_dump(exclude={"wish", "images_per_prompt"}, exclude_none=True)
     if len(flags) > MAX_FLAGS:
         raise CannotPlan(f"{len(flags)} flags are too many; at most {MAX_FLAGS}")
@@ -71,8 +80,8 @@ def _answer(
         raise CannotPlan(f"{given}: a wish is answered with the flags that it needs; give the wish alone")
     try:
         if body.wish is not None:
-            return _granted(engine(), body.wish, cached_image())
-        live = engine()
+            return _granted(starts.live_engine(report), body.wish, _cached_image(report))
+        live = starts.live_engine(report)
         return answer_of(live, plan_live(live, flags, body.images_per_prompt))
     except PlanError as exc:
         raise CannotPlan(str(exc)) from exc
@@ -85,3 +94,12 @@ def _granted(live: LiveEngine, wish: str, cached_image: int | None) -> dict[str,
     images = chosen.pop("limit_mm_per_prompt", {}).get("image")
     answer = answer_of(live, plan_live(live, chosen, images))
     return {**answer, "wish": wish_answer(granted)}
+
+
+def _cached_image(report: Report) -> int | None:
+    """Return what an image in the encoder cache takes on average, in embeddings; None: there is none."""
+    caches = [rank.encoder_cache for rank in report.ranks if rank.encoder_cache is not None]
+    fullest = max(caches, key=lambda cache: cache.entries or 0, default=None)
+    if fullest is None or not fullest.entries or not fullest.embeds:
+        return None
+    return -(-fullest.embeds // fullest.entries)

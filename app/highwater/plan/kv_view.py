@@ -263,6 +263,7 @@ def _mamba(described: Mapping[str, Any], kind: str, name: str) -> MambaState:
         shapes=tuple(tuple(int(side) for side in shape) for shape in shapes),
         element_bytes=tuple(int(size) for size in sizes),
         speculative_blocks=int(described.get("num_speculative_blocks") or 0),
+        checkpoint_blocks=int(described.get("num_prefill_checkpoint_blocks") or 0),
     )
 
 

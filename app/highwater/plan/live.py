@@ -93,6 +93,9 @@ def plan_live(engine: LiveEngine, asked: Mapping[str, Any], images_per_prompt: i
         PlanError: A flag cannot be planned from a running engine, or its value makes no sense; or vLLM of this version
             would refuse the layers, whatever the bytes.
     """
+    ranks = engine.flags.tensor_parallel_size * engine.flags.pipeline_parallel_size
+    if len(engine.layers) != ranks:
+        raise PlanError(f"only {len(engine.layers)} of the engine's {ranks} workers have reported their start")
     changed = _changes(engine.flags, asked)
     flags = replace(engine.flags, **changed)
     limits = replace(engine.limits, **{key: changed[key] for key in _LIMITS if key in changed})
@@ -147,8 +150,8 @@ def _image(encoder: EncoderLimits | None, images: Images | None, cached_image: i
     if images.width is not None:
         raise PlanError(
             f"wish: the tokens of an image of {images.width}x{images.height} follow from the model's preprocessor, "
-            "which a running engine does not show; give the tokens, as in '4 images of 2040 tokens', or name the model's "
-            "folder: `highwater plan CONFIG_OR_DIR --live URL --wish WISH`"
+            "which a running engine does not show; give the tokens, as in '4 images of 2040 tokens', or name the "
+            "model's folder: `highwater plan CONFIG_OR_DIR --live URL --wish WISH`"
         )
     tokens = images.tokens or cached_image or (encoder.max_tokens_per_item or {}).get("image")
     return None if tokens is None else ImageTokens(embeddings=tokens, prompt_tokens=tokens)
