@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -62,7 +63,9 @@ def _whole(name: str, text: str) -> Any:  # noqa: ANN401 - click's decorators
 
 
 @click.command(epilog="Exit status: 0 it fits, 1 it does not, 2 the input is refused; without bytes to compare, 0.")
-@click.argument("model", metavar="CONFIG_OR_DIR")
+@click.argument("model", metavar="CONFIG_OR_DIR", required=False)
+@click.option("--live", "live_url", metavar="URL", help="plan the running engine behind this sidecar with other flags")
+@click.option("--wish", metavar="TEXT", help="what is to fit, such as '8 x 32k + 4 images of 1080p each'")
 @click.option("--vllm-version", metavar="VERSION", help="the version of vLLM  [default: the newest known]")
 @click.option("--platform", type=click.Choice(["cuda", "ascend", "cpu"]), default="cuda", show_default=True)
 @click.option("--device", "device_bytes", callback=_size, metavar="SIZE", help="the memory of one card, such as 80GiB")
@@ -96,17 +99,31 @@ def _whole(name: str, text: str) -> Any:  # noqa: ANN401 - click's decorators
     help="list the architectures that can be planned, and end",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="for programs")
-def plan(model: str, vllm_version: str | None, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - flags
+def plan(
+    model: str | None,
+    live_url: str | None,
+    wish: str | None,
+    vllm_version: str | None,
+    as_json: bool,
+    **given: Any,  # noqa: ANN401 - flags
+) -> None:
     """Plan a vLLM command line for a model, exactly as vLLM would size its KV cache.
 
     CONFIG_OR_DIR is the model's config.json, or the folder that holds it; no weights, device or vLLM are needed. Flags
     are vLLM's; one that is left out takes the default of that version. What cannot be known exactly is refused or
-    called unknown.
+    called unknown. With --live the running engine's own layers and measurements are planned with the flags that are
+    given; with --wish the flags are found.
     """
     from highwater.plan import answer, offline
 
     try:
+        if live_url is not None:
+            _answer_live(live_url, given, wish, model, as_json=as_json)
+        if model is None:
+            raise click.UsageError("CONFIG_OR_DIR is missing; without it, --live URL plans a running engine")
         values = offline.read_config(model)
+        if wish is not None:
+            _answer_wish(model, values, wish, EngineFlags(**given), vllm_version, as_json=as_json)
         made = offline.plan_offline(values, EngineFlags(**given), vllm_version or offline.NEWEST_VERSION)
     except PlanError as exc:
         if as_json:
@@ -118,6 +135,32 @@ def plan(model: str, vllm_version: str | None, as_json: bool, **given: Any) -> N
     else:
         click.echo(answer.plan_text(made))
     sys.exit(DOES_NOT_FIT if made.fits is False else FITS)
+
+
+def _answer_live(url: str, given: dict[str, Any], wish: str | None, model: str | None, *, as_json: bool) -> NoReturn:
+    from highwater.commands.plan_live import ask_sidecar
+
+    _end_with(ask_sidecar(url, given, wish, model), as_json=as_json)
+
+
+def _answer_wish(
+    model: str, values: Mapping[str, Any], wish: str, flags: EngineFlags, version: str | None, *, as_json: bool
+) -> NoReturn:
+    from highwater.commands.plan_live import grant_for_model
+    from highwater.plan.offline import NEWEST_VERSION, plan_offline
+
+    of_version = version or NEWEST_VERSION
+    _end_with(
+        grant_for_model(model, values, wish, flags, lambda each: plan_offline(values, each, of_version)),
+        as_json=as_json,
+    )
+
+
+def _end_with(answer: dict[str, Any], *, as_json: bool) -> NoReturn:
+    from highwater.commands.plan_live import exit_status, show
+
+    _print_json(answer) if as_json else show(answer)
+    sys.exit(exit_status(answer))
 
 
 def _print_json(value: dict[str, Any]) -> None:

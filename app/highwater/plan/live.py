@@ -7,7 +7,9 @@ A flag whose effect the running engine does not show is refused by name.
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
@@ -204,9 +206,12 @@ def command_line(changed: Mapping[str, Any], model: str = "MODEL") -> str:
     """Return the changed flags as `vllm serve` takes them; those that are not here stay as they are."""
     words = ["vllm", "serve", model]
     for key, value in changed.items():
-        inner = ", ".join(f'"{name}": {number}' for name, number in value.items()) if isinstance(value, Mapping) else ""
-        words += [f"--{key.replace('_', '-')}", f"'{{{inner}}}'" if inner else str(value)]
-    return " ".join(words)
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
+    return shlex.join(words)
 
 
 def _changes(flags: EngineFlags, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,12 +16,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NoReturn, TypeAlias
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from highwater.plan.errors import PlanError
+from highwater.plan.flags import EngineFlags
 from highwater.plan.images import ImageTokens
 from highwater.plan.pool import Pool
+
+if TYPE_CHECKING:
+    from highwater.plan.offline import OfflinePlan
 
 EXAMPLE = "8 x 32k + 4 images of 1080p each"
 MAX_CONVERSATIONS = 100_000
@@ -203,6 +207,50 @@ def grant(
     )
 
 
+def grant_offline(
+    wish: Wish, flags: EngineFlags, plan: Callable[[EngineFlags], OfflinePlan], image: ImageTokens | None
+) -> Granted:
+    """Find the smallest command line that a wish fits in, for a model that does not run yet.
+
+    Where the bytes for the KV cache are not known, those that the wish needs are part of the command line.
+
+    Args:
+        wish: The wish.
+        flags: The command line so far.
+        plan: Plans a command line for the model.
+        image: What one image costs; needed where the wish has images.
+
+    Raises:
+        PlanError: The wish cannot be planned at all.
+    """
+
+    def pool_of(changed: Flags) -> Pool:
+        made = plan(replace(flags, **changed))
+        if made.available_bytes is not None:
+            return made.pool
+        needed = needed_bytes(made.pool, wish.conversations)
+        return plan(replace(flags, **changed, kv_cache_memory_bytes=needed)).pool
+
+    resolved = plan(flags).resolved
+    granted = grant(
+        wish,
+        pool_of,
+        image=image,
+        utilization=None if flags.kv_cache_memory_bytes is not None else resolved.utilization,
+        kv_cache_dtype=flags.kv_cache_dtype,
+        tensor_parallel_size=flags.tensor_parallel_size,
+    )
+    chosen = granted.chosen
+    if chosen is None or plan(flags).available_bytes is not None:
+        return granted
+    given = {"kv_cache_memory_bytes": chosen.needed_bytes}
+    return replace(
+        granted,
+        chosen=replace(chosen, flags={**chosen.flags, **given}),
+        reasons={**granted.reasons, "kv_cache_memory_bytes": "as much as the conversations take; on each rank"},
+    )
+
+
 def answer_of(granted: Granted) -> dict[str, Any]:
     """Return what came of a wish as JSON has it."""
     return asdict(granted)
@@ -311,8 +359,7 @@ def _changes(
 
 
 def _with_images(option: Option, images: int) -> Option:
-    flags = {**option.flags, "limit_mm_per_prompt": {"image": images}}
-    return Option(**{**{name: getattr(option, name) for name in Option.__slots__}, "flags": flags})
+    return replace(option, flags={**option.flags, "limit_mm_per_prompt": {"image": images}})
 
 
 def _reasons(chosen: Option | None, wish: Wish, image: ImageTokens | None, length: int) -> dict[str, str]:
