@@ -57,9 +57,7 @@ def plan_json(plan: OfflinePlan, place: str, budget: Mapping[str, Any] | None = 
             **figures,
             "refusal": refusal,
             "grades": {
-                name: "exact" if name in always_exact else grade
-                for name, value in figures.items()
-                if value is not None
+                name: "exact" if name in always_exact else grade for name, value in figures.items() if value is not None
             },
         },
         "budget": None if budget is None else dict(budget),

@@ -11,9 +11,9 @@ from typing import Any, Final
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import NEWEST, Generation, generation_of
+from highwater.plan.layers import worker_layers
 from highwater.plan.models.drafts import read_draft
 from highwater.plan.models.kept import Model
-from highwater.plan.models.layers import worker_layers
 from highwater.plan.models.model import read_model
 from highwater.plan.pool import Pool, plan_pool
 from highwater.plan.resolve import Resolved, resolve

@@ -128,8 +128,9 @@ def _figures(pool: Pool, answer: Mapping[str, Any]) -> list[tuple[str, object, o
     figures: list[tuple[str, object, object]] = [("fits", pool.fits, answer["fits"])]
     if pool.refusal is not None and answer["checks"]:
         last = answer["checks"][-1]
+        if len(answer["checks"]) > 1:
+            figures.append(("worker of the refusal", pool.refusal.worker, len(answer["checks"]) - 1))
         figures += [
-            ("worker of the refusal", pool.refusal.worker, len(answer["checks"]) - 1),
             ("needed_bytes", pool.refusal.needed_bytes, last["needed_bytes"]),
             ("available bytes compared", pool.refusal.available_bytes, last["available_bytes"]),
             ("estimated maximum length", pool.refusal.max_model_len, last["max_model_len"]),

@@ -115,17 +115,13 @@ class Oracle:
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Return what vLLM makes of a question: the pool, or the error it ends with."""
         self.checks.clear()
-        log = self.utils.logger = LogReader()
         try:
             config = self._config(question["limits"])
             workers = [{name: self._spec(layer) for name, layer in worker.items()} for worker in question["workers"]]
         except Unanswerable as exc:
             return {"unanswerable": str(exc)}
         try:
-            made = self.utils.get_kv_cache_configs(config, workers, list(question["available_bytes"]))
-            if hasattr(self.utils, "update_kv_cache_capacity"):
-                scheduler = self.utils.generate_scheduler_kv_cache_config(made)
-                self.utils.update_kv_cache_capacity(config, scheduler)
+            pool = self._pool(config, workers, list(question["available_bytes"]))
         except Exception as exc:  # noqa: BLE001 - whatever vLLM raises is the answer
             is_check = isinstance(exc, ValueError) and bool(self.checks) and not self._passed(self.checks[-1])
             return {
@@ -135,16 +131,26 @@ class Oracle:
                 "error": f"{type(exc).__name__}: {exc}",
                 "checks": list(self.checks),
             }
+        return {"fits": True, **pool, "checks": list(self.checks)}
+
+    def _pool(self, config: Any, workers: list[Any], available: list[int]) -> dict[str, Any]:
+        """Return the figures that vLLM logs of the pool it makes."""
+        log = self.utils.logger = LogReader()
+        made = self.utils.get_kv_cache_configs(config, workers, available)
+        if made[0].num_blocks == 0:
+            # 0.11.0 gets this far; the block pool then wants one block at least.
+            raise ValueError("the KV cache has no block")
+        if hasattr(self.utils, "update_kv_cache_capacity"):
+            self.utils.update_kv_cache_capacity(config, self.utils.generate_scheduler_kv_cache_config(made))
         return {
-            "fits": True,
             "blocks": made[0].num_blocks,
-            "tokens": log.tokens[0],
-            "max_concurrency": log.concurrency[0],
+            # 0.11.0 logs a line for each worker, before it takes the fewest blocks for all.
+            "tokens": min(log.tokens),
+            "max_concurrency": min(log.concurrency),
             "groups": [
                 {"layers": len(group.layer_names), "block_size": group.kv_cache_spec.block_size}
                 for group in made[0].kv_cache_groups
             ],
-            "checks": list(self.checks),
         }
 
     @staticmethod

@@ -174,7 +174,7 @@ def _check(flags: EngineFlags, model: Model) -> None:
 
 
 def _length(flags: EngineFlags, model: Model) -> int:
-    """vLLM's _get_and_verify_max_len."""
+    """Follow _get_and_verify_max_len (config/model.py)."""
     asked = flags.max_model_len
     if asked is None:
         return int(model.default_length or model.max_length or 0)
@@ -186,9 +186,7 @@ def _length(flags: EngineFlags, model: Model) -> int:
     )
 
 
-def _batch(
-    flags: EngineFlags, model: Model, generation: Generation, length: int, notes: list[str]
-) -> tuple[int, int]:
+def _batch(flags: EngineFlags, model: Model, generation: Generation, length: int, notes: list[str]) -> tuple[int, int]:
     tokens, requests = _batch_defaults(flags, generation)
     if flags.platform == "cuda" and flags.device_bytes is None:
         open_flags = [
@@ -230,7 +228,7 @@ def _batch_defaults(flags: EngineFlags, generation: Generation) -> tuple[int, in
 
 
 def _prefix_caching(flags: EngineFlags, model: Model, generation: Generation) -> bool:
-    """vLLM's is_prefix_caching_supported: on by default, but for the kinds of models that it lists."""
+    """Follow is_prefix_caching_supported: on by default, but for the kinds of models that it lists."""
     if model.is_encoder_decoder:
         return False
     if flags.enable_prefix_caching is None:
@@ -244,13 +242,11 @@ def _prefix_caching(flags: EngineFlags, model: Model, generation: Generation) ->
 
 
 def _cache_mode(flags: EngineFlags, model: Model, generation: Generation, *, prefix: bool) -> str:
-    """vLLM's MambaModelConfig: which states are kept where prefix caching is on."""
+    """Follow MambaModelConfig: which states are kept where prefix caching is on."""
     asked = flags.mamba_cache_mode
     known = ("none", "align", "all") if generation.mamba_has_all else ("none", "align")
     if asked is not None and asked not in known:
-        raise PlanError(
-            f"--mamba-cache-mode: {asked!r}; vLLM {generation.version} takes one of {', '.join(known)}"
-        )
+        raise PlanError(f"--mamba-cache-mode: {asked!r}; vLLM {generation.version} takes one of {', '.join(known)}")
     if not prefix or not (model.is_hybrid or not model.has_attention):
         return "none"
     if generation.release < (0, 15, 0):

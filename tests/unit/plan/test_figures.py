@@ -1,7 +1,7 @@
-"""Real starts of vLLM, planned from the models' config.json: the printed figures lie within what the printed GiB allow.
+"""Real starts of vLLM, planned from the models' config.json: what they printed is what the printed GiB allow.
 
-The figures were printed by public starts of vLLM (most on an H100 with 79.19 GiB). The files in `configs/` hold the keys
-of the models' public config.json that decide the size of a cache, and no others.
+The figures were printed by public starts of vLLM (most on an H100 with 79.19 GiB). The files in `configs/` hold the
+keys of the models' public config.json that decide the size of a cache, and no others.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def test_no_row_is_left_out_without_a_reason():
 
 
 def test_the_stories_own_command_line_closes():
-    """31.46 GB of weights on two cards: 21,540,531,712 bytes of Qwen3-VL-32B are 1,283 blocks of 128, 164,224 tokens."""
+    """Qwen3-VL-32B on two cards: 21,540,531,712 bytes are 1,283 blocks of 128, 164,224 tokens."""
     values = {
         "architectures": ["Qwen3VLForConditionalGeneration"],
         "model_type": "qwen3_vl",

@@ -99,9 +99,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {name: Architecture(build=attention.uniform) for name in _UNIFORM.split()}
     | {name: Architecture(build=attention.by_layer_type) for name in _BY_LAYER_TYPE.split()}
     | {name: Architecture(build=attention.latent) for name in _LATENT.split()}
-    | {
-        name: Architecture(build=attention.latent, missing_in=_BEFORE_0_19) for name in _LATENT_SINCE_0_19.split()
-    }
+    | {name: Architecture(build=attention.latent, missing_in=_BEFORE_0_19) for name in _LATENT_SINCE_0_19.split()}
     | {
         "DeciLMForCausalLM": Architecture(build=attention.nemotron_nas),
         "Gemma3nForCausalLM": Architecture(build=attention.gemma3n),

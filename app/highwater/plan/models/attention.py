@@ -63,9 +63,7 @@ def by_layer_type(config: Config) -> tuple[Kept, ...]:
 def alternating(config: Config) -> tuple[Kept, ...]:
     """Every other layer slides, from the first on (gpt-oss: models/gpt_oss.py takes the index, not layer_types)."""
     slides = config.number("sliding_window")
-    return _layers(
-        config, tuple(slides if i % 2 == 0 else None for i in range(config.number("num_hidden_layers")))
-    )
+    return _layers(config, tuple(slides if i % 2 == 0 else None for i in range(config.number("num_hidden_layers"))))
 
 
 def gemma3n(config: Config) -> tuple[Kept, ...]:

@@ -15,6 +15,9 @@ CUDA_BLOCK = 16
 CPU_BLOCK = 128
 ASCEND_BLOCK = 128
 HOPPER, BLACKWELL = 9, 10
+# The blocks of MLA's kernels, and the only `qk_nope_head_dim` that FlashInfer's takes.
+FLASHINFER_BLOCK, FLASHMLA_BLOCK, CUTLASS_BLOCK = 32, 64, 128
+FLASHINFER_HEAD_SIZE = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +62,7 @@ def block_sizes(
     token = _attention_token_bytes(model, flags, elements)
     shapes = states[0].form.shapes(flags.tensor_parallel_size, speculative)
     state_page = sum(
-        math.prod(shape) * elements.role_bytes(role)
-        for shape, role in zip(shapes, states[0].form.roles, strict=True)
+        math.prod(shape) * elements.role_bytes(role) for shape, role in zip(shapes, states[0].form.roles, strict=True)
     )
     unit = _alignment(model, flags, generation, start)
     if mamba_cache_mode == "all":
@@ -95,17 +97,15 @@ def _starting_size(model: Model, flags: EngineFlags, generation: Generation, ele
 def _latent_size(model: Model, flags: EngineFlags, generation: Generation, elements: Elements) -> int:
     """The block of the MLA kernel that vLLM picks for a card (platforms/cuda.py)."""
     major = flags.compute_capability_major
+    is_forced = generation.release < (0, 18, 0)  # check_and_update_config forces a kernel's size
     if model.is_sparse:
-        return 64
-    if generation.release < (0, 18, 0):
-        # check_and_update_config forces FlashMLA's, CUTLASS's or FlashInfer's size.
-        if major == BLACKWELL:
-            return 64 if generation.release >= (0, 15, 0) and model.unrotated_head_size == 128 else 128
-        return 64 if major == HOPPER else CUDA_BLOCK
+        return FLASHMLA_BLOCK
     if major == BLACKWELL:
-        return 32 if model.unrotated_head_size == 128 else 128
-    # FlashAttention's MLA takes 16 and no 8-bit cache; FlashMLA takes one, in blocks of 64.
-    return 64 if major == HOPPER and elements.cache.startswith("fp8") else CUDA_BLOCK
+        takes = model.unrotated_head_size == FLASHINFER_HEAD_SIZE and generation.release >= (0, 15, 0)
+        return (FLASHMLA_BLOCK if is_forced else FLASHINFER_BLOCK) if takes else CUTLASS_BLOCK
+    # FlashAttention's MLA takes 16 and no 8-bit cache; FlashMLA takes one.
+    is_flashmla = major == HOPPER and (is_forced or elements.cache.startswith("fp8"))
+    return FLASHMLA_BLOCK if is_flashmla else CUDA_BLOCK
 
 
 def _alignment(model: Model, flags: EngineFlags, generation: Generation, start: int) -> int:

@@ -69,9 +69,7 @@ def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Dra
         return Draft(tokens=tokens, kept=_prediction_layers(target, model))
     if method in _EAGLE:
         return Draft(tokens=tokens, kept=_eagle_layers(given.get("model"), model))
-    raise PlanError(
-        f"{FLAG}: method: {method!r}; ngram, suffix, medusa, mtp, eagle and eagle3 can be planned"
-    )
+    raise PlanError(f"{FLAG}: method: {method!r}; ngram, suffix, medusa, mtp, eagle and eagle3 can be planned")
 
 
 def _object(text: str) -> Mapping[str, Any]:

@@ -101,7 +101,7 @@ def resolve_elements(
 
 
 def _model_type(model: Model, asked: str | None) -> str:
-    """vLLM's _resolve_auto_dtype: a float32 checkpoint, or one that names no type, is served in bfloat16."""
+    """Follow _resolve_auto_dtype: a float32 checkpoint, or one that names no type, is served in bfloat16."""
     if asked is not None and asked != "auto":
         if asked not in MODEL_BYTES:
             raise PlanError(f"--dtype: {asked!r}; auto or one of {', '.join(MODEL_BYTES)} is needed")
@@ -126,9 +126,7 @@ def _cache_type(model: Model, asked: str, generation: Generation) -> str:
     since = CACHE_TYPES.get(asked)
     if since is None or since > generation.release:
         known = ", ".join(name for name, first in CACHE_TYPES.items() if first <= generation.release)
-        raise PlanError(
-            f"--kv-cache-dtype: {asked!r}; for vLLM {generation.version} these can be planned: {known}"
-        )
+        raise PlanError(f"--kv-cache-dtype: {asked!r}; for vLLM {generation.version} these can be planned: {known}")
     if asked == "auto":
         asked = _checkpoint_type(model, generation)
     scheme = model.quantization.get("kv_cache_scheme")
@@ -156,7 +154,7 @@ def _checkpoint_type(model: Model, generation: Generation) -> str:
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         wanted = wanted or inner.get(key) or quantization.get(key)
     if isinstance(wanted, dict):
-        is_float8 = wanted.get("dynamic") is False and wanted.get("num_bits") == 8 and wanted.get("type") == "float"
+        is_float8 = (wanted.get("dynamic"), wanted.get("num_bits"), wanted.get("type")) == (False, 8, "float")
         wanted = "fp8" if is_float8 else None
     match str(wanted).lower():
         case "fp8":

@@ -105,6 +105,7 @@ class Mamba1(StateForm):
     kernel: int
 
     def shapes(self, tensor_parallel: int, speculative: int) -> Shapes:  # noqa: ARG002 - no drafts here
+        """Return the shapes of one rank."""
         width = divided("intermediate size", self.intermediate, tensor_parallel)
         return (self.kernel - 1, width), (width, self.state)
 
@@ -122,6 +123,7 @@ class Mamba2(StateForm):
     counts_drafts: bool = False
 
     def shapes(self, tensor_parallel: int, speculative: int) -> Shapes:
+        """Return the shapes of one rank."""
         groups = self.groups
         if groups % tensor_parallel:
             groups = tensor_parallel  # each rank has the group of its heads
@@ -144,6 +146,7 @@ class GatedDelta(StateForm):
     kernel: int
 
     def shapes(self, tensor_parallel: int, speculative: int) -> Shapes:
+        """Return the shapes of one rank."""
         total = self.key_size * self.key_heads * 2 + self.value_size * self.value_heads
         width = divided("convolution's width", total, tensor_parallel)
         heads = divided("linear_num_value_heads", self.value_heads, tensor_parallel)
@@ -160,9 +163,11 @@ class KimiDelta(StateForm):
 
     @property
     def roles(self) -> tuple[Role, ...]:
+        """What decides the element types."""
         return ("conv", "conv", "conv", "float32")
 
     def shapes(self, tensor_parallel: int, speculative: int) -> Shapes:  # noqa: ARG002 - no drafts here
+        """Return the shapes of one rank."""
         width = divided("projection", self.heads * self.head_size, tensor_parallel)
         heads = divided("number of state heads", self.heads, tensor_parallel)
         conv = (self.kernel - 1, width)
@@ -178,9 +183,11 @@ class Linear(StateForm):
 
     @property
     def roles(self) -> tuple[Role, ...]:
+        """What decides the element types."""
         return ("conv",)
 
     def shapes(self, tensor_parallel: int, speculative: int) -> Shapes:  # noqa: ARG002 - no drafts here
+        """Return the shapes of one rank."""
         return ((self.heads // tensor_parallel, self.head_size, self.head_size),)
 
 
@@ -193,9 +200,11 @@ class ShortConvolution(StateForm):
 
     @property
     def roles(self) -> tuple[Role, ...]:
+        """What decides the element types."""
         return ("conv",)
 
     def shapes(self, tensor_parallel: int, speculative: int) -> Shapes:  # noqa: ARG002 - no drafts here
+        """Return the shapes of one rank."""
         return ((self.kernel - 1, divided("conv_dim", self.width, tensor_parallel)),)
 
 

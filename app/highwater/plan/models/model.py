@@ -134,7 +134,7 @@ def _quantization(values: Mapping[str, Any], config: Config) -> Mapping[str, Any
 
 
 def _state_chunk(config: Config) -> int | None:
-    """vLLM's get_mamba_chunk_size; Mamba 1 uses 2048."""
+    """Follow get_mamba_chunk_size; Mamba 1 has no chunks."""
     return config.optional("mamba_chunk_size") or config.optional("chunk_size")
 
 

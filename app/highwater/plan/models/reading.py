@@ -7,10 +7,10 @@ of Transformers 4.57 and 5.x for the keys that decide the size of a cache, and t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from highwater.plan.errors import PlanError
 
@@ -73,6 +73,12 @@ class Config:
                 return self._values[name]
         default = self._defaults.get(key)
         return self._defaults.get(self._aliases.get(key, ""), default) if default is None else default
+
+    def filled(self) -> dict[str, Any]:
+        """Return every key of the file, and the defaults of its type for those that are absent."""
+        values = {**self._defaults, **self._values}
+        aliased = {key: values[name] for key, name in self._aliases.items() if key not in values and name in values}
+        return {**values, **aliased}
 
     def gives(self, key: str) -> bool:
         """Say whether the file itself gives a key a value."""
@@ -159,41 +165,57 @@ def window(config: Config) -> int | None:
 def layer_types(config: Config) -> tuple[str, ...] | None:
     """Return each layer's type as the configuration class has it; None where it has none."""
     given = config.names("layer_types")
-    if given is not None:
-        return given
     layers = config.optional("num_hidden_layers")
-    if layers is None:
-        return None
-    match config.model_type:
-        case "gemma2" | "gpt_oss" | "vaultgemma":
-            return _every(layers, 2)
-        case "gemma3_text":
-            return _every(layers, config.optional("sliding_window_pattern") or 6)
-        case "gemma3n_text":
-            return _every(layers, 5)
-        case "gemma4_text":
-            return (*_every(layers, 6)[:-1], "full_attention")
-        case "cohere2" | "olmo3":
-            return _every(layers, config.optional("sliding_window_pattern") or 4)
-        case "exaone4" | "exaone_moe":
-            if window(config) is None:
-                return ("full_attention",) * layers
-            return _every(layers, config.number("sliding_window_pattern"))
-        case "cwm":
-            return tuple("sliding_attention" if i % 4 else "full_attention" for i in range(layers))
-        case "ministral":
-            return ("sliding_attention" if window(config) else "full_attention",) * layers
-        case "qwen2" | "qwen2_moe" | "qwen3" | "qwen2_vl_text" | "qwen2_5_vl_text":
-            first = config.number("max_window_layers", 0)
-            slides = window(config) is not None
-            return tuple("sliding_attention" if slides and i >= first else "full_attention" for i in range(layers))
-        case "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text":
-            every = config.optional("full_attention_interval") or 4
-            return tuple("full_attention" if not (i + 1) % every else "linear_attention" for i in range(layers))
-        case _:
-            return None
+    rule = _RULES.get(config.model_type)
+    return given if given is not None or layers is None or rule is None else rule(config, layers)
 
 
-def _every(layers: int, pattern: int) -> tuple[str, ...]:
-    """Every `pattern`-th layer is full, the others slide."""
-    return tuple("sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers))
+def _every(layers: int, pattern: int, other: str = "sliding_attention") -> tuple[str, ...]:
+    """Every `pattern`-th layer is full."""
+    return tuple(other if (i + 1) % pattern else "full_attention" for i in range(layers))
+
+
+def _by_pattern(otherwise: int) -> _Rule:
+    return lambda config, layers: _every(layers, config.optional("sliding_window_pattern") or otherwise)
+
+
+def _exaone(config: Config, layers: int) -> tuple[str, ...]:
+    if window(config) is None:
+        return ("full_attention",) * layers
+    return _every(layers, config.number("sliding_window_pattern"))
+
+
+def _qwen(config: Config, layers: int) -> tuple[str, ...]:
+    """The first `max_window_layers` are full where a window is used."""
+    first, slides = config.number("max_window_layers", 0), window(config) is not None
+    return tuple("sliding_attention" if slides and i >= first else "full_attention" for i in range(layers))
+
+
+def _gated(config: Config, layers: int) -> tuple[str, ...]:
+    return _every(layers, config.optional("full_attention_interval") or 4, "linear_attention")
+
+
+_Rule: TypeAlias = Callable[[Config, int], tuple[str, ...]]
+# What the configuration classes make of an absent `layer_types` (transformers/models/*/configuration_*.py).
+_RULES: Final[Mapping[str, _Rule]] = {
+    "cohere2": _by_pattern(4),
+    "cwm": lambda _, layers: tuple("sliding_attention" if i % 4 else "full_attention" for i in range(layers)),
+    "exaone4": _exaone,
+    "exaone_moe": _exaone,
+    "gemma2": lambda _, layers: _every(layers, 2),
+    "gemma3_text": _by_pattern(6),
+    "gemma3n_text": lambda _, layers: _every(layers, 5),
+    "gemma4_text": lambda _, layers: (*_every(layers, 6)[:-1], "full_attention"),
+    "gpt_oss": lambda _, layers: _every(layers, 2),
+    "ministral": lambda config, layers: ("sliding_attention" if window(config) else "full_attention",) * layers,
+    "olmo3": lambda _, layers: _every(layers, 4),
+    "qwen2": _qwen,
+    "qwen2_5_vl_text": _qwen,
+    "qwen2_moe": _qwen,
+    "qwen2_vl_text": _qwen,
+    "qwen3": _qwen,
+    "qwen3_5_moe_text": _gated,
+    "qwen3_5_text": _gated,
+    "qwen3_next": _gated,
+    "vaultgemma": lambda _, layers: _every(layers, 2),
+}

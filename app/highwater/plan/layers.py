@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from highwater.plan.errors import PlanError
 from highwater.plan.models.elements import PACKED_LATENT_BYTES
 from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent, Model, State
@@ -55,37 +57,7 @@ def _spec(one: Kept, resolved: Resolved) -> LayerSpec:
     ranks = resolved.given.tensor_parallel_size
     match one:
         case Attention():
-            heads = rank_heads(one.kv_heads, ranks)
-            packed = elements.token_head_bytes(one.head_size)
-            size = elements.cache_bytes
-            if one.window is not None:
-                return SlidingWindow(
-                    block_size=blocks.attention,
-                    kv_heads=heads,
-                    head_size=one.head_size,
-                    head_size_v=one.head_size_v,
-                    element_bytes=size,
-                    token_head_bytes=packed,
-                    window=one.window,
-                )
-            if one.chunk is not None:
-                return ChunkedLocal(
-                    block_size=blocks.attention,
-                    kv_heads=heads,
-                    head_size=one.head_size,
-                    head_size_v=one.head_size_v,
-                    element_bytes=size,
-                    token_head_bytes=packed,
-                    chunk=one.chunk,
-                )
-            return FullAttention(
-                block_size=blocks.attention,
-                kv_heads=heads,
-                head_size=one.head_size,
-                head_size_v=one.head_size_v,
-                element_bytes=size,
-                token_head_bytes=packed,
-            )
+            return _attention(one, resolved)
         case Latent():
             return MlaAttention(
                 block_size=blocks.attention,
@@ -114,6 +86,22 @@ def _spec(one: Kept, resolved: Resolved) -> LayerSpec:
             )
         case _:
             raise AssertionError(one)
+
+
+def _attention(one: Attention, resolved: Resolved) -> LayerSpec:
+    geometry: dict[str, Any] = {
+        "block_size": resolved.blocks.attention,
+        "kv_heads": rank_heads(one.kv_heads, resolved.given.tensor_parallel_size),
+        "head_size": one.head_size,
+        "head_size_v": one.head_size_v,
+        "element_bytes": resolved.elements.cache_bytes,
+        "token_head_bytes": resolved.elements.token_head_bytes(one.head_size),
+    }
+    if one.window is not None:
+        return SlidingWindow(window=one.window, **geometry)
+    if one.chunk is not None:
+        return ChunkedLocal(chunk=one.chunk, **geometry)
+    return FullAttention(**geometry)
 
 
 def rank_heads(heads: int, ranks: int) -> int:

@@ -1,0 +1,316 @@
+"""What vllm-ascend does otherwise than vLLM where memory is divided: each rule with its version, file and line.
+
+Read in vllm-ascend 0.11.0 to 0.25.1rc1 (their tags and wheels). Later versions are taken to keep the newest rule.
+`tests/compat/test_plan_ascend.py` looks every place up in the wheels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from highwater.plan.errors import PlanError
+
+Release = tuple[int, int]
+
+NEWEST_READ: Release = (0, 25)
+KERNEL_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place in vllm-ascend's sources.
+
+    Attributes:
+        version: The version that was read.
+        path: The file within the package `vllm_ascend`.
+        line: The line.
+        text: What that line says, or begins with.
+    """
+
+    version: str
+    path: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One difference from vLLM.
+
+    Attributes:
+        topic: What it is about.
+        since: The first release with it.
+        until: The first release without it; None: it still holds.
+        effect: What it does, in a sentence.
+        sources: Where it says so.
+    """
+
+    topic: str
+    since: Release
+    until: Release | None
+    effect: str
+    sources: tuple[Source, ...]
+
+    def holds(self, release: Release) -> bool:
+        """Return whether a release follows the rule."""
+        return self.since <= release and (self.until is None or release < self.until)
+
+
+_WORKER_V1, _WORKER = "worker/worker_v1.py", "worker/worker.py"
+_RUNNER = "worker/model_runner_v1.py"
+_MAMBA = "patch/platform/patch_mamba_config.py"
+
+RULES: Sequence[Rule] = (
+    Rule(
+        "block size", (0, 11), None,
+        "A block holds 128 tokens where `--block-size` is not given.",
+        (
+            Source("0.11.0", "platform.py", 270, "cache_config.block_size = 128"),
+            Source("0.12.0rc1", "utils.py", 1041, "cache_config.block_size = 128"),
+            Source("0.23.0", "utils.py", 1381, "cache_config.block_size = 128"),
+        ),
+    ),
+    Rule(
+        "block size", (0, 11), None,
+        "Another `--block-size` is replaced by 128 with prefix caching or chunked prefill, both on by default; not for"
+        " hybrids of attention and Mamba (up to 0.16 only not for qwen3_next, in 0.17 nor for qwen3_5).",
+        (
+            Source("0.11.0", "platform.py", 279, "cache_config.block_size = 128"),
+            Source("0.12.0rc1", "utils.py", 1052, "cache_config.block_size = 128"),
+            Source("0.23.0", "utils.py", 1405, "cache_config.block_size = 128"),
+        ),
+    ),
+    Rule(
+        "Mamba page", (0, 11), (0, 16),
+        "The attention's block grows by multiples of 128 until its page is no smaller than Mamba's, and Mamba's page is"
+        " padded to it.",
+        (
+            Source("0.11.0", _MAMBA, 60, "attn_block_size = block_alignment_bytes * cdiv("),
+            Source("0.12.0rc1", _MAMBA, 61, "attn_block_size = block_alignment_bytes * cdiv("),
+        ),
+    ),
+    Rule(
+        "Mamba page", (0, 16), None,
+        "The keys of one block take exactly what an SSM state takes, else the start fails; Mamba's page is the"
+        " attention's page and the convolution's state.",
+        (
+            Source("0.18.0", _MAMBA, 58, "attn_block_size = kernel_block_size * cdiv(ssm_block_page_size"),
+            Source("0.18.0", _MAMBA, 59, "assert attn_single_token_k_page_size * attn_block_size == "),
+            Source("0.23.0", _MAMBA, 94, "attn_block_size = kernel_block_size * cdiv(ssm_block_page_size"),
+        ),
+    ),
+    Rule(
+        "sliding windows", (0, 11), (0, 14),
+        "Every decoder layer is sized as full attention: a sliding window saves nothing.",
+        (
+            Source("0.12.0rc1", _RUNNER, 2921, "kv_cache_spec[layer_name] = FullAttentionSpec("),
+            Source("0.13.0", _RUNNER, 2969, "kv_cache_spec[layer_name] = FullAttentionSpec("),
+        ),
+    ),
+    Rule(
+        "sparse MLA", (0, 11), (0, 15),
+        "A layer of sparse MLA (DSA) is sized as full attention with one head: twice its latent vector.",
+        (Source("0.12.0rc1", _RUNNER, 2947, "kv_cache_spec[layer_name] = FullAttentionSpec("),),
+    ),
+    Rule(
+        "sparse MLA", (0, 18), None,
+        "A layer of sparse MLA keeps its latent vector, its rotary part and the indexer's key in one page"
+        " (`kv_lora_rank + qk_rope_head_dim + index_head_dim`).",
+        (
+            Source("0.18.0", _RUNNER, 3276, "head_size=sum(self.sparse_head_dim),"),
+            Source("0.23.0", _RUNNER, 4977, "head_size=sum(sparse_head_dim),"),
+        ),
+    ),
+    Rule(
+        "profiling", (0, 11), (0, 13),
+        "Images are not profiled: what the encoder takes later is in no budget.",
+        (
+            Source("0.11.0", _RUNNER, 2567, "def profile_run(self) -> None:"),
+            Source("0.12.0rc1", _RUNNER, 2282, "def profile_run(self) -> None:"),
+        ),
+    ),
+    Rule(
+        "profiling", (0, 13), None,
+        "The encoder is profiled as in vLLM.",
+        (
+            Source("0.13.0", _RUNNER, 2365, "super().profile_run()"),
+            Source("0.23.0", _RUNNER, 3694, "super().profile_run()"),
+        ),
+    ),
+    Rule(
+        "profiling", (0, 11), None,
+        "Logits are computed for `max_num_seqs` requests, but nothing is sampled: the sampler's memory is in no"
+        " budget.",
+        (
+            Source("0.12.0rc1", _RUNNER, 2312, "# TODO: need to rum a dummy sampler for generate task"),
+            Source("0.23.0", _RUNNER, 3677, "# TODO: need to rum a dummy sampler for generate task"),
+        ),
+    ),
+    Rule(
+        "budget", (0, 11), (0, 15),
+        "The KV cache gets total * utilization less the allocated peak and less everything on the card that is not"
+        " torch's: what other processes hold is taken off too, and never below 0.",
+        (
+            Source("0.12.0rc1", _WORKER_V1, 263, "non_torch_allocations = total_allocated_bytes - "),
+            Source("0.13.0", _WORKER, 301, "non_torch_allocations = total_allocated_bytes - "),
+        ),
+    ),
+    Rule(
+        "budget", (0, 15), None,
+        "The KV cache gets requested less weights, activation peak and non-torch increase, as in vLLM up to 0.26;"
+        " requested is not rounded up. A start with less free memory than requested is refused.",
+        (
+            Source("0.15.0rc1", _WORKER, 259, "self.requested_memory = self.init_snapshot.total_memory * "),
+            Source("0.23.0", _WORKER, 469, "self.requested_memory = self.init_snapshot.total_memory * "),
+            Source("0.23.0", _WORKER, 590, "self.available_kv_cache_memory_bytes = self.requested_memory - "),
+        ),
+    ),
+    Rule(
+        "budget", (0, 11), (0, 19),
+        "`--kv-cache-memory-bytes` is ignored.",
+        (Source("0.18.0", _WORKER, 339, "with memory_profiling("),),
+    ),
+    Rule(
+        "budget", (0, 19), None,
+        "`--kv-cache-memory-bytes` is taken as it is.",
+        (
+            Source("0.19.1rc1", _WORKER, 339, "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:"),
+            Source("0.23.0", _WORKER, 540, "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:"),
+        ),
+    ),
+    Rule(
+        "graphs", (0, 21), (0, 23),
+        "An estimate of the ACL graphs is taken off the budget (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`, on).",
+        (Source("0.21.0rc1", _WORKER, 390, "npugraph_memory_estimate = self.model_runner.profile_cudagraph_memory()"),),
+    ),
+    Rule(
+        "graphs", (0, 11), (0, 21),
+        "ACL graphs are taken off nothing; how many sizes are captured is limited by streams, not memory.",
+        (Source("0.18.0", "utils.py", 464, "MAX_CAPTURE_SIZE = 1800"),),
+    ),
+    Rule(
+        "graphs", (0, 23), None,
+        "ACL graphs are taken off nothing again; their size is logged with a suggestion for `--kv-cache-memory`.",
+        (Source("0.23.0", _WORKER, 732, "npugraph_memory_bytes = self.model_runner.capture_model()"),),
+    ),
+    Rule(
+        "HCCL", (0, 11), None,
+        "Each group of ranks has buffers of 200 MB to send and to receive, outside torch; the group of MC2 takes"
+        " `HCCL_BUFFSIZE`.",
+        (
+            Source("0.11.0", "utils.py", 57, "_DEFAULT_BUFFER_SIZE = 200"),
+            Source("0.23.0", "utils.py", 67, "_DEFAULT_BUFFER_SIZE = 200"),
+        ),
+    ),
+    Rule(
+        "allocator", (0, 14), None,
+        "`PYTORCH_NPU_ALLOC_CONF` gets `expandable_segments:True` unless sleep mode is on or `max_split_size_mb` or"
+        " `garbage_collection_threshold` is set.",
+        (
+            Source("0.18.0", "platform.py", 523, 'npu_alloc_configs = os.getenv("PYTORCH_NPU_ALLOC_CONF", '),
+            Source("0.23.0", "platform.py", 777, 'npu_alloc_configs = os.getenv("PYTORCH_NPU_ALLOC_CONF", '),
+        ),
+    ),
+    Rule(
+        "allocator", (0, 11), None,
+        "Sleep mode and `expandable_segments:True` exclude each other.",
+        (
+            Source("0.11.0", "device_allocator/camem.py", 148, 'assert "expandable_segments:True" not in conf'),
+            Source("0.23.0", "device_allocator/camem.py", 153, 'assert "expandable_segments:True" not in conf'),
+        ),
+    ),
+    Rule(
+        "310P", (0, 18), None,
+        "On 310P half of what is left goes to the KV cache; the rest is kept for operators' workspaces.",
+        (Source("0.18.0", "_310p/worker_310p.py", 93, "# Divide the available memory by 2"),),
+    ),
+)  # fmt: skip
+
+
+def rules_of(release: Release) -> tuple[Rule, ...]:
+    """Return the rules that a release follows."""
+    return tuple(rule for rule in RULES if rule.holds(release))
+
+
+def block_size(given: int | None, release: Release, *, reuses_blocks: bool, hybrid: bool, model_type: str = "") -> int:
+    """Return the tokens of one block.
+
+    Args:
+        given: `--block-size`; None: not given.
+        release: The version.
+        reuses_blocks: Prefix caching or chunked prefill is on.
+        hybrid: The model mixes attention and Mamba layers.
+        model_type: The config's `model_type`.
+    """
+    if given is None:
+        return KERNEL_BLOCK
+    if release < (0, 18):
+        kept = ("qwen3_next", "qwen3_5") if release >= (0, 17) else ("qwen3_next",)
+        hybrid = model_type.startswith(kept)
+    return KERNEL_BLOCK if reuses_blocks and not hybrid else given
+
+
+@dataclass(frozen=True, slots=True)
+class HybridPages:
+    """Pages of a hybrid.
+
+    Attributes:
+        block_size: The attention's tokens a block.
+        mamba_page_bytes: What one Mamba layer takes of a block.
+    """
+
+    block_size: int
+    mamba_page_bytes: int
+
+
+def hybrid_pages(
+    state_bytes: Sequence[int], key_bytes: int, value_bytes: int, release: Release, given: int | None = None
+) -> HybridPages:
+    """Return the pages of a model that mixes attention and Mamba layers.
+
+    Args:
+        state_bytes: The size of each state of a Mamba layer on one rank.
+        key_bytes: What the keys of one token take in one attention layer on one rank.
+        value_bytes: What its values take.
+        release: The version.
+        given: `--block-size`; None: not given.
+
+    Raises:
+        PlanError: vllm-ascend refuses the combination.
+    """
+    token_bytes = key_bytes + value_bytes
+    if release < (0, 16):
+        page = sum(state_bytes)
+        block = max(given or 0, KERNEL_BLOCK * -(-page // (KERNEL_BLOCK * token_bytes)))
+        return HybridPages(block, block * token_bytes)
+    ssm, convolution = max(state_bytes), min(state_bytes) if len(state_bytes) > 1 else 0
+    block = KERNEL_BLOCK * -(-ssm // (KERNEL_BLOCK * key_bytes))
+    if block * key_bytes != ssm:
+        raise PlanError(
+            f"The SSM state has {ssm} bytes and the keys of a block of 128 tokens {KERNEL_BLOCK * key_bytes}:"
+            f" vllm-ascend {release[0]}.{release[1]} needs a whole multiple and refuses this model at this"
+            " --tensor-parallel-size"
+        )
+    block = max(given or 0, block)
+    return HybridPages(block, block * token_bytes + convolution)
+
+
+def keeps_sliding_as_full(release: Release) -> bool:
+    """Return whether sliding windows are sized as full attention."""
+    return release < (0, 14)
+
+
+def splits_every_block(release: Release) -> bool:
+    """Return whether torch's allocator has expandable segments by default."""
+    return release >= (0, 14)
+
+
+def takes_off_graphs(release: Release) -> bool:
+    """Return whether an estimate of the graphs is taken off the budget."""
+    return (0, 21) <= release < (0, 23)
+
+
+def kv_cache_memory_bytes_counts(release: Release) -> bool:
+    """Return whether `--kv-cache-memory-bytes` is looked at."""
+    return release >= (0, 19)

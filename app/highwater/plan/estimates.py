@@ -1,0 +1,492 @@
+"""What a start takes of a device before the KV cache gets the rest: weights, activation peak, non-torch, graphs.
+
+Each part is what an earlier start of the same kind measured, or else an estimate between bounds with its reason. The
+sums and their rounding are those of vLLM's `determine_available_memory`, by version:
+
+- up to 0.26: `requested - (weights + torch peak increase + non-torch increase)`, `utils/mem_utils.py`.
+- from 0.27: `requested - (total consumed + transient peak headroom)`: what was allocated beside the weights before
+  profiling is counted too.
+- from 0.20 the estimate of CUDA graphs is taken off as well (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`, there since
+  0.18 and off until then; vLLM's log says "default since v0.21.0", its `envs.py` of 0.20.0 has it on).
+- requested is `total * utilization`, rounded up from 0.14 on; on Ascend it is not rounded. Where less is free at the
+  start, the start is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from highwater.plan.ascend import kv_cache_memory_bytes_counts, splits_every_block, takes_off_graphs
+from highwater.plan.checkpoint import Config, Tensor, architecture, text_config, whole
+from highwater.plan.errors import PlanError
+from highwater.plan.figure import Figure, add, estimated, exact, measured
+from highwater.plan.flags import EngineFlags
+from highwater.plan.generations import Generation, generation_of
+from highwater.plan.weights import Ranks, element_bytes, model_dtype, weights_from_config, weights_from_files
+from highwater.units import GIB, MIB
+
+Release = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What is known of a model.
+
+    Attributes:
+        config: Its config.json.
+        tensors: The tensors of its checkpoint's files; None where there are no files.
+    """
+
+    config: Config
+    tensors: tuple[Tensor, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStart:
+    """What an earlier start took, and the flags that it was made with; None: not reported.
+
+    Attributes:
+        version: vLLM's version.
+        platform: `cuda`, `ascend` or `cpu`.
+        architecture: The model's architecture.
+        weights_bytes: The weights of one rank.
+        activation_bytes: The activation peak that profiling found.
+        non_torch_bytes: The increase outside torch.
+        graphs_bytes: The graphs, as captured or, failing that, as estimated.
+        tensor_parallel_size: As started.
+        pipeline_parallel_size: As started.
+        max_num_batched_tokens: As started.
+        max_num_seqs: As started.
+        dtype: The model's dtype as started.
+        quantization: `--quantization` as started.
+    """
+
+    version: str
+    platform: str
+    architecture: str
+    weights_bytes: int | None = None
+    activation_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    graphs_bytes: int | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartBudget:
+    """How one rank's memory is divided at a start.
+
+    Attributes:
+        total_bytes: The device's memory.
+        requested_bytes: What vLLM takes as its budget of it.
+        weights: The weights.
+        activation: The activation peak.
+        non_torch: What is allocated outside torch: contexts, communication buffers, kernels.
+        graphs: CUDA or ACL graphs.
+        graphs_are_subtracted: Whether this version takes the graphs off the budget.
+        available: What is left for the KV cache.
+        refusal: Why vLLM would not start at all; None: it would.
+        formula: How this version computes what is left.
+    """
+
+    total_bytes: int
+    requested_bytes: int
+    weights: Figure
+    activation: Figure
+    non_torch: Figure
+    graphs: Figure
+    graphs_are_subtracted: bool
+    available: Figure
+    refusal: str | None
+    formula: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the budget as a part of a plan."""
+        return {
+            "total_bytes": self.total_bytes,
+            "requested_bytes": self.requested_bytes,
+            "weights_bytes": self.weights.as_json(),
+            "activation_bytes": self.activation.as_json(),
+            "non_torch_bytes": self.non_torch.as_json(),
+            "graphs_bytes": {**self.graphs.as_json(), "subtracted": self.graphs_are_subtracted},
+            "available_bytes": self.available.as_json(),
+            "refusal": self.refusal,
+            "formula": self.formula,
+        }
+
+
+def requested_bytes(total_bytes: int, utilization: float, release: Release, platform: str) -> int:
+    """Return vLLM's budget of a device, with its own rounding.
+
+    `v1/worker/utils.py: request_memory` rounds up from 0.14 on; before, and on Ascend, the fraction is kept and lost
+    when the KV cache's bytes are made whole.
+    """
+    product = total_bytes * utilization
+    return math.ceil(product) if release >= (0, 14) and platform != "ascend" else int(product)
+
+
+def estimate_start(
+    model: ModelFacts,
+    flags: EngineFlags,
+    generation: Generation,
+    measured_start: MeasuredStart | None = None,
+    *,
+    stage: int = 0,
+    free_bytes: int | None = None,
+) -> StartBudget:
+    """Divide the memory of one rank as this version's start would.
+
+    Args:
+        model: The model.
+        flags: The command line with vLLM's defaults filled in; `device_bytes` is needed.
+        generation: The version.
+        measured_start: An earlier start to take parts from where its flags were the same.
+        stage: The pipeline stage asked about, from 0.
+        free_bytes: What is free on the device at the start; None: all of it.
+
+    Raises:
+        PlanError: A flag that is needed is missing, or the model's weights cannot be derived.
+    """
+    total = _needed(flags.device_bytes, "--device", "the device's memory, such as 80GiB")
+    utilization = _needed(flags.gpu_memory_utilization, "--gpu-memory-utilization", "a share such as 0.9")
+    release = generation.release[:2]
+    requested = requested_bytes(total, utilization, release, flags.platform)
+    earlier = _Earlier(measured_start, model, flags, release)
+    weights = earlier.weights or weights_of(model, flags, release, stage)
+    activation = earlier.activation(activation_peak(model, flags, release))
+    non_torch = earlier.non_torch or non_torch_increase(flags)
+    graphs = earlier.graphs or graph_memory(model, flags)
+    subtracted = takes_off_graphs(release) if flags.platform == "ascend" else release >= (0, 20)
+    parts = (weights, activation, non_torch, *((graphs,) if subtracted else ()))
+    return StartBudget(
+        total_bytes=total,
+        requested_bytes=requested,
+        weights=weights,
+        activation=activation,
+        non_torch=non_torch,
+        graphs=graphs,
+        graphs_are_subtracted=subtracted,
+        available=_available(requested, parts, flags, release),
+        refusal=_refusal(free_bytes, requested, total, utilization),
+        formula=formula(release, flags.platform),
+    )
+
+
+def formula(release: Release, platform: str) -> str:
+    """Return in words how a version computes the KV cache's bytes."""
+    if platform == "ascend" and release < (0, 15):
+        return "total * utilization - (torch's allocated peak + what of the card is used beside torch's tensors)"
+    if release < (0, 27) or platform == "ascend":
+        words = "requested - (weights + torch peak increase + non-torch increase)"
+    else:
+        words = "requested - (consumed since the start + transient peak above it)"
+    subtracted = takes_off_graphs(release) if platform == "ascend" else release >= (0, 20)
+    return f"{words} - estimate of the graphs" if subtracted else words
+
+
+def _available(requested: int, parts: tuple[Figure, ...], flags: EngineFlags, release: Release) -> Figure:
+    given = flags.kv_cache_memory_bytes
+    if given is not None and (flags.platform != "ascend" or kv_cache_memory_bytes_counts(release)):
+        return exact(given, "--kv-cache-memory-bytes, which vLLM takes as it is")
+    taken = add(parts, "what a start takes")
+    ignored = "; this version of vllm-ascend ignores --kv-cache-memory-bytes" if given is not None else ""
+    return Figure(
+        requested - taken.bytes,
+        requested - taken.high,
+        requested - taken.low,
+        taken.grade,
+        f"the budget less what a start takes of it{ignored}",
+    )
+
+
+def _refusal(free: int | None, requested: int, total: int, utilization: float) -> str | None:
+    if free is None or free >= requested:
+        return None
+    return (
+        f"Free memory at the start ({free / GIB:.2f} of {total / GIB:.2f} GiB) is less than"
+        f" --gpu-memory-utilization {utilization} asks for ({requested / GIB:.2f} GiB): vLLM refuses to start. At most"
+        f" {math.floor(free / total * 1000) / 1000} fits."
+    )
+
+
+def _needed(value: Any, key: str, right: str) -> Any:  # noqa: ANN401 - a number of either kind, as it came
+    if value is None:
+        raise PlanError(f"{key} is missing: {right} is needed to estimate what is left for the KV cache")
+    return value
+
+
+def weights_of(model: ModelFacts, flags: EngineFlags, release: Release, stage: int) -> Figure:
+    """Return the weights of one rank, from the checkpoint's files where they are known."""
+    ranks = Ranks(
+        tensor=flags.tensor_parallel_size,
+        pipeline=flags.pipeline_parallel_size,
+        stage=stage,
+        experts=flags.tensor_parallel_size * flags.data_parallel_size if flags.enable_expert_parallel else 1,
+        expandable_segments=flags.platform == "ascend" and splits_every_block(release),
+    )
+    dtype = None if flags.dtype in (None, "auto") else flags.dtype
+    if model.tensors:
+        weights = weights_from_files(model.config, model.tensors, ranks, quantization=flags.quantization, dtype=dtype)
+    else:
+        weights = weights_from_config(model.config, ranks, quantization=flags.quantization, dtype=dtype)
+    if flags.platform != "ascend":
+        return weights
+    # A start of Qwen3-VL-8B with two NPUs logged 9.19 where the tensors come to 8.43 GiB.
+    why = f"{weights.why}; on Ascend, operators keep copies and tables of their own beside them"
+    return estimated(weights.low, weights.bytes, round(weights.high * 1.02) + GIB, why)
+
+
+# --- activation peak ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    low: float
+    likely: float
+    high: float
+
+    def times(self, factor: float) -> _Range:
+        return _Range(self.low * factor, self.likely * factor, self.high * factor)
+
+    def plus(self, other: _Range) -> _Range:
+        return _Range(self.low + other.low, self.likely + other.likely, self.high + other.high)
+
+    def or_larger(self, other: _Range) -> _Range:
+        return _Range(max(self.low, other.low), max(self.likely, other.likely), max(self.high, other.high))
+
+
+def activation_peak(model: ModelFacts, flags: EngineFlags, release: Release) -> Figure:
+    """Estimate the peak of vLLM's profile run.
+
+    The run (`gpu_model_runner.py: profile_run`) encodes images, passes `max_num_batched_tokens` tokens through the
+    layers, and then samples for `max_num_seqs` requests while the layers' and the encoder's outputs are still held.
+    The larger of both steps is the peak; with 1,024 sequences it is sampling, for its copies of the logits.
+    """
+    text = text_config(model.config)
+    tokens = _needed(flags.max_num_batched_tokens, "--max-num-batched-tokens", "a number of tokens")
+    sequences = min(_needed(flags.max_num_seqs, "--max-num-seqs", "a number of requests"), tokens)
+    element = element_bytes(flags.dtype if flags.dtype not in (None, "auto") else model_dtype(model.config))
+    hidden = whole(text, "hidden_size", "n_embd", "d_model")
+    state = tokens * hidden * element
+    logits = _bytes_per_logit(release, flags.platform).times(sequences * whole(text, "vocab_size"))
+    encoder_output, encoder_peak = _encoder(model.config, flags, release, hidden, element)
+    held = _Range(1.0, 1.6, 3.0).times(state).plus(_Range(16 * MIB, 44 * MIB, 128 * MIB)).plus(encoder_output)
+    sampling = logits.plus(held).plus(_Range(0, *_expert_buffers(text, flags, tokens, element)))
+    passing = _layer_peak(text, flags, tokens, hidden, element).plus(encoder_output)
+    peak = sampling.or_larger(passing).or_larger(encoder_peak)
+    return estimated(
+        round(peak.low),
+        round(peak.likely),
+        round(peak.high),
+        f"a profile run of {tokens} tokens that samples for {sequences} requests",
+    )
+
+
+def _bytes_per_logit(release: Release, platform: str) -> _Range:
+    """Bytes that sampling takes for each element of the logits, from the starts that were recorded.
+
+    Up to 0.16 top-k and top-p sort the logits (`topk_topp_sampler.py`); from 0.17 a kernel selects in place
+    (`topk_topp_triton.py`), or FlashInfer's, which later versions prefer.
+    """
+    if platform == "ascend":
+        # The profile run computes logits and does not sample (model_runner_v1.py: _dummy_sampler_run).
+        return _Range(2, 4, 8)
+    if release < (0, 17):
+        return _Range(14, 37.5, 44)
+    return _Range(13.9, 14.35, 15.3) if release < (0, 20) else _Range(10, 14.35, 22)
+
+
+def _layer_peak(text: Config, flags: EngineFlags, tokens: int, hidden: int, element: int) -> _Range:
+    inner = whole(text, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden) / flags.tensor_parallel_size
+    likely = tokens * element * (2 * hidden + 3 * inner)
+    experts_likely, experts_high = _expert_buffers(text, flags, tokens, element)
+    return _Range(tokens * element * hidden, likely + experts_likely, 1.5 * (likely + experts_high) + 128 * MIB)
+
+
+def _expert_buffers(text: Config, flags: EngineFlags, tokens: int, element: int) -> tuple[float, float]:
+    """Return the buffers of a mixture of experts, likely and at most: each token is there once for each expert."""
+    chosen = whole(text, "num_experts_per_tok", "moe_topk", "num_experts_per_token", default=0, least=0)
+    if not chosen:
+        return 0.0, 0.0
+    hidden = whole(text, "hidden_size")
+    inner = whole(text, "moe_intermediate_size", "intermediate_size") / flags.tensor_parallel_size
+    rows = tokens * chosen * element
+    return rows * (max(2 * inner, hidden) + inner), rows * (2 * inner + 2 * hidden + inner)
+
+
+def _encoder(config: Config, flags: EngineFlags, release: Release, hidden: int, element: int) -> tuple[_Range, _Range]:
+    """Return what the encoder's outputs and inputs hold, and the peak of its own pass."""
+    tower = config.get("vision_config")
+    nothing = _Range(0, 0, 0)
+    if not isinstance(tower, Mapping):
+        return nothing, nothing
+    if flags.platform == "ascend" and release < (0, 13):
+        # It is not profiled there (model_runner_v1.py: profile_run): what it takes later is in no budget.
+        return nothing, nothing
+    tokens = _needed(flags.max_num_batched_tokens, "--max-num-batched-tokens", "a number of tokens")
+    merge = 16 if architecture(config).startswith("Gemma3") else whole(tower, "spatial_merge_size", default=2) ** 2
+    patches = tokens * merge
+    levels = 1 + len(tower.get("deepstack_visual_indexes") or ())
+    pixels = patches * 3 * whole(tower, "patch_size", default=14) ** 2 * whole(tower, "temporal_patch_size", default=1)
+    outputs = tokens * hidden * levels * element
+    width = whole(tower, "hidden_size", "embed_dim", default=1024)
+    inner = whole(tower, "intermediate_size", default=4 * width) / flags.tensor_parallel_size
+    one_pass = patches * element * 2 * (width + inner)
+    held = _Range(0, outputs + pixels * element, 1.5 * (outputs + pixels * element) + 256 * MIB)
+    return held, _Range(0, one_pass, 2 * one_pass).plus(held)
+
+
+# --- non-torch and graphs ---
+
+
+def non_torch_increase(flags: EngineFlags) -> Figure:
+    """Estimate what a start allocates outside torch."""
+    ranks = flags.tensor_parallel_size * flags.pipeline_parallel_size
+    if flags.platform == "ascend":
+        # HCCL takes a buffer to send and one to receive, 200 MB each, for each group of ranks (utils.py:
+        # get_default_buffer_config; HCCL_BUFFSIZE changes it).
+        if ranks == 1:
+            return estimated(100 * MIB, 350 * MIB, 1536 * MIB, "context and operators of one NPU, without HCCL")
+        return estimated(400 * MIB, 600 * MIB, 3 * GIB, "context, operators and HCCL's buffers (HCCL_BUFFSIZE)")
+    if ranks == 1:
+        return estimated(100 * MIB, 250 * MIB, 512 * MIB, "the starts recorded with one GPU had 0.13 to 0.46 GiB")
+    return estimated(
+        512 * MIB, round(2.1 * GIB), round(2.6 * GIB), "the starts recorded with several GPUs had 2.07 to 2.17 GiB"
+    )
+
+
+def graph_memory(model: ModelFacts, flags: EngineFlags) -> Figure:
+    """Estimate what captured graphs take."""
+    text = text_config(model.config)
+    layers = whole(text, "num_hidden_layers", "n_layer")
+    mixture = whole(text, "num_experts", "num_local_experts", "n_routed_experts", default=0, least=0) > 0
+    likely = (0.4 + 0.0115 * layers + 0.3 * mixture + 0.3 * (flags.tensor_parallel_size > 1)) * GIB
+    sequences = _needed(flags.max_num_seqs, "--max-num-seqs", "a number of requests")
+    # Sizes are captured up to twice the sequences, at most 512 (config/vllm.py: _set_cudagraph_sizes).
+    likely *= 0.3 + 0.7 * min(2 * sequences, 512) / 512
+    return estimated(
+        round(0.2 * likely), round(likely), round(1.8 * likely), f"graphs of {layers} layers; 0 with --enforce-eager"
+    )
+
+
+# --- an earlier start ---
+
+
+class _Earlier:
+    """Takes from an earlier start what the same flags would give again."""
+
+    def __init__(self, start: MeasuredStart | None, model: ModelFacts, flags: EngineFlags, release: Release) -> None:
+        self._start = self._usable(start, model, flags, release)
+        self._model, self._flags, self._release = model, flags, release
+
+    @staticmethod
+    def _usable(
+        start: MeasuredStart | None, model: ModelFacts, flags: EngineFlags, release: Release
+    ) -> MeasuredStart | None:
+        """Return the start if it was of this model, version and division into ranks."""
+        if start is None:
+            return None
+        same = (
+            start.platform == flags.platform
+            and start.architecture == architecture(model.config)
+            and generation_of(start.version).release[:2] == release
+            and start.tensor_parallel_size == flags.tensor_parallel_size
+            and start.pipeline_parallel_size == flags.pipeline_parallel_size
+        )
+        return start if same else None
+
+    @property
+    def weights(self) -> Figure | None:
+        start, flags = self._start, self._flags
+        if start is None or start.weights_bytes is None:
+            return None
+        given = None if flags.dtype == "auto" else flags.dtype
+        if start.quantization != flags.quantization or (given is not None and start.dtype != given):
+            return None
+        return measured(start.weights_bytes, f"measured by a start of vLLM {start.version}")
+
+    @property
+    def non_torch(self) -> Figure | None:
+        if self._start is None or self._start.non_torch_bytes is None:
+            return None
+        return measured(self._start.non_torch_bytes, f"measured by a start of vLLM {self._start.version}")
+
+    @property
+    def graphs(self) -> Figure | None:
+        start = self._start
+        if start is None or start.graphs_bytes is None or start.max_num_seqs != self._flags.max_num_seqs:
+            return None
+        return measured(start.graphs_bytes, f"measured by a start of vLLM {start.version}")
+
+    def activation(self, estimate: Figure) -> Figure:
+        """Return the measured peak, or the estimate moved to where the measured start was found."""
+        start = self._start
+        if start is None or start.activation_bytes is None:
+            return estimate
+        flags = self._flags
+        known = (start.max_num_batched_tokens, start.max_num_seqs)
+        if known == (flags.max_num_batched_tokens, flags.max_num_seqs):
+            return measured(start.activation_bytes, f"measured by a start of vLLM {start.version}")
+        if None in known:
+            return estimate
+        then = activation_peak(self._model, _with_limits(flags, *known), self._release)
+        factor = start.activation_bytes / max(then.bytes, 1)
+        moved = round(estimate.bytes * factor)
+        return estimated(
+            min(round(estimate.low * factor), moved, start.activation_bytes),
+            moved,
+            max(round(estimate.high * factor), moved),
+            f"measured with {known[0]} tokens and {known[1]} requests by a start of vLLM {start.version}, scaled",
+        )
+
+
+def _with_limits(flags: EngineFlags, tokens: int | None, sequences: int | None) -> EngineFlags:
+    return replace(flags, max_num_batched_tokens=tokens, max_num_seqs=sequences)
+
+
+# --- the CPU engine ---
+
+_DEFAULT_CPU_SPACE_GIB = 4
+
+
+def cpu_kv_bytes(
+    flags: EngineFlags, generation: Generation, *, space_gib: int | None = None, resident_bytes: int | None = None
+) -> Figure:
+    """Return the KV cache's bytes of a CPU engine.
+
+    Up to 0.19 (`platforms/cpu.py: get_device_total_memory`) only `VLLM_CPU_KVCACHE_SPACE` counts, in whole GiB, 4 where
+    it is not set. From 0.20 (`cpu_worker.py: determine_available_memory`) it replaces `--kv-cache-memory-bytes`; where
+    neither is given, the KV cache gets the NUMA node's memory times the utilization, less what the worker has resident.
+
+    Args:
+        flags: The command line with vLLM's defaults filled in; `device_bytes` is the NUMA node's memory.
+        generation: The version.
+        space_gib: `VLLM_CPU_KVCACHE_SPACE`; None: not set.
+        resident_bytes: What the worker has resident before; None: not known.
+
+    Raises:
+        PlanError: What it depends on is not known.
+    """
+    if generation.release < (0, 20):
+        if space_gib is None:
+            return exact(_DEFAULT_CPU_SPACE_GIB * GIB, "4 GiB, vLLM's default on CPU")
+        return exact(space_gib * GIB, "VLLM_CPU_KVCACHE_SPACE")
+    if space_gib is not None:
+        return exact(space_gib * GIB, "VLLM_CPU_KVCACHE_SPACE, which replaces --kv-cache-memory-bytes")
+    if flags.kv_cache_memory_bytes is not None:
+        return exact(flags.kv_cache_memory_bytes, "--kv-cache-memory-bytes")
+    total = _needed(flags.device_bytes, "--device", "the NUMA node's memory, or --kv-cache-memory-bytes,")
+    utilization = _needed(flags.gpu_memory_utilization, "--gpu-memory-utilization", "a share such as 0.9")
+    if resident_bytes is None:
+        raise PlanError(
+            "--kv-cache-memory-bytes is missing: without it a CPU engine takes the node's memory times the utilization"
+            " less what its worker has resident, which is known to a running engine only"
+        )
+    return measured(math.ceil(total * utilization) - resident_bytes, "the node's memory times the utilization")

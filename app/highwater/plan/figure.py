@@ -1,0 +1,64 @@
+"""A size of which it is said how well it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+# How a figure is known, best first: the engine's own number, a formula that is vLLM's own, a value that an earlier
+# start measured, an estimate between bounds.
+Grade: TypeAlias = Literal["engine", "exact", "measured", "estimated"]
+_GRADES: tuple[Grade, ...] = ("engine", "exact", "measured", "estimated")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One part of a memory budget, in bytes.
+
+    Attributes:
+        bytes: The likely size.
+        low: The smallest size that is expected.
+        high: The largest size that is expected.
+        grade: How it is known. Only an estimate has bounds that differ.
+        why: Where the figure comes from, in one sentence.
+    """
+
+    bytes: int
+    low: int
+    high: int
+    grade: Grade
+    why: str
+
+    def as_json(self) -> dict[str, int | str]:
+        """Return the figure as one part of a plan's budget."""
+        return {"bytes": self.bytes, "low": self.low, "high": self.high, "grade": self.grade, "why": self.why}
+
+
+def exact(size: int, why: str) -> Figure:
+    """Return a figure that follows from vLLM's own rules."""
+    return Figure(size, size, size, "exact", why)
+
+
+def measured(size: int, why: str) -> Figure:
+    """Return a figure that an earlier start reported."""
+    return Figure(size, size, size, "measured", why)
+
+
+def estimated(low: int, likely: int, high: int, why: str) -> Figure:
+    """Return an estimate between bounds."""
+    return Figure(likely, min(low, likely), max(high, likely), "estimated", why)
+
+
+def add(parts: Iterable[Figure], why: str) -> Figure:
+    """Add figures: the sum is known as well as the worst known of them."""
+    parts = tuple(parts)
+    grades = {part.grade for part in parts}
+    grade: Grade = next((grade for grade in reversed(_GRADES) if grade in grades), "exact")
+    return Figure(
+        sum(part.bytes for part in parts),
+        sum(part.low for part in parts),
+        sum(part.high for part in parts),
+        grade,
+        why,
+    )

@@ -1,0 +1,173 @@
+"""What quantization makes of a checkpoint's tensors: how many bits a weight takes, and which scales come with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from highwater.plan.checkpoint import Config, Tensor, text_config
+from highwater.plan.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """How the weights of linear layers are stored.
+
+    Attributes:
+        name: The scheme, as people call it.
+        bits: The size of one weight.
+        group: How many weights of a row share a scale; 0: the whole row; -1: the whole tensor.
+        rows: How many rows share a scale (128 where scales are for square blocks).
+        scale_bits: The size of one scale.
+        zero_bits: The size of one zero point; 0: there is none.
+        experts_only: Only a mixture's experts are quantized.
+        ignored: Names of modules that stay as they are, as the config gives them.
+        slack: By what share the device may hold more or less than this, because kernels pad and repack weights.
+    """
+
+    name: str
+    bits: int
+    group: int = 0
+    rows: int = 1
+    scale_bits: int = 32
+    zero_bits: int = 0
+    experts_only: bool = False
+    ignored: tuple[str, ...] = ()
+    slack: float = 0.01
+
+
+_ONLINE = {"fp8": Quantization(name="fp8", bits=8, group=-1)}
+_NVFP4 = Quantization(name="nvfp4", bits=4, group=16, scale_bits=8, slack=0.03)
+_MXFP4 = Quantization(name="mxfp4", bits=4, group=32, scale_bits=8, experts_only=True, slack=0.02)
+
+
+def quantization_of(config: Config, flag: str | None) -> Quantization | None:
+    """Return how a checkpoint is quantized, or how vLLM quantizes it while it loads; None: not at all.
+
+    Args:
+        config: The config.json.
+        flag: `--quantization`, as given.
+
+    Raises:
+        PlanError: The scheme is unknown.
+    """
+    described = config.get("quantization_config") or text_config(config).get("quantization_config")
+    if not isinstance(described, Mapping):
+        if flag is None:
+            return None
+        if flag not in _ONLINE:
+            raise PlanError(
+                f"--quantization is {flag!r}, but the config.json has no quantization_config: of weights in 16 bits"
+                f" the size is known for {', '.join(sorted(_ONLINE))} only"
+            )
+        return _ONLINE[flag]
+    method = str(described.get("quant_method", ""))
+    ignored = tuple(
+        str(name)
+        for key in ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
+        for name in described.get(key) or ()
+    )
+    scheme = _scheme(method, described)
+    if scheme is None:
+        raise PlanError(
+            f"quantization_config.quant_method is {method!r} in the config.json: the size of such weights cannot be"
+            " derived from a config.json; give the folder that holds its safetensors files"
+        )
+    return replace(scheme, ignored=ignored)
+
+
+def _scheme(method: str, described: Config) -> Quantization | None:
+    match method:
+        case "compressed-tensors":
+            return _compressed_tensors(described)
+        case "fp8":
+            return _fp8(described.get("weight_block_size"), -1)
+        case "gptq" | "awq" | "gptq_marlin" | "awq_marlin":
+            bits = int(described.get("bits") or described.get("w_bit") or 4)
+            group = int(described.get("group_size") or described.get("q_group_size") or 128)
+            scheme = Quantization(
+                name=method, bits=bits, group=max(group, 0), scale_bits=16, zero_bits=bits, slack=0.03
+            )
+        case "mxfp4":
+            scheme = _MXFP4
+        case "modelopt":
+            algorithms = {"FP8": Quantization(name="fp8", bits=8, group=-1), "NVFP4": _NVFP4}
+            return algorithms.get(str(described.get("quant_algo", "")).upper())
+        case _:
+            return None
+    return scheme
+
+
+def _fp8(block: object, group: int) -> Quantization:
+    """Return 8 bit floats with scales for square blocks, for rows (0) or for the whole tensor (-1)."""
+    if isinstance(block, list | tuple) and len(block) == 2:  # noqa: PLR2004 - rows and columns
+        return Quantization(name="fp8", bits=8, group=int(block[1]), rows=int(block[0]))
+    return Quantization(name="fp8", bits=8, group=group)
+
+
+def _compressed_tensors(described: Config) -> Quantization | None:
+    groups = described.get("config_groups")
+    first: Any = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    if not isinstance(weights, Mapping):
+        return None
+    bits, group = int(weights.get("num_bits") or 0), int(weights.get("group_size") or 0)
+    one_scale = -1 if str(weights.get("strategy")) == "tensor" else 0
+    match weights.get("type"), bits:
+        case "float", 8:
+            return _fp8(weights.get("block_structure"), one_scale)
+        case "float", 4:
+            return _NVFP4
+        case "int", 4 | 8 if group > 0:
+            return Quantization(name=f"w{bits}a16", bits=bits, group=group, scale_bits=16, slack=0.03)
+        case "int", 4 | 8:
+            return Quantization(name=f"w{bits}a8", bits=bits, group=one_scale)
+        case _:
+            return None
+
+
+# Parts that vLLM never quantizes, whatever the config says: they are no linear layers, or are made without a scheme.
+_NEVER = re.compile(
+    r"(embed|norm|lm_head|conv1d|patch_|positional|sinks|mlp\.gate\.|shared_expert_gate|in_proj_ba|A_log|dt_bias|"
+    r"vision_|visual\.|multi_modal_projector)"
+)
+
+
+def quantized(tensor: Tensor, scheme: Quantization) -> Iterator[Tensor]:
+    """Yield what is stored in place of a tensor."""
+    matrix = len(tensor.shape) == 2 and tensor.name.endswith(".weight")  # noqa: PLR2004 - rows and columns
+    if (
+        not matrix
+        or _NEVER.search(tensor.name)
+        or (scheme.experts_only and ".experts." not in tensor.name)
+        or is_ignored(tensor.name.removesuffix(".weight"), scheme.ignored)
+    ):
+        yield tensor
+        return
+    rows, columns = tensor.shape
+    yield Tensor(tensor.name, (rows, columns), scheme.bits, floating=False)
+    scales = (
+        (1,) if scheme.group < 0 else (-(-rows // scheme.rows), 1 if scheme.group == 0 else -(-columns // scheme.group))
+    )
+    yield Tensor(f"{tensor.name}_scale", scales, scheme.scale_bits, floating=False)
+    if scheme.zero_bits:
+        yield Tensor(f"{tensor.name}_zero_point", scales, scheme.zero_bits, floating=False)
+
+
+def is_ignored(module: str, ignored: tuple[str, ...]) -> bool:
+    """Return whether a config's list of unquantized modules names this one.
+
+    Names may be whole, a leading or trailing part, or a pattern after ``re:``; a wildcard ends ModelOpt's.
+    """
+    for name in ignored:
+        if name.startswith("re:"):
+            try:
+                if re.match(name[3:], module):
+                    return True
+            except re.error:
+                continue
+        elif module == name or module.startswith(name.rstrip("*.") + ".") or module.endswith("." + name):
+            return True
+    return False

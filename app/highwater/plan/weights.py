@@ -1,0 +1,373 @@
+"""The bytes that the weights of one rank take, as vLLM's "Model loading took N GiB" counts them.
+
+From the headers of safetensors files where a folder has them, else from the config.json. Tensors are split over ranks
+by the rules of vLLM's parallel layers (`model_executor/layers/linear.py`, `vocab_parallel_embedding.py`,
+`fused_moe/layer.py`), joined as vLLM joins them (`qkv_proj`, `gate_up_proj`, `w13`), and counted as torch's allocator
+counts them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from highwater.plan.allocator import allocated_bytes
+from highwater.plan.checkpoint import (
+    Config,
+    Tensor,
+    heads_of,
+    implied_tensors,
+    text_config,
+    tied,
+    whole,
+)
+from highwater.plan.errors import PlanError
+from highwater.plan.figure import Figure, estimated, exact
+from highwater.plan.quantization import Quantization, quantization_of, quantized
+
+_SCALE_BYTES = 4
+_VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embedding.py, 0.11 to 0.32.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """How a model is spread over ranks, and which of them is asked about.
+
+    Attributes:
+        tensor: The tensor parallel size.
+        pipeline: The pipeline parallel size.
+        stage: The pipeline stage asked about, from 0.
+        experts: Over how many ranks whole experts are spread; 1: every rank holds a part of each.
+        encoder_data_parallel: Each rank holds the whole vision tower (`--mm-encoder-tp-mode data`).
+        expandable_segments: The allocator splits every block.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    stage: int = 0
+    experts: int = 1
+    encoder_data_parallel: bool = False
+    expandable_segments: bool = False
+
+
+def weights_from_config(
+    config: Config, ranks: Ranks, *, quantization: str | None = None, dtype: str | None = None
+) -> Figure:
+    """Return the weights of one rank as a config.json implies them.
+
+    Raises:
+        PlanError: The architecture or the quantization is unknown, or a key makes no sense.
+    """
+    scheme = quantization_of(config, quantization)
+    tensors: Iterable[Tensor] = implied_tensors(config)
+    if scheme is not None:
+        tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
+    size = _held(config, tensors, ranks, dtype, scheme)
+    slack = scheme.slack if scheme else 0.0
+    named = f"{scheme.name} weights" if scheme else "weights in the model's dtype"
+    low, high = round(size.low * (1 - max(slack, 0.002))), round(size.high * (1 + max(slack, 0.002)))
+    return estimated(low, size.likely, high, f"{named}, from the config.json: no safetensors files were given")
+
+
+def weights_from_files(
+    config: Config,
+    tensors: Iterable[Tensor],
+    ranks: Ranks,
+    *,
+    quantization: str | None = None,
+    dtype: str | None = None,
+) -> Figure:
+    """Return the weights of one rank as the headers of a checkpoint's files give them.
+
+    Raises:
+        PlanError: A key of the config.json makes no sense.
+    """
+    stored_quantized = bool(config.get("quantization_config") or text_config(config).get("quantization_config"))
+    scheme = None if stored_quantized else quantization_of(config, quantization)
+    if scheme is not None:
+        tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
+    size = _held(config, tensors, ranks, dtype, scheme)
+    if size.low == size.high and scheme is None and not stored_quantized:
+        return exact(size.likely, "from the headers of the safetensors files")
+    if scheme is None and size.low == size.high:
+        why = "from the headers of the safetensors files; kernels may pad and repack quantized weights"
+        return estimated(round(size.low * 0.98), size.likely, round(size.high * 1.03), why)
+    why = "from the headers of the safetensors files; how vLLM splits or quantizes some tensors is not known"
+    return estimated(round(size.low * 0.99), size.likely, round(size.high * 1.01), why)
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    low: int
+    likely: int
+    high: int
+
+
+def _held(
+    config: Config, tensors: Iterable[Tensor], ranks: Ranks, dtype: str | None, scheme: Quantization | None
+) -> _Size:
+    """Count what one rank holds: its parts of the tensors, joined, and the tables of rotary positions."""
+    text = text_config(config)
+    element = element_bytes(dtype or model_dtype(config))
+    split = _Splitter(config, text, ranks)
+    joined: dict[str, list[int]] = {}
+    for tensor in sorted(_stacked(tensors), key=_load_order):
+        if not split.is_loaded(tensor):
+            continue
+        low, high = split.elements(tensor)
+        bits = element * 8 if tensor.floating else tensor.bits
+        if scheme is not None and scheme.experts_only and bits < element * 8:
+            high = round(high * _kernel_padding(text, tensor, ranks))
+        part = joined.setdefault(_joined_name(tensor.name), [0, 0])
+        part[0] += -(-low * bits // 8)
+        part[1] += -(-high * bits // 8)
+    # Four scales of one number each that every attention layer keeps for a quantized KV cache
+    # (attention/layer.py: set_default_quant_scales).
+    scales = [_SCALE_BYTES] * 4 * sum(name.endswith(("qkv_proj.weight", "kv_b_proj.weight")) for name in joined)
+    tables = rotary_tables(config, element) + scales
+    counted = [
+        allocated_bytes(
+            [part[side] for part in joined.values()] + tables, expandable_segments=ranks.expandable_segments
+        )
+        for side in (0, 1)
+    ]
+    low, high = min(counted), max(counted)
+    # What differs for MXFP4 is the padding, and the padded layout is the usual one.
+    padded = scheme is not None and scheme.experts_only
+    return _Size(low, high if low == high or padded else (low + high) // 2, high)
+
+
+def _kernel_padding(text: Config, tensor: Tensor, ranks: Ranks) -> float:
+    """Return how much larger the kernel's layout of MXFP4 experts is: Hopper's pads widths to 256.
+
+    It explains gpt-oss-20b's 13.64 and 7.01 GiB on an H100 (vLLM 0.19, TP 1 and 2), of 12.87 and 6.48 unpadded.
+    """
+    if ".experts." not in tensor.name:
+        return 1.0
+    hidden, inner = whole(text, "hidden_size"), whole(text, "intermediate_size")
+    inner = inner if ranks.experts > 1 else -(-inner // ranks.tensor)
+    wide = _up(inner, 64)
+    if "down_proj" in tensor.name:
+        return _up(wide, 256) / inner
+    return _up(2 * wide, 256) * _up(hidden, 256) / (2 * inner * hidden)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def model_dtype(config: Config) -> str:
+    """Return the dtype that vLLM runs a model in when `--dtype` is auto: float32 models run in 16 bits."""
+    declared = text_config(config)
+    name = str(declared.get("dtype") or declared.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype"))
+    return "float16" if name in {"float32", "float", "None"} else name
+
+
+def element_bytes(dtype: str) -> int:
+    """Return the size of one element of the model's dtype.
+
+    Raises:
+        PlanError: It is no dtype of vLLM's `--dtype`.
+    """
+    sizes = {"auto": 2, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
+    name = dtype.removeprefix("torch.")
+    if name not in sizes:
+        raise PlanError(f"dtype is {dtype!r}: it should be one of {', '.join(sizes)}")
+    return sizes[name]
+
+
+# --- which tensors are loaded, and how much of them a rank holds ---
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_NOT_LOADED = re.compile(r"(rotary_emb\.inv_freq|\.attn\.masked_bias|\.attn\.bias$|^mtp\.|\.position_ids$)")
+_VISION = re.compile(r"^(?:model\.)?(?:vision_|visual\.|vit\.|vpm\.|multi_modal_projector|mlp1\.)")
+_VOCABULARY = re.compile(
+    r"(?:embed_tokens|lm_head|wte|word_embeddings|embed_in|embed_out|tok_embeddings)\.(?:weight|bias)$"
+)
+_COLUMN = re.compile(
+    r"\.(?:q_proj|q_b_proj|kv_b_proj|gate_proj|up_proj|gate_up_proj|w1|w3|fc1|c_fc|fc_in|dense_h_to_4h|linear_1|"
+    r"in_proj_qkvz|in_proj_ba|in_proj_qkv|in_proj_z|in_proj_a|in_proj_b|conv1d|A_log|dt_bias|sinks)(?:\.|$)"
+)
+_KV_COLUMN = re.compile(r"\.(?:k_proj|v_proj)\.")
+_FUSED_QKV = re.compile(r"\.(?:qkv_proj|qkv|query_key_value|c_attn|W_pack|wqkv|Wqkv|attn\.qkv)\.")
+_ROW = re.compile(r"\.(?:o_proj|down_proj|w2|fc2|c_proj|fc_out|out_proj|dense|dense_4h_to_h|wo|linear_2|attn\.proj)\.")
+_REPLICATED = re.compile(
+    r"(norm|\bln_|\.gate\.|router|shared_expert_gate|q_a_proj|kv_a_proj_with_mqa|fused_qkv_a|indexer|patch_|pos_embed|"
+    r"position|embed_positions|wpe|merging_layer|mm_input_projection)"
+)
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+_EXPERTS = re.compile(r"\.experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj|w13|w2)")
+_PER_TENSOR = re.compile(r"(scale|scale_2|zero_point|scale_inv)$")
+
+
+class _Splitter:
+    """Says how many elements of a tensor one rank holds; two numbers where the rule is not known."""
+
+    def __init__(self, config: Config, text: Config, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._layers = whole(text, "num_hidden_layers", "n_layer")
+        self._heads, self._kv_heads, self._width = heads_of(text)
+        self._tied = tied(config)
+        self._first, self._last = stage_layers(self._layers, ranks.pipeline, ranks.stage)
+        if self._heads % ranks.tensor:
+            raise PlanError(
+                f"--tensor-parallel-size is {ranks.tensor}, num_attention_heads is {self._heads}: vLLM needs a size"
+                " that divides the heads"
+            )
+
+    def is_loaded(self, tensor: Tensor) -> bool:
+        """Return whether this rank's pipeline stage holds a part of the tensor."""
+        name = tensor.name
+        if _NOT_LOADED.search(name) or (self._tied and "lm_head.weight" in name):
+            return False
+        if _VISION.match(name):
+            return self._ranks.stage == 0
+        layer = _LAYER.search(name)
+        if layer is not None:
+            number = int(layer[1])
+            return number < self._layers and self._first <= number < self._last
+        if self._ranks.pipeline == 1:
+            return True
+        at_end = self._ranks.stage == self._ranks.pipeline - 1
+        if _VOCABULARY.search(name) and "lm_head" not in name and "embed_out" not in name:
+            return self._ranks.stage == 0 or (at_end and self._tied)
+        return at_end if re.search(r"lm_head|embed_out|norm|ln_f", name) else self._ranks.stage == 0
+
+    def elements(self, tensor: Tensor) -> tuple[int, int]:
+        """Return the least and the most elements of it that a rank may hold."""
+        name, size, tensor_ranks = tensor.name, tensor.elements, self._ranks.tensor
+        if _VOCABULARY.search(name):
+            rows = -(-tensor.shape[0] // _VOCABULARY_PADDING) * _VOCABULARY_PADDING
+            part = -(-rows // tensor_ranks) * (size // tensor.shape[0])
+            return part, part
+        if self._ranks.experts > 1 and _EXPERTS.search(name):
+            # Each rank holds whole experts: an equal share, the first ranks one more.
+            return size // self._ranks.experts, -(-size // self._ranks.experts)
+        if tensor_ranks == 1 or size == 1 or _REPLICATED.search(name):
+            return size, size
+        if _VISION.match(name) and self._ranks.encoder_data_parallel:
+            return size, size
+        return self._split(tensor, vision=_VISION.match(name) is not None)
+
+    def _split(self, tensor: Tensor, *, vision: bool) -> tuple[int, int]:
+        name, size, ranks = tensor.name, tensor.elements, self._ranks.tensor
+        part = -(-size // ranks)
+        high = part
+        if _KV_COLUMN.search(name) and not vision:
+            part = high = size * max(1, self._kv_heads // ranks) // self._kv_heads
+        elif _FUSED_QKV.search(name) and not vision:
+            heads = self._heads // ranks + 2 * max(1, self._kv_heads // ranks)
+            part = high = size * heads // (self._heads + 2 * self._kv_heads)
+        elif _ROW.search(name):
+            # Each rank adds its part of the sum: a bias and the scale of a whole row belong to the sum.
+            if name.endswith(".bias") or (_PER_TENSOR.search(name) and tensor.shape[-1] == 1):
+                part = high = size
+        elif not any(rule.search(name) for rule in (_COLUMN, _KV_COLUMN, _FUSED_QKV, _EXPERTS)):
+            high = size
+        return part, high
+
+
+def stage_layers(layers: int, stages: int, stage: int) -> tuple[int, int]:
+    """Return the first layer of a pipeline stage and the one after its last (vLLM's `get_pp_indices`).
+
+    What does not divide goes to the stages before the last, one layer each.
+    """
+    counts = [layers // stages] * stages
+    for place in range(2, layers % stages + 2):
+        counts[-place] += 1
+    return sum(counts[:stage]), sum(counts[: stage + 1])
+
+
+# --- how vLLM joins tensors ---
+
+
+def _stacked(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Join a layer's experts, of which a checkpoint has hundreds, to one tensor for each projection, as vLLM does."""
+    stacked: dict[tuple[str, tuple[int, ...], int, bool], int] = {}
+    for tensor in tensors:
+        name, shape = tensor.name, tensor.shape
+        rows = 1
+        if ".experts." in name and shape:
+            name, count = _EXPERT.subn(".experts.", name)
+            rows, shape = (shape[0], (0, *shape[1:])) if count else (1, shape)
+        key = (name, shape, tensor.bits, tensor.floating)
+        stacked[key] = stacked.get(key, 0) + rows
+    for (name, shape, bits, floating), rows in stacked.items():
+        full = (rows, *shape[1:]) if shape[:1] == (0,) else shape
+        yield Tensor(name, full, bits, floating)
+
+_JOINS: Sequence[tuple[re.Pattern[str], str]] = (
+    (re.compile(r"\.experts\.(?:gate_proj|up_proj|w1|w3)\."), ".experts.w13_"),
+    (re.compile(r"\.experts\.(?:down_proj|w2)\."), ".experts.w2_"),
+    (re.compile(r"\.(?:q_proj|k_proj|v_proj)\."), ".qkv_proj."),
+    (re.compile(r"\.(?:gate_proj|up_proj|w1|w3)\."), ".gate_up_proj."),
+    (re.compile(r"\.(?:q_a_proj|kv_a_proj_with_mqa)\."), ".fused_qkv_a_proj."),
+)
+
+
+def _joined_name(name: str) -> str:
+    for pattern, replacement in _JOINS:
+        joined, count = pattern.subn(replacement, name)
+        if count:
+            return joined
+    return name
+
+
+def _load_order(tensor: Tensor) -> tuple[int, int]:
+    """Order tensors as vLLM makes them, as far as it matters to the allocator: by layer, the vision tower first."""
+    layer = _LAYER.search(tensor.name)
+    if _VISION.match(tensor.name):
+        at_end = layer is None and re.search(r"projector|merger|adapter|post_layernorm", tensor.name) is not None
+        return 0, int(layer[1]) if layer else (1 << 30 if at_end else -1)
+    if layer is not None:
+        return 2, int(layer[1])
+    return (1, 0) if "embed" in tensor.name or "wte" in tensor.name else (3, 0)
+
+
+# --- tables of rotary positions ---
+
+
+def rotary_tables(config: Config, element: int) -> list[int]:
+    """Return the sizes of the tables of cosines and sines that vLLM keeps beside the weights.
+
+    One for each kind of rotary embedding (`rotary_embedding/__init__.py: get_rope` shares them between layers), for as
+    many positions as the scaling reaches: a table of Llama 4's 10 million positions takes 2.5 GiB on every rank.
+    """
+    text = text_config(config)
+    if any(key in text for key in ("n_positions", "word_embed_proj_dim")):
+        return []
+    _, _, width = heads_of(text)
+    width = whole(text, "qk_rope_head_dim", default=width)
+    positions = whole(text, "max_position_embeddings", "n_positions", default=8192)
+    kinds = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if not isinstance(kinds, Mapping):
+        raise PlanError(f"rope_scaling is {kinds!r} in the config.json: it should be an object")
+    nested = [kind for kind in kinds.values() if isinstance(kind, Mapping)]
+    shapes = {_rotary_shape(kind, text, positions, width) for kind in (nested or [kinds])}
+    if "rope_local_base_freq" in text and not nested:
+        shapes.add((positions, width))
+    # gpt-oss keeps its table in 32 bits (models/gpt_oss.py: dtype=torch.float32).
+    size = 4 if text.get("model_type") == "gpt_oss" else element
+    return [rows * columns * size for rows, columns in sorted(shapes)]
+
+
+def _rotary_shape(rope: Mapping[str, Any], text: Config, positions: int, width: int) -> tuple[int, int]:
+    factor = float(rope.get("factor") or 1)
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    share = float(rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or text.get("rotary_pct") or 1)
+    columns = int(width * share)
+    if kind in {"yarn", "deepseek_yarn"}:
+        rows = int(float(rope.get("original_max_position_embeddings") or positions) * factor)
+    elif kind in {"linear", "dynamic", "ntk"}:
+        rows = int(positions * factor)
+    elif kind == "longrope":
+        rows = positions + int(
+            rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings") or 0
+        )
+    else:
+        rows = positions
+    if "mrope_section" in rope:
+        rows *= 4
+    return rows, columns

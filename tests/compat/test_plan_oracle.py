@@ -1,0 +1,32 @@
+"""The planned KV pool beside vLLM's own functions of every minor version that is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from highwater.demo.environment import DEFAULT_VERSION
+from highwater.plan.generations import CHANGES
+from tests.oracles import BORROWED, disagreements
+
+from .conftest import VERSIONS
+
+MUCH_ASKED = ("0.12.0", "0.18.0", "0.23.0", "0.27.0", DEFAULT_VERSION)
+OTHERS = sorted(set(BORROWED) - set(MUCH_ASKED))
+
+
+@pytest.mark.parametrize("asked", MUCH_ASKED)
+def test_a_thousand_random_caches_are_planned_as_vllm_makes_them(asked: str) -> None:
+    """No difference in blocks, tokens, concurrency, needed bytes, estimated length or refusals."""
+    assert disagreements(asked, count=1000, seed=1) == []
+
+
+@pytest.mark.parametrize("asked", OTHERS)
+def test_every_other_version_is_planned_as_it_is(asked: str) -> None:
+    """Each rule of `generations` is seen in the version that brought it, and not before."""
+    assert disagreements(asked, count=300, seed=2) == []
+
+
+def test_every_minor_version_with_a_change_is_asked() -> None:
+    """A change that no version here has would be tried by nothing."""
+    asked = {tuple(map(int, version.split(".")))[:2] for version in (*MUCH_ASKED, *OTHERS, *VERSIONS)}
+    assert {change.since[:2] for change in CHANGES} <= asked

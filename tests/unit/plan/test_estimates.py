@@ -1,0 +1,310 @@
+"""A start's budget: bounds that hold every recorded start, each version's sums, an earlier start's measures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from highwater.plan.checkpoint import implied_tensors
+from highwater.plan.errors import PlanError
+from highwater.plan.estimates import (
+    MeasuredStart,
+    ModelFacts,
+    StartBudget,
+    cpu_kv_bytes,
+    estimate_start,
+    formula,
+    requested_bytes,
+)
+from highwater.plan.flags import EngineFlags
+from highwater.plan.generations import generation_of
+from highwater.units import GIB
+from tests.support.recorded_starts import DEVICE_GIB, LLAMA_8B, QWEN3_VL_8B, STARTS, RecordedStart
+
+DEVICE = round(DEVICE_GIB * GIB)
+FLAGS = EngineFlags(
+    device_bytes=DEVICE, gpu_memory_utilization=0.95, max_num_batched_tokens=8192, max_num_seqs=1024, dtype="auto"
+)
+MEASURED = MeasuredStart(
+    version="0.19.0",
+    platform="cuda",
+    architecture="LlamaForCausalLM",
+    weights_bytes=round(14.99 * GIB),
+    activation_bytes=round(1.89 * GIB),
+    non_torch_bytes=round(0.25 * GIB),
+    graphs_bytes=round(0.87 * GIB),
+    max_num_batched_tokens=8192,
+    max_num_seqs=1024,
+    dtype="bfloat16",
+)
+
+
+def budget_of(start: RecordedStart) -> StartBudget:
+    """Return the estimate of a recorded start."""
+    flags = replace(FLAGS, tensor_parallel_size=start.tensor_parallel, quantization=start.quantization)
+    return estimate_start(ModelFacts(config=start.config), flags, generation_of(start.version))
+
+
+def llama(flags: EngineFlags = FLAGS, version: str = "0.19.0", measured: MeasuredStart | None = None) -> StartBudget:
+    """Return a budget of Llama-3.1-8B."""
+    return estimate_start(ModelFacts(config=LLAMA_8B), flags, generation_of(version), measured)
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+def test_each_part_of_a_recorded_start_is_within_its_bounds(start: RecordedStart) -> None:
+    """Weights, activation peak, non-torch and graphs."""
+    budget = budget_of(start)
+    parts = (
+        (budget.weights, start.weights),
+        (budget.activation, start.activation),
+        (budget.non_torch, start.non_torch),
+        (budget.graphs, start.graphs),
+    )
+
+    for figure, logged in parts:
+        if logged is not None:
+            assert figure.low <= logged * GIB <= figure.high, figure
+            assert figure.why
+
+
+@pytest.mark.parametrize("start", [start for start in STARTS if start.kv is not None], ids=str)
+def test_the_kv_cache_of_a_recorded_start_is_close_to_the_estimate(start: RecordedStart) -> None:
+    """Within the interval, and within 1 GiB of what is called likely."""
+    available = budget_of(start).available
+    assert start.kv is not None
+
+    assert available.low <= start.kv * GIB <= available.high
+    assert available.bytes / GIB == pytest.approx(start.kv, abs=1.0)
+
+
+@pytest.mark.parametrize("start", [start for start in STARTS if start.activation and start.version >= "0.17"], ids=str)
+def test_the_likely_activation_peak_is_that_of_the_starts(start: RecordedStart) -> None:
+    """Within 5 percent for dense models; a mixture of experts is given 20."""
+    mixture = any(".experts." in tensor.name for tensor in implied_tensors(start.config))
+
+    assert budget_of(start).activation.bytes / GIB == pytest.approx(start.activation, rel=0.2 if mixture else 0.05)
+
+
+# --- sums and rounding ---
+
+
+@pytest.mark.parametrize(
+    ("release", "platform", "rounded_up"),
+    [((0, 13), "cuda", False), ((0, 14), "cuda", True), ((0, 32), "cuda", True), ((0, 23), "ascend", False)],
+)
+def test_requested_is_rounded_as_the_version_does(release: tuple[int, int], platform: str, *, rounded_up: bool) -> None:
+    """From 0.14 on vLLM rounds up; vllm-ascend never does."""
+    total = 85_029_158_912
+
+    requested = requested_bytes(total, 0.95, release, platform)
+
+    assert requested == (math.ceil(total * 0.95) if rounded_up else int(total * 0.95))
+
+
+def test_what_is_left_is_requested_less_its_parts_from_bound_to_bound() -> None:
+    """The interval's lower end has every part at its highest."""
+    budget = llama()
+    parts = (budget.weights, budget.activation, budget.non_torch)
+
+    assert budget.available.bytes == budget.requested_bytes - sum(part.bytes for part in parts)
+    assert budget.available.low == budget.requested_bytes - sum(part.high for part in parts)
+    assert budget.available.high == budget.requested_bytes - sum(part.low for part in parts)
+    assert budget.available.grade == "estimated"
+
+
+@pytest.mark.parametrize(("version", "subtracted"), [("0.18.0", False), ("0.19.1", False), ("0.20.0", True)])
+def test_graphs_are_taken_off_from_0_20_on(version: str, *, subtracted: bool) -> None:
+    """VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS is on there by default."""
+    budget = llama(version=version)
+    parts = (budget.weights, budget.activation, budget.non_torch, *((budget.graphs,) if subtracted else ()))
+
+    assert budget.graphs_are_subtracted is subtracted
+    assert budget.available.bytes == budget.requested_bytes - sum(part.bytes for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("release", "platform", "said"),
+    [
+        ((0, 19), "cuda", "weights + torch peak increase + non-torch increase)"),
+        ((0, 25), "cuda", "estimate of the graphs"),
+        ((0, 27), "cuda", "consumed since the start"),
+        ((0, 12), "ascend", "what of the card is used beside torch's tensors"),
+        ((0, 27), "ascend", "weights + torch peak increase + non-torch increase)"),
+    ],
+)
+def test_the_formula_of_the_version_is_said(release: tuple[int, int], platform: str, said: str) -> None:
+    """In words."""
+    assert said in formula(release, platform)
+
+
+def test_a_start_with_too_little_free_memory_is_refused_at_once() -> None:
+    """As vLLM refuses it, with the share that would fit."""
+    refused = estimate_start(ModelFacts(config=LLAMA_8B), FLAGS, generation_of("0.19.0"), free_bytes=round(70.5 * GIB))
+
+    assert refused.refusal is not None
+    assert "70.50 of 79.19 GiB" in refused.refusal
+    assert "0.95" in refused.refusal
+    assert "At most 0.89 fits" in refused.refusal
+    assert llama().refusal is None
+
+
+def test_given_bytes_are_taken_as_they_are() -> None:
+    """--kv-cache-memory-bytes, except by the versions of vllm-ascend that ignore it."""
+    given = replace(FLAGS, kv_cache_memory_bytes=5 * GIB)
+
+    assert (llama(given).available.bytes, llama(given).available.grade) == (5 * GIB, "exact")
+    ignoring = llama(replace(given, platform="ascend"), "0.18.0").available
+    assert ignoring.bytes != 5 * GIB
+    assert "ignores --kv-cache-memory-bytes" in ignoring.why
+    assert llama(replace(given, platform="ascend"), "0.23.0").available.bytes == 5 * GIB
+
+
+@pytest.mark.parametrize(
+    "missing", ["device_bytes", "gpu_memory_utilization", "max_num_batched_tokens", "max_num_seqs"]
+)
+def test_a_flag_that_is_needed_is_named(missing: str) -> None:
+    """With what would be right."""
+    key = {"device_bytes": "--device"}.get(missing, "--" + missing.replace("_", "-"))
+
+    with pytest.raises(PlanError, match=key):
+        llama(replace(FLAGS, **{missing: None}))
+
+
+def test_files_make_the_weights_exact() -> None:
+    """The rest stays an estimate."""
+    model = ModelFacts(config=LLAMA_8B, tensors=implied_tensors(LLAMA_8B))
+
+    budget = estimate_start(model, FLAGS, generation_of("0.19.0"))
+
+    assert budget.weights.grade == "exact"
+    assert budget.available.grade == "estimated"
+
+
+def test_the_budget_is_a_part_of_the_plans_json() -> None:
+    """Each part with its bounds, its grade and its reason."""
+    budget = llama().as_json()
+
+    assert set(budget["activation_bytes"]) == {"bytes", "low", "high", "grade", "why"}
+    assert budget["graphs_bytes"]["subtracted"] is False
+    assert budget["total_bytes"] == DEVICE
+
+
+# --- an earlier start ---
+
+
+def test_a_start_with_the_same_flags_gives_its_measures_again() -> None:
+    """Then nothing is estimated."""
+    budget = llama(measured=MEASURED)
+
+    assert {part.grade for part in (budget.weights, budget.activation, budget.non_torch)} == {"measured"}
+    assert budget.available.grade == "measured"
+    assert budget.available.low == budget.available.high
+    assert budget.available.bytes / GIB == pytest.approx(58.10, abs=0.02)
+
+
+def test_other_batched_tokens_move_the_measured_peak() -> None:
+    """An estimate again, with bounds, from where the measure was."""
+    moved = llama(replace(FLAGS, max_num_batched_tokens=16384), measured=MEASURED).activation
+
+    assert moved.grade == "estimated"
+    assert moved.low <= moved.bytes <= moved.high
+    assert MEASURED.activation_bytes is not None
+    assert moved.bytes > MEASURED.activation_bytes
+    assert "measured with 8192 tokens" in moved.why
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"version": "0.20.0"},
+        {"platform": "ascend"},
+        {"architecture": "Qwen2ForCausalLM"},
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+    ],
+)
+def test_a_start_of_another_kind_measures_nothing_for_this_one(other: dict[str, object]) -> None:
+    """Another version, platform, model or division into ranks."""
+    assert llama(measured=replace(MEASURED, **other)) == llama()
+
+
+def test_weights_of_another_quantization_are_not_taken() -> None:
+    """The rest of the measures is."""
+    budget = llama(measured=replace(MEASURED, quantization="fp8"))
+
+    assert budget.weights.grade == "estimated"
+    assert budget.non_torch.grade == "measured"
+
+
+def test_what_the_start_did_not_report_is_estimated() -> None:
+    """Null is never 0."""
+    nothing = MeasuredStart(version="0.19.0", platform="cuda", architecture="LlamaForCausalLM")
+
+    assert llama(measured=nothing) == llama()
+
+
+# --- Ascend ---
+
+
+@pytest.mark.parametrize(("version", "profiled"), [("0.12.0", False), ("0.13.0", True)])
+def test_ascend_profiles_images_from_0_13_on(version: str, *, profiled: bool) -> None:
+    """Before, what the encoder takes is in no budget."""
+    flags = replace(FLAGS, platform="ascend", tensor_parallel_size=2)
+    with_images, without = (
+        estimate_start(ModelFacts(config=config), flags, generation_of(version)).activation.high
+        for config in (QWEN3_VL_8B, {**QWEN3_VL_8B, "vision_config": None})
+    )
+
+    assert (with_images > without) is profiled
+
+
+def test_the_ascend_story_is_within_the_bounds() -> None:
+    """Qwen3-VL-8B on two NPUs: 9.19 of weights, a peak of 3.86 with images, 0.56 of non-torch."""
+    flags = EngineFlags(
+        platform="ascend",
+        tensor_parallel_size=2,
+        device_bytes=round(60.96 * GIB),
+        gpu_memory_utilization=0.95,
+        max_num_batched_tokens=32768,
+        max_num_seqs=8,
+    )
+    # That start profiled the encoder, as releases from 0.13 on do.
+    budget = estimate_start(ModelFacts(config=QWEN3_VL_8B), flags, generation_of("0.13.0"))
+
+    assert budget.requested_bytes / GIB == pytest.approx(57.91, abs=0.005)
+    assert budget.weights.low <= 9.19 * GIB <= budget.weights.high
+    assert budget.activation.low <= 3.86 * GIB <= budget.activation.high
+    assert budget.non_torch.low <= 0.56 * GIB <= budget.non_torch.high
+    assert budget.available.low <= 44.30 * GIB <= budget.available.high
+
+
+# --- the CPU engine ---
+
+CPU = EngineFlags(platform="cpu", device_bytes=64 * GIB, gpu_memory_utilization=0.9)
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "space", "resident", "expected"),
+    [
+        ("0.12.0", CPU, None, None, 4 * GIB),
+        ("0.19.1", replace(CPU, kv_cache_memory_bytes=GIB), 7, None, 7 * GIB),
+        ("0.20.0", replace(CPU, kv_cache_memory_bytes=GIB), 7, None, 7 * GIB),
+        ("0.32.0", replace(CPU, kv_cache_memory_bytes=GIB), None, None, GIB),
+        ("0.32.0", CPU, None, 3 * GIB, math.ceil(64 * GIB * 0.9) - 3 * GIB),
+    ],
+)
+def test_a_cpu_engine_takes_its_bytes_as_its_version_does(
+    version: str, flags: EngineFlags, space: int | None, resident: int | None, expected: int
+) -> None:
+    """The variable decides alone up to 0.19, and goes before the flag from 0.20 on."""
+    figure = cpu_kv_bytes(flags, generation_of(version), space_gib=space, resident_bytes=resident)
+
+    assert figure.bytes == expected
+
+
+def test_a_cpu_engine_that_profiles_itself_cannot_be_planned_without_it() -> None:
+    """What its worker has resident is not known before."""
+    with pytest.raises(PlanError, match="--kv-cache-memory-bytes is missing"):
+        cpu_kv_bytes(CPU, generation_of("0.32.0"))
