@@ -1,0 +1,119 @@
+"""A running engine is planned from its own layers, or refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from highwater.plan.errors import PlanError
+from highwater.plan.generations import generation_of
+from highwater.plan.kv_view import LiveWorker, available_bytes, layer_of, live_engine
+from highwater.plan.pool import plan_pool
+from highwater.plan.specs import ChunkedLocal, CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow
+from tests.unit.plan.readings import GEMMA, LARGER, QWEN3_NEXT, STORY
+
+
+def worker(budget, number: int = 0, stage: int = 0, kind: str = "npu") -> LiveWorker:
+    return LiveWorker(name=f"rank {number}", pp_rank=stage, budget=budget, device_type=kind)
+
+
+@pytest.mark.parametrize(
+    ("budget", "blocks", "tokens"),
+    [(STORY, 5_040, 645_120), (LARGER, 1_283, 164_224), (GEMMA, 15_997, None), (QWEN3_NEXT, 7_162, 973_760)],
+)
+def test_live_layers_are_sized_as_the_engine_sized_them(budget, blocks, tokens):
+    """Blocks to the one, and the tokens that its log printed."""
+    engine = live_engine([worker(budget)])
+    pool = plan_pool(engine.layers, engine.available_bytes, engine.limits, generation_of(engine.version))
+    assert pool.blocks == blocks
+    assert tokens in (None, pool.tokens)
+
+
+def test_ranks_of_a_stage_share_their_layers_and_stages_do_not():
+    """By the names, which are made up."""
+    engine = live_engine([worker(STORY, 0, 0), worker(STORY, 1, 0), worker(STORY, 2, 1)])
+    assert engine.layers[0].keys() == engine.layers[1].keys()
+    assert not engine.layers[0].keys() & engine.layers[2].keys()
+
+
+def test_its_flags_are_the_engines():
+    """With the platform of its devices."""
+    flags = live_engine([worker(STORY)]).flags
+    assert (flags.platform, flags.max_model_len, flags.tensor_parallel_size) == ("ascend", 65_536, 2)
+    assert (flags.gpu_memory_utilization, flags.dtype, flags.block_size) == (0.95, "bfloat16", 128)
+
+
+ATTENTION = {"block_size": 16, "num_kv_heads": 8, "head_size": 128, "dtype_bytes": 2}
+
+
+@pytest.mark.parametrize(
+    ("described", "kind"),
+    [
+        ({"kind": "FullAttentionSpec", "page_bytes": 65_536}, FullAttention),
+        ({"kind": "SlidingWindowSpec", "page_bytes": 65_536, "sliding_window": 1_024}, SlidingWindow),
+        ({"kind": "ChunkedLocalAttentionSpec", "page_bytes": 65_536, "attention_chunk_size": 8_192}, ChunkedLocal),
+        ({"kind": "CrossAttentionSpec", "page_bytes": 65_536}, CrossAttention),
+        ({"kind": "MLAAttentionSpec", "page_bytes": 32_768}, MlaAttention),
+    ],
+)
+def test_every_kind_of_attention_has_its_layer(described, kind):
+    """With the size that the engine gives it."""
+    layer = layer_of(ATTENTION | described)
+    assert isinstance(layer, kind)
+    assert layer.page_bytes == described["page_bytes"]
+
+
+def test_a_packed_format_is_exact_by_its_token():
+    """fp8_ds_mla: 656 bytes a token, which no product of its fields is."""
+    described = {"kind": "MLAAttentionSpec", "block_size": 64, "num_kv_heads": 1, "head_size": 576, "dtype_bytes": 1,
+                 "cache_dtype_str": "fp8_ds_mla", "page_bytes": 64 * 656}  # fmt: skip
+    layer = layer_of(described)
+    assert (layer.token_head_bytes, layer.page_bytes, layer.cache_dtype) == (656, 64 * 656, "fp8_ds_mla")
+
+
+def test_a_padded_page_stays_padded():
+    """As large as the largest layer's."""
+    described = {"kind": "MambaSpec", "block_size": 512, "shapes": [[3, 4], [5]], "dtypes_bytes": [2, 4],
+                 "page_size_padded": 100, "page_bytes": 100}  # fmt: skip
+    layer = layer_of(described)
+    assert isinstance(layer, MambaState)
+    assert (layer.content_bytes, layer.page_bytes) == (44, 100)
+
+
+@pytest.mark.parametrize(
+    ("described", "words"),
+    [
+        (ATTENTION | {"kind": "CircularBufferSpec"}, "kind CircularBufferSpec, which is not known"),
+        (ATTENTION | {"kind": "FullAttentionSpec", "head_size": None}, "with head_size None"),
+        (ATTENTION | {"kind": "SlidingWindowSpec"}, "with sliding_window None"),
+        (
+            ATTENTION | {"kind": "FullAttentionSpec", "page_bytes": 65_537},
+            "takes 65537 bytes; its fields come to 65",
+        ),
+        ({"kind": "MambaSpec", "block_size": 16}, "without its shapes"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(described, words):
+    """A plan is never made of a guess."""
+    with pytest.raises(PlanError, match=f"^rank 3 reports a layer .*{words}"):
+        layer_of(described, "rank 3")
+
+
+def test_what_is_not_reported_is_refused_by_name():
+    """Layers, bytes, lengths, the version."""
+    with pytest.raises(PlanError, match="no worker has reported"):
+        live_engine([])
+    for changes, words in (
+        ({"kv_cache": replace(STORY.kv_cache, layers=None)}, "the layers of its KV cache"),
+        ({"memory": replace(STORY.memory, available_bytes=None)}, "the bytes for its KV cache"),
+        ({"limits": None}, "max_model_len"),
+        ({"vllm_version": None}, "vLLM's version"),
+    ):
+        with pytest.raises(PlanError, match=f"rank 0 does not report {words}"):
+            live_engine([worker(replace(STORY, **changes))])
+
+
+def test_a_given_size_counts_before_what_a_profile_would_have_found():
+    """The engine takes it as it is."""
+    assert available_bytes(replace(STORY, kv_cache=replace(STORY.kv_cache, given_bytes=7))) == 7
