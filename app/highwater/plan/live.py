@@ -346,13 +346,13 @@ def _available(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *, 
         carried.request(changed["gpu_memory_utilization"])
     if "tensor_parallel_size" in changed:
         carried.split_weights(engine.flags.tensor_parallel_size / changed["tensor_parallel_size"])
-    ratios = [
-        changed[key] / getattr(engine.limits, key)
+    ratios = {
+        key: changed[key] / getattr(engine.limits, key)
         for key in ("max_num_batched_tokens", "max_num_seqs")
         if key in changed
-    ]
+    }
     if ratios or images_changed:
-        carried.change_activation(ratios)
+        carried.change_activation(ratios.get("max_num_batched_tokens", 1.0), ratios.get("max_num_seqs", 1.0))
     return carried.bytes()
 
 
@@ -398,24 +398,29 @@ class _Carried:
             "communication library are those of the running engine."
         )
 
-    def change_activation(self, ratios: list[float]) -> None:
-        """Let the peak of activation grow at most in proportion to the tokens or sequences of a step."""
-        peaks = [start.peak_activation_bytes for start in self._starts]
-        known = [peak for peak in peaks if peak is not None]
+    def change_activation(self, tokens: float, sequences: float) -> None:
+        """Let the peak of activation grow with the tokens of a step; fewer are not taken to free anything.
+
+        Args:
+            tokens: The batched tokens, as a multiple of those that the start was measured with.
+            sequences: The sequences, likewise: only the sampler's part of the peak grows with them, which is small.
+        """
         self._grade = "estimated"
-        if not known:
+        peaks = [start.peak_activation_bytes for start in self._starts if start.peak_activation_bytes is not None]
+        if not peaks:
             self._notes.append(
                 "These flags change the peak of activation, which the start did not report: not counted."
             )
             return
-        peak = max(0, *known)
-        growth = round(peak * (max([1.0, *ratios]) - 1))
+        peak = max(0, *peaks)
+        growth = round(peak * (max(1.0, tokens) - 1))
         self._each = tuple(size - growth for size in self._each)
-        self._more += growth + round(peak * (1 - min([1.0, *ratios])))
+        self._less += round(peak * (max(1.0, tokens, sequences) - 1)) - growth
+        self._more += growth + round(peak * (1 - min(1.0, tokens, sequences)))
         self._notes.append(
             f"The peak of activation was measured with {self._limits.max_num_batched_tokens} batched tokens and "
-            f"{self._limits.max_num_seqs} sequences. It is taken to grow in proportion, which is the most, and not to "
-            "shrink; the bounds hold where it does neither. Graphs are those of the running engine."
+            f"{self._limits.max_num_seqs} sequences. It is taken to grow in proportion to the tokens, and not to "
+            "shrink; by the lower bound it grows in proportion to the sequences too. Graphs are those of the running engine."
         )
 
     def bytes(self) -> Bytes:

@@ -288,27 +288,21 @@ class _Search:
 
     def less(self, base: Flags) -> Iterator[Option]:
         """Yield the nearest that fits as things are: fewer conversations, and shorter ones."""
-        fewer = fitting_conversations(self._plan(base)) if self._plan(base).fits else 0
+        fewer = _largest(self._conversations, lambda count: self._fits({**base, "max_num_seqs": count}, count))
         if fewer:
             search = _Search(self._plan, fewer, self._length)
             yield search.option({**base, "max_num_seqs": fewer}, f"fewer conversations: {fewer} of this length fit")
-        shorter = self._longest(base)
+        shorter = _largest(
+            self._length, lambda length: self._fits({**base, "max_model_len": length}, self._conversations)
+        )
         if shorter:
             search = _Search(self._plan, self._conversations, shorter)
             why = f"shorter conversations: {self._conversations} of {shorter} tokens fit"
             yield search.option({**base, "max_model_len": shorter}, why)
 
-    def _longest(self, base: Flags) -> int:
-        """Return the longest length at which all conversations fit; 0 where not even one token each does."""
-        fits, too_long = 0, self._length
-        while too_long - fits > 1:
-            middle = (fits + too_long) // 2
-            pool = self._plan({**base, "max_model_len": middle})
-            if pool.fits and fitting_conversations(pool) >= self._conversations:
-                fits = middle
-            else:
-                too_long = middle
-        return fits
+    def _fits(self, flags: Flags, conversations: int) -> bool:
+        pool = self._plan(flags)
+        return pool.fits and fitting_conversations(pool) >= conversations
 
     def proof(self, option: Option) -> str:
         pool = self._plan(option.flags)
@@ -318,6 +312,18 @@ class _Search:
             f"and the null block, {self._conversations * each + 1} in all, of {pool.bytes_per_block} bytes: "
             f"{option.needed_bytes} bytes. There are {pool.blocks} blocks, {option.available_bytes} bytes."
         )
+
+
+def _largest(too_many: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number under `too_many` that fits; 0 where not even one does."""
+    largest = 0
+    while too_many - largest > 1:
+        middle = (largest + too_many) // 2
+        if fits(middle):
+            largest = middle
+        else:
+            too_many = middle
+    return largest
 
 
 def blocks_per_request(pool: Pool) -> int:

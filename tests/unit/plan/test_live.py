@@ -102,6 +102,13 @@ def test_fewer_sequences_are_not_taken_to_free_memory(story: LiveEngine) -> None
     assert (available.low, available.high) == (available.each[0], available.each[0] + int(3.86 * GIB) // 2)
 
 
+def test_more_sequences_lower_the_bound_and_not_the_estimate(story: LiveEngine) -> None:
+    """Only the sampler's part of the peak grows with them."""
+    available = plan_live(story, {"max_num_seqs": 16}).available
+    assert available.each == story.available_bytes
+    assert (available.low, available.high) == (available.each[0] - int(3.86 * GIB), available.each[0])
+
+
 def test_more_ranks_split_the_heads_and_estimate_the_weights(story: LiveEngine) -> None:
     """Eight KV heads on 4 ranks: two each; half of the 9.19 GiB of weights are freed at most."""
     plan = plan_live(story, {"tensor_parallel_size": 4})
