@@ -16,6 +16,7 @@ from tests.browser.conftest import ELSEWHERE, beside
 from tests.browser.measure import RING, an_hour_of_eight, flood, heap_bytes, times_to_paint
 from tests.browser.sample import Story, an_hour
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, MIB, TOTAL, USED_AFTER, FakeEngine
+from tests.fakes.started import story, wire
 from tests.http.conftest import serving
 from tests.http.test_control_plane import TOKEN
 
@@ -592,3 +593,33 @@ async def test_memory_stays_flat(visit):
         await flood(page, report, RING)
         assert await heap_bytes(page) < before + 4 * 2**20
         assert before < 60 * 2**20
+
+
+async def test_the_budget_is_drawn_with_its_line(visit):
+    """The tightest rank's parts as wide as they are, the budget line where it ends, and words to paste."""
+
+    def tell(fake: FakeEngine) -> None:
+        fake.budget = wire(story(), version="0.12.0")
+
+    async with beside(tell) as running:
+        page = await visit(running.port)
+        bar = page.locator("#budget .budget-bar")
+        await bar.wait_for()
+        label = await bar.get_attribute("aria-label")
+        pieces = bar.locator("[data-part]")
+        widths = await pieces.evaluate_all("all => all.map((one) => [one.dataset.part, one.offsetWidth])")
+        line = await bar.locator(".budget-line").evaluate("one => one.offsetLeft / one.parentElement.offsetWidth")
+        assert "KV cache" in label
+        assert dict(widths)["kv_cache"] > dict(widths)["weights"] > dict(widths)["non_torch"] > 0
+        assert line == pytest.approx(0.95, abs=0.01)
+        await shown(page, "#budget .budget-words", "645,120 tokens")
+        await shown(page, "#budget .budget-tables", "peak activation")
+        results = await Axe().run(page)
+        assert [found["id"] for found in results.response["violations"]] == []
+
+
+async def test_without_a_start_the_budget_takes_no_room(visit):
+    """Its panel is hidden."""
+    async with beside() as running:
+        page = await visit(running.port)
+        assert await page.locator("#budget").is_hidden()

@@ -388,6 +388,8 @@ class FakeEngine:
         self.workers_refuse: str | None = None  # why trim and restore are refused
         # What `snapshot` answers, less its head; None: an error, as on CPU.
         self.snapshot: Callable[[FakeWorker, dict[str, Any]], dict[str, Any]] | None = None
+        # What `budget` answers; None: an error, as of an older worker package.
+        self.budget: dict[str, Any] | None = None
         self.breaks = False  # the connection breaks at a worker call's answer
         self.calls: list[Call] = []
         self.rpcs_in_flight = 0
@@ -470,7 +472,7 @@ class FakeEngine:
 
     def resets(self) -> list[str]:
         """What it was told to do, oldest first; to read the workers' memory, or to record it, is not."""
-        looks = {"memory", "recorder_start", "recorder_stop"}
+        looks = {"memory", "budget", "recorder_start", "recorder_stop"}
         acted = [call for call in self.calls if call.method == "POST" and call.op not in looks]
         return [call.op or call.path for call in acted]
 
@@ -674,6 +676,8 @@ class FakeEngine:
             if self.snapshot is not None:
                 body = self.snapshot(worker, json.loads(payload))
             return {"schema": 1, "ok": True, "op": op, **identity} | body
+        if op == "budget" and self.budget is not None:
+            return {"schema": 1, "ok": True, "op": op, **identity, "start": [], "engine_budget": self.budget}
         refused = self.workers_refuse if op in {"trim", "restore"} else None
         failed = recorder.refuses if op == "recorder_start" else None
         if refused is not None or failed is not None:

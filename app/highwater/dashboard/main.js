@@ -3,6 +3,7 @@
  */
 
 import { get } from "./api.js";
+import { BudgetPanel } from "./budget.js";
 import { Controls } from "./controls.js";
 import { byId, setText } from "./dom.js";
 import { repaintAll } from "./charts.js";
@@ -43,6 +44,7 @@ const tiles = new Tiles(byId("now"));
 const plots = new Plots(readings, byId("rank-charts"), byId("line-charts"));
 const rankTable = new RankTable(/** @type {HTMLElement} */ (byId("rank-table")));
 const notices = new Notices(byId("notices"));
+const budget = new BudgetPanel(byId("budget"));
 const encoder = new EncoderPanel(byId("encoder"));
 const policy = new PolicyPanel(byId("policy"));
 new Controls(byId("controls"), announce);
@@ -174,6 +176,7 @@ function show() {
   tiles.update(report, events);
   rankTable.update(report);
   writeLegend(legend, report.policy?.rules ?? []);
+  budget.update(report);
   encoder.update(report);
   policy.update(report.policy, events);
   if (!state.hasHistory) return;

@@ -1,0 +1,142 @@
+"""``GET /memory/budget`` and ``highwater explain``: from worker answers or recorder files, and never a call for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from highwater.cli import main
+from tests.fakes.engine import FakeEngine
+from tests.fakes.started import story, wire
+from tests.http.test_control_plane import both_on_ports, sidecar_before
+
+BUDGET = wire(story(), version="0.12.0")
+
+
+def told(version: str = "0.12.0", **changes) -> FakeEngine:
+    """An engine whose workers report the story's start."""
+    fake = FakeEngine()
+    fake.budget = wire(story(), version=version, **changes)
+    return fake
+
+
+async def test_the_budget_is_asked_of_workers_once_in_an_engines_life():
+    """Reading it calls nobody; another process is asked anew."""
+    async with sidecar_before(told()) as running:
+        await running.poll()
+        for _ in range(3):
+            answer = (await running.client.get("/memory/budget")).json()
+        assert [rank["counting"] for rank in answer["explanation"]["ranks"]] == ["parts", "parts"]
+        assert running.fake.ops().count("budget") == 1
+        running.fake.start_again()
+        await running.poll()
+        assert running.fake.ops().count("budget") == 2
+
+
+async def test_the_pool_of_two_ranks_is_one():
+    """645,120 tokens, planned to the block, and the rank that binds."""
+    async with sidecar_before(told()) as running:
+        await running.poll()
+        (pool,) = (await running.client.get("/memory/budget")).json()["explanation"]["pools"]
+    assert (pool["blocks"], pool["tokens"], pool["differences"]) == (5_040, 645_120, [])
+    assert [one["requests"] for one in pool["conversations"]] == [630.0, 78.75, 9.84]
+
+
+async def test_an_older_worker_package_costs_only_the_explanation():
+    """Every rank says why it is not there; nothing else changes."""
+    async with sidecar_before(FakeEngine()) as running:
+        await running.poll()
+        state = (await running.client.get("/memory")).json()["engine"]["state"]
+        answer = (await running.client.get("/memory/budget")).json()
+    assert state == "ready"
+    assert answer["explanation"]["ranks"] == []
+    assert all("nothing reports its start; set" in problem for problem in answer["explanation"]["problems"])
+
+
+async def test_figures_that_make_no_sense_are_left_out():
+    """A worker's answer is checked where it enters."""
+    fake = told()
+    fake.budget["memory"]["total_bytes"] = -5
+    async with sidecar_before(fake) as running:
+        await running.poll()
+        answer = await running.client.get("/memory/budget")
+    assert (answer.status_code, answer.json()["explanation"]["ranks"]) == (200, [])
+
+
+async def test_it_comes_as_text_for_terminals():
+    """With the bar, the budget line, and the paragraph last."""
+    async with sidecar_before(told()) as running:
+        await running.poll()
+        text = (await running.client.get("/memory/budget", headers={"accept": "text/plain"})).text
+        same = (await running.client.get("/memory/budget?format=text")).text
+    assert text == same
+    assert "budget 57.91 GiB|\n" in text
+    assert "WWWWWWWWWWWAAAAANN" in text
+    assert "which this version prints as 645,120 tokens" in text.splitlines()[-1]
+
+
+async def test_an_unknown_key_of_the_query_is_refused():
+    """By its name."""
+    async with sidecar_before(FakeEngine()) as running:
+        answer = await running.client.get("/memory/budget?colour=red")
+    assert (answer.status_code, "colour" in answer.text) == (422, True)
+
+
+def ran(*arguments: str, url: str) -> Result:
+    return CliRunner().invoke(main, ["explain", *arguments], env={"HIGHWATER_URL": url, "COLUMNS": "100"})
+
+
+@pytest.fixture
+async def url():
+    fake = told()
+    async with both_on_ports() as running:
+        running.fake.budget = fake.budget
+        running.fake.start_again()
+        for _ in range(2):
+            await running.poll()
+        yield f"http://127.0.0.1:{running.port}"
+
+
+async def test_the_command_prints_what_the_route_returns(url):
+    """As text, or as JSON for programs."""
+    shown = await asyncio.to_thread(ran, url=url)
+    assert (shown.exit_code, "requested = total x 0.95" in shown.output) == (0, True)
+    parsed = json.loads((await asyncio.to_thread(ran, "--json", url=url)).output)
+    assert [rank["rank"] for rank in parsed["explanation"]["ranks"]] == [0, 1]
+
+
+async def test_two_starts_are_compared(url, tmp_path):
+    """What moved, by name, and nothing else."""
+    before = json.loads((await asyncio.to_thread(ran, "--json", url=url)).output)
+    same = tmp_path / "same.json"
+    same.write_text(json.dumps(before))
+    assert "nothing moved" in (await asyncio.to_thread(ran, "--against", str(same), url=url)).output
+    before["explanation"]["vllm_version"] = "0.11.0"
+    before["explanation"]["ranks"][0]["requested_bytes"] -= 1024**3
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(before))
+    moved = json.loads((await asyncio.to_thread(ran, "--against", str(other), "--json", url=url)).output)["moved"]
+    assert [(row["what"], row["by"]) for row in moved] == [("vLLM", ""), ("rank 0: requested", "+1.00 GiB")]
+
+
+async def test_a_file_that_is_no_explanation_is_refused_by_name(url, tmp_path):
+    """In one line."""
+    odd = tmp_path / "odd.json"
+    odd.write_text("{}")
+    result = await asyncio.to_thread(ran, "--against", str(odd), url=url)
+    assert result.exit_code == 1
+    assert "odd.json: no explanation that this version understands" in result.output
+    odd.write_text("no JSON")
+    assert "holds no JSON" in (await asyncio.to_thread(ran, "--against", str(odd), url=url)).output
+
+
+async def test_without_any_start_the_command_says_why(tmp_path):
+    """And exits with 1."""
+    async with both_on_ports() as running:
+        await running.poll()
+        result = await asyncio.to_thread(ran, url=f"http://127.0.0.1:{running.port}")
+    assert result.exit_code == 1
+    assert "rank 0: nothing reports its start; set HIGHWATER_RECORDER_DIR" in result.output
