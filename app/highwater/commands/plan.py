@@ -6,13 +6,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
+
+if TYPE_CHECKING:
+    from highwater.plan.offline import OfflinePlan
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 FITS, DOES_NOT_FIT, REFUSED = 0, 1, 2
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
@@ -58,7 +64,7 @@ def _list_architectures(context: click.Context, parameter: click.Parameter, valu
     context.exit()
 
 
-def _whole(name: str, text: str) -> Any:  # noqa: ANN401 - click's decorators
+def _whole(name: str, text: str) -> Callable[[_Function], _Function]:
     return click.option(f"--{name}", callback=_size, metavar="N", help=text)
 
 
@@ -98,14 +104,17 @@ def _whole(name: str, text: str) -> Any:  # noqa: ANN401 - click's decorators
     "--list-architectures", is_flag=True, is_eager=True, expose_value=False, callback=_list_architectures,
     help="list the architectures that can be planned, and end",
 )  # fmt: skip
+@click.option("--oracle", metavar="PYTHON", help="ask the vLLM of this interpreter too, and show what differs")
 @click.option("--json", "as_json", is_flag=True, help="for programs")
 def plan(
     model: str | None,
+    *,
     live_url: str | None,
     wish: str | None,
     vllm_version: str | None,
+    oracle: str | None,
     as_json: bool,
-    **given: Any,  # noqa: ANN401 - flags
+    **given: Any,  # noqa: ANN401 - the flags
 ) -> None:
     """Plan a vLLM command line for a model, exactly as vLLM would size its KV cache.
 
@@ -114,53 +123,43 @@ def plan(
     called unknown. With --live the running engine's own layers and measurements are planned with the flags that are
     given; with --wish the flags are found.
     """
+    from highwater.commands import plan_live
     from highwater.plan import answer, offline
 
     try:
         if live_url is not None:
-            _answer_live(live_url, given, wish, model, as_json=as_json)
+            plan_live.end_with(plan_live.ask_sidecar(live_url, given, wish, model), as_json=as_json)
         if model is None:
             raise click.UsageError("CONFIG_OR_DIR is missing; without it, --live URL plans a running engine")
-        values = offline.read_config(model)
+        flags, values = EngineFlags(**given), offline.read_config(model)
+        needs_weights = flags.device_bytes is not None and flags.kv_cache_memory_bytes is None
+        tensors = offline.read_tensors(model) if needs_weights else None
+        planned = partial(offline.plan_offline, values, version=vllm_version or offline.NEWEST_VERSION, tensors=tensors)
         if wish is not None:
-            _answer_wish(model, values, wish, EngineFlags(**given), vllm_version, as_json=as_json)
-        made = offline.plan_offline(values, EngineFlags(**given), vllm_version or offline.NEWEST_VERSION)
+            plan_live.end_with(plan_live.grant_for_model(model, values, wish, flags, planned), as_json=as_json)
+        made = planned(flags)
+        judged = None if oracle is None else _asked(oracle, made)
     except PlanError as exc:
         if as_json:
             _print_json({"schema": answer.SCHEMA, "error": str(exc)})
         click.echo(f"highwater: {exc}", err=True)
         sys.exit(REFUSED)
     if as_json:
-        _print_json(answer.plan_json(made, model))
+        _print_json(answer.plan_json(made, model, judged))
     else:
-        click.echo(answer.plan_text(made))
+        click.echo(answer.plan_text(made, judged))
     sys.exit(DOES_NOT_FIT if made.fits is False else FITS)
 
 
-def _answer_live(url: str, given: dict[str, Any], wish: str | None, model: str | None, *, as_json: bool) -> NoReturn:
-    from highwater.commands.plan_live import ask_sidecar
+def _asked(python: str, made: OfflinePlan) -> dict[str, Any]:
+    """Ask vLLM's own functions about the same layers and bytes."""
+    from highwater.plan.oracle import Question, ask_oracle, differences
 
-    _end_with(ask_sidecar(url, given, wish, model), as_json=as_json)
-
-
-def _answer_wish(
-    model: str, values: Mapping[str, Any], wish: str, flags: EngineFlags, version: str | None, *, as_json: bool
-) -> NoReturn:
-    from highwater.commands.plan_live import grant_for_model
-    from highwater.plan.offline import NEWEST_VERSION, plan_offline
-
-    of_version = version or NEWEST_VERSION
-    _end_with(
-        grant_for_model(model, values, wish, flags, lambda each: plan_offline(values, each, of_version)),
-        as_json=as_json,
-    )
-
-
-def _end_with(answer: dict[str, Any], *, as_json: bool) -> NoReturn:
-    from highwater.commands.plan_live import exit_status, show
-
-    _print_json(answer) if as_json else show(answer)
-    sys.exit(exit_status(answer))
+    if made.available_bytes is None:
+        raise PlanError("--oracle: the bytes for the KV cache are needed: give --kv-cache-memory-bytes, or --device")
+    question = Question(workers=made.layers, available_bytes=made.available_bytes, limits=made.resolved.limits)
+    answers = ask_oracle(python, [question])
+    return {"vllm_version": answers.vllm_version, "differences": list(differences(made.pool, answers.answers[0]))}
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -79,19 +81,17 @@ def grant_for_model(
     }
 
 
-def show(answer: Mapping[str, Any]) -> None:
-    """Print an answer as a person reads it."""
+def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
+    """Print an answer, as JSON or as a person reads it, and end the command: 0 it fits, 1 it does not."""
     wish = answer.get("wish")
-    click.echo(_wish_text(answer, wish) if wish is not None else _plan_text(answer))
-    for note in answer.get("notes") or ():
-        click.echo(f"note: {note}")
-
-
-def exit_status(answer: Mapping[str, Any]) -> int:
-    """Return the command's exit status: whether the flags, or the wish with the flags that it needs, fit."""
-    wish = answer.get("wish")
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        click.echo(_plan_text(answer) if wish is None else _wish_text(answer, wish))
+        for note in answer.get("notes") or ():
+            click.echo(f"note: {note}")
     fits = answer["kv_cache"]["fits"] if wish is None else wish["chosen"] is not None
-    return FITS if fits else DOES_NOT_FIT
+    sys.exit(FITS if fits else DOES_NOT_FIT)
 
 
 def _plan_text(answer: Mapping[str, Any]) -> str:

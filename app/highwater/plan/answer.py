@@ -18,18 +18,18 @@ NOT_VLLMS: Final = frozenset({"platform", "device_bytes", "compute_capability"})
 NOT_KNOWN: Final = "not known"
 
 
-def plan_json(plan: OfflinePlan, place: str, budget: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return a plan for programs.
 
     Args:
         plan: The plan.
         place: The model, as it was named.
-        budget: The budget of one rank, where one was worked out.
+        oracle: What vLLM's own functions answered, where they were asked.
     """
     model, pool = plan.model, plan.pool
     known = plan.available_bytes is not None
     figures: dict[str, Any] = {
-        "available_bytes": plan.available_bytes,
+        "available_bytes": pool.available_bytes if known else None,
         "bytes_per_block": pool.bytes_per_block,
         "block_size": plan.resolved.blocks.attention,
         "blocks": pool.blocks if known else None,
@@ -40,7 +40,7 @@ def plan_json(plan: OfflinePlan, place: str, budget: Mapping[str, Any] | None = 
         "fits": plan.fits,
         "max_model_len_that_fits": pool.max_model_len_that_fits if known else None,
     }
-    grade = "estimated" if budget is not None and plan.resolved.utilization is not None else "exact"
+    grade = "exact" if plan.budget is None else plan.budget.available.grade
     always_exact = {"bytes_per_block", "block_size", "groups", "needed_bytes"}
     refusal = pool.refusal.message if known and pool.refusal is not None else None
     return {
@@ -60,9 +60,10 @@ def plan_json(plan: OfflinePlan, place: str, budget: Mapping[str, Any] | None = 
                 name: "exact" if name in always_exact else grade for name, value in figures.items() if value is not None
             },
         },
-        "budget": None if budget is None else dict(budget),
+        "budget": None if plan.budget is None else plan.budget.as_json(),
         "command_line": command_line(plan.resolved.given, place),
         "notes": list(plan.notes),
+        "oracle": None if oracle is None else dict(oracle),
     }
 
 
@@ -81,15 +82,16 @@ def command_line(flags: EngineFlags, place: str) -> str:
     return shlex.join(words)
 
 
-def plan_text(plan: OfflinePlan) -> str:
-    """Return a plan as a person reads it."""
+def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str:
+    """Return a plan as a person reads it, and what vLLM's own functions answered where they were asked."""
     model, pool, limits = plan.model, plan.pool, plan.resolved.limits
     known = plan.available_bytes is not None
     lines = [
         f"{model.architecture}, {model.layers} layers, vLLM {plan.generation.version}, {plan.resolved.given.platform}",
         _verdict(plan),
         "",
-        _row("KV cache", size_text(plan.available_bytes) if known else NOT_KNOWN),
+        *_budget_rows(plan),
+        _row("KV cache of one rank", size_text(pool.available_bytes) if known else NOT_KNOWN),
         _row("one block", f"{pool.bytes_per_block:,} bytes, {plan.resolved.blocks.attention:,} tokens"),
     ]
     if known:
@@ -111,6 +113,8 @@ def plan_text(plan: OfflinePlan) -> str:
             f"  {count} x {layers} {kind}{padded}: blocks of {size:,} tokens, {page:,} bytes a layer,"
             f" {blocks:,} for a request"
         )
+    if oracle is not None:
+        lines += ["", f"vLLM {oracle['vllm_version']} itself: {'; '.join(oracle['differences']) or 'the same figures'}"]
     if plan.notes:
         lines += ["", *(f"note: {note}" for note in plan.notes)]
     return "\n".join(lines)
@@ -125,6 +129,24 @@ def _verdict(plan: OfflinePlan) -> str:
     longest = pool.max_model_len_that_fits
     advice = f"the longest that fits is {longest:,}" if longest else "no length fits"
     return f"It does not fit: vLLM refuses to start with --max-model-len {length}; {advice}."
+
+
+def _budget_rows(plan: OfflinePlan) -> list[str]:
+    budget = plan.budget
+    if budget is None:
+        return []
+    graphs = "graphs" if budget.graphs_are_subtracted else "graphs (this version does not subtract them)"
+    parts = (
+        ("weights", budget.weights),
+        ("activation peak", budget.activation),
+        ("outside torch", budget.non_torch),
+        (graphs, budget.graphs),
+    )
+    return [
+        _row("one card", size_text(budget.total_bytes)),
+        _row("vLLM's share of it", size_text(budget.requested_bytes)),
+        *(_row(f"  {title}", f"{size_text(part.bytes)}, {part.grade}") for title, part in parts),
+    ]
 
 
 def _row(title: str, value: str) -> str:

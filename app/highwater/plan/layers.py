@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from highwater.plan import ascend
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import Generation
 from highwater.plan.models.elements import PACKED_LATENT_BYTES
@@ -103,11 +104,17 @@ def _attention(one: Attention, resolved: Resolved) -> LayerSpec:
         "element_bytes": resolved.elements.cache_bytes,
         "token_head_bytes": resolved.elements.token_head_bytes(one.head_size),
     }
+    if one.window is not None and _keeps_windows_whole(resolved):
+        return FullAttention(window=one.window, **geometry)
     if one.window is not None:
         return SlidingWindow(window=one.window, **geometry)
     if one.chunk is not None:
         return ChunkedLocal(chunk=one.chunk, **geometry)
     return FullAttention(**geometry)
+
+
+def _keeps_windows_whole(resolved: Resolved) -> bool:
+    return resolved.given.platform == "ascend" and ascend.keeps_sliding_as_full(resolved.release[:2])
 
 
 def rank_heads(heads: int, ranks: int) -> int:

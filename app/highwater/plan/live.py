@@ -420,7 +420,7 @@ class _Carried:
         self._notes.append(
             f"The peak of activation was measured with {self._limits.max_num_batched_tokens} batched tokens and "
             f"{self._limits.max_num_seqs} sequences. It is taken to grow in proportion to the tokens, and not to "
-            "shrink; by the lower bound it grows in proportion to the sequences too. Graphs are those of the running engine."
+            "shrink; by the lower bound it grows in proportion to the sequences too. Graphs are as they are now."
         )
 
     def bytes(self) -> Bytes:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
@@ -19,9 +19,14 @@ from highwater.plan.pool import Pool, plan_pool
 from highwater.plan.resolve import Resolved, resolve
 from highwater.plan.specs import Layers
 
+if TYPE_CHECKING:
+    from highwater.plan.checkpoint import Tensor
+    from highwater.plan.estimates import StartBudget
+
 NEWEST_VERSION: Final = ".".join(map(str, NEWEST))
 # A config.json is a few KiB; anything of this size is another file.
 MAX_CONFIG_BYTES: Final = 8 << 20
+ANY_BYTES: Final = 1 << 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +39,8 @@ class OfflinePlan:
         resolved: Every flag.
         layers: The layers of one rank of each pipeline stage.
         pool: The KV pool; where its bytes are not known, that of one request of the maximum length.
-        available_bytes: The bytes for the KV cache; None: not known.
+        available_bytes: The bytes for the KV cache of one rank of each pipeline stage; None: not known.
+        budget: How the device of the rank that binds is divided; None: no device was named, or that is not known.
         notes: What a reader should know.
     """
 
@@ -43,7 +49,8 @@ class OfflinePlan:
     resolved: Resolved
     layers: Sequence[Layers]
     pool: Pool
-    available_bytes: int | None
+    available_bytes: Sequence[int] | None
+    budget: StartBudget | None
     notes: tuple[str, ...]
 
     @property
@@ -76,12 +83,26 @@ def read_config(place: str) -> Mapping[str, Any]:
     return values
 
 
+def read_tensors(place: str) -> tuple[Tensor, ...] | None:
+    """Return the tensors of the checkpoint in a folder, from the headers of its files; None where there are none.
+
+    Raises:
+        PlanError: A file is damaged.
+    """
+    folder = Path(place)
+    if not folder.is_dir() or not any(folder.glob("*.safetensors")):
+        return None
+    from highwater.plan.safetensors_header import checkpoint_tensors  # noqa: PLC0415 - most plans have no files
+
+    return checkpoint_tensors(folder)
+
+
 def plan_offline(
     values: Mapping[str, Any],
     flags: EngineFlags,
     version: str = NEWEST_VERSION,
     *,
-    available_bytes: Sequence[int] | None = None,
+    tensors: tuple[Tensor, ...] | None = None,
 ) -> OfflinePlan:
     """Plan a command line for a model.
 
@@ -89,8 +110,8 @@ def plan_offline(
         values: The model's config.json.
         flags: The command line.
         version: The version of vLLM.
-        available_bytes: The bytes for the KV cache of each pipeline stage's ranks, where they were worked out; None:
-            `kv_cache_memory_bytes`, else they are not known.
+        tensors: The tensors of the checkpoint's files, which give the weights of a device's budget; None: they are
+            estimated.
 
     Raises:
         PlanError: vLLM would refuse it, or a figure of it cannot be had exactly.
@@ -101,29 +122,57 @@ def plan_offline(
     resolved = resolve(flags, model, generation, speculative_tokens=draft.tokens)
     layers = worker_layers(model, resolved, generation, draft.kept)
     notes = [*((generation.note,) if generation.note else ()), *model.notes, *resolved.notes]
-    if available_bytes is None and flags.kv_cache_memory_bytes is not None:
-        available_bytes = [flags.kv_cache_memory_bytes] * len(layers)
-    if available_bytes is not None:
-        pool = plan_pool(layers, available_bytes, resolved.limits, generation)
-        return OfflinePlan(
-            model=model,
-            generation=generation,
-            resolved=resolved,
-            layers=layers,
-            pool=pool,
-            available_bytes=pool.available_bytes,
-            notes=tuple(notes),
-        )
-    notes.append("The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device.")
-    # Any bytes do: what one request needs does not depend on them.
-    unknown = replace(resolved.limits, num_gpu_blocks_override=None)
-    pool = plan_pool(layers, [1 << 50] * len(layers), unknown, generation)
+    budget: Sequence[StartBudget] = ()
+    available: Sequence[int] | None = None
+    if flags.kv_cache_memory_bytes is not None:
+        available = [flags.kv_cache_memory_bytes] * len(layers)
+    elif flags.device_bytes is not None:
+        budget = _budget(values, tensors, resolved, generation, stages=len(layers), notes=notes)
+        available = [stage.available.bytes for stage in budget] or None
+    else:
+        notes.append("The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device.")
+    if available is None:
+        # Any bytes do: what one request needs does not depend on them.
+        limits = replace(resolved.limits, num_gpu_blocks_override=None)
+        pool = plan_pool(layers, [ANY_BYTES] * len(layers), limits, generation)
+    else:
+        pool = plan_pool(layers, available, resolved.limits, generation)
     return OfflinePlan(
         model=model,
         generation=generation,
         resolved=resolved,
         layers=layers,
         pool=pool,
-        available_bytes=None,
+        available_bytes=available,
+        budget=budget[pool.binding_worker] if budget else None,
         notes=tuple(notes),
     )
+
+
+def _budget(
+    values: Mapping[str, Any],
+    tensors: tuple[Tensor, ...] | None,
+    resolved: Resolved,
+    generation: Generation,
+    *,
+    stages: int,
+    notes: list[str],
+) -> Sequence[StartBudget]:
+    """What a start leaves of the device to one rank of each stage; nothing, and a note, where that is not known."""
+    from highwater.plan.estimates import ModelFacts, estimate_start  # noqa: PLC0415 - most plans have no device
+
+    limits = resolved.limits
+    filled = replace(
+        resolved.given,
+        gpu_memory_utilization=resolved.utilization,
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        dtype=resolved.elements.model,
+    )
+    facts = ModelFacts(config=values, tensors=tensors)
+    try:
+        return [estimate_start(facts, filled, generation, stage=stage) for stage in range(stages)]
+    except PlanError as exc:
+        notes.append(f"The bytes for the KV cache are not known: {exc}. Give --kv-cache-memory-bytes.")
+        return ()

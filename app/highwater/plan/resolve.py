@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import DEFAULT_CAPABILITY, EngineFlags
-from highwater.plan.generations import Generation
+from highwater.plan.generations import Generation, Release
 from highwater.plan.limits import Limits
 from highwater.plan.models.blocks import Blocks, block_sizes
 from highwater.plan.models.elements import Elements, resolve_elements
@@ -31,6 +31,7 @@ class Resolved:
 
     Attributes:
         given: What was given.
+        release: The version's three numbers.
         limits: What the size of the pool depends on.
         elements: The element types.
         blocks: The block sizes.
@@ -40,6 +41,7 @@ class Resolved:
     """
 
     given: EngineFlags
+    release: Release
     limits: Limits
     elements: Elements
     blocks: Blocks
@@ -113,6 +115,7 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
         notes.append(f"The block size is that of MLA's kernel on a card of compute capability {DEFAULT_CAPABILITY}.")
     return Resolved(
         given=flags,
+        release=generation.release,
         limits=Limits(
             max_model_len=length,
             max_num_batched_tokens=batched,

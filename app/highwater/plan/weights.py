@@ -298,6 +298,7 @@ def _stacked(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
         full = (rows, *shape[1:]) if shape[:1] == (0,) else shape
         yield Tensor(name, full, bits, floating)
 
+
 _JOINS: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"\.experts\.(?:gate_proj|up_proj|w1|w3)\."), ".experts.w13_"),
     (re.compile(r"\.experts\.(?:down_proj|w2)\."), ".experts.w2_"),

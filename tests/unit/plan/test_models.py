@@ -81,7 +81,8 @@ LAYERS = (
      {"MambaState": 4, "FullAttention": 4}),
     (config("MiniMaxText01ForCausalLM", "minimax_text_01", attn_type_list=[0] * 7 + [1], head_dim=64),
      {"MambaState": 7, "FullAttention": 1}),
-    (config("WhisperForConditionalGeneration", "whisper", decoder_layers=4, decoder_attention_heads=6, d_model=384, hidden_size=384,
+    (config("WhisperForConditionalGeneration", "whisper", decoder_layers=4, decoder_attention_heads=6,
+            d_model=384, hidden_size=384,
             num_attention_heads=6),
      {"FullAttention": 4, "CrossAttention": 4}),
 )  # fmt: skip

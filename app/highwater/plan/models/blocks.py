@@ -54,6 +54,8 @@ def block_sizes(
     asked_state = flags.mamba_block_size
     if asked_state is not None and mamba_cache_mode == "none":
         raise PlanError(f"--mamba-block-size: {asked_state}; vLLM takes it with prefix caching only")
+    if flags.platform == "ascend" and model.is_hybrid and generation.release >= (0, 16, 0):
+        raise PlanError("--platform: 'ascend'; vllm-ascend from 0.16 on lays out a hybrid's states in a way of its own")
     states = [one for one in model.kept if isinstance(one, State)]
     if not states:
         return Blocks(attention=start, state=start)

@@ -1,0 +1,118 @@
+"""``highwater plan``: its exit status, its errors, what it loads and how long it takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from highwater.commands.plan import plan, size_given
+
+CONFIGS = Path(__file__).parent / "configs"
+LLAMA = str(CONFIGS / "llama-3.1-8b.json")
+
+
+def run(*arguments: str) -> Result:
+    """Run the command."""
+    return CliRunner().invoke(plan, arguments)
+
+
+def test_what_fits_ends_with_0():
+    """And says so in words."""
+    result = run(LLAMA, "--kv-cache-memory-bytes", "20GiB", "--max-model-len", "8192")
+    assert result.exit_code == 0
+    assert "It fits" in result.output
+
+
+def test_what_does_not_fit_ends_with_1():
+    """With the longest length that does."""
+    result = run(LLAMA, "--kv-cache-memory-bytes", "8G", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["kv_cache"]["max_model_len_that_fits"] == 65520
+
+
+def test_what_is_refused_ends_with_2_and_names_the_flag():
+    """On standard error; for programs as JSON too."""
+    result = run(LLAMA, "-tp", "3", "--json")
+    assert result.exit_code == 2
+    assert "--tensor-parallel-size: 3" in result.stderr
+    assert "--tensor-parallel-size: 3" in json.loads(result.stdout)["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--max-model-len", "many"), "is no size"),
+        (("--kv-cache-memory-bytes", "0"), "is nothing"),
+        (("--platform", "abacus"), "is not one of"),
+        (("--vllm-version", "0.1.0"), "older than the oldest version known"),
+        (("--vllm-version", "new"), "is not understood"),
+        (("--oracle", "/nowhere/python", "--kv-cache-memory-bytes", "8G"), "could not be started"),
+        (("--oracle", "/nowhere/python"), "the bytes for the KV cache are needed"),
+    ],
+)
+def test_input_that_makes_no_sense_ends_with_2(arguments: tuple[str, ...], message: str):
+    """The error says what would be right."""
+    result = run(LLAMA, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_architectures_are_listed():
+    """For whoever wonders before asking."""
+    result = run("--list-architectures")
+    assert result.exit_code == 0
+    assert "LlamaForCausalLM" in result.output.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("17", 17),
+        ("64GiB", 64 << 30),
+        ("1.5GiB", 3 << 29),
+        ("24GB", 24_000_000_000),
+        ("10G", 10 << 30),
+        ("10g", 10_000_000_000),
+        ("8k", 8000),
+        ("8K", 8192),
+        ("21540531712", 21_540_531_712),
+    ],
+)
+def test_sizes_are_read_as_vllm_reads_them(text: str, size: int):
+    """Capital letters count in 1024, small ones in thousands."""
+    assert size_given(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1iB", "-1", "1e9", "1 2", "nan", "0"])
+def test_what_is_no_size_is_refused(text: str):
+    """With an example of what is."""
+    with pytest.raises(ValueError, match=r"is no size; write it as 64GiB|is nothing"):
+        size_given(text)
+
+
+def test_a_plan_loads_neither_torch_nor_the_sidecar():
+    """Nothing that takes long to load: settings, web server, HTTP clients, torch."""
+    code = (
+        "import sys; from highwater.cli import main\n"
+        f"try: main(['plan', {LLAMA!r}, '--kv-cache-memory-bytes', '20GiB'])\n"
+        "except SystemExit: pass\n"
+        "slow = {'torch', 'fastapi', 'httpx', 'uvicorn', 'pydantic', 'yaml', 'numpy', 'tabulate', 'rich'}\n"
+        "sys.exit(' '.join(slow & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_plan_itself_takes_milliseconds():
+    """The processor time of one plan beside the start of Python; a busy machine does not count."""
+    arguments = (LLAMA, "--kv-cache-memory-bytes", "20GiB", "--json")
+    run(*arguments)
+    before = time.process_time()
+    run(*arguments)
+    assert time.process_time() - before < 0.1
