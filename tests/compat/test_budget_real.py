@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from highwater.demo.engine import Engine, EngineOptions
+from highwater.units import GIB
 from tests.engine.conftest import sidecar_beside, wait_for
-from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact
-from tests.engines import watching
+from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact, logged
+from tests.engines import dialect_of, watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.environment import EngineEnvironment
 
 
 def test_an_older_engines_budget_is_explained(
@@ -29,3 +33,38 @@ def test_an_older_engines_budget_is_explained(
         assert_pool_is_the_engines(engine, answer, version)
         assert_sums_are_exact(answer)
         assert answer["explanation"]["encoder"]["cache_size"] > 0
+
+
+class SelfSizing(Engine):
+    """A CPU engine that takes a share of the machine, as vLLM does by default, in place of a given KV cache."""
+
+    def _command(self) -> list[str]:
+        command = super()._command()
+        given = command.index("--kv-cache-memory-bytes")
+        return [*command[:given], *command[given + 2 :], "--gpu-memory-utilization", "0.12"]
+
+
+def test_a_share_of_the_machine_is_explained(
+    version: str, engine_environment: EngineEnvironment, tmp_path: Path
+) -> None:
+    """Requested as the log has it, less the process, is the KV cache: to the byte."""
+    if version == "0.12.0":
+        pytest.skip("its CPU worker knows no share of the machine: VLLM_CPU_KVCACHE_SPACE alone sizes the KV cache")
+    rings = tmp_path / "rings"
+    options = EngineOptions(**(watching(rings) | {"multimodal": False}))
+    with (
+        SelfSizing(engine_environment, options, folder=tmp_path / "engine", dialect=dialect_of(version)) as engine,
+        sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(rings)) as sidecar,
+    ):
+        wait_for(sidecar, lambda report: report["engine"]["state"] == "ready" and report["ranks_reported"] == 1)
+        answer = sidecar.call("GET", "/memory/budget")
+        assert_pool_is_the_engines(engine, answer, version)
+        assert_sums_are_exact(answer)
+        (rank,) = answer["explanation"]["ranks"]
+        parts = {part["key"]: part["bytes"] for part in rank["parts"]}
+        taken = rank["requested_bytes"] - rank["available_bytes"]
+        assert rank["counting"] == "cpu"
+        assert parts["weights"] + parts["process"] == taken
+        assert f"{rank['requested_bytes'] / GIB:.2f}" == logged(engine, r"with ([\d.]+) GiB requested memory")
+        assert f"{taken / GIB:.2f}" == logged(engine, r"([\d.]+) GiB memory was consumed by non-kv usages")
+        assert answer["explanation"]["encoder"] is None

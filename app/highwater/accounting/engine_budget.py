@@ -110,11 +110,18 @@ class KvCacheMade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """The settings that sizing reads, with vLLM's defaults filled in."""
+    """The settings that sizing reads, with vLLM's defaults filled in.
+
+    Attributes:
+        max_encoder_tokens: ``max_num_encoder_input_tokens``.
+        v2_runner: ``use_v2_model_runner``.
+    """
 
     max_model_len: Count = None
     max_num_batched_tokens: Count = None
     max_num_seqs: Count = None
+    max_encoder_tokens: Count = None
+    v2_runner: bool | None = None
     async_scheduling: bool | None = None
     hybrid_manager: bool | None = None
 

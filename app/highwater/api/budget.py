@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -92,6 +93,7 @@ def budget_router(services: Services) -> APIRouter:
     router = APIRouter(tags=["memory"])
     starts = Starts(services)
     last: tuple[Report, Explained] | None = None
+    turn = asyncio.Lock()
 
     @router.get("/memory/budget", response_model=Explained, responses={200: {"content": {"text/plain": {}}}})
     async def budget(request: Request, query: Annotated[BudgetQuery, Query()]) -> Response:
@@ -101,10 +103,11 @@ def budget_router(services: Services) -> APIRouter:
         """
         nonlocal last
         report = services.poller.current()
-        # Anybody may ask, and it changes with a report only: explained once for each.
-        if last is None or last[0] is not report:
-            last = report, starts.explained(report)
-        answer = last[1]
+        # Anybody may ask, and it changes with a report only: explained once for each, and not on the loop that proxies.
+        async with turn:
+            if last is None or last[0] is not report:
+                last = report, await asyncio.to_thread(starts.explained, report)
+            answer = last[1]
         accept = request.headers.get("accept", "")
         wants_text = "text/plain" in accept and "application/json" not in accept
         if query.format == "text" or (query.format is None and wants_text):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeGuard
 
 from highwater.accounting.engine_budget import EngineBudget, EngineLimits
 from highwater.plan.errors import PlanError
@@ -27,9 +27,7 @@ from highwater.plan.specs import (
     SlidingWindow,
 )
 
-# vLLM's classes, by the kind of layer that they are; a subclass that sizes otherwise is not here.
-_FULL = frozenset({"FullAttentionSpec", "SinkFullAttentionSpec", "TQFullAttentionSpec"})
-_MLA = frozenset({"MLAAttentionSpec"})
+MAX_LAYERS = 4096
 _PLATFORMS: Mapping[str, Platform] = {"npu": "ascend", "cpu": "cpu"}
 
 
@@ -124,10 +122,11 @@ def layers_of(worker: LiveWorker) -> Layers:
     if described is None:
         raise PlanError(f"{worker.name} does not report the layers of its KV cache (get_kv_cache_spec)")
     kinds = [layer_of(kind, worker.name) for kind in described.kinds]
-    try:
-        order = [kinds[kind] for kind, count in described.runs for _ in range(count)]
-    except IndexError as exc:
-        raise PlanError(f"{worker.name} reports a layer of a kind that it does not describe") from exc
+    if not all(0 <= kind < len(kinds) and count > 0 for kind, count in described.runs):
+        raise PlanError(f"{worker.name} reports a layer of a kind that it does not describe")
+    if (number := sum(count for _, count in described.runs)) > MAX_LAYERS:
+        raise PlanError(f"{worker.name} reports {number} layers; {MAX_LAYERS} are more than any model has")
+    order = [kinds[kind] for kind, count in described.runs for _ in range(count)]
     stage = worker.pp_rank or 0
     return {f"stages.{stage}.layers.{number}": layer for number, layer in enumerate(order)}
 
@@ -148,6 +147,10 @@ def layer_of(described: Mapping[str, Any], name: str = "a worker") -> LayerSpec:
     else:
         layer = _attention(described, kind, name)
     page = described.get("page_bytes")
+    if layer.page_bytes < max(layer.content_bytes, 1):
+        raise PlanError(
+            f"{name} reports a layer of kind {kind} whose page of {layer.page_bytes} bytes does not hold it"
+        )
     if isinstance(page, int) and page != layer.page_bytes:
         raise PlanError(
             f"{name} reports a layer of kind {kind} whose page takes {page} bytes; its fields come to "
@@ -163,7 +166,6 @@ def limits_of(worker: LiveWorker) -> Limits:
         PlanError: One of the lengths is not reported.
     """
     limits, kv, parallel = worker.budget.limits or EngineLimits(), worker.budget.kv_cache, worker.budget.parallel
-    encoder = worker.budget.encoder
     return Limits(
         max_model_len=_number(limits.max_model_len, "max_model_len", worker.name),
         max_num_batched_tokens=_number(limits.max_num_batched_tokens, "max_num_batched_tokens", worker.name),
@@ -175,7 +177,8 @@ def limits_of(worker: LiveWorker) -> Limits:
         prefix_caching=kv.prefix_caching is not False,
         mamba_cache_mode=kv.mamba_cache_mode or "none",
         hybrid_manager=limits.hybrid_manager is not False,
-        max_encoder_tokens=0 if encoder is None else encoder.compute_budget or 0,
+        max_encoder_tokens=limits.max_encoder_tokens or 0,
+        v2_model_runner=bool(limits.v2_runner),
         pipeline_parallel_size=parallel.get("pipeline_parallel_size") or 1,
     )
 
@@ -217,7 +220,7 @@ def _attention(described: Mapping[str, Any], kind: str, name: str) -> AttentionL
     block, heads, head, element = (
         _field(described, field, kind, name) for field in ("block_size", "num_kv_heads", "head_size", "dtype_bytes")
     )
-    is_mla = kind in _MLA
+    is_mla = kind == "MLAAttentionSpec"
     value = described.get("head_size_v")
     value = 0 if is_mla else value if isinstance(value, int) else None
     width = head + (head if value is None else value)
@@ -235,13 +238,14 @@ def _attention(described: Mapping[str, Any], kind: str, name: str) -> AttentionL
         "head_size_v": value,
         "element_bytes": element,
         "token_head_bytes": packed,
-        "page_bytes_padded": padded if isinstance(padded, int) else None,
+        "page_bytes_padded": padded if type(padded) is int else None,
+        "indexes_by_block_stride": bool(described.get("indexes_kv_by_block_stride")),
     }
-    window, chunk = described.get("sliding_window"), described.get("attention_chunk_size")
+    window, chunk = (_count(described, field) or None for field in ("sliding_window", "attention_chunk_size"))
     if is_mla:
         cache_dtype = described.get("cache_dtype_str")
         return MlaAttention(**shared, cache_dtype=cache_dtype if isinstance(cache_dtype, str) else None)
-    if kind in _FULL:
+    if kind == "FullAttentionSpec":
         return FullAttention(**shared, window=window, chunk=chunk)
     if kind == "SlidingWindowSpec":
         return SlidingWindow(**shared, window=_field(described, "sliding_window", kind, name))
@@ -254,17 +258,28 @@ def _attention(described: Mapping[str, Any], kind: str, name: str) -> AttentionL
 
 def _mamba(described: Mapping[str, Any], kind: str, name: str) -> MambaState:
     shapes, sizes = described.get("shapes"), described.get("dtypes_bytes")
-    if not isinstance(shapes, list | tuple) or not isinstance(sizes, list | tuple) or len(shapes) != len(sizes):
+    if not _are_sizes(sizes) or not isinstance(shapes, list | tuple) or not all(map(_are_sizes, shapes)):
         raise PlanError(f"{name} reports a layer of kind {kind} without its shapes and data types")
+    if len(shapes) != len(sizes):
+        raise PlanError(f"{name} reports a layer of kind {kind} with {len(shapes)} shapes and {len(sizes)} data types")
     padded = described.get("page_size_padded")
     return MambaState(
         block_size=_field(described, "block_size", kind, name),
-        page_bytes_padded=padded if isinstance(padded, int) else None,
-        shapes=tuple(tuple(int(side) for side in shape) for shape in shapes),
-        element_bytes=tuple(int(size) for size in sizes),
-        speculative_blocks=int(described.get("num_speculative_blocks") or 0),
-        checkpoint_blocks=int(described.get("num_prefill_checkpoint_blocks") or 0),
+        page_bytes_padded=padded if type(padded) is int else None,
+        shapes=tuple(map(tuple, shapes)),
+        element_bytes=tuple(sizes),
+        speculative_blocks=_count(described, "num_speculative_blocks"),
+        checkpoint_blocks=_count(described, "num_prefill_checkpoint_blocks"),
     )
+
+
+def _are_sizes(value: object) -> TypeGuard[Sequence[int]]:
+    return isinstance(value, list | tuple) and all(type(one) is int and one > 0 for one in value)
+
+
+def _count(described: Mapping[str, Any], field: str) -> int:
+    value = described.get(field)
+    return value if type(value) is int and value > 0 else 0
 
 
 def _field(described: Mapping[str, Any], field: str, kind: str, name: str) -> int:

@@ -138,6 +138,8 @@ def pool_view(workers: Sequence[LiveWorker], ranks: Sequence[RankBudget]) -> Poo
         return _with_arithmetic(view, live_engine(workers), ranks)
     except PlanError as exc:
         return replace(view, problem=str(exc))
+    except ArithmeticError as exc:  # numbers of a file that no engine has
+        return replace(view, problem=f"what its workers report makes no pool: {exc}")
 
 
 def _group(described: Mapping[str, Any]) -> GroupView:
@@ -156,6 +158,7 @@ def _group(described: Mapping[str, Any]) -> GroupView:
 
 def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBudget]) -> PoolView:
     generation = generation_of(engine.version)
+    engine = _representative(engine)
     planned = plan_pool(engine.layers, engine.available_bytes, engine.limits, generation)
     view = replace(
         view,
@@ -174,13 +177,34 @@ def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBud
     counted = [rank.fully_counted_bytes for rank in ranks if rank.fully_counted_bytes is not None]
     if not counted or len(counted) < len(ranks):
         return view
-    sizes = tuple(rank.fully_counted_bytes or 0 for rank in ranks)
-    fully = plan_pool(engine.layers, sizes, engine.limits, generation) if min(sizes) > 0 else None
+    least = min(counted)
+    sizes = tuple(least for _ in engine.layers)
+    fully = plan_pool(engine.layers, sizes, engine.limits, generation) if least > 0 else None
     return replace(
         view,
-        fully_counted_bytes=min(sizes),
+        fully_counted_bytes=least,
         fully_counted_blocks=None if fully is None else fully.blocks,
         fully_counted_tokens=None if fully is None else fully.tokens,
+    )
+
+
+def _representative(engine: LiveEngine) -> LiveEngine:
+    """Return the same engine with one worker of each kind: of those with the same layers the one that has least.
+
+    It is the one that decides, and a large engine has a hundred.
+    """
+    kept: list[int] = []
+    for number, layers in enumerate(engine.layers):
+        same = next((one for one in kept if engine.layers[one] == layers), None)
+        if same is None:
+            kept.append(number)
+        elif engine.available_bytes[number] < engine.available_bytes[same]:
+            kept[kept.index(same)] = number
+    return replace(
+        engine,
+        layers=tuple(engine.layers[number] for number in kept),
+        available_bytes=tuple(engine.available_bytes[number] for number in kept),
+        workers=tuple(engine.workers[number] for number in kept),
     )
 
 

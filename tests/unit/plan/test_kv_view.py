@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import generation_of
@@ -117,3 +119,34 @@ def test_what_is_not_reported_is_refused_by_name():
 def test_a_given_size_counts_before_what_a_profile_would_have_found():
     """The engine takes it as it is."""
     assert available_bytes(replace(STORY, kv_cache=replace(STORY.kv_cache, given_bytes=7))) == 7
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2**62) | st.text(max_size=5), lambda one: st.lists(one, max_size=3)
+)
+FIELDS = (
+    *("block_size", "num_kv_heads", "head_size", "head_size_v", "dtype_bytes", "page_bytes", "page_size_padded"),
+    *("sliding_window", "attention_chunk_size", "shapes", "dtypes_bytes", "num_speculative_blocks"),
+)
+KINDS = (
+    *("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec", "CrossAttentionSpec"),
+    *("MLAAttentionSpec", "MambaSpec", "Else"),
+)
+
+
+@given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(FIELDS), JSON))
+def test_whatever_a_file_says_is_a_layer_or_refused(kind, fields):
+    """Nothing else is raised, and no layer takes nothing."""
+    try:
+        layer = layer_of({"kind": kind} | fields)
+    except PlanError:
+        return
+    assert layer.page_bytes >= layer.content_bytes > 0
+
+
+@pytest.mark.parametrize("runs", [((0, 2**62),), ((1, 1),), ((-1, 1),), ((0, 0),)])
+def test_no_number_of_layers_makes_much_work(runs):
+    """A file may say anything."""
+    layers = replace(STORY.kv_cache.layers, runs=runs)
+    with pytest.raises(PlanError, match="rank 0 reports"):
+        live_engine([worker(replace(STORY, kv_cache=replace(STORY.kv_cache, layers=layers)))])

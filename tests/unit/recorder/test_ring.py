@@ -37,6 +37,7 @@ from tests.fakes.ring import (
     header,
     slot,
 )
+from tests.fakes.started import story, wire
 
 AREAS = f"heartbeats of {HEARTBEAT_BYTES}, tables of {TABLE_BYTES}, stacks of {STACK_BYTES}"
 IDENTITY = {"instance": INSTANCE, "pid": 4242, "device": {}, "started_at": 1.0, "rate": 10.0, "seconds": 120.0}
@@ -239,6 +240,24 @@ def test_a_table_with_more_than_any_worker_writes_is_passed_by(writer, ring, nam
     assert ring.table() is not None
     writer.table(2.0, [], **{name: [one] * (most + 1)})
     assert ring.table() is None
+
+
+def test_the_engines_budget_is_read_of_a_table(writer, ring):
+    """As the worker's package writes it."""
+    writer.table(1.0, engine_budget=wire(story(), version="0.12.0"))
+    budget = ring.table().engine_budget
+    assert (budget.vllm_version, budget.kv_cache.blocks, budget.limits.max_num_seqs) == ("0.12.0", 5_040, 8)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"memory": {"total_bytes": -1}}, {"kv_cache": {"blocks": "many"}}, {"dtype": "\x1b[2J"}]
+)
+def test_a_budget_that_makes_no_sense_costs_only_itself(writer, ring, odd):
+    """The entries and the start are there all the same."""
+    writer.table(1.0, rows=[("a", 1, 0.0, False)], engine_budget=odd)
+    table = ring.table()
+    assert (table.engine_budget, table.total) == (None, 1)
+    assert [note.name for note in table.notes] == ["engine_budget"]
 
 
 def test_a_torn_table_is_never_seen(writer, ring):

@@ -160,15 +160,18 @@ def _layers(made: object, start: StartPhases | None) -> dict[str, Any] | None:
 
 
 def _tensor_bytes(tensors: Iterable[object] | None) -> int | None:
-    """Return the bytes of the pool's allocations; tensors that lie over one another are of one size."""
+    """Return the bytes of the pool's allocations on the device."""
     if tensors is None:
         return None
-    tensors = list(tensors)
-    if any(hasattr(tensor, "block_stride") for tensor in tensors):
-        # Newer engines place several tensors in one allocation, of which each names the whole size.
-        return max((whole(look_up(tensor, "size")) or 0 for tensor in tensors), default=None)
-    sizes = [whole(look_up(tensor, "size")) for tensor in tensors]
-    return None if None in sizes or not sizes else sum(size for size in sizes if size is not None)
+    here = [tensor for tensor in tensors if not look_up(tensor, "host_resident")]
+    sizes = [whole(look_up(tensor, "size")) for tensor in here]
+    known = [size for size in sizes if size is not None]
+    if not known or len(known) < len(sizes):
+        return None
+    # Tensors with a stride lie in one allocation, of which each names the whole size (vllm 0.27.0
+    # v1/core/kv_cache_utils.py:1351, vllm 0.32.0 v1/core/kv_cache_utils.py:1668).
+    is_packed = any(whole(look_up(tensor, "block_stride")) for tensor in here)
+    return max(known) if is_packed else sum(known)
 
 
 def _limits(worker: object) -> dict[str, Any]:
@@ -178,6 +181,8 @@ def _limits(worker: object) -> dict[str, Any]:
         "max_model_len": whole(look_up(model, "max_model_len")),
         "max_num_batched_tokens": whole(look_up(scheduler, "max_num_batched_tokens")),
         "max_num_seqs": whole(look_up(scheduler, "max_num_seqs")),
+        "max_encoder_tokens": whole(look_up(scheduler, "max_num_encoder_input_tokens")),
+        "v2_runner": _flag(look_up(worker, "use_v2_model_runner")),
         "async_scheduling": _flag(look_up(scheduler, "async_scheduling")),
         "hybrid_manager": _hybrid(look_up(scheduler, "disable_hybrid_kv_cache_manager")),
     }

@@ -98,3 +98,21 @@ def test_only_listed_variables_are_read(monkeypatch):
     """An environment holds tokens."""
     monkeypatch.setattr("os.environ", {"HF_TOKEN": "secret", "TASK_QUEUE_ENABLE": "2"})
     assert ask(fake_worker(), "budget")["engine_budget"]["environment"] == {"TASK_QUEUE_ENABLE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        ([{"size": 5}, {"size": 7}], 12),
+        ([{"size": 5, "block_stride": 0}, {"size": 7, "block_stride": 0}], 12),
+        ([{"size": 9, "block_stride": 3}, {"size": 9, "block_stride": 3}], 9),
+        ([{"size": 9, "block_stride": 3}, {"size": 90, "block_stride": 3, "host_resident": True}], 9),
+        ([{"size": 9}, {}], None),
+        ([], None),
+    ],
+)
+def test_tensors_of_one_allocation_count_once(tensors, expected):
+    """Each names the whole size there; without a stride each has its own."""
+    worker = story()
+    worker.model_runner.kv_cache_config.kv_cache_tensors = [SimpleNamespace(**tensor) for tensor in tensors]
+    assert read_engine_budget(worker, None)["kv_cache"]["tensor_bytes"] == expected
