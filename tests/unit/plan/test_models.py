@@ -94,6 +94,21 @@ def test_layers_are_those_of_vllms_own_model(values: dict[str, Any], expected: d
     assert kinds(values) == expected
 
 
+def test_older_files_of_wrappers_have_their_language_model_at_the_top():
+    """Qwen2-VL: its window is not used unless the file says so, as in Qwen2."""
+    values = config("Qwen2VLForConditionalGeneration", "qwen2_vl", sliding_window=32768, use_sliding_window=False)
+    assert kinds(values) == {"FullAttention": 8}
+
+
+def test_a_wrapper_follows_its_language_model():
+    """PaliGemma around Gemma 2 slides; around a model that is not known here it is refused."""
+    text = SMALL | {"model_type": "gemma2"}
+    values = {"architectures": ["PaliGemmaForConditionalGeneration"], "model_type": "paligemma", "text_config": text}
+    assert kinds(values) == {"SlidingWindow": 4, "FullAttention": 4}
+    with pytest.raises(PlanError, match=r"text_config.model_type: 'odd'; inside this architecture"):
+        planned(values | {"text_config": text | {"model_type": "odd"}})
+
+
 def test_absent_keys_take_the_defaults_of_the_models_type():
     """gemma-3-4b's text_config names neither heads nor head size: Transformers' are 8, 4 and 256."""
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
@@ -141,6 +156,18 @@ def test_states_in_float32_where_the_models_configuration_says_so():
     state = next(spec for spec in specs(values) if isinstance(spec, MambaState))
     assert state.element_bytes == (2, 4)
     state = next(spec for spec in specs(values, mamba_ssm_cache_dtype="float16") if isinstance(spec, MambaState))
+    assert state.element_bytes == (2, 2)
+
+
+@pytest.mark.parametrize(("version", "size"), [("0.12.0", 2), ("0.19.0", 2), ("0.20.0", 4), ("0.32.0", 4)])
+def test_nemotrons_states_are_in_float32_from_0_20_on(version: str, size: int):
+    """Unless its configuration names another type."""
+    pattern = {"hybrid_override_pattern": "M-M*-MEM"}
+    values = config("NemotronHForCausalLM", "nemotron_h", **pattern)
+    state = next(spec for spec in specs(values, version) if isinstance(spec, MambaState))
+    assert state.element_bytes == (2, size)
+    values = config("NemotronHForCausalLM", "nemotron_h", mamba_ssm_cache_dtype="float16", **pattern)
+    state = next(spec for spec in specs(values, version) if isinstance(spec, MambaState))
     assert state.element_bytes == (2, 2)
 
 
@@ -194,6 +221,7 @@ REFUSED = (
     ({**LLAMA, "hidden_size": 500}, r"hidden_size: 500; 8 heads must divide it"),
     ({**LLAMA, "dtype": "int3", "torch_dtype": None}, r"dtype: 'int3'; one of float32"),
     ({**LLAMA, "model_type": None}, r"model_type: absent"),
+    (config("Qwen3ForCausalLM", "qwen3", kv_lora_rank=512), r"kv_lora_rank: 512; MLA is not known"),
     ({**LLAMA, "compress_ratios": [4]}, r"compress_ratios: \[4\]; compressed latent caches are not modelled"),
     ({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0}}, r"original_max_position_embeddings: absent"),
     ({**LLAMA, "rope_scaling": {"type": "linear", "factor": -2}}, r"rope_scaling.factor: -2; a number above 0"),

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+from highwater.plan.generations import Release
 from highwater.plan.models import attention, recurrent
 from highwater.plan.models.recurrent import Builder
 
@@ -26,16 +28,18 @@ class Architecture:
         states_only: It has no attention at all.
         encoder_decoder: It keeps an encoder's output.
         caches_states: It has the interface SupportsMambaPrefixCaching.
-        own_state_dtype: The key that names its states' element type, with what holds where that is absent.
+        own_state_dtype: The key that names its states' element type.
+        state_dtypes: The element type where that key is absent, each from a version on; nothing: that of the model.
     """
 
     build: Builder
-    missing_in: tuple[int, int, int] | None = None
+    missing_in: Release | None = None
     hybrid: bool = False
     states_only: bool = False
     encoder_decoder: bool = False
     caches_states: bool = False
-    own_state_dtype: tuple[str, str | None] | None = None
+    own_state_dtype: str | None = None
+    state_dtypes: tuple[tuple[Release, str], ...] = ()
 
 
 _BEFORE_0_19 = (0, 12, 0)
@@ -47,26 +51,29 @@ ChatGLMModel DbrxForCausalLM DeepseekForCausalLM Dots1ForCausalLM Ernie4_5ForCau
 ExaoneForCausalLM FalconForCausalLM GLM4VForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM
 GPTNeoXForCausalLM GemmaForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM Glm4vForConditionalGeneration
 Glm4vMoeForConditionalGeneration GlmForCausalLM GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM
-HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM Idefics3ForConditionalGeneration InternLM2ForCausalLM
-InternVLChatModel InternVLForConditionalGeneration LlavaForConditionalGeneration LlavaNextForConditionalGeneration
-LlavaNextVideoForConditionalGeneration LlavaOnevisionForConditionalGeneration MPTForCausalLM MiniCPMForCausalLM
+HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM InternLM2ForCausalLM MPTForCausalLM MiniCPMForCausalLM
 MiniMaxM2ForCausalLM MixtralForCausalLM MptForCausalLM NemotronForCausalLM OPTForCausalLM OlmoForCausalLM
-OlmoeForCausalLM OrionForCausalLM PaliGemmaForConditionalGeneration PersimmonForCausalLM Phi3VForCausalLM
-PhiForCausalLM PhiMoEForCausalLM QWenLMHeadModel Qwen2AudioForConditionalGeneration Qwen2ForCausalLM
-Qwen2MoeForCausalLM Qwen2VLForConditionalGeneration Qwen2_5OmniForConditionalGeneration Qwen2_5OmniModel
+OlmoeForCausalLM OrionForCausalLM PersimmonForCausalLM Phi3VForCausalLM PhiForCausalLM PhiMoEForCausalLM
+QWenLMHeadModel Qwen2AudioForConditionalGeneration Qwen2ForCausalLM Qwen2MoeForCausalLM
+Qwen2VLForConditionalGeneration Qwen2_5OmniForConditionalGeneration Qwen2_5OmniModel
 Qwen2_5_VLForConditionalGeneration Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3OmniMoeForConditionalGeneration
-Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration RWForCausalLM SeedOssForCausalLM
-SmolVLMForConditionalGeneration SolarForCausalLM StableLMEpochForCausalLM StableLmForCausalLM Starcoder2ForCausalLM
-UltravoxModel VoxtralForConditionalGeneration XverseForCausalLM
+Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration RWForCausalLM SeedOssForCausalLM SolarForCausalLM
+StableLMEpochForCausalLM StableLmForCausalLM Starcoder2ForCausalLM XverseForCausalLM
 """
 
 # models/llama.py and its kin: a layer whose type is sliding_attention slides.
 _BY_LAYER_TYPE = """
-ApertusForCausalLM ArceeForCausalLM AyaVisionForConditionalGeneration Cohere2ForCausalLM
-Cohere2VisionForConditionalGeneration CohereForCausalLM CwmForCausalLM Exaone4ForCausalLM Gemma2ForCausalLM
-Gemma3ForCausalLM Gemma3ForConditionalGeneration InternLM3ForCausalLM InternLMForCausalLM LLaMAForCausalLM
-LlamaForCausalLM MiMoForCausalLM Mistral3ForConditionalGeneration MistralForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM
-Phi3ForCausalLM
+ApertusForCausalLM ArceeForCausalLM Cohere2ForCausalLM CohereForCausalLM CwmForCausalLM Exaone4ForCausalLM
+Gemma2ForCausalLM Gemma3ForCausalLM Gemma3ForConditionalGeneration InternLM3ForCausalLM InternLMForCausalLM
+LLaMAForCausalLM LlamaForCausalLM MiMoForCausalLM MistralForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM Phi3ForCausalLM
+"""
+
+# Wrappers around a language model that their config.json names.
+_WRAPPED = """
+AyaVisionForConditionalGeneration Cohere2VisionForConditionalGeneration Idefics3ForConditionalGeneration
+InternVLChatModel InternVLForConditionalGeneration LlavaForConditionalGeneration LlavaNextForConditionalGeneration
+LlavaNextVideoForConditionalGeneration LlavaOnevisionForConditionalGeneration Mistral3ForConditionalGeneration
+PaliGemmaForConditionalGeneration SmolVLMForConditionalGeneration UltravoxModel VoxtralForConditionalGeneration
 """
 
 _LATENT = """
@@ -76,28 +83,15 @@ DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM KimiVLForCond
 _LATENT_SINCE_0_19 = "Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM KimiK25ForConditionalGeneration"
 
 
-def _hybrid(
-    build: Builder,
-    *,
-    caches_states: bool = False,
-    missing_in: tuple[int, int, int] | None = None,
-    own_state_dtype: tuple[str, str | None] | None = None,
-) -> Architecture:
-    return Architecture(
-        build=build,
-        hybrid=True,
-        caches_states=caches_states,
-        missing_in=missing_in,
-        own_state_dtype=own_state_dtype,
-    )
-
-
-_QWEN_STATE = ("mamba_ssm_dtype", None)
-_NEMOTRON_STATE = ("mamba_ssm_cache_dtype", "float16")
+_HYBRID: Final = partial(Architecture, hybrid=True)
+_QWEN_STATE: Final = "mamba_ssm_dtype"
+# models/config.py, NemotronHForCausalLMConfig: float16 up to 0.19.
+_NEMOTRON_STATES: Final = (((0, 13, 0), "float16"), ((0, 20, 0), "float32"))
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {name: Architecture(build=attention.uniform) for name in _UNIFORM.split()}
     | {name: Architecture(build=attention.by_layer_type) for name in _BY_LAYER_TYPE.split()}
+    | {name: Architecture(build=attention.wrapped) for name in _WRAPPED.split()}
     | {name: Architecture(build=attention.latent) for name in _LATENT.split()}
     | {name: Architecture(build=attention.latent, missing_in=_BEFORE_0_19) for name in _LATENT_SINCE_0_19.split()}
     | {
@@ -115,25 +109,30 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "FalconMambaForCausalLM": Architecture(build=recurrent.mamba, states_only=True, caches_states=True),
         "Mamba2ForCausalLM": Architecture(build=recurrent.mamba2, states_only=True, caches_states=True),
         "MambaForCausalLM": Architecture(build=recurrent.mamba, states_only=True, caches_states=True),
-        "BambaForCausalLM": _hybrid(recurrent.bamba, caches_states=True),
-        "FalconH1ForCausalLM": _hybrid(recurrent.falcon_h1, caches_states=True),
-        "GraniteMoeHybridForCausalLM": _hybrid(recurrent.granite_hybrid, caches_states=True),
-        "JambaForCausalLM": _hybrid(recurrent.jamba, caches_states=True),
-        "KimiLinearForCausalLM": _hybrid(recurrent.kimi_linear),
-        "Lfm2ForCausalLM": _hybrid(recurrent.lfm2),
-        "Lfm2MoeForCausalLM": _hybrid(recurrent.lfm2),
-        "MiniMaxForCausalLM": _hybrid(recurrent.minimax),
-        "MiniMaxM1ForCausalLM": _hybrid(recurrent.minimax),
-        "MiniMaxText01ForCausalLM": _hybrid(recurrent.minimax),
-        "NemotronHForCausalLM": _hybrid(recurrent.nemotron_h, caches_states=True, own_state_dtype=_NEMOTRON_STATE),
-        "OlmoHybridForCausalLM": _hybrid(recurrent.gated_delta, missing_in=_BEFORE_0_19),
-        "Qwen3NextForCausalLM": _hybrid(recurrent.gated_delta),
-        "Qwen3_5ForConditionalGeneration": _hybrid(
-            recurrent.gated_delta, missing_in=_BEFORE_0_19, own_state_dtype=_QWEN_STATE
+        "BambaForCausalLM": _HYBRID(build=recurrent.bamba, caches_states=True),
+        "FalconH1ForCausalLM": _HYBRID(build=recurrent.falcon_h1, caches_states=True),
+        "GraniteMoeHybridForCausalLM": _HYBRID(build=recurrent.granite_hybrid, caches_states=True),
+        "JambaForCausalLM": _HYBRID(build=recurrent.jamba, caches_states=True),
+        "KimiLinearForCausalLM": _HYBRID(build=recurrent.kimi_linear),
+        "Lfm2ForCausalLM": _HYBRID(build=recurrent.lfm2),
+        "Lfm2MoeForCausalLM": _HYBRID(build=recurrent.lfm2),
+        "MiniMaxForCausalLM": _HYBRID(build=recurrent.minimax),
+        "MiniMaxM1ForCausalLM": _HYBRID(build=recurrent.minimax),
+        "MiniMaxText01ForCausalLM": _HYBRID(build=recurrent.minimax),
+        "NemotronHForCausalLM": _HYBRID(
+            build=recurrent.nemotron_h,
+            caches_states=True,
+            own_state_dtype="mamba_ssm_cache_dtype",
+            state_dtypes=_NEMOTRON_STATES,
         ),
-        "Qwen3_5MoeForConditionalGeneration": _hybrid(
-            recurrent.gated_delta, missing_in=_BEFORE_0_19, own_state_dtype=_QWEN_STATE
+        "OlmoHybridForCausalLM": _HYBRID(build=recurrent.gated_delta, missing_in=_BEFORE_0_19),
+        "Qwen3NextForCausalLM": _HYBRID(build=recurrent.gated_delta),
+        "Qwen3_5ForConditionalGeneration": _HYBRID(
+            build=recurrent.gated_delta, missing_in=_BEFORE_0_19, own_state_dtype=_QWEN_STATE
         ),
-        "Zamba2ForCausalLM": _hybrid(recurrent.zamba2, caches_states=True),
+        "Qwen3_5MoeForConditionalGeneration": _HYBRID(
+            build=recurrent.gated_delta, missing_in=_BEFORE_0_19, own_state_dtype=_QWEN_STATE
+        ),
+        "Zamba2ForCausalLM": _HYBRID(build=recurrent.zamba2, caches_states=True),
     }
 )

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent
 from highwater.plan.models.reading import Config, layer_types, model_window, window
 
+# Language models whose layers are alike or follow their types.
+WRAPPED: Final = frozenset(
+    {
+        "cohere",
+        "cohere2",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gpt_oss",
+        "granite",
+        "internlm2",
+        "llama",
+        "mistral",
+        "mixtral",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+    }
+)
 SLIDING = "sliding_attention"
 FULL = "full_attention"
 
@@ -45,6 +68,8 @@ def head_size(config: Config) -> int:
 
 def uniform(config: Config) -> tuple[Kept, ...]:
     """Layers that are all alike: full, or sliding where the model as a whole has a window."""
+    if config.gives("kv_lora_rank"):
+        raise config.refused("kv_lora_rank", config.get("kv_lora_rank"), "MLA is not known for this architecture")
     return _layers(config, (model_window(config),) * config.number("num_hidden_layers"))
 
 
@@ -58,6 +83,13 @@ def by_layer_type(config: Config) -> tuple[Kept, ...]:
         raise config.refused("sliding_window", config.get("sliding_window"), "its layer_types slide")
     whole = model_window(config)
     return _layers(config, tuple(slides if each == SLIDING else whole for each in types))
+
+
+def wrapped(config: Config) -> tuple[Kept, ...]:
+    """The language model inside a wrapper, which may be one of many."""
+    if config.model_type not in WRAPPED:
+        raise config.refused("model_type", config.model_type, f"inside this architecture, {sorted(WRAPPED)} are known")
+    return by_layer_type(config)
 
 
 def alternating(config: Config) -> tuple[Kept, ...]:

@@ -88,7 +88,7 @@ def resolve_elements(
     conv = _state_type("mamba_cache_dtype", convolution, generation)
     conv = own if conv == "auto" else conv
     asked = _state_type("mamba_ssm_cache_dtype", state, generation)
-    if asked == "auto" and model.state_dtype is not None and generation.release >= (0, 13, 0):
+    if asked == "auto" and model.state_dtype is not None:
         asked = model.state_dtype  # models/config.py: Nemotron-H and Qwen3.5 name it in their config.json
     if asked != "auto" and asked not in MODEL_BYTES:
         raise PlanError(f"mamba_ssm_dtype: {asked!r}; one of {', '.join(MODEL_BYTES)} is needed")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from highwater.plan.errors import PlanError
+from highwater.plan.generations import Release
 from highwater.plan.models import attention
 from highwater.plan.models.architectures import ARCHITECTURES, Architecture
 from highwater.plan.models.kept import Indexer, Kept, Latent, Model, State
@@ -18,12 +19,13 @@ NOT_MODELLED: Final = {
     "index_topk_pattern": "indexers that serve several layers are not modelled",
     "compress_ratios": "compressed latent caches are not modelled",
     "interleaved_sliding_window": "windows listed layer by layer are not modelled",
+    "use_cla": "layers that share another's cache are not modelled",
     "per_layer_config": "layers with geometries of their own are not modelled",
 }
 EXPERT_KEYS: Final = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 
-def read_model(values: Mapping[str, Any], release: tuple[int, int, int]) -> Model:
+def read_model(values: Mapping[str, Any], release: Release) -> Model:
     """Return a model as far as the size of its KV cache goes.
 
     Args:
@@ -38,7 +40,7 @@ def read_model(values: Mapping[str, Any], release: tuple[int, int, int]) -> Mode
     if not config.model_type:
         raise PlanError(f"{config.prefix}model_type: absent; Transformers' name of the configuration is needed")
     for key, why in NOT_MODELLED.items():
-        if config.get(key) not in (None, 1):
+        if config.get(key) and config.get(key) != 1:
             raise config.refused(key, config.get(key), why)
     kept = architecture.build(config)
     length = length_of(config)
@@ -67,14 +69,14 @@ def read_model(values: Mapping[str, Any], release: tuple[int, int, int]) -> Mode
         is_sparse=any(isinstance(one, Indexer) for one in kept),
         caches_states=architecture.caches_states,
         state_chunk=_state_chunk(config),
-        state_dtype=_state_dtype(config, architecture),
+        state_dtype=_state_dtype(config, architecture, release),
         encoder_tokens=(config.optional("max_source_positions") or 0) if architecture.encoder_decoder else 0,
         is_moe=any(config.optional(key, 0) for key in EXPERT_KEYS),
         unrotated_head_size=config.optional("qk_nope_head_dim") if is_latent else None,
     )
 
 
-def _architecture(values: Mapping[str, Any], release: tuple[int, int, int]) -> tuple[str, Architecture]:
+def _architecture(values: Mapping[str, Any], release: Release) -> tuple[str, Architecture]:
     names = values.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise PlanError(f"architectures: {names!r}; a list with vLLM's name of the model's class is needed")
@@ -138,9 +140,11 @@ def _state_chunk(config: Config) -> int | None:
     return config.optional("mamba_chunk_size") or config.optional("chunk_size")
 
 
-def _state_dtype(config: Config, architecture: Architecture) -> str | None:
-    if architecture.own_state_dtype is None:
+def _state_dtype(config: Config, architecture: Architecture, release: Release) -> str | None:
+    """The states' element type that a configuration names, which vLLM looks at from 0.13 on."""
+    if architecture.own_state_dtype is None or release < (0, 13, 0):
         return None
-    key, otherwise = architecture.own_state_dtype
-    found = config.get(key)
-    return otherwise if found is None else str(found)
+    found = config.get(architecture.own_state_dtype)
+    if found is not None:
+        return str(found)
+    return next((name for since, name in reversed(architecture.state_dtypes) if since <= release), None)

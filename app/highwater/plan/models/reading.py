@@ -140,7 +140,8 @@ def language_config(values: Mapping[str, Any]) -> Config:
             part, prefix = inner, f"{prefix}{name}."
             model_type = str(inner.get("model_type") or "") or LANGUAGE_TYPES.get(outer, "")
             break
-    return Config(part, LANGUAGE_TYPES.get(model_type, model_type) if prefix else model_type, prefix)
+    # Older files of some wrappers (Qwen2-VL) have the language model's keys at the top.
+    return Config(part, LANGUAGE_TYPES.get(model_type, model_type), prefix)
 
 
 def model_window(config: Config) -> int | None:
