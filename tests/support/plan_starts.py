@@ -207,8 +207,6 @@ def differences(status: int, answer: dict[str, Any], outcome: Outcome) -> list[s
         f"{name}: planned {planned}, the engine {real}" for name, (planned, real) in pairs.items() if planned != real
     ]
 
-    return Path(ENGINE_STARTS).absolute()
-
 
 def _request(version: str, start: Start, folder: Path) -> dict[str, Any]:
     arguments = ["--model", str(folder / start.shape), *BASE_ARGUMENTS, *start.flags]
