@@ -16,6 +16,7 @@
     │   └── SidecarRefused       it answered with an error; carries the status and what it said
     └── RequestError             an operator's request that cannot be served; carries the HTTP status
         ├── UnknownName          a remedy, rule, mark or value that does not exist (422)
+        ├── CannotPlan           flags or a wish that no plan can be made of (422)
         ├── UnreachableWater     a rule's water that the engine cannot reach at rest (422)
         ├── Refused              would be unsafe or cannot help (409)
         ├── NotAvailable         the engine cannot do it now (503)
@@ -145,6 +146,13 @@ class UnknownName(RequestError):
     def __init__(self, key: str, value: object, allowed: Iterable[str]) -> None:
         choices = ", ".join(allowed) or "none yet"
         super().__init__(f"{key}: {value!r} is not known; allowed: {choices}")
+
+
+class CannotPlan(RequestError):
+    """Flags or a wish that no plan can be made of; the message names the key, the value and what would be right."""
+
+    status = 422
+    code = "cannot_plan"
 
 
 class UnreachableWater(RequestError):

@@ -26,6 +26,7 @@ TOKEN = "correct-horse-battery"
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
 OWN_PATHS = {
     "/memory": {"get"},
+    "/memory/budget": {"get"},
     "/memory/encoder-cache": {"get"},
     "/memory/encoder-cache/restore": {"post"},
     "/memory/history": {"get"},
@@ -33,6 +34,7 @@ OWN_PATHS = {
     "/memory/incidents": {"get"},
     "/memory/incidents/{incident_id}": {"get"},
     "/memory/marks": {"post"},
+    "/memory/plan": {"post"},
     "/memory/reclaim": {"post"},
     "/memory/snapshot": {"post"},
     "/memory/snapshots": {"get"},
@@ -839,6 +841,21 @@ CONTROL = [
 READ = [path for path, methods in OWN_PATHS.items() if "get" in methods and "{" not in path]
 READ.remove("/memory/snapshots")  # stack traces may stand in them
 READ.remove("/server_info")  # and tokens in it
+
+
+@shares
+async def test_a_plan_needs_no_token_and_calls_no_worker(guarded):
+    """It computes, of what is known: of workers that have not reported their start, that."""
+    status, message = error(await guarded.client.post("/memory/plan", json={"max_model_len": 163_000}))
+    assert (status, "no worker has reported its start yet" in message) == (422, True)
+    assert guarded.fake.calls == []
+
+
+@shares
+async def test_a_plan_of_too_long_a_wish_is_refused_before_it_is_read(guarded):
+    """The grammar sees no more than a line."""
+    status, message = error(await guarded.client.post("/memory/plan", json={"wish": "9" * 1_000}))
+    assert (status, "at most 200 characters" in message) == (422, True)
 
 
 @shares

@@ -33,6 +33,8 @@ from highwater.readings import Caller, Credential
 DenialReason: TypeAlias = Literal["no_token", "wrong_token", "closed"]
 _CODES: Final = {401: "unauthorized", 403: "forbidden"}
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+# A question with a body: it calls no worker and changes nothing, so that it is as open as a read.
+_COMPUTES_ONLY: Final = frozenset({("POST", "/memory/plan")})
 _LOGGED_CHARACTERS: Final = 200
 
 # What reverse proxies and service meshes add. Whoever comes through one has its address: their own is not known.
@@ -183,8 +185,8 @@ def _is_basic_credential(token: str, head: bytes) -> bool:
 class ControlGuard:
     """A plain ASGI class in front of all else: whoever may not call is answered before a body is read or parsed.
 
-    Every method but GET, HEAD and OPTIONS needs the token, whatever the path; so do reads for which the OpenAPI page
-    says so.
+    Every method but GET, HEAD and OPTIONS needs the token, whatever the path but those that only compute; so do reads
+    for which the OpenAPI page says so.
 
     Args:
         app: The application behind.
@@ -212,6 +214,8 @@ class ControlGuard:
         await self._app(scope, receive, send)
 
     def _needs_token(self, method: str, path: str) -> bool:
+        if (method, path) in _COMPUTES_ONLY:
+            return False
         return method not in _SAFE_METHODS or any(pattern.match(path) for pattern in self._guarded)
 
 

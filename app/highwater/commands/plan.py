@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -69,7 +70,9 @@ def _whole(name: str, text: str) -> Callable[[_Function], _Function]:
 
 
 @click.command(epilog="Exit status: 0 it fits, 1 it does not, 2 the input is refused; without bytes to compare, 0.")
-@click.argument("model", metavar="CONFIG_OR_DIR")
+@click.argument("model", metavar="CONFIG_OR_DIR", required=False)
+@click.option("--live", "live_url", metavar="URL", help="plan the running engine behind this sidecar with other flags")
+@click.option("--wish", metavar="TEXT", help="what is to fit, such as '8 x 32k + 4 images of 1080p each'")
 @click.option("--vllm-version", metavar="VERSION", help="the version of vLLM  [default: the newest known]")
 @click.option("--platform", type=click.Choice(["cuda", "ascend", "cpu"]), default="cuda", show_default=True)
 @click.option("--device", "device_bytes", callback=_size, metavar="SIZE", help="the memory of one card, such as 80GiB")
@@ -109,7 +112,10 @@ def _whole(name: str, text: str) -> Callable[[_Function], _Function]:
 @click.option("--oracle", metavar="PYTHON", help="ask the vLLM of this interpreter too, and show what differs")
 @click.option("--json", "as_json", is_flag=True, help="for programs")
 def plan(
-    model: str,
+    model: str | None,
+    *,
+    live_url: str | None,
+    wish: str | None,
     vllm_version: str | None,
     measured: Path | None,
     oracle: str | None,
@@ -120,17 +126,26 @@ def plan(
 
     CONFIG_OR_DIR is the model's config.json, or the folder that holds it; no weights, device or vLLM are needed. Flags
     are vLLM's; one that is left out takes the default of that version. What cannot be known exactly is refused or
-    called unknown.
+    called unknown. With --live the running engine's own layers and measurements are planned with the flags that are
+    given; with --wish the flags are found.
     """
+    from highwater.commands import plan_live
     from highwater.plan import answer, offline
 
     try:
+        if live_url is not None:
+            plan_live.end_with(plan_live.ask_sidecar(live_url, given, wish, model), as_json=as_json)
+        if model is None:
+            raise click.UsageError("CONFIG_OR_DIR is missing; without it, --live URL plans a running engine")
         flags, values = EngineFlags(**given), offline.read_config(model)
         needs_weights = flags.device_bytes is not None and flags.kv_cache_memory_bytes is None
         tensors = offline.read_tensors(model) if needs_weights else None
         start = None if measured is None else offline.read_measured(measured)
         version = vllm_version or offline.NEWEST_VERSION
-        made = offline.plan_offline(values, flags, version, tensors=tensors, measured=start)
+        planned = partial(offline.plan_offline, values, version=version, tensors=tensors, measured=start)
+        if wish is not None:
+            plan_live.end_with(plan_live.grant_for_model(model, values, wish, flags, planned), as_json=as_json)
+        made = planned(flags)
         judged = None if oracle is None else _asked(oracle, made)
     except PlanError as exc:
         if as_json:

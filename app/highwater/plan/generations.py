@@ -60,6 +60,7 @@ class Generation:
         mamba_all_adds_drafts: Whether the cache mode ``all`` adds the blocks of a draft.
         mamba_has_all: Whether the cache mode ``all`` exists.
         mamba_uniform_page: Whether states are of one type only where their pages are equal.
+        mamba2_checkpoints: Whether a layer of Mamba 2 keeps a state from the middle of a prompt, in the mode ``align``.
         in_flight_tokens: Whether windows reserve for the tokens of all steps under way; if not, of one step.
         prefill_context_counts: Whether the ranks of the prefill's context parallelism share the tokens too.
         gib_digits: How a refusal writes GiB: ``fixed`` (7.00) or ``short`` (7.0).
@@ -89,6 +90,7 @@ class Generation:
     mamba_all_adds_drafts: bool = False
     mamba_has_all: bool = True
     mamba_uniform_page: bool = False
+    mamba2_checkpoints: bool = False
     in_flight_tokens: bool = False
     prefill_context_counts: bool = False
     gib_digits: Literal["fixed", "short"] = "fixed"
@@ -139,6 +141,7 @@ CHANGES: Final = (
     Change((0, 29, 0), {"pads_pages": "all_but_mla"}, "utils:1185"),
     Change((0, 29, 0), {"mamba_uniform_page": True}, "specs:914"),
     Change((0, 32, 0), {"mamba_has_all": False}, "specs:1077"),
+    Change((0, 32, 0), {"mamba2_checkpoints": True}, "vllm/model_executor/layers/mamba/mamba_mixer2.py:1107"),
 )
 
 

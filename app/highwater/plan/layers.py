@@ -6,8 +6,9 @@ from typing import Any
 
 from highwater.plan import ascend
 from highwater.plan.errors import PlanError
+from highwater.plan.generations import Generation
 from highwater.plan.models.elements import PACKED_LATENT_BYTES
-from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent, Model, State
+from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent, Mamba2, Model, State
 from highwater.plan.resolve import Resolved
 from highwater.plan.specs import (
     ChunkedLocal,
@@ -21,12 +22,15 @@ from highwater.plan.specs import (
 )
 
 
-def worker_layers(model: Model, resolved: Resolved, drafts: tuple[Kept, ...] = ()) -> list[Layers]:
+def worker_layers(
+    model: Model, resolved: Resolved, generation: Generation, drafts: tuple[Kept, ...] = ()
+) -> list[Layers]:
     """Return the layers of one rank of each pipeline stage; the ranks of a stage are alike.
 
     Args:
         model: The model.
         resolved: Its flags.
+        generation: The version's rules.
         drafts: The layers of a drafter, which lives on the last stage.
 
     Raises:
@@ -35,9 +39,10 @@ def worker_layers(model: Model, resolved: Resolved, drafts: tuple[Kept, ...] = (
     stages = resolved.given.pipeline_parallel_size
     bounds = stage_bounds(model.layers, stages)
     workers = [
-        {one.name: _spec(one, resolved) for one in model.kept if start <= one.layer < end} for start, end in bounds
+        {one.name: _spec(one, resolved, generation) for one in model.kept if start <= one.layer < end}
+        for start, end in bounds
     ]
-    workers[-1] |= {one.name: _spec(one, resolved) for one in drafts}
+    workers[-1] |= {one.name: _spec(one, resolved, generation) for one in drafts}
     return list(workers)
 
 
@@ -53,7 +58,7 @@ def stage_bounds(layers: int, stages: int) -> list[tuple[int, int]]:
     return [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
-def _spec(one: Kept, resolved: Resolved) -> LayerSpec:
+def _spec(one: Kept, resolved: Resolved, generation: Generation) -> LayerSpec:
     elements, blocks = resolved.elements, resolved.blocks
     ranks = resolved.given.tensor_parallel_size
     match one:
@@ -84,6 +89,7 @@ def _spec(one: Kept, resolved: Resolved) -> LayerSpec:
                 shapes=one.form.shapes(ranks, resolved.speculative_tokens),
                 element_bytes=tuple(elements.role_bytes(role) for role in one.form.roles),
                 speculative_blocks=resolved.speculative_tokens,
+                checkpoint_blocks=int(generation.mamba2_checkpoints and isinstance(one.form, Mamba2)),
             )
         case _:
             raise AssertionError(one)

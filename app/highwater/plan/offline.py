@@ -134,7 +134,7 @@ def plan_offline(
     model = read_model(values, generation.release)
     draft = read_draft(flags.speculative_config, values, model)
     resolved = resolve(flags, model, generation, speculative_tokens=draft.tokens)
-    layers = worker_layers(model, resolved, draft.kept)
+    layers = worker_layers(model, resolved, generation, draft.kept)
     notes = [*((generation.note,) if generation.note else ()), *model.notes, *resolved.notes]
     budget: Sequence[StartBudget] = ()
     available: Sequence[int] | None = None

@@ -21,6 +21,7 @@ from highwater.api.health import health_router
 from highwater.api.history import history_router
 from highwater.api.incidents import incidents_router
 from highwater.api.memory import memory_router
+from highwater.api.plan import plan_router
 from highwater.api.policy import policy_router
 from highwater.api.problems import PROBLEM_RESPONSES, answer_problems
 from highwater.api.runbooks import PREFIX as RUNBOOKS_PREFIX
@@ -78,7 +79,7 @@ def wire_control_plane(
         responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )
-    readers = (memory_router, budget_router, encoder_cache_router, history_router)
+    readers = (memory_router, budget_router, plan_router, encoder_cache_router, history_router)
     # Probes and scrapes come first, and most often: FastAPI tries one router after the other.
     for router in (health_router, *readers, control_router, snapshots_router, policy_router):
         app.include_router(router(services))

@@ -1,0 +1,105 @@
+"""The route of plans: what the running engine's memory would be under other flags, or which flags a wish needs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from highwater.api.budget import Starts
+from highwater.api.services import Services
+from highwater.errors import CannotPlan
+from highwater.plan.errors import PlanError
+from highwater.plan.kv_view import LiveEngine
+from highwater.plan.live import answer_of, grant_live, plan_live
+from highwater.plan.wish import EXAMPLE, MAX_TEXT, parse_wish
+from highwater.plan.wish import answer_of as wish_answer
+from highwater.readings import Report
+
+MAX_FLAGS = 30
+
+
+class PlanRequest(BaseModel):
+    """The body of ``POST /memory/plan``: vLLM's flags that are to be other, or a wish.
+
+    Keys that are not here are vLLM's other flags: refused with the reason why they cannot be planned live.
+    """
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"max_model_len": 163000}]})
+    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
+
+    wish: str | None = Field(None, max_length=MAX_TEXT, examples=[EXAMPLE])
+    images_per_prompt: int | None = Field(None, ge=0, le=100_000)
+    max_model_len: JsonValue = None
+    max_num_seqs: JsonValue = None
+    max_num_batched_tokens: JsonValue = None
+    gpu_memory_utilization: JsonValue = None
+    kv_cache_memory_bytes: JsonValue = None
+    kv_cache_dtype: JsonValue = None
+    tensor_parallel_size: JsonValue = None
+    num_gpu_blocks_override: JsonValue = None
+
+
+def plan_router(services: Services) -> APIRouter:
+    """``POST /memory/plan``: it computes, calls no worker and changes nothing, so that anybody may ask."""
+    router = APIRouter(tags=["memory"])
+    starts = Starts(services)
+    turn = asyncio.Lock()
+
+    @router.post("/memory/plan")
+    async def plan(body: PlanRequest) -> dict[str, Any]:
+        """Return the KV cache that the running engine would have under other flags, each figure with its grade."""
+        # Anybody may ask, and a search takes some hundred plans: not on the loop that proxies, and one at a time.
+        async with turn:
+            return await asyncio.to_thread(plan_answer, body, starts, services.poller.current())
+
+    return router
+
+
+class Starting(Protocol):
+    """Knows the running engine."""
+
+    def live_engine(self, report: Report) -> LiveEngine:
+        """Return it; raises PlanError where its workers did not report their start."""
+        ...
+
+
+def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str, Any]:
+    """Return the answer to a request.
+
+    Raises:
+        CannotPlan: There is none; says which key is why.
+    """
+    flags = body.model_dump(exclude={"wish", "images_per_prompt"}, exclude_none=True)
+    if len(flags) > MAX_FLAGS:
+        raise CannotPlan(f"{len(flags)} flags are too many; at most {MAX_FLAGS}")
+    if body.wish is not None and (flags or body.images_per_prompt is not None):
+        given = ", ".join(flags) or "images_per_prompt"
+        raise CannotPlan(f"{given}: a wish is answered with the flags that it needs; give the wish alone")
+    try:
+        if body.wish is not None:
+            return _granted(starts.live_engine(report), body.wish, _cached_image(report))
+        live = starts.live_engine(report)
+        return answer_of(live, plan_live(live, flags, body.images_per_prompt))
+    except PlanError as exc:
+        raise CannotPlan(str(exc)) from exc
+
+
+def _granted(live: LiveEngine, wish: str, cached_image: int | None) -> dict[str, Any]:
+    """Return the plan of the chosen flags, or of the engine as it runs where there are none, and what came of it."""
+    granted = grant_live(live, parse_wish(wish), cached_image)
+    chosen = dict(granted.chosen.flags) if granted.chosen is not None else {}
+    images = chosen.pop("limit_mm_per_prompt", {}).get("image")
+    answer = answer_of(live, plan_live(live, chosen, images))
+    return {**answer, "wish": wish_answer(granted)}
+
+
+def _cached_image(report: Report) -> int | None:
+    """Return what an image in the encoder cache takes on average, in embeddings; None: there is none."""
+    caches = [rank.encoder_cache for rank in report.ranks if rank.encoder_cache is not None]
+    fullest = max(caches, key=lambda cache: cache.entries or 0, default=None)
+    if fullest is None or not fullest.entries or not fullest.embeds:
+        return None
+    return -(-fullest.embeds // fullest.entries)

@@ -1,0 +1,183 @@
+"""``highwater plan --live`` and ``--wish``: what a running engine would make of other flags, and what a wish needs."""
+
+# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from highwater.plan.errors import PlanError
+from highwater.plan.flags import EngineFlags
+
+if TYPE_CHECKING:
+    from highwater.plan.images import ImageTokens
+    from highwater.plan.offline import OfflinePlan
+    from highwater.plan.wish import Wish
+
+PATH = "/memory/plan"
+PREPROCESSOR = "preprocessor_config.json"
+FITS, DOES_NOT_FIT = 0, 1
+_REFUSED = 422
+
+
+def ask_sidecar(url: str, given: Mapping[str, Any], wish: str | None, model: str | None) -> dict[str, Any]:
+    """Return what the running engine behind a sidecar would make of other flags, or of a wish.
+
+    Args:
+        url: The sidecar.
+        given: vLLM's flags as they were given, by the names of `EngineFlags`; None and defaults: as the engine runs.
+        wish: The wish; None: the flags are asked about.
+        model: The model's folder or config.json, for the tokens of images in pixels; None: not named.
+
+    Raises:
+        PlanError: The sidecar, or the model's folder, says why not.
+    """
+    from highwater.client.options import sidecar_at
+    from highwater.errors import SidecarRefused
+
+    body = {"wish": _in_tokens(wish, model)} if wish is not None else _changed(given)
+    with sidecar_at(url) as sidecar:
+        try:
+            answer: dict[str, Any] = sidecar.post(PATH, body)
+        except SidecarRefused as exc:
+            if exc.status == _REFUSED:
+                raise PlanError(exc.message) from exc
+            raise
+    return answer
+
+
+def grant_for_model(
+    model: str, values: Mapping[str, Any], text: str, flags: EngineFlags, plan: Callable[[EngineFlags], OfflinePlan]
+) -> dict[str, Any]:
+    """Return what a wish needs of a model that does not run yet, as JSON has it.
+
+    Args:
+        model: Its folder or config.json.
+        values: Its config.json.
+        text: The wish.
+        flags: The command line so far.
+        plan: Plans a command line for the model.
+
+    Raises:
+        PlanError: The wish cannot be planned.
+    """
+    from highwater.plan.live import command_line
+    from highwater.plan.wish import answer_of, grant_offline, parse_wish
+
+    wish = parse_wish(text)
+    granted = grant_offline(wish, flags, plan, _image(wish, values, model))
+    chosen = {} if granted.chosen is None else granted.chosen.flags
+    return {
+        "schema": 1,
+        "wish": answer_of(granted),
+        "command_line": command_line({**_changed(asdict(flags)), **chosen}, model) if chosen else None,
+    }
+
+
+def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
+    """Print an answer, as JSON or as a person reads it, and end the command: 0 it fits, 1 it does not."""
+    wish = answer.get("wish")
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        click.echo(_plan_text(answer) if wish is None else _wish_text(answer, wish))
+        for note in answer.get("notes") or ():
+            click.echo(f"note: {note}")
+    fits = answer["kv_cache"]["fits"] if wish is None else wish["chosen"] is not None
+    sys.exit(FITS if fits else DOES_NOT_FIT)
+
+
+def _plan_text(answer: Mapping[str, Any]) -> str:
+    from highwater.units import size_text
+
+    kv = answer["kv_cache"]
+    grades = kv["grades"]
+    between = ""
+    if kv["available_bytes_low"] is not None:
+        between = f" (between {size_text(kv['available_bytes_low'])} and {size_text(kv['available_bytes_high'])})"
+    length = answer["flags"]["max_model_len"]
+    lines = [
+        f"{answer['model']['architecture']} on vLLM {answer['vllm_version']}, as it runs"
+        + (f", with {answer['command_line'].removeprefix('vllm serve MODEL ')}" if answer["command_line"] else ""),
+        f"It fits: vLLM starts with --max-model-len {length}."
+        if kv["fits"]
+        else f"It does not fit: the longest that fits is {kv['max_model_len_that_fits']:,}.",
+        "",
+        f"KV cache        {size_text(kv['available_bytes'])}{between}, {grades['available_bytes']}",
+        f"blocks          {kv['blocks']:,} of {kv['bytes_per_block']:,} bytes, {grades['blocks']}",
+    ]
+    if kv["tokens"] is not None:
+        lines.append(f"tokens          {kv['tokens']:,} as vLLM prints them")
+        lines.append(f"requests        {kv['max_concurrency']:.2f} of {length:,} tokens at once")
+    lines.append(f"a request       {size_text(kv['needed_bytes'])}")
+    return "\n".join(lines)
+
+
+def _wish_text(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> str:
+    from highwater.plan.live import command_line
+
+    chosen = wish["chosen"]
+    lines = [wish["proof"]]
+    if wish["image"] is not None:
+        image = wish["image"]
+        lines.append(
+            f"An image is {image['prompt_tokens']:,} tokens, {image['embeddings']:,} of them in the encoder cache."
+        )
+    if chosen is None:
+        lines.append("It does not fit, and no other flags that were tried make it fit.")
+    else:
+        lines.append("It fits:" if wish["fits"] else f"It does not fit as it is. With {chosen['why']} it fits:")
+        lines += ["", f"  {answer['command_line']}", ""]
+        lines += [f"  --{name.replace('_', '-')}: {why}" for name, why in wish["reasons"].items()]
+    if wish["nearest"]:
+        lines += ["", "Nearest:"]
+        lines += [f"  {option['why']}: {command_line(option['flags'])}" for option in wish["nearest"]]
+    return "\n".join(lines)
+
+
+def _changed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that were given, and are no defaults of the command's own."""
+    default = asdict(EngineFlags())
+    # Of the device, the platform and the card's capability the running engine knows better.
+    skipped = {"platform", "device_bytes", "compute_capability"}
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in skipped and value is not None and value != default.get(name)
+    }
+
+
+def _in_tokens(text: str, model: str | None) -> str:
+    """Return a wish with its images in tokens, where the model's folder says how many they are."""
+    from highwater.plan.offline import read_config
+    from highwater.plan.wish import parse_wish
+
+    wish = parse_wish(text)
+    if model is None or wish.images is None or wish.images.width is None:
+        return text
+    image = _image(wish, read_config(model), model)
+    tokens = 0 if image is None else image.prompt_tokens
+    return f"{wish.conversations} x {wish.tokens} + {wish.images.count} images of {tokens} tokens"
+
+
+def _image(wish: Wish, values: Mapping[str, Any], model: str) -> ImageTokens | None:
+    from highwater.plan.images import ImageTokens, image_tokens
+    from highwater.plan.offline import read_config
+
+    images = wish.images
+    if images is None:
+        return None
+    if images.tokens is not None:
+        return ImageTokens(embeddings=images.tokens, prompt_tokens=images.tokens)
+    if images.width is None or images.height is None:
+        raise PlanError(f"wish: {images.count} images: of what size? As in '{images.count} images of 1080p'")
+    path = Path(model) / PREPROCESSOR if Path(model).is_dir() else Path(model).parent / PREPROCESSOR
+    preprocessor = read_config(str(path)) if path.exists() else {}
+    return image_tokens(values, preprocessor, images.width, images.height)

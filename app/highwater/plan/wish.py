@@ -1,0 +1,415 @@
+"""A wish ("8 x 32k + 4 images of 1080p each") turned into the smallest command line, or into the proof that it fails.
+
+The grammar, in full::
+
+    wish   = NUMBER "x" LENGTH [ "+" NUMBER ("image" | "images") ["of" SIZE] ["each"] ]
+    LENGTH = tokens of one conversation, prompt and answer together: 32768, 32k, 1M (k is 1,024, M is 1,048,576)
+    SIZE   = 720p, 1080p, 1440p, 4k, WIDTHxHEIGHT in pixels, or "N tokens"
+
+The images come on top of the conversation's length; without a size they are as large as those that a running engine has
+in its encoder cache. All conversations are in the KV cache at once, at full length.
+The arithmetic is the planner's: what is planned is handed in as a function, for a running engine or for a config.json.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+from highwater.plan.errors import PlanError
+from highwater.plan.flags import EngineFlags
+from highwater.plan.images import ImageTokens
+from highwater.plan.pool import Pool
+
+if TYPE_CHECKING:
+    from highwater.plan.offline import OfflinePlan
+
+EXAMPLE = "8 x 32k + 4 images of 1080p each"
+MAX_CONVERSATIONS = 100_000
+MAX_LENGTH = 2**27
+MAX_IMAGES = 10_000
+MAX_TEXT = 200
+HIGHEST_UTILIZATION = 0.95
+"""Beyond it a start has too little left for what no profile sees; the story's operator found the same."""
+_RESOLUTIONS: Mapping[str, tuple[int, int]] = {
+    "720p": (1280, 720),
+    "1080p": (1920, 1080),
+    "1440p": (2560, 1440),
+    "4k": (3840, 2160),
+}
+_UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
+_WISH = re.compile(
+    r"(?P<conversations>\d+)\s*[x×]\s*(?P<length>\d+)\s*(?P<unit>[km]?)(?:\s+tokens)?"  # noqa: RUF001 - people paste it
+    r"(?:\s*\+\s*(?P<images>\d+)\s+images?(?:\s+of\s+(?P<size>\d+p|4k|\d+\s*[x×]\s*\d+|\d+\s+tokens))?(?:\s+each)?)?",  # noqa: RUF001
+    re.IGNORECASE,
+)
+
+Flags: TypeAlias = Mapping[str, Any]
+Planner: TypeAlias = Callable[[Flags], Pool]
+"""Sizes the KV cache with some flags other than they are, by the names of `EngineFlags`; raises PlanError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """The images of one conversation.
+
+    Attributes:
+        count: How many.
+        width: In pixels; None where the tokens were given, or nothing.
+        height: In pixels.
+        tokens: Of one image, where they were given.
+    """
+
+    count: int
+    width: int | None = None
+    height: int | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is wished for.
+
+    Attributes:
+        conversations: How many at once.
+        tokens: The length of each, without its images.
+        images: The images of each; None: none.
+    """
+
+    conversations: int
+    tokens: int
+    images: Images | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to run, and whether the wish fits in it.
+
+    Attributes:
+        flags: What is other than now.
+        conversations: How many it is for.
+        length: How long each may be, images included.
+        needed_bytes: What they need of the KV cache of the rank that binds.
+        available_bytes: What that has.
+        fits: Whether they fit.
+        why: In a sentence.
+    """
+
+    flags: Flags
+    conversations: int
+    length: int
+    needed_bytes: int
+    available_bytes: int
+    fits: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """What came of a wish.
+
+    Attributes:
+        wish: The wish.
+        image: What one image costs; None: no images.
+        length: The length of one conversation with its images.
+        fits: Whether it fits with lengths and numbers alone set.
+        chosen: What to run: the wish as it is, else the first change under which it fits; None: there is none.
+        proof: The arithmetic of the wish, in a sentence.
+        nearest: What else there is: less of the wish, or other flags under which all of it fits.
+        reasons: Why each flag of `chosen` is there, by its name.
+        refused: Changes that could not be planned, with the reason.
+    """
+
+    wish: Wish
+    image: ImageTokens | None
+    length: int
+    fits: bool
+    chosen: Option | None
+    proof: str
+    nearest: tuple[Option, ...]
+    reasons: Mapping[str, str]
+    refused: tuple[str, ...]
+
+
+def parse_wish(text: str) -> Wish:
+    """Read a wish.
+
+    Raises:
+        PlanError: It is not understood; says from where on, and what a wish looks like.
+    """
+    if len(text) > MAX_TEXT:
+        raise PlanError(f"wish: {len(text)} characters are too many; at most {MAX_TEXT}, as in '{EXAMPLE}'")
+    stripped = " ".join(text.split())
+    match = _WISH.match(stripped)
+    if match is None:
+        _not_understood(stripped, stripped, "a number of conversations, 'x', and their length")
+    if match.end() != len(stripped):
+        _not_understood(stripped, stripped[match.end() :].strip(), "nothing more, or '+ 4 images of 1080p'")
+    conversations = _number("conversations", match["conversations"], 1, MAX_CONVERSATIONS)
+    tokens = _number("length", match["length"], 1, MAX_LENGTH, unit=_UNITS[match["unit"].lower()])
+    return Wish(
+        conversations=conversations,
+        tokens=tokens,
+        images=_images(match["images"], match["size"]) if match["images"] else None,
+    )
+
+
+def grant(
+    wish: Wish,
+    plan: Planner,
+    *,
+    image: ImageTokens | None,
+    utilization: float | None = None,
+    kv_cache_dtype: str | None = None,
+    tensor_parallel_size: int = 1,
+    images_per_prompt: int | None = None,
+) -> Granted:
+    """Find the smallest command line that a wish fits in, or what comes nearest.
+
+    Args:
+        wish: The wish.
+        plan: Sizes the KV cache with other flags.
+        image: What one image costs; needed where the wish has images.
+        utilization: ``gpu_memory_utilization`` as it is; None where it does not size the KV cache.
+        kv_cache_dtype: As it is.
+        tensor_parallel_size: As it is.
+        images_per_prompt: The images that a prompt may have as it is; None: not known.
+
+    Raises:
+        PlanError: The wish cannot be planned at all: vLLM would refuse the layers, or a number makes no sense.
+    """
+    images = wish.images.count if wish.images is not None else 0
+    if images and image is None:
+        raise PlanError("wish: the tokens of an image are not known; give them, as in '4 images of 2040 tokens'")
+    length = wish.tokens + images * (image.prompt_tokens if image is not None else 0)
+    base: dict[str, Any] = {"max_model_len": length, "max_num_seqs": wish.conversations}
+    search = _Search(plan, wish.conversations, length)
+    first = search.option(base, "only lengths and numbers are set")
+    options = list(_changes(search, base, utilization, kv_cache_dtype, tensor_parallel_size))
+    granting = [option for option in options if option.fits]
+    chosen = first if first.fits else next(iter(granting), None)
+    nearest = () if first.fits else (*search.less(base), *(option for option in granting if option is not chosen))
+    if chosen is not None and images and images != images_per_prompt:
+        chosen = _with_images(chosen, images)
+    return Granted(
+        wish=wish,
+        image=image,
+        length=length,
+        fits=first.fits,
+        chosen=chosen,
+        proof=search.proof(first),
+        nearest=nearest,
+        reasons=_reasons(chosen, wish, image, length),
+        refused=tuple(search.refused),
+    )
+
+
+def grant_offline(
+    wish: Wish, flags: EngineFlags, plan: Callable[[EngineFlags], OfflinePlan], image: ImageTokens | None
+) -> Granted:
+    """Find the smallest command line that a wish fits in, for a model that does not run yet.
+
+    Where the bytes for the KV cache are not known, those that the wish needs are part of the command line.
+
+    Args:
+        wish: The wish.
+        flags: The command line so far.
+        plan: Plans a command line for the model.
+        image: What one image costs; needed where the wish has images.
+
+    Raises:
+        PlanError: The wish cannot be planned at all.
+    """
+
+    def pool_of(changed: Flags) -> Pool:
+        made = plan(replace(flags, **changed))
+        if made.available_bytes is not None:
+            return made.pool
+        needed = needed_bytes(made.pool, wish.conversations)
+        return plan(replace(flags, **changed, kv_cache_memory_bytes=needed)).pool
+
+    resolved = plan(flags).resolved
+    granted = grant(
+        wish,
+        pool_of,
+        image=image,
+        utilization=None if flags.kv_cache_memory_bytes is not None else resolved.utilization,
+        kv_cache_dtype=flags.kv_cache_dtype,
+        tensor_parallel_size=flags.tensor_parallel_size,
+    )
+    chosen = granted.chosen
+    if chosen is None or plan(flags).available_bytes is not None:
+        return granted
+    given = {"kv_cache_memory_bytes": chosen.needed_bytes}
+    return replace(
+        granted,
+        chosen=replace(chosen, flags={**chosen.flags, **given}),
+        reasons={**granted.reasons, "kv_cache_memory_bytes": "as much as the conversations take; on each rank"},
+    )
+
+
+def answer_of(granted: Granted) -> dict[str, Any]:
+    """Return what came of a wish as JSON has it."""
+    return asdict(granted)
+
+
+class _Search:
+    """Plans the same conversations under one set of flags after another."""
+
+    def __init__(self, plan: Planner, conversations: int, length: int) -> None:
+        self._plan = plan
+        self._conversations = conversations
+        self._length = length
+        self.refused: list[str] = []
+
+    def option(self, flags: Flags, why: str) -> Option:
+        pool = self._plan(flags)
+        needed = needed_bytes(pool, self._conversations)
+        return Option(
+            flags=flags,
+            conversations=self._conversations,
+            length=self._length,
+            needed_bytes=needed,
+            available_bytes=pool.blocks * pool.bytes_per_block,
+            fits=pool.fits and fitting_conversations(pool) >= self._conversations,
+            why=why,
+        )
+
+    def tried(self, flags: Flags, why: str) -> Option | None:
+        """Return an option; None where it cannot be planned, which is kept with its reason."""
+        try:
+            return self.option(flags, why)
+        except PlanError as exc:
+            self.refused.append(str(exc))
+            return None
+
+    def less(self, base: Flags) -> Iterator[Option]:
+        """Yield the nearest that fits as things are: fewer conversations, and shorter ones."""
+        fewer = _largest(self._conversations, lambda count: self._fits({**base, "max_num_seqs": count}, count))
+        if fewer:
+            search = _Search(self._plan, fewer, self._length)
+            yield search.option({**base, "max_num_seqs": fewer}, f"fewer conversations: {fewer} of this length fit")
+        shorter = _largest(
+            self._length, lambda length: self._fits({**base, "max_model_len": length}, self._conversations)
+        )
+        if shorter:
+            search = _Search(self._plan, self._conversations, shorter)
+            why = f"shorter conversations: {self._conversations} of {shorter} tokens fit"
+            yield search.option({**base, "max_model_len": shorter}, why)
+
+    def _fits(self, flags: Flags, conversations: int) -> bool:
+        pool = self._plan(flags)
+        return pool.fits and fitting_conversations(pool) >= conversations
+
+    def proof(self, option: Option) -> str:
+        pool = self._plan(option.flags)
+        each = blocks_per_request(pool)
+        return (
+            f"{self._conversations} conversations of {self._length} tokens take {self._conversations} x {each} blocks "
+            f"and the null block, {self._conversations * each + 1} in all, of {pool.bytes_per_block} bytes: "
+            f"{option.needed_bytes} bytes. There are {pool.blocks} blocks, {option.available_bytes} bytes."
+        )
+
+
+def _largest(too_many: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number under `too_many` that fits; 0 where not even one does."""
+    largest = 0
+    while too_many - largest > 1:
+        middle = (largest + too_many) // 2
+        if fits(middle):
+            largest = middle
+        else:
+            too_many = middle
+    return largest
+
+
+def blocks_per_request(pool: Pool) -> int:
+    """Return the blocks that one request of the maximum length takes, of all groups."""
+    return sum(group.blocks_per_request for group in pool.groups)
+
+
+def fitting_conversations(pool: Pool) -> int:
+    """Return how many requests of the maximum length are in the KV cache at once; vLLM keeps the null block itself."""
+    return max(0, pool.blocks - 1) // max(1, blocks_per_request(pool))
+
+
+def needed_bytes(pool: Pool, conversations: int) -> int:
+    """Return the bytes of a pool that just holds so many requests of the maximum length."""
+    return (conversations * blocks_per_request(pool) + 1) * pool.bytes_per_block
+
+
+def _changes(
+    search: _Search, base: Flags, utilization: float | None, kv_cache_dtype: str | None, tensor_parallel_size: int
+) -> Iterator[Option]:
+    """Yield the wish under other flags, the smallest change first."""
+    can_raise = utilization is not None and utilization < HIGHEST_UTILIZATION
+    raised = {"gpu_memory_utilization": HIGHEST_UTILIZATION} if can_raise else {}
+    halved = {} if (kv_cache_dtype or "auto").startswith("fp8") else {"kv_cache_dtype": "fp8"}
+    steps: list[tuple[Flags, str]] = []
+    if raised:
+        steps.append((raised, f"more of the device: {HIGHEST_UTILIZATION} of it"))
+    if halved:
+        steps.append((halved, "keys and values of 8 bits"))
+    if raised and halved:
+        steps.append(({**raised, **halved}, "more of the device, and keys and values of 8 bits"))
+    for times in (2, 4, 8):
+        ranks = tensor_parallel_size * times
+        steps.append(({"tensor_parallel_size": ranks}, f"{ranks} devices in place of {tensor_parallel_size}"))
+    for flags, why in steps:
+        option = search.tried({**base, **flags}, why)
+        if option is not None:
+            yield option
+
+
+def _with_images(option: Option, images: int) -> Option:
+    return replace(option, flags={**option.flags, "limit_mm_per_prompt": {"image": images}})
+
+
+def _reasons(chosen: Option | None, wish: Wish, image: ImageTokens | None, length: int) -> dict[str, str]:
+    if chosen is None:
+        return {}
+    of_images = ""
+    if wish.images is not None and image is not None:
+        of_images = f", {wish.tokens} and {wish.images.count} images of {image.prompt_tokens}"
+    reasons = {
+        "max_model_len": f"a conversation is {length} tokens long{of_images}",
+        "max_num_seqs": f"{wish.conversations} conversations run at once; more would wait for room in the KV cache",
+        "gpu_memory_utilization": f"{chosen.why}; the KV cache gets what is added",
+        "kv_cache_dtype": f"{chosen.why}: a token takes half the bytes; answers may differ slightly",
+        "tensor_parallel_size": f"{chosen.why}: each keeps a part of the weights and of the KV heads",
+        "limit_mm_per_prompt": "a prompt may have as many images as were wished for",
+    }
+    return {name: reasons[name] for name in chosen.flags}
+
+
+def _images(count: str, size: str | None) -> Images:
+    images = _number("images", count, 1, MAX_IMAGES)
+    if size is None:
+        return Images(count=images)
+    name = size.lower().replace("×", "x")  # noqa: RUF001 - people paste it
+    if name.endswith("tokens"):
+        return Images(count=images, tokens=_number("tokens of an image", name.split()[0], 1, MAX_LENGTH))
+    if "x" in name:
+        width, height = (_number("pixels", side, 1, 100_000) for side in name.split("x"))
+    elif name in _RESOLUTIONS:
+        width, height = _RESOLUTIONS[name]
+    else:
+        raise PlanError(
+            f"wish: {size!r} is no known size of an image; known: {', '.join(_RESOLUTIONS)}, WIDTHxHEIGHT, N tokens"
+        )
+    return Images(count=images, width=width, height=height)
+
+
+def _number(name: str, digits: str, least: int, most: int, *, unit: int = 1) -> int:
+    # Python reads digits of any length, in square time.
+    value = int(digits) * unit if len(digits) <= math.log10(MAX_LENGTH) + 1 else MAX_LENGTH + 1
+    if not least <= value <= most:
+        raise PlanError(f"wish: {name} {digits}: must be {least} to {most}")
+    return value
+
+
+def _not_understood(text: str, rest: str, expected: str) -> NoReturn:
+    raise PlanError(f"wish: {text!r} is not understood from {rest!r} on, where {expected} would be; as in '{EXAMPLE}'")

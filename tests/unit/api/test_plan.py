@@ -1,0 +1,105 @@
+"""`POST /memory/plan` without its HTTP: what a body comes to, and how it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from highwater.api.plan import PlanRequest, plan_answer
+from highwater.errors import CannotPlan
+from highwater.plan.errors import PlanError
+from highwater.plan.kv_view import LiveEngine
+from highwater.readings import EncoderCache, Report
+from tests.fakes import started
+from tests.fakes.ranks import reading
+from tests.fakes.ranks import report as report_of
+from tests.unit.plan.test_live import engine_of
+
+NOTHING_CACHED = report_of()
+
+
+@dataclass
+class Starts:
+    """A running engine, or the reason why there is none."""
+
+    engine: LiveEngine | str
+
+    def live_engine(self, _: Report) -> LiveEngine:
+        if isinstance(self.engine, str):
+            raise PlanError(self.engine)
+        return self.engine
+
+
+def answer(body: dict[str, Any], starts: Starts | None = None, *, report: Report = NOTHING_CACHED) -> dict[str, Any]:
+    """Return the answer to a body."""
+    known = starts or Starts(engine_of(started.story(), "0.12.0", 2))
+    return plan_answer(PlanRequest.model_validate(body), known, report)
+
+
+def test_an_empty_body_is_the_engine_as_it_runs() -> None:
+    """Its own blocks and tokens."""
+    plan = answer({})
+    assert (plan["kv_cache"]["blocks"], plan["kv_cache"]["tokens"], plan["changed"]) == (5_040, 645_120, {})
+
+
+def test_other_flags_are_planned() -> None:
+    """The flags are vLLM's, as JSON."""
+    plan = answer({"max_model_len": 700_000, "kv_cache_dtype": "fp8"})
+    assert plan["kv_cache"]["fits"]
+    assert plan["command_line"] == "vllm serve MODEL --max-model-len 700000 --kv-cache-dtype fp8"
+
+
+def test_a_wish_is_answered_with_its_flags_and_their_plan() -> None:
+    """The plan beside it is that of the flags that were found."""
+    plan = answer({"wish": "16 x 40k"})
+    assert plan["wish"]["chosen"]["flags"] == plan["changed"] | {"max_model_len": 40_960}
+    assert plan["kv_cache"]["max_concurrency"] >= 16
+    assert plan["wish"]["fits"] is False
+    assert "--gpu-memory-utilization" not in plan["command_line"]
+
+
+def test_a_wish_with_images_limits_them_in_the_command_line() -> None:
+    """Four are allowed as it runs; two are enough."""
+    plan = answer({"wish": "2 x 1k + 2 images of 2040 tokens"})
+    assert plan["changed"]["limit_mm_per_prompt"] == {"image": 2}
+    assert plan["command_line"].endswith("--limit-mm-per-prompt '{\"image\": 2}'")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"max_model_lenght": 5}, "max_model_lenght: there is no such key; known: max_model_len"),
+        ({"block_size": 64}, "block_size: 64 is not how the engine runs"),
+        ({"wish": "much"}, "wish: 'much' is not understood"),
+        ({"wish": "8 x 32k", "max_model_len": 5}, "max_model_len: a wish is answered with the flags that it needs"),
+        ({"wish": "8 x 32k", "images_per_prompt": 5}, "images_per_prompt: a wish is answered"),
+        ({f"flag_{number}": 1 for number in range(40)}, "40 flags are too many; at most 30"),
+    ],
+)
+def test_what_cannot_be_planned_is_an_error_of_the_request(body: dict[str, Any], message: str) -> None:
+    """422, with key, value and what would be right."""
+    with pytest.raises(CannotPlan) as raised:
+        answer(body)
+    assert str(raised.value).startswith(message)
+    assert raised.value.status == 422
+
+
+def test_an_engine_whose_start_is_not_known_is_reported() -> None:
+    """The reason is that of the budget."""
+    with pytest.raises(CannotPlan, match="no worker has reported its start yet"):
+        answer({}, Starts("no worker has reported its start yet"))
+
+
+def test_an_engine_of_which_a_worker_is_missing_is_not_planned() -> None:
+    """The one that is missing may have the least memory."""
+    with pytest.raises(CannotPlan, match="only 1 of the engine's 2 workers have reported"):
+        answer({}, Starts(engine_of(started.story(), "0.12.0", 1)))
+
+
+def test_an_image_without_a_size_is_the_average_of_the_encoder_cache() -> None:
+    """Rounded up, of the rank that holds most."""
+    cached = replace(reading(), encoder_cache=EncoderCache(entries=3, device_bytes=1, embeds=100))
+    plan = answer({"wish": "2 x 1k + 2 images"}, report=report_of(cached, reading(1)))
+    assert plan["wish"]["image"]["embeddings"] == 34

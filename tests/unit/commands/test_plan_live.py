@@ -1,0 +1,157 @@
+"""`highwater plan --live` and `--wish`: what is asked, what is printed, and the exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from highwater.api.plan import PlanRequest, plan_answer
+from highwater.commands.plan import plan as plan_command
+from highwater.errors import CannotPlan, SidecarRefused
+from tests.fakes import started
+from tests.unit.api.test_plan import NOTHING_CACHED, Starts
+from tests.unit.plan.test_live import engine_of
+
+QWEN3 = Path("tests/unit/plan/configs/qwen3-14b.json")
+
+
+class FakeSidecar:
+    """Answers as the real one does, of a start that is known."""
+
+    def __init__(self, starts: Starts) -> None:
+        self._starts = starts
+        self.bodies: list[dict[str, Any]] = []
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        assert path == "/memory/plan"
+        self.bodies.append(body)
+        try:
+            return plan_answer(PlanRequest.model_validate(body), self._starts, NOTHING_CACHED)
+        except CannotPlan as exc:
+            raise SidecarRefused(f"refused: {exc}", status=exc.status, code=exc.code, message=str(exc)) from exc
+
+
+@pytest.fixture(name="sidecar")
+def _sidecar(monkeypatch: pytest.MonkeyPatch) -> FakeSidecar:
+    fake = FakeSidecar(Starts(engine_of(started.story(), "0.12.0", 2)))
+
+    @contextmanager
+    def at(url: str):
+        assert url == "http://sidecar:8001"
+        yield fake
+
+    monkeypatch.setattr("highwater.client.options.sidecar_at", at)
+    return fake
+
+
+@pytest.fixture(name="plan")
+def _plan() -> Callable[..., Result]:
+    return lambda *words: CliRunner().invoke(plan_command, [*map(str, words)])
+
+
+def live(*words: str) -> tuple[str, ...]:
+    """Return the words of a question to the running engine."""
+    return ("--live", "http://sidecar:8001", *words)
+
+
+def test_flags_go_out_as_they_were_given(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
+    """Defaults of the command's own are how the engine runs."""
+    result = plan(*live("--max-model-len", "64k", "--kv-cache-dtype", "fp8"))
+    assert sidecar.bodies == [{"max_model_len": 64_000, "kv_cache_dtype": "fp8"}]
+    assert (result.exit_code, result.output.splitlines()[1]) == (0, "It fits: vLLM starts with --max-model-len 64000.")
+
+
+def test_what_does_not_fit_has_an_exit_status_and_the_longest(
+    sidecar: FakeSidecar, plan: Callable[..., Result]
+) -> None:
+    """As without --live."""
+    result = plan(*live("--max-model-len", "700000"))
+    assert (result.exit_code, result.output.splitlines()[1]) == (
+        1,
+        "It does not fit: the longest that fits is 645,120.",
+    )
+
+
+def test_json_is_the_sidecars_answer(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
+    """Unchanged."""
+    answer = json.loads(plan(*live("--json")).output)
+    assert (answer["schema"], answer["kv_cache"]["blocks"]) == (1, 5_040)
+
+
+def test_an_estimate_is_shown_between_its_bounds(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
+    """With the reason as a note."""
+    output = plan(*live("--max-num-batched-tokens", "64K")).output
+    assert "KV cache        40.44 GiB (between 40.44 GiB and 44.30 GiB), estimated" in output
+    assert "note: The peak of activation was measured with 32768 batched tokens" in output
+
+
+def test_a_refusal_has_the_sidecars_reason(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
+    """Exit status 2, as for any input that is refused."""
+    result = plan(*live("--block-size", "64"))
+    assert result.exit_code == 2
+    assert "highwater: block_size: 64 is not how the engine runs" in result.output
+
+
+def test_a_wish_prints_the_command_line_its_reasons_and_the_proof(
+    sidecar: FakeSidecar, plan: Callable[..., Result]
+) -> None:
+    """16 x 40k are too many for 645,120 tokens as they are."""
+    result = plan(*live("--wish", "16 x 40k"))
+    assert sidecar.bodies == [{"wish": "16 x 40k"}]
+    assert result.exit_code == 0
+    assert "16 x 320 blocks and the null block, 5121 in all" in result.output
+    assert "  vllm serve MODEL --max-model-len 40960 --max-num-seqs 16 --kv-cache-dtype fp8" in result.output
+    assert "fewer conversations: 15 of this length fit" in result.output
+
+
+def test_images_in_pixels_are_counted_by_the_folder_that_is_named(
+    sidecar: FakeSidecar, plan: Callable[..., Result], tmp_path: Path
+) -> None:
+    """The sidecar is asked in tokens."""
+    vision = {"patch_size": 16, "spatial_merge_size": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl", "vision_config": vision}))
+    size = {"shortest_edge": 65_536, "longest_edge": 16_777_216}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": size}))
+    assert plan(tmp_path, *live("--wish", "8 x 32k + 4 images of 1080p each")).exit_code == 0
+    assert sidecar.bodies == [{"wish": "8 x 32768 + 4 images of 2042 tokens"}]
+
+
+def test_a_wish_for_a_model_that_does_not_run_names_the_bytes_it_needs(plan: Callable[..., Result]) -> None:
+    """16,385 blocks of 1,310,720 bytes: 20 KV heads' worth of a Qwen3-14B on two ranks."""
+    answer = json.loads(plan(QWEN3, "--wish", "8 x 32k", "-tp", "2", "--json").output)
+    assert answer["wish"]["chosen"]["flags"] == {
+        "max_model_len": 32_768,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": 16_385 * 1_310_720,
+    }
+    assert answer["command_line"].startswith(f"vllm serve {QWEN3} --tensor-parallel-size 2 --max-model-len 32768")
+
+
+def test_the_needed_bytes_are_just_enough(plan: Callable[..., Result]) -> None:
+    """With them it fits; with a byte less it does not."""
+    enough = 16_385 * 1_310_720
+    fits = [
+        json.loads(plan(QWEN3, "--wish", "8 x 32k", "-tp", "2", "--kv-cache-memory-bytes", size, "--json").output)[
+            "wish"
+        ]
+        for size in (enough, enough - 1)
+    ]
+    assert [wish["fits"] for wish in fits] == [True, False]
+
+
+def test_images_without_a_size_are_refused_where_no_engine_shows_any(plan: Callable[..., Result]) -> None:
+    """Never guessed."""
+    result = plan(QWEN3, "--wish", "8 x 32k + 4 images")
+    assert (result.exit_code, "wish: 4 images: of what size?" in result.output) == (2, True)
+
+
+def test_without_a_model_and_without_an_engine_there_is_nothing_to_plan(plan: Callable[..., Result]) -> None:
+    """The message names both."""
+    result = plan("--wish", "8 x 32k")
+    assert (result.exit_code, "CONFIG_OR_DIR is missing; without it, --live URL" in result.output) == (2, True)

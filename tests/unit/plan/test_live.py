@@ -1,0 +1,235 @@
+"""The running engine under other flags: what is exact, what is carried over, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from highwater.accounting.engine_budget import EngineBudget
+from highwater.plan.errors import PlanError
+from highwater.plan.images import ImageTokens
+from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
+from highwater.plan.live import answer_of, grant_live, plan_live
+from highwater.plan.wish import parse_wish
+from tests.fakes import started
+from tests.fakes.started import GIB
+
+_BUDGET = TypeAdapter(EngineBudget)
+
+
+def engine_of(worker: object, version: str, ranks: int, returned: int | None = None, device: str = "npu") -> LiveEngine:
+    """Return an engine whose ranks all started as this worker did."""
+    budget = _BUDGET.validate_python(started.wire(worker, version=version, returned=returned))  # type: ignore[arg-type]
+    return live_engine(
+        [
+            LiveWorker(name=f"rank {rank}", pp_rank=0, budget=budget, device_type=device, total_bytes=int(60.96 * GIB))
+            for rank in range(ranks)
+        ]
+    )
+
+
+@pytest.fixture(name="story")
+def _story() -> LiveEngine:
+    return engine_of(started.story(), "0.12.0", 2)
+
+
+@pytest.fixture(name="larger")
+def _larger() -> LiveEngine:
+    return engine_of(started.larger_story(), "0.12.0", 2, returned=21_540_531_712)
+
+
+def test_without_a_change_the_plan_is_the_engine_as_it_runs(story: LiveEngine) -> None:
+    """645,120 tokens in 5,040 blocks, as its log says, and the grade is the engine's own."""
+    answer = answer_of(story, plan_live(story, {"max_model_len": 65_536}))
+    assert (answer["kv_cache"]["blocks"], answer["kv_cache"]["tokens"]) == (5_040, 645_120)
+    assert answer["changed"] == {}
+    assert answer["kv_cache"]["grades"]["blocks"] == answer["kv_cache"]["grades"]["available_bytes"] == "engine"
+    assert answer["command_line"] is None
+
+
+def test_the_lengths_that_were_tried_by_hand_are_answered(larger: LiveEngine) -> None:
+    """163,000 tokens fit in 21,540,531,712 bytes; 165,000 do not, and 164,224 is the most."""
+    fits = plan_live(larger, {"max_model_len": 163_000}).pool
+    assert (fits.fits, fits.blocks) == (True, 1_283)
+    too_long = plan_live(larger, {"max_model_len": 165_000}).pool
+    assert (too_long.fits, too_long.max_model_len_that_fits) == (False, 164_224)
+    assert answer_of(larger, plan_live(larger, {"max_model_len": 163_000}))["command_line"] == (
+        "vllm serve MODEL --max-model-len 163000"
+    )
+
+
+def test_eight_bit_keys_and_values_double_the_blocks(story: LiveEngine) -> None:
+    """The bytes stay, a block takes half of them."""
+    before, after = plan_live(story, {}).pool, plan_live(story, {"kv_cache_dtype": "fp8"}).pool
+    assert after.bytes_per_block * 2 == before.bytes_per_block
+    assert after.blocks in {2 * before.blocks, 2 * before.blocks + 1}
+
+
+def test_given_bytes_are_exact_and_change_nothing_else(story: LiveEngine) -> None:
+    """1,000 blocks of 9 MiB and a byte."""
+    plan = plan_live(story, {"kv_cache_memory_bytes": 1_000 * 9 * 1024**2 + 1})
+    assert (plan.pool.blocks, plan.available.grade) == (1_000, "exact")
+
+
+def test_another_utilization_moves_the_budget_by_its_share_of_the_device(story: LiveEngine) -> None:
+    """What the start measured beside the KV cache stays: the grade says that it was measured before."""
+    plan = plan_live(story, {"gpu_memory_utilization": 0.9})
+    moved = story.available_bytes[0] - plan.available.each[0]
+    assert moved == pytest.approx(0.05 * int(60.96 * GIB), abs=2)
+    assert plan.available.grade == "measured"
+
+
+def test_a_utilization_beyond_what_was_free_is_refused_with_the_most_that_is_right(story: LiveEngine) -> None:
+    """60.61 of 60.96 GiB were free when the engine started."""
+    with pytest.raises(PlanError, match=r"gpu_memory_utilization: 1\.0 .* at most 0\.99"):
+        plan_live(story, {"gpu_memory_utilization": 1.0})
+
+
+def test_more_batched_tokens_make_an_estimate_between_growth_in_proportion_and_none(story: LiveEngine) -> None:
+    """The peak of 3.86 GiB was measured with 32,768 tokens."""
+    available = plan_live(story, {"max_num_batched_tokens": 65_536}).available
+    assert available.grade == "estimated"
+    assert available.low == available.each[0] == story.available_bytes[0] - int(3.86 * GIB)
+    assert available.high == story.available_bytes[0]
+
+
+def test_fewer_sequences_are_not_taken_to_free_memory(story: LiveEngine) -> None:
+    """The estimate is the cautious bound; what may be freed is the other."""
+    available = plan_live(story, {"max_num_seqs": 4}).available
+    assert available.each == story.available_bytes
+    assert (available.low, available.high) == (available.each[0], available.each[0] + int(3.86 * GIB) // 2)
+
+
+def test_more_sequences_lower_the_bound_and_not_the_estimate(story: LiveEngine) -> None:
+    """Only the sampler's part of the peak grows with them."""
+    available = plan_live(story, {"max_num_seqs": 16}).available
+    assert available.each == story.available_bytes
+    assert (available.low, available.high) == (available.each[0] - int(3.86 * GIB), available.each[0])
+
+
+def test_more_ranks_split_the_heads_and_estimate_the_weights(story: LiveEngine) -> None:
+    """Eight KV heads on 4 ranks: two each; half of the 9.19 GiB of weights are freed at most."""
+    plan = plan_live(story, {"tensor_parallel_size": 4})
+    assert plan.pool.bytes_per_block * 2 == plan_live(story, {}).pool.bytes_per_block
+    assert len(plan.available.each) == 4
+    assert plan.available.low == story.available_bytes[0]
+    assert plan.available.high == plan.available.each[0] == story.available_bytes[0] + round(int(9.1948 * GIB) / 2)
+
+
+def test_more_ranks_than_heads_keep_a_copy_each(story: LiveEngine) -> None:
+    """Eight heads on 16 ranks: one each, as on 8."""
+    on_8, on_16 = (plan_live(story, {"tensor_parallel_size": ranks}).pool.bytes_per_block for ranks in (8, 16))
+    assert on_8 == on_16
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused(story: LiveEngine) -> None:
+    """vLLM asserts it."""
+    with pytest.raises(PlanError, match="tensor_parallel_size: 3 neither divides the model's 8 KV heads nor"):
+        plan_live(story, {"tensor_parallel_size": 3})
+
+
+def test_one_head_a_rank_does_not_show_how_many_there_are() -> None:
+    """It may be a copy: fewer ranks are refused, more keep one each."""
+    worker = started.started(
+        specs=[started.full(1, 128, 16)] * 4,
+        groups=[started.group(started.full(1, 128, 16), 4)],
+        blocks=100,
+        block_bytes=4 * 8192,
+        limits={"max_model_len": 1_000, "max_num_batched_tokens": 2_048, "max_num_seqs": 8},
+        memory={"available_kv_cache_memory_bytes": 100 * 4 * 8192},
+        runner={"model_memory_usage": 1_000},
+        parallel={"tensor_parallel_size": 4},
+    )
+    engine = engine_of(worker, "0.19.0", 4, device="cuda")
+    with pytest.raises(PlanError, match="each of the 4 ranks keeps one KV head"):
+        plan_live(engine, {"tensor_parallel_size": 2})
+    assert plan_live(engine, {"tensor_parallel_size": 8}).pool.bytes_per_block == 4 * 8192
+
+
+def test_states_that_are_kept_once_a_request_have_blocks_as_long_as_the_length() -> None:
+    """Else a request of twice the length would be planned with two states."""
+    engine = engine_of(started.qwen3_next(), "0.12.0", 2, device="cuda")
+    longer = plan_live(engine, {"max_model_len": 400_000}).pool
+    assert [group.blocks_per_request for group in longer.groups if group.kind == "mamba"] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("flags", [{"kv_cache_dtype": "fp8"}, {"tensor_parallel_size": 4}])
+def test_blocks_that_would_be_aligned_anew_are_refused_by_name(flags: dict[str, Any]) -> None:
+    """How vLLM aligns the blocks of a hybrid model follows from its config.json."""
+    engine = engine_of(started.qwen3_next(), "0.12.0", 2, device="cuda")
+    with pytest.raises(PlanError, match=rf"{next(iter(flags))}: .*highwater plan CONFIG_OR_DIR"):
+        plan_live(engine, flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"max_model_length": 1}, "max_model_length: there is no such key; known: max_model_len,"),
+        ({"max_model_len": 0}, "max_model_len: 0 must be a whole number of 1 to"),
+        ({"max_model_len": True}, "max_model_len: True must be a whole number"),
+        ({"max_num_seqs": 2.5}, "max_num_seqs: 2.5 must be a whole number"),
+        ({"max_num_batched_tokens": "8k"}, "max_num_batched_tokens: '8k' must be a whole number"),
+        ({"tensor_parallel_size": 2_000_000}, "tensor_parallel_size: 2000000 must be a whole number of 1 to 1024"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization: 1.5 must be a share"),
+        ({"kv_cache_dtype": "int3"}, "kv_cache_dtype: 'int3' cannot be planned from the running engine; known: auto,"),
+        ({"block_size": 64}, "block_size: 64 is not how the engine runs"),
+        (
+            {"kv_cache_memory_bytes": 1_000, "gpu_memory_utilization": 0.5},
+            "gpu_memory_utilization: 0.5 has no effect beside kv_cache_memory_bytes",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_named(story: LiveEngine, flags: dict[str, Any], message: str) -> None:
+    """Key, value, and what would be right."""
+    with pytest.raises(PlanError) as raised:
+        plan_live(story, flags)
+    assert str(raised.value).startswith(message)
+
+
+def test_fewer_images_a_prompt_are_in_the_command_line_and_make_an_estimate(story: LiveEngine) -> None:
+    """They may shrink what is profiled for the encoder."""
+    answer = answer_of(story, plan_live(story, {}, 1))
+    assert answer["command_line"] == "vllm serve MODEL --limit-mm-per-prompt '{\"image\": 1}'"
+    assert answer["kv_cache"]["grades"]["blocks"] == "estimated"
+
+
+def test_the_encoders_budget_follows_the_batched_tokens(story: LiveEngine) -> None:
+    """It is never under the largest item: 16,384 embeddings of an image of 4096 x 4096."""
+    now, less = (answer_of(story, plan_live(story, flags))["encoder"] for flags in ({}, {"max_num_batched_tokens": 1}))
+    assert (now["cache_embeddings"], now["items"]["image"]) == (32_768, {"max_embeddings": 16_384, "cached": 2})
+    assert (less["cache_embeddings"], less["items"]["image"]["cached"]) == (16_384, 1)
+
+
+def test_a_wish_that_fits_needs_lengths_and_numbers_only(story: LiveEngine) -> None:
+    """8 x (32k + 4 x 2,042) tokens of 645,120."""
+    granted = grant_live(story, parse_wish("8 x 32k + 4 images of 2042 tokens each"))
+    assert granted.fits
+    assert granted.chosen is not None
+    assert granted.chosen.flags == {"max_model_len": 32_768 + 4 * 2_042, "max_num_seqs": 8}
+
+
+def test_images_without_a_size_are_as_large_as_those_in_the_encoder_cache(story: LiveEngine) -> None:
+    """With none there, as large as the largest that the engine takes."""
+    seen, largest = (grant_live(story, parse_wish("1 x 1k + 2 images"), cached).image for cached in (300, None))
+    assert seen == ImageTokens(embeddings=300, prompt_tokens=300)
+    assert largest == ImageTokens(embeddings=16_384, prompt_tokens=16_384)
+
+
+def test_images_in_pixels_ask_for_the_models_folder(story: LiveEngine) -> None:
+    """The rule is in the preprocessor's configuration."""
+    with pytest.raises(PlanError, match=r"image of 1920x1080 .* give the tokens"):
+        grant_live(story, parse_wish("8 x 32k + 4 images of 1080p each"))
+
+
+def test_a_wish_too_large_for_the_engine_takes_the_smallest_change_that_holds_it(larger: LiveEngine) -> None:
+    """8 x 32k are 262,144 tokens, 164,224 there are: 8-bit keys and values hold them, fewer or shorter are offered."""
+    granted = grant_live(larger, parse_wish("8 x 32k"))
+    assert not granted.fits
+    assert granted.chosen is not None
+    assert granted.chosen.flags["kv_cache_dtype"] == "fp8"
+    fewer, shorter = granted.nearest[:2]
+    assert (fewer.conversations, fewer.fits) == (5, True)
+    assert (shorter.conversations, shorter.length, shorter.fits) == (8, 160 * 128, True)
+    assert "8 x 256 blocks" in granted.proof
