@@ -1,0 +1,71 @@
+"""The rules of each version: which are known, and which hold where."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from highwater.plan.errors import PlanError
+from highwater.plan.generations import CHANGES, NEWEST, OLDEST, Generation, generation_of
+
+
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("0.11.0", (0, 11, 0)),
+        ("0.19", (0, 19, 0)),
+        ("v0.20.1", (0, 20, 1)),
+        ("0.12.0rc1", (0, 12, 0)),
+        ("0.12.0.post2", (0, 12, 0)),
+        ("0.18.0+cpu", (0, 18, 0)),
+        ("0.19.2rc1.dev8+g4b7f5ea1a", (0, 19, 2)),
+    ],
+)
+def test_a_version_is_read_as_vllm_writes_it(version: str, release: tuple[int, int, int]) -> None:
+    """Release candidates, local builds and development versions included."""
+    assert generation_of(version).release == release
+
+
+@pytest.mark.parametrize("version", ["", "latest", "0", "0.x", "0.19.0 or so", "0.10.2"])
+def test_what_is_no_known_version_is_refused_by_its_key(version: str) -> None:
+    """The message names the key and the value."""
+    with pytest.raises(PlanError, match=r"^vllm_version: "):
+        generation_of(version)
+
+
+def test_a_newer_version_gets_the_newest_rules_and_a_note() -> None:
+    """The note names both versions; the newest release itself needs none."""
+    newest, newer = generation_of("0.32.1"), generation_of("0.33.0")
+    assert newest.note is None
+    assert newer.note is not None
+    assert "0.33.0" in newer.note
+    assert "0.32.0" in newer.note
+    assert newer.null_block_reserved is newest.null_block_reserved is True
+
+
+def test_a_development_version_says_whose_rules_it_gets() -> None:
+    """Its sources lie between two releases."""
+    assert "0.19.2" in (generation_of("0.19.2rc1.dev8+g4b7f5ea1a").note or "")
+
+
+def test_the_changes_are_in_order_and_change_something() -> None:
+    """A rule that is set to what it already is would be a mistake in the table."""
+    rules = {field.name: field.default for field in fields(Generation)}
+    assert [change.since for change in CHANGES] == sorted(change.since for change in CHANGES)
+    for change in CHANGES:
+        assert OLDEST < change.since <= NEWEST
+        for name, value in change.rules.items():
+            assert rules[name] != value, (change.since, name)
+            rules[name] = value
+
+
+def test_every_change_names_its_source() -> None:
+    """A file and a line of the version that brought it."""
+    assert all(":" in change.source for change in CHANGES)
+
+
+def test_the_printed_tokens_changed_their_meaning_with_0_20_1() -> None:
+    """What two logs of one model show: 75,456 tokens on 0.20.0, and concurrency times length after."""
+    assert generation_of("0.20.0").tokens_printed == "blocks"
+    assert generation_of("0.20.1").tokens_printed == "length"

@@ -1,0 +1,232 @@
+"""Blocks, tokens, needs and refusals, by the rules of each version."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from highwater.plan.errors import PlanError
+from highwater.plan.generations import generation_of
+from highwater.plan.limits import Limits
+from highwater.plan.oracle import Question, ask_oracle, differences
+from highwater.plan.pool import plan_pool
+from highwater.plan.specs import CrossAttention, FullAttention, MambaState, SlidingWindow
+from tests.kv_cases import plan, random_questions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from highwater.plan.pool import Pool
+    from highwater.plan.specs import Layers, LayerSpec
+
+LIMITS = Limits(max_model_len=8192, max_num_batched_tokens=2048, max_num_seqs=256)
+FULL = FullAttention(block_size=16, kv_heads=4, head_size=128, element_bytes=2)
+PAGE = FULL.page_bytes
+SLIDING = SlidingWindow(block_size=16, kv_heads=4, head_size=128, element_bytes=2, window=1024)
+STATE = MambaState(block_size=16, shapes=((PAGE // 4,),), element_bytes=(4,), speculative_blocks=1)
+
+
+def layers(count: int, spec: LayerSpec = FULL, name: str = "layers") -> Layers:
+    return {f"{name}.{place}": spec for place in range(count)}
+
+
+def pool_of(model: Layers, blocks: int, version: str = "0.32.0", limits: Limits = LIMITS) -> Pool:
+    """Plan with room for so many blocks of one layer."""
+    return plan_pool([model], [blocks * PAGE], limits, generation_of(version))
+
+
+def test_the_null_block_is_taken_off_from_0_29_on() -> None:
+    """512 blocks are one request of 8,192 tokens: enough before, and one too few since."""
+    assert pool_of(layers(1), 512, "0.28.0").fits
+    refused = pool_of(layers(1), 512, "0.29.0")
+    assert (refused.fits, refused.blocks, refused.max_model_len_that_fits) == (False, 512, 511 * 16)
+    assert refused.refusal is not None
+    assert refused.refusal.available_bytes == 511 * PAGE
+    assert pool_of(layers(1), 513, "0.29.0").fits
+
+
+def test_a_window_reserves_for_the_step_under_way_and_from_0_26_on_for_all_of_them() -> None:
+    """Scheduling ahead doubles the tokens; a window may begin in the middle of a block."""
+    limits = replace(LIMITS, async_scheduling=True)
+    assert pool_of(layers(1, SLIDING), 600, "0.25.1", limits).groups[0].blocks_per_request == 192 + 1
+    assert pool_of(layers(1, SLIDING), 600, "0.26.0", limits).groups[0].blocks_per_request == 320 + 1
+
+
+@pytest.mark.parametrize(
+    ("stages", "second_runner", "steps"), [(1, False, 2), (1, True, 2), (4, False, 4), (4, True, 5)]
+)
+def test_how_many_steps_may_be_under_way(stages: int, second_runner: bool, steps: int) -> None:
+    """The first model runner schedules ahead on one stage only."""
+    limits = replace(LIMITS, async_scheduling=True, pipeline_parallel_size=stages, v2_model_runner=second_runner)
+    assert limits.max_in_flight_tokens == steps * 2048
+
+
+@pytest.mark.parametrize(
+    ("version", "mode", "blocks"),
+    [
+        ("0.11.0", "none", 1),
+        ("0.12.0", "none", 512),
+        ("0.15.0", "none", 2),
+        ("0.15.0", "align", 3),
+        ("0.21.0", "all", 512),
+        ("0.22.0", "all", 513),
+    ],
+)
+def test_a_state_takes_blocks_by_its_cache_mode(version: str, mode: str, blocks: int) -> None:
+    """With one block for a draft's token."""
+    pool = pool_of(layers(1, STATE), 600, version, replace(LIMITS, mamba_cache_mode=mode))
+    assert pool.groups[0].blocks_per_request == blocks
+
+
+def test_a_cache_mode_that_a_version_lacks_is_refused() -> None:
+    """0.32 has no `all`; the message says what there is."""
+    with pytest.raises(PlanError, match=r"mamba_cache_mode: 'all' .* must be none or align"):
+        pool_of(layers(1, STATE), 600, "0.32.0", replace(LIMITS, mamba_cache_mode="all"))
+
+
+def test_before_0_19_only_the_first_group_was_checked() -> None:
+    """A hybrid model with room for its sliding layers started, and could not serve its longest request."""
+    model = layers(2, SLIDING) | layers(2, name="full")
+    assert pool_of(model, 2 * 400, "0.18.0").fits
+    assert not pool_of(model, 2 * 400, "0.19.0").fits
+
+
+def test_before_0_17_a_pipeline_was_checked_as_one_worker() -> None:
+    """16 and 32 layers, compared as 48 with the smallest device."""
+    stages = [layers(16, name="first"), layers(32, name="second")]
+    room = [512 * 32 * PAGE] * 2
+    assert not plan_pool(stages, room, LIMITS, generation_of("0.16.0")).fits
+    fitting = plan_pool(stages, room, LIMITS, generation_of("0.17.0"))
+    assert (fitting.fits, fitting.binding_worker, fitting.blocks) == (True, 1, 512)
+
+
+def test_the_smallest_worker_decides_the_blocks_of_all() -> None:
+    """The ranks share one scheduler."""
+    pool = plan_pool([layers(2), layers(2)], [2000 * PAGE, 1800 * PAGE], LIMITS, generation_of("0.23.0"))
+    assert (pool.blocks, pool.binding_worker, pool.available_bytes) == (900, 1, 1800 * PAGE)
+
+
+def test_an_ordered_number_of_blocks_replaces_the_check_from_0_20_1_on() -> None:
+    """Before that the check compared what the device has."""
+    ordered = replace(LIMITS, num_gpu_blocks_override=100)
+    old, new = pool_of(layers(1), 600, "0.20.0", ordered), pool_of(layers(1), 600, "0.20.1", ordered)
+    assert (old.fits, old.blocks) == (True, 100)
+    assert (new.fits, new.blocks, new.max_model_len_that_fits) == (False, 100, 1600)
+
+
+def test_context_parallelism_multiplies_the_tokens_and_bars_windows() -> None:
+    """Each rank keeps its part of a sequence."""
+    spread = replace(LIMITS, decode_context_parallel_size=4)
+    pool = pool_of(layers(1), 600, "0.19.0", spread)
+    assert (pool.groups[0].blocks_per_request, pool.tokens) == (128, 600 * 16 * 4)
+    with pytest.raises(PlanError, match="decode_context_parallel_size: 4"):
+        pool_of(layers(1, SLIDING), 600, "0.19.0", spread)
+
+
+def test_cross_attention_keeps_the_encoders_tokens() -> None:
+    """1,500 tokens of Whisper; without a length there is nothing to plan."""
+    cross = CrossAttention(block_size=16, kv_heads=4, head_size=128, element_bytes=2)
+    pool = pool_of(layers(1, cross), 600, limits=replace(LIMITS, max_encoder_tokens=1500))
+    assert pool.groups[0].blocks_per_request == 94
+    with pytest.raises(PlanError, match="max_encoder_tokens"):
+        pool_of(layers(1, cross), 600)
+
+
+@pytest.mark.parametrize("available", [0, -5])
+def test_no_memory_at_all_is_refused_in_vllms_words(available: int) -> None:
+    """Not even one token fits."""
+    pool = plan_pool([layers(1)], [available], LIMITS, generation_of("0.19.0"))
+    assert (pool.fits, pool.blocks, pool.max_model_len_that_fits) == (False, 0, 0)
+    assert pool.refusal is not None
+    assert pool.refusal.message == "No available memory for the cache blocks."
+
+
+def test_gib_are_written_as_each_version_writes_them() -> None:
+    """7.00 up to 0.13, 7.0 since."""
+    for version, text in (("0.12.0", "(7.00 GiB"), ("0.19.0", "(7.0 GiB")):
+        refusal = pool_of(layers(28), 28, version, replace(LIMITS, max_model_len=131072)).refusal
+        assert refusal is not None
+        assert text in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("workers", "available"), [([], []), ([layers(1)], []), ([{}], [1]), ([layers(1), {}], [1 << 30, 1 << 30])]
+)
+def test_what_is_no_model_is_refused(workers: list[Layers], available: list[int]) -> None:
+    """No worker, a figure too few, no layer, a stage without one."""
+    with pytest.raises(PlanError):
+        plan_pool(workers, available, LIMITS, generation_of("0.19.0"))
+
+
+# --- the oracle ---
+
+
+def test_the_longest_length_fits_and_one_token_more_does_not() -> None:
+    """For random caches that are refused."""
+    refused = 0
+    for question in random_questions("0.32.0", count=60, seed=7):
+        pool = plan(question, "0.32.0")
+        if isinstance(pool, PlanError) or pool.fits or pool.max_model_len_that_fits == 0:
+            continue
+        refused += 1
+        for length, fits in ((pool.max_model_len_that_fits, True), (pool.max_model_len_that_fits + 1, False)):
+            again = plan(replace(question, limits=replace(question.limits, max_model_len=length)), "0.32.0")
+            assert not isinstance(again, PlanError)
+            assert again.fits is fits
+    assert refused > 10
+
+
+def answering(folder: Path, text: str) -> Path:
+    """Return a program that stands in for a Python with vLLM."""
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    return program
+
+
+QUESTION = Question(workers=[layers(1)], available_bytes=[600 * PAGE], limits=LIMITS)
+AGREED = {
+    "fits": True,
+    "blocks": 600,
+    "tokens": 9600,
+    "max_concurrency": 600 / 512,
+    "groups": [{"layers": 1, "block_size": 16}],
+    "checks": [{"available_bytes": 599 * PAGE, "needed_bytes": 512 * PAGE, "max_model_len": 8192}],
+}
+
+
+def test_an_oracle_that_cannot_answer_is_named(tmp_path: Path) -> None:
+    """Not there, without vLLM, another program, or too slow."""
+    with pytest.raises(PlanError, match="could not be started"):
+        ask_oracle(tmp_path / "none", [QUESTION])
+    silent = answering(tmp_path, "echo \"No module named 'vllm'\" >&2; exit 1")
+    with pytest.raises(PlanError, match="answered 0 of 1 questions: No module named 'vllm'"):
+        ask_oracle(silent, [QUESTION])
+    other = answering(tmp_path, "cat >/dev/null; echo hello; echo world")
+    with pytest.raises(PlanError, match="something else than JSON: 'hello'"):
+        ask_oracle(other, [QUESTION])
+    with pytest.raises(PlanError, match="did not answer within 0 s"):
+        ask_oracle(answering(tmp_path, "exec tail -f /dev/null"), [QUESTION], timeout_seconds=0.1)
+
+
+def test_the_answers_come_with_the_version_asked(tmp_path: Path) -> None:
+    """One line for the version, one for each question."""
+    program = answering(tmp_path, """cat >/dev/null; echo '{"vllm_version": "0.32.0"}'; echo '{"fits": true}'""")
+    answers = ask_oracle(program, [QUESTION])
+    assert (answers.vllm_version, list(answers.answers)) == ("0.32.0", [{"fits": True}])
+
+
+def test_agreement_is_silent_and_every_difference_is_a_sentence() -> None:
+    """A figure, a refusal, or a question that the version cannot be asked."""
+    pool = plan(QUESTION, "0.32.0")
+    assert differences(pool, AGREED) == ()
+    assert differences(pool, AGREED | {"blocks": 601}) == ("blocks is 600 in the plan and 601 in vLLM",)
+    assert differences(PlanError("layers: no"), AGREED) == (
+        "the plan refuses these layers (layers: no), vLLM does not",
+    )
+    assert differences(pool, {"unanswerable": "no field"}) == ("vLLM could not be asked: no field",)
+    crashed = {"fits": False, "refused_by_check": False, "error": "AssertionError: ", "checks": []}
+    assert differences(pool, crashed) == ("the plan is a pool, vLLM ends with AssertionError: ",)
+    assert differences(PlanError("layers: no"), crashed) == ()
