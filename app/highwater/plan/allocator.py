@@ -18,6 +18,16 @@ _MIN_SEGMENT_OF_ITS_OWN = 10 * _MIB
 _ROUND_SEGMENT = 2 * _MIB
 
 
+def allocated_at_least(sizes: Iterable[int]) -> int:
+    """Return what the allocator counts in whatever order these tensors were made.
+
+    Tensors of 1 to 10 MiB share blocks, and what remains of those depends on the order.
+    """
+    return sum(
+        allocated_bytes([size], expandable_segments=size < _MIN_SEGMENT_OF_ITS_OWN - _MIN_BLOCK) for size in sizes
+    )
+
+
 def allocated_bytes(sizes: Iterable[int], *, expandable_segments: bool = False) -> int:
     """Return what the allocator counts after these tensors were made, in this order, and none was freed.
 

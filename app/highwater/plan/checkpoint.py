@@ -135,7 +135,6 @@ class Family:
         router_bias: The router and the experts have biases.
         tied: The output layer is the input embedding where the config says nothing.
         positions: There is a table of learned positions, with so many rows more than `max_position_embeddings`.
-        dense_layers: Which layers of a mixture of experts are dense nevertheless: a function of the config.
         attention: ``full``, ``mla`` or ``gdn`` (three gated delta nets to one full attention).
     """
 
@@ -166,6 +165,10 @@ _GDN = Family(attention="gdn", qk_norm="head")
 
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
+    "LLaMAForCausalLM": _LLAMA,
+    "XverseForCausalLM": _LLAMA,
+    "AquilaModel": _LLAMA,
+    "CwmForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
     "Mistral3ForConditionalGeneration": _LLAMA,
     "MixtralForCausalLM": _LLAMA,

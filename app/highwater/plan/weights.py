@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from highwater.plan.allocator import allocated_bytes
+from highwater.plan.allocator import allocated_at_least, allocated_bytes
 from highwater.plan.checkpoint import (
     Config,
     Tensor,
@@ -89,13 +89,14 @@ def weights_from_files(
     if scheme is not None:
         tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
     size = _held(config, tensors, ranks, dtype, scheme)
-    if size.low == size.high and scheme is None and not stored_quantized:
-        return exact(size.likely, "from the headers of the safetensors files")
-    if scheme is None and size.low == size.high:
-        why = "from the headers of the safetensors files; kernels may pad and repack quantized weights"
+    source = "from the headers of the safetensors files"
+    if scheme is not None or stored_quantized:
+        why = f"{source}; kernels may pad and repack quantized weights"
         return estimated(round(size.low * 0.98), size.likely, round(size.high * 1.03), why)
-    why = "from the headers of the safetensors files; how vLLM splits or quantizes some tensors is not known"
-    return estimated(round(size.low * 0.99), size.likely, round(size.high * 1.01), why)
+    if size.low == size.high:
+        return exact(size.likely, source)
+    why = f"{source}; how some tensors are split, or in what order they fill the allocator's blocks, is not known"
+    return estimated(round(size.low * 0.999), size.likely, round(size.high * 1.001), why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +128,15 @@ def _held(
     # (attention/layer.py: set_default_quant_scales).
     scales = [_SCALE_BYTES] * 4 * sum(name.endswith(("qkv_proj.weight", "kv_b_proj.weight")) for name in joined)
     tables = rotary_tables(config, element) + scales
-    counted = [
-        allocated_bytes(
-            [part[side] for part in joined.values()] + tables, expandable_segments=ranks.expandable_segments
-        )
-        for side in (0, 1)
-    ]
+    sizes = [[part[side] for part in joined.values()] + tables for side in (0, 1)]
+    counted = [allocated_bytes(side, expandable_segments=ranks.expandable_segments) for side in sizes]
     low, high = min(counted), max(counted)
     # What differs for MXFP4 is the padding, and the padded layout is the usual one.
     padded = scheme is not None and scheme.experts_only
-    return _Size(low, high if low == high or padded else (low + high) // 2, high)
+    likely = high if low == high or padded else (low + high) // 2
+    if not ranks.expandable_segments:
+        low = min(low, *map(allocated_at_least, sizes))
+    return _Size(low, likely, high)
 
 
 def _kernel_padding(text: Config, tensor: Tensor, ranks: Ranks) -> float:

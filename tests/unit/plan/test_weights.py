@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.plan.allocator import allocated_bytes
+from highwater.plan.allocator import allocated_at_least, allocated_bytes
 from highwater.plan.checkpoint import Tensor, implied_tensors
 from highwater.plan.errors import PlanError
 from highwater.plan.weights import Ranks, rotary_tables, stage_layers, weights_from_config, weights_from_files
@@ -229,6 +229,23 @@ def test_a_block_is_split_only_where_more_than_a_mib_would_remain() -> None:
     assert allocated_bytes([int(31.5 * MIB)]) == 32 * MIB
     assert allocated_bytes([int(24.5 * MIB)]) == int(24.5 * MIB)
     assert allocated_bytes([int(24.5 * MIB), int(1.25 * MIB)]) == 26 * MIB
+
+
+def test_tensors_of_1_to_10_mib_count_by_their_order() -> None:
+    """Of 20 MiB, 9.5 and 9.5 leave 1 MiB that nobody gets; alone each leaves enough to be split off."""
+    two = [int(9.5 * MIB)] * 2
+
+    assert allocated_bytes(two) == 20 * MIB
+    assert allocated_at_least(two) == 19 * MIB
+
+
+def test_files_whose_order_matters_give_bounds() -> None:
+    """A vision tower has such tensors: 12 MiB of 23 GiB are not known."""
+    gemma = next(start.config for start in STARTS if start.name == "gemma-3-12b")
+    figure = weights_from_files(gemma, implied_tensors(gemma), Ranks())
+
+    assert figure.grade == "estimated"
+    assert figure.low <= 23.31 * GIB <= figure.high
 
 
 def test_small_tensors_are_rounded_to_512_bytes() -> None:
