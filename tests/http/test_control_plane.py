@@ -24,6 +24,7 @@ TOKEN = "correct-horse-battery"
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
 OWN_PATHS = {
     "/memory": {"get"},
+    "/memory/budget": {"get"},
     "/memory/encoder-cache": {"get"},
     "/memory/encoder-cache/restore": {"post"},
     "/memory/history": {"get"},
