@@ -589,17 +589,17 @@ def _entry_table(body: bytes) -> EntryTable | None:
     if head is None:
         return None
     try:
-        told = _TABLE_HEAD.validate_python(head)
+        found = _TABLE_HEAD.validate_python(head)
     except ValidationError:
         return None
-    budget = told.budget if is_within_bounds(told.budget) else WorkerBudget()
+    budget = found.budget if is_within_bounds(found.budget) else WorkerBudget()
     start = tuple(
         replace(phase, name=_short(phase.name), error=None if phase.error is None else _short(phase.error))
-        for phase in told.start
+        for phase in found.start
         if is_within_bounds(phase)
     )
-    notes = tuple(Note(name=_short(note.name), reason=_short(note.reason)) for note in told.notes)
-    return EntryTable(mono=told.mono, total=told.total, budget=budget, start=start, notes=notes, rows=body[rows_at:])
+    notes = tuple(Note(name=_short(note.name), reason=_short(note.reason)) for note in found.notes)
+    return EntryTable(mono=found.mono, total=found.total, budget=budget, start=start, notes=notes, rows=body[rows_at:])
 
 
 def _short(text: str) -> str:
