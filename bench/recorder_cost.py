@@ -6,7 +6,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -78,7 +78,8 @@ def _samples(folder: Path) -> tuple[list[float], int]:
     """Every sample's cost in milliseconds, and the size of a file."""
     recorder, costs, size = RecorderFolder(folder), list[float](), 0
     for ring in recorder.others():
-        records = Ring(ring.path).newest(MAX_RECORDS)
+        with closing(Ring(ring.path)) as file:
+            records = file.newest(MAX_RECORDS)
         costs += [cost for record in records if (cost := record.get("cost_ms")) is not None]
         size = ring.path.stat().st_size
     return costs, size

@@ -1,4 +1,4 @@
-"""What reading the sidecar costs with eight ranks and a thousand encoder cache entries on each: latency and CPU."""
+"""The cost of reading the sidecar with eight ranks and a thousand encoder cache entries on each: latency and CPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WHERE = f"{RANKS} ranks, {ENTRIES} encoder cache entries each"
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """What is asked for, and how often in a round.
+    """A page that is asked for, and how often in a round.
 
     Attributes:
         path: With its query.

@@ -1,4 +1,4 @@
-"""What it costs to watch by the recorders' files: the engine beside one that nobody watches, and the sidecar."""
+"""The cost of watching by the recorders' files: the engine beside one that nobody watches, and the sidecar."""
 
 from __future__ import annotations
 

@@ -5,7 +5,9 @@
 #   Ascend  --build-arg VLLM_IMAGE=quay.io/ascend/vllm-ascend:v0.12.0rc1
 #   CPU     --build-arg VLLM_IMAGE=public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.12.0
 #
-# or your own; add @sha256:... to pin it. Nothing is installed into it: highwater_worker has no dependencies.
+# or your own; add @sha256:... to pin it. Nothing is installed into it: highwater_worker has no dependencies. vLLM loads it
+# as a plugin; with HIGHWATER_RECORDER_DIR, a folder shared with the sidecar, each worker tells it that it may be called.
+# Without that folder add --worker-extension-cls highwater_worker.MemoryExtension to vLLM's arguments.
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.12.0
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
@@ -33,4 +35,4 @@ COPY --from=build /opt/extension /opt/highwater
 ENV PYTHONPATH=/opt/highwater${PYTHONPATH:+:${PYTHONPATH}} \
     VLLM_SERVER_DEV_MODE=1
 # Development mode opens control paths that no API key guards: on loopback only the sidecar reaches them.
-ENTRYPOINT ["vllm", "serve", "--host", "127.0.0.1", "--worker-extension-cls", "highwater_worker.MemoryExtension"]
+ENTRYPOINT ["vllm", "serve", "--host", "127.0.0.1"]

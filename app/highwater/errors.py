@@ -114,7 +114,7 @@ class SidecarRefused(SidecarError):
         status: The HTTP status.
         code: Its word for programs, as in the answer; empty where it has none.
         message: What the sidecar said, without advice.
-        body: The answer as parsed JSON; ``None`` where it is none. A reclaim that is refused (409) tells its results.
+        body: The answer as parsed JSON; ``None`` where it is none. A reclaim that is refused (409) has its results.
     """
 
     def __init__(self, text: str, *, status: int, code: str, message: str, body: Any = None) -> None:  # noqa: ANN401

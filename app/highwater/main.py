@@ -98,7 +98,7 @@ def create_app(
 
 @dataclass(frozen=True, slots=True)
 class _Areas:
-    """What the control plane serves, and the lifespan starts and stops."""
+    """The parts that the control plane serves, and that the lifespan starts and stops."""
 
     settings: Settings
     clocks: Clocks

@@ -42,7 +42,7 @@ ProgressVerdict: TypeAlias = Literal["progressing", "idle", "busy", "stuck", "un
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTraits:
-    """What follows from a state of the engine: nobody else keeps a list of states.
+    """The consequences of a state of the engine: no other module keeps a list of states.
 
     Attributes:
         level: How bad it is, as people are shown it.
@@ -91,7 +91,7 @@ STATES: Mapping[EngineState, StateTraits] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Which device a worker computes on.
+    """The device that a worker computes on.
 
     Attributes:
         type: ``npu``, ``cuda``, ``xpu`` or ``cpu``; ``None`` where the worker does not name its device.
@@ -150,7 +150,7 @@ class EncoderCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerBudget:
-    """What vLLM took for itself at start (``gpu_memory_utilization`` times total)."""
+    """The memory that vLLM took for itself at start (``gpu_memory_utilization`` times total)."""
 
     gpu_memory_utilization: float | None = None
     requested_bytes: int | None = None
@@ -330,7 +330,7 @@ class StartedRank:
     """How far one worker came in a start that failed.
 
     Attributes:
-        status: What its recorder tells of it: ``dead`` or ``ended``.
+        status: By its recorder: ``dead`` or ``ended``.
         phases: The phases of its start; the last one has the error, where an exception ended it.
     """
 
@@ -375,7 +375,7 @@ class MissingRank:
 
     Attributes:
         status: ``never seen``; ``unheard``: it was there before, or its recorder has written nothing yet; or
-            what the recorder tells: ``silent``, ``stopped`` (by a signal or a debugger), ``dead`` (its process is
+            by its recorder: ``silent``, ``stopped`` (by a signal or a debugger), ``dead`` (its process is
             gone), ``ended`` (in order).
         last_seen_at: Of its last reading.
         used_bytes: Device memory in that reading.
@@ -394,7 +394,7 @@ class MissingRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Whether the ranks make progress, by what their recorders say.
+    """The progress of the ranks, by what their recorders say.
 
     Attributes:
         verdict: ``progressing``: steps begin and end. ``idle``: nothing to do. ``busy``: one long step or call of ours.
@@ -412,7 +412,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What the engine's own ``/metrics`` said, summed over its engines.
+    """The engine's own ``/metrics``, summed over its engines.
 
     Attributes:
         requests_running: Requests in the running batch.
@@ -430,7 +430,7 @@ class EngineLoad:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is known to run or wait."""
+        """True if nothing is known to run or wait."""
         return self.requests_running == 0 and self.requests_waiting == 0
 
 
@@ -470,7 +470,7 @@ class EngineStatus:
 
     @property
     def traits(self) -> StateTraits:
-        """What follows from the state."""
+        """The consequences of the state."""
         return STATES[self.state]
 
 
@@ -538,7 +538,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFreed:
-    """What a remedy freed on one rank of what it can free; never negative."""
+    """The bytes that a remedy freed on one rank, of what it can free; never negative."""
 
     rank: int | None
     dp_rank: int | None
@@ -655,7 +655,7 @@ class PolicyStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What ``GET /memory`` shows.
+    """The report that ``GET /memory`` shows.
 
     Attributes:
         taken_at: When the oldest of the workers' readings was taken, by this machine's clock; ``None`` until the first.
@@ -758,7 +758,7 @@ class RemedyResult:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who made a control call.
+    """The caller of a control path.
 
     Attributes:
         address: The peer's, as the socket shows it: a reverse proxy's own, where the call came through one.

@@ -445,7 +445,7 @@ def keys() -> Iterator[tuple[str, FieldInfo]]:
 
 
 def is_list(info: FieldInfo) -> bool:
-    """Whether the key takes a list, given as JSON on the command line and in the environment."""
+    """Return whether the key takes a list, given as JSON on the command line and in the environment."""
     return isinstance(info.default, tuple)
 
 

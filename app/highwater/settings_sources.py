@@ -1,4 +1,4 @@
-"""Where settings come from, and in which order.
+"""The sources of settings, and their order.
 
 A flag beats the file named by ``--config``, that the environment, that the file named by ``HIGHWATER_CONFIG``, and that
 the default. Every problem is found and reported at once, and nothing that is wrong is ever ignored.

@@ -486,7 +486,7 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     _on_h100(
         "no-engine-stats",
-        "--disable-log-stats: nobody tells whether requests run",
+        "--disable-log-stats: whether requests run is not reported",
         0.92,
         settings={},
         script=((0.0, quirk(mute=True)), (BEGIN, _IMAGES)),

@@ -12,7 +12,7 @@ from tabulate import tabulate
 from bench.figure import Figure, Goal, number, percentile
 from bench.page import figures_table, replaced
 from bench.soak.clients import Reset
-from bench.soak.soak import Measured, Options
+from bench.soak.soak import Options, SoakResult
 
 MB = 1_000_000
 MS = 1000
@@ -20,7 +20,7 @@ _RESET_COLUMNS = ("status", "resets", "seconds", "the first one's answer")
 _ATTACK_COLUMNS = ("attack", "connections", "sent", "ended by the sidecar", "answers by status")
 
 
-def figures(measured: Measured) -> dict[str, Figure]:
+def figures(measured: SoakResult) -> dict[str, Figure]:
     """Return what was measured, each beside its goal."""
     service, left, at_end = measured.service, measured.left(), measured.at_end
     held = [answer.first_byte_seconds for answer in service.answers if service.may_hold(answer)]
@@ -67,7 +67,7 @@ def _figure(what: str, value: float, limit: float, spread: str) -> Figure:
     return Figure(what=what, value=value, unit="", goal=Goal("at most", limit), spread=spread, method="")
 
 
-def _times(measured: Measured, *, has_attackers: bool) -> list[float]:
+def _times(measured: SoakResult, *, has_attackers: bool) -> list[float]:
     answers = measured.answers(has_attackers=has_attackers)
     return [answer.first_byte_seconds for answer in answers if not measured.service.may_hold(answer)]
 
@@ -80,7 +80,7 @@ def _shown(seconds: Sequence[float]) -> str:
     return f"p50 {_p(seconds, 50) * MS:.0f} ms, p99 {_p(seconds, 99) * MS:.0f} ms of {len(seconds)}"
 
 
-def facts(measured: Measured) -> list[str]:
+def facts(measured: SoakResult) -> list[str]:
     """Further numbers of the same run."""
     with_, without = (
         _p([answer.longest_gap for answer in measured.answers(has_attackers=has_attackers)], 99) * MS
@@ -96,7 +96,7 @@ def facts(measured: Measured) -> list[str]:
     return sentences
 
 
-def document(options: Options, measured: Measured, *, machine: str, day: str) -> dict[str, Any]:
+def document(options: Options, measured: SoakResult, *, machine: str, day: str) -> dict[str, Any]:
     """All of it, as JSON."""
     found = figures(measured)
     return {
@@ -120,7 +120,7 @@ def document(options: Options, measured: Measured, *, machine: str, day: str) ->
     }
 
 
-def with_run(text: str, options: Options, measured: Measured, *, command: str, machine: str, day: str) -> str:
+def with_run(text: str, options: Options, measured: SoakResult, *, command: str, machine: str, day: str) -> str:
     """docs/soak.md with the run between its marks, Markdown."""
     found = list(figures(measured).values())
     rows = [_attack_row(name, counts) for name, counts in measured.attacks.items()]

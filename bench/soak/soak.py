@@ -69,7 +69,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Measured:
+class SoakResult:
     """All that a run found.
 
     Attributes:
@@ -127,7 +127,7 @@ class _TooLarge(Exception):
     """The sidecar's memory is more than the machine should give it."""
 
 
-def run(options: Options, folder: Path) -> Measured:
+def run(options: Options, folder: Path) -> SoakResult:
     """Run engine, sidecar, clients and attackers, and measure.
 
     Raises:
@@ -147,9 +147,9 @@ class _Run:
         self._sidecar = sidecar
         self._clients = Clients(f"http://127.0.0.1:{sidecar.port}", options.clients, options.seed)
 
-    async def run(self) -> Measured:
+    async def run(self) -> SoakResult:
         at_start = await self._warm_up()
-        measured = Measured(self._clients.service, at_start, at_start)
+        measured = SoakResult(self._clients.service, at_start, at_start)
         began, others, sidecar = time.monotonic(), self._others_seconds(), cpu_seconds(self._sidecar.pid)
         async with self._clients.running():
             watch = asyncio.create_task(self._watch(measured.rss))
@@ -182,7 +182,7 @@ class _Run:
         await asyncio.sleep(SETTLE_SECONDS)
         return self._sidecar.held()
 
-    async def _parts(self, measured: Measured) -> None:
+    async def _parts(self, measured: SoakResult) -> None:
         await asyncio.sleep(WARM_UP_SECONDS)  # until every client streams
         control = self._options.seconds * CONTROL_SHARE / (ATTACK_PARTS + 1)
         attack = self._options.seconds * (1 - CONTROL_SHARE) / ATTACK_PARTS
@@ -191,7 +191,7 @@ class _Run:
             await self._part(measured, attack, has_attackers=True, seed=self._options.seed + number)
         await self._part(measured, control, has_attackers=False)
 
-    async def _part(self, measured: Measured, seconds: float, *, has_attackers: bool, seed: int = 0) -> None:
+    async def _part(self, measured: SoakResult, seconds: float, *, has_attackers: bool, seed: int = 0) -> None:
         began = time.monotonic()
         # One that is refused may hold requests for ten seconds: a short control part has no room for it.
         has_resets = has_attackers or seconds >= RESET_SECONDS / 2
@@ -212,7 +212,7 @@ class _Run:
             await asyncio.sleep(pause)
             await self._clients.reset()
 
-    async def _attack(self, measured: Measured, seconds: float, seed: int) -> None:
+    async def _attack(self, measured: SoakResult, seconds: float, seed: int) -> None:
         words = (str(self._sidecar.port), str(self._options.scale), str(seed), *self._options.attacks)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "bench.soak.attackers", *words, cwd=ROOT, stdin=-1, stdout=-1
@@ -235,7 +235,7 @@ class _Run:
                 raise _TooLarge(f"the sidecar grew by {(size - first) / 1e6:.0f} MB; the run was ended")
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    async def _wait_for_release(self, measured: Measured) -> None:
+    async def _wait_for_release(self, measured: SoakResult) -> None:
         """Wait until the sidecar holds no more than at the start, or long enough."""
         deadline = time.monotonic() + RELEASE_SECONDS
         while True:

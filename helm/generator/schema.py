@@ -102,7 +102,7 @@ VALUES: dict[str, Schema] = {
         env=ENV,
         envFrom=MAPS,
         pythonPath={"type": "array", "items": FOLDER},
-        workerExtension={"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)+$"},
+        workerExtension={"type": "string", "pattern": "^([A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)+)?$"},
         listen=table(kind=one_of("loopback", "socket"), port=OPEN_PORT),
         device=table(kind=one_of("none", "nvidia", "ascend"), count=COUNT, resource=TEXT),
         resources=RESOURCES,

@@ -19,6 +19,9 @@ What the schema cannot say, because it is about two values at once. All problems
 {{- if has .name $ownEnv }}
 - engine.env: {{ .name }} is set by this chart (engine.pythonPath, engine.apiKey, models.tokenSecret, config.engine_log); leave it out
 {{- end -}}
+{{- if and (eq .name "VLLM_PLUGINS") .value (not (has "highwater" (splitList "," (toString .value)))) }}
+- engine.env: VLLM_PLUGINS ({{ .value }}) leaves out highwater, the plugin that the workers record themselves by; add it
+{{- end -}}
 {{- end -}}
 {{- range $v.sidecar.env -}}
 {{- if hasPrefix "HIGHWATER_" .name }}

@@ -42,7 +42,7 @@ http://127.0.0.1:{{ int .Values.engine.listen.port }}
 {{- define "highwater.sidecarEnv" -}}
 - name: HIGHWATER_ENGINE_URL
   value: {{ include "highwater.engineUrl" . }}
-{{- if and (ne .Values.engine.workerExtension "highwater_worker.MemoryExtension") (not (hasKey .Values.config "engine_has_extension")) }}
+{{- if and .Values.engine.workerExtension (ne .Values.engine.workerExtension "highwater_worker.MemoryExtension") (not (hasKey .Values.config "engine_has_extension")) }}
 - name: HIGHWATER_ENGINE_HAS_EXTENSION
   value: "true"
 {{- end }}

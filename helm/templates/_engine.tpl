@@ -9,7 +9,21 @@ arguments: vLLM takes the last of two.
 - --host=127.0.0.1
 - --port={{ int .Values.engine.listen.port }}
 {{- end }}
-- --worker-extension-cls={{ .Values.engine.workerExtension }}
+{{- with include "highwater.workerExtension" . }}
+- --worker-extension-cls={{ . }}
+{{- end }}
+{{- end -}}
+
+{{- /*
+The class that is named to vLLM, empty where its plugin alone loads the operations. The plugin suffices where every
+worker's recorder tells the sidecar of them: it needs the folder, and cannot see that of another node.
+*/ -}}
+{{- define "highwater.workerExtension" -}}
+{{- if .Values.engine.workerExtension -}}
+{{ .Values.engine.workerExtension }}
+{{- else if or (not .Values.config.recorder_dir) (eq .Values.workload.kind "LeaderWorkerSet") -}}
+highwater_worker.MemoryExtension
+{{- end -}}
 {{- end -}}
 
 {{- define "highwater.modelArgs" -}}
@@ -299,7 +313,7 @@ args:
   {{- include "highwater.modelArgs" . | trim | nindent 2 }}
   {{- include "highwater.groupArgs" . | trim | nindent 2 }}
   - --headless
-  - --worker-extension-cls={{ .Values.engine.workerExtension }}
+  - --worker-extension-cls={{ include "highwater.workerExtension" . }}
 {{- end }}
 {{- /* The requests are the leader's to count. */}}
 {{ include "highwater.drain" (dict "root" . "host" "${LWS_LEADER_ADDRESS}") }}

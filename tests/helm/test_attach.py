@@ -96,11 +96,7 @@ def test_the_patch_adds_sidecar_extension_and_arguments_and_keeps_what_was_their
     assert [c["name"] for c in each["spec"]["initContainers"]] == ["highwater-extension", "highwater"]
     assert engine["image"] == "vllm/vllm-openai:v0.30.0"
     assert engine["args"][:3] == ["--model=some/model", "--host=0.0.0.0", "--max-num-seqs=8"]
-    assert engine["args"][3:] == [
-        "--host=127.0.0.1",
-        "--port=8000",
-        "--worker-extension-cls=highwater_worker.MemoryExtension",
-    ]
+    assert engine["args"][3:] == ["--host=127.0.0.1", "--port=8000"]
     assert {"HF_HOME", "VLLM_SERVER_DEV_MODE", "PYTHONPATH"} <= set(env(engine))
     assert {"/cache", "/opt/highwater", "/run/highwater/recorder"} <= set(mounts(engine))
     assert {"cache", "highwater-extension"} <= {v["name"] for v in each["spec"]["volumes"]}
@@ -150,7 +146,7 @@ def test_another_chart_may_use_the_templates(tmp_path: Path) -> None:
     (each,) = pod_templates(workload)
     kubernetes_validate.validate(workload, known.latest_version(), strict=True)
     assert [c["name"] for c in each["spec"]["initContainers"]] == ["highwater-extension", "highwater"]
-    assert "--worker-extension-cls=highwater_worker.MemoryExtension" in container(each, "vllm")["args"]
+    assert env(container(each, "vllm"))["HIGHWATER_RECORDER_DIR"] == "/run/highwater/recorder"
     assert "theirs/charts/highwater/templates/service.yaml" in rendered
 
 

@@ -72,11 +72,27 @@ def test_on_the_nodes_network_the_engine_has_a_socket() -> None:
 
 
 def test_development_mode_and_the_extension_are_set_for_the_user() -> None:
-    """The class, where Python finds it, and the mode that lets the sidecar ask."""
+    """Where Python finds the plugin, and the mode that lets the sidecar ask; vLLM loads it without a class."""
     engine = container(pod({"engine": {"pythonPath": ["/opt/mine"]}}), "vllm")
     assert env(engine)["VLLM_SERVER_DEV_MODE"] == "1"
     assert env(engine)["PYTHONPATH"] == "/opt/highwater:/opt/mine"
-    assert engine["args"][-1] == "--worker-extension-cls=highwater_worker.MemoryExtension"
+    assert not [word for word in engine["args"] if word.startswith("--worker-extension-cls")]
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"config": {"recorder_dir": None}}, "highwater_worker.MemoryExtension"),
+        ({"engine": {"workerExtension": "highwater_worker.MemoryExtension"}}, "highwater_worker.MemoryExtension"),
+        ({"engine": {"workerExtension": "mine.Both"}}, "mine.Both"),
+    ],
+    ids=["no recorders", "ours", "a subclass"],
+)
+def test_a_class_is_named_where_the_plugin_does_not_suffice(values: dict[str, object], named: str) -> None:
+    """The recorders tell the sidecar that workers can be called; without them it knows them by the class."""
+    each = pod(values)
+    assert container(each, "vllm")["args"][-1] == f"--worker-extension-cls={named}"
+    assert ("HIGHWATER_ENGINE_HAS_EXTENSION" in env(container(each, "highwater"))) is (named == "mine.Both")
 
 
 def test_a_subclass_of_the_extension_is_told_to_the_sidecar() -> None:

@@ -153,6 +153,10 @@ TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
         {"engine": {"env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "0"}]}},
         "engine.env: VLLM_SERVER_DEV_MODE is set by this chart",
     ),
+    "the plugin filtered out": (
+        {"engine": {"env": [{"name": "VLLM_PLUGINS", "value": "ascend,lora"}]}},
+        "engine.env: VLLM_PLUGINS (ascend,lora) leaves out highwater",
+    ),
     "a setting beside config": (
         {"sidecar": {"env": [{"name": "HIGHWATER_ADMIN_TOKEN", "value": "s3cret"}]}},
         "sidecar.env: HIGHWATER_ADMIN_TOKEN belongs into config",

@@ -185,12 +185,20 @@ async def test_a_wrong_token_is_one_line(sidecar, url, command, token, words):
     assert sidecar.fake.resets() == []
 
 
+def denials(sidecar) -> float:
+    """How many control calls were denied, for whatever reason."""
+    page = sidecar.app.services.exporter.page().decode()
+    return sum(map(float, re.findall(r"^highwater_control_denied_total\{.*\} (.*)$", page, re.MULTILINE)))
+
+
 @shares
 @pytest.mark.parametrize(("token", "level"), [("", "warn"), ("wrong-wrong", "fail"), (TOKEN, "ok")])
 async def test_check_knows_whether_we_may_act(sidecar, url, token, level):
-    """And asks only: nothing is done to the engine."""
+    """And asks only: nothing is done to the engine, and nobody is denied but who brings a wrong token."""
     sidecar.fake.calls.clear()
+    before = denials(sidecar)
     result = await run("check", "--json", url=url, HIGHWATER_ADMIN_TOKEN=token)
+    assert denials(sidecar) - before == (1 if level == "fail" else 0)
     found = {finding["name"]: finding for finding in json.loads(result.output)["findings"]}
     assert found["control"]["level"] == level
     assert result.exit_code == (2 if level == "fail" else 1)

@@ -96,11 +96,11 @@ def _as_said(sizes: dict[str, int | None], said: int | None) -> dict[str, int | 
     if said is None:
         return sizes
     *names, last = sizes
-    told: dict[str, int | None] = {}
+    credited: dict[str, int | None] = {}
     for name in names:
-        told[name] = min(sizes[name] or 0, said)
-        said -= told[name] or 0
-    return {**told, last: said}
+        credited[name] = min(sizes[name] or 0, said)
+        said -= credited[name] or 0
+    return {**credited, last: said}
 
 
 def _change(was: int | None, now: int | None) -> int | None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from highwater.api.services import Services
 from highwater.errors import EngineError, NotAvailable, Refused
 from highwater.readings import Caller, Components, Mode, RankDelta, RankReading, Target
-from highwater.relief import Measured, Wish
+from highwater.relief import RemedyOutcome, RemedyRequest
 
 _FORBID = ConfigDict(extra="forbid")
 _RANKS = TypeAdapter(tuple[RankReading, ...])
@@ -46,9 +46,9 @@ class TrimOrder(BaseModel):
             raise ValueError(f"one target at most; given: {', '.join(given)}")
         return self
 
-    def wish(self) -> Wish:
+    def request(self) -> RemedyRequest:
         """As relief takes it."""
-        return Wish(self.remedy, Target(**self.model_dump(exclude={"remedy"})))
+        return RemedyRequest(self.remedy, Target(**self.model_dump(exclude={"remedy"})))
 
 
 class ReclaimRequest(BaseModel):
@@ -66,9 +66,9 @@ class ReclaimRequest(BaseModel):
     mode: Mode = "safe"
     dry_run: bool = False
 
-    def wishes(self) -> list[Wish]:
+    def requests(self) -> list[RemedyRequest]:
         """As relief takes them; none for what relief itself would choose."""
-        return [Wish(entry) if isinstance(entry, str) else entry.wish() for entry in self.remedies or ()]
+        return [RemedyRequest(entry) if isinstance(entry, str) else entry.request() for entry in self.remedies or ()]
 
 
 def control_router(services: Services) -> APIRouter:
@@ -84,7 +84,7 @@ def control_router(services: Services) -> APIRouter:
         """Run remedies in order and return what each gave back, per rank."""
         wanted = body or ReclaimRequest()
         results = await services.relief.reclaim(
-            wanted.wishes(), mode=wanted.mode, dry_run=wanted.dry_run, caller=caller
+            wanted.requests(), mode=wanted.mode, dry_run=wanted.dry_run, caller=caller
         )
         outcomes = {measured.result.outcome for measured in results}
         answer = {"schema": 1, "mode": wanted.mode, "dry_run": wanted.dry_run, "results": [_shown(m) for m in results]}
@@ -134,7 +134,7 @@ def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) ->
         return JSONResponse(body, measured.answer.status)
 
 
-def _shown(measured: Measured) -> dict[str, Any]:
+def _shown(measured: RemedyOutcome) -> dict[str, Any]:
     result = measured.result
     return {
         "remedy": result.remedy,

@@ -1,4 +1,4 @@
-"""What is counted as it happens: polls, remedies, the policy's actions, denied control calls. ``metrics`` shows it."""
+"""Counters of what happens: polls, remedies, the policy's actions, denied control calls. ``metrics`` shows it."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ async def _entries(services: Services, *, may_ask: bool) -> EntriesReading | Non
 
 
 def _note(known: Sequence[RankEntries], report: Report, *, may_ask: bool) -> str | None:
-    """What is missing from the response, and what the admin token would change."""
+    """Say what is missing from the response, and what the admin token would change."""
     if not known and not may_ask:
         return NOT_READ
     without = None if may_ask else SHORTENED if all(rank.is_recorded for rank in known) else NOT_ASKED

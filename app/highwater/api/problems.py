@@ -84,8 +84,8 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
     @app.exception_handler(Exception)
     async def unexpected(request: Request, exc: Exception) -> JSONResponse:
         internal_error()
-        told = "".join(traceback.format_exception(exc))
-        limited.warning("unexpected", "%s %s failed unexpectedly: %s", request.method, request.url.path, told)
+        trace = "".join(traceback.format_exception(exc))
+        limited.warning("unexpected", "%s %s failed unexpectedly: %s", request.method, request.url.path, trace)
         return _problem(500, "internal", "unexpected; the sidecar's log has the details")
 
 

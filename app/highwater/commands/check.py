@@ -57,7 +57,7 @@ def _access_with(connect: Callable[[str | None], SidecarClient], token: str | No
 
 
 def _access(policy: Mapping[str, Any]) -> ControlAccess:
-    """What the sidecar says of this caller. Asked on an open path: a denied call would be counted and logged there."""
+    """Return what the sidecar says of this caller, on an open path: it would count and log a denied call."""
     return next((known for known in get_args(ControlAccess) if known == policy.get("caller")), "unknown")
 
 

@@ -30,7 +30,7 @@ KV_CACHE_BYTES = 256 * 1024**2
 
 @dataclass(frozen=True)
 class Dialect:
-    """What an engine is given that another version of vLLM wants otherwise; by default, what the current one wants."""
+    """Arguments that another version of vLLM wants otherwise; by default as the current one wants them."""
 
     tokenizer_class: str = TOKENIZER_CLASS
     shutdown_timeout: bool = True
@@ -41,7 +41,7 @@ class Dialect:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What kind of engine to start."""
+    """The kind of engine to start."""
 
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -55,7 +55,7 @@ class EngineOptions:
     plugin: bool = False
     """The worker package is on the engine's path with its metadata, as `highwater extension` copies it."""
     port: int | None = None
-    """Where to listen; a free port where None."""
+    """The port to listen on; None: a free one."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM's server; a later one wins over an earlier one."""
     extra_env: tuple[tuple[str, str], ...] = ()
@@ -99,7 +99,7 @@ class Engine:
 
     @property
     def log_path(self) -> Path:
-        """Where all of the engine's processes write; a restart appends."""
+        """The file that all of the engine's processes write to; a restart appends."""
         return self.folder / "engine.log"
 
     def is_running(self) -> bool:

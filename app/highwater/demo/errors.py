@@ -1,4 +1,4 @@
-"""What can go wrong with the demonstration's engine, as one exception with the reason and the end of its log.
+"""The failures of the demonstration's engine, as one exception with the reason and the end of its log.
 
 It refuses to guess at causes: it shows what the failed program itself said, and where the rest of it is.
 """

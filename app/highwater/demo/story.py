@@ -47,7 +47,7 @@ _ROWS = ("used_bytes", *COMPONENTS)
 
 @dataclass(slots=True)
 class Story:
-    """What the replay found, for the printed table and for tests.
+    """The findings of the replay, for the printed table and for tests.
 
     Attributes:
         images: How many were sent.

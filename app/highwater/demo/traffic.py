@@ -30,7 +30,7 @@ _STRIPE_PIXELS = 8
 
 @dataclass(frozen=True)
 class TrafficResult:
-    """What became of a number of requests."""
+    """The results of a number of requests."""
 
     sent: int
     failed: int

@@ -95,7 +95,7 @@ def parse_version(text: str | None) -> Version | None:
         return None
 
 
-class Asks(Protocol):
+class EngineQueries(Protocol):
     """The questions that detection asks; the engine client answers them."""
 
     async def get_json(self, path: str, **query: str) -> object:
@@ -115,7 +115,7 @@ class _Facts:
     root_path: str | None = None
 
 
-async def detect(engine: Asks, *, assume_extension: bool = False) -> Capabilities:
+async def detect(engine: EngineQueries, *, assume_extension: bool = False) -> Capabilities:
     """Ask the engine what it can do.
 
     Args:
@@ -153,12 +153,12 @@ async def detect(engine: Asks, *, assume_extension: bool = False) -> Capabilitie
     )
 
 
-async def _version(engine: Asks) -> str | None:
+async def _version(engine: EngineQueries) -> str | None:
     answer = await engine.get_json("/version")
     return answer["version"] if isinstance(answer, dict) and isinstance(answer.get("version"), str) else None
 
 
-async def _facts(engine: Asks) -> _Facts:
+async def _facts(engine: EngineQueries) -> _Facts:
     facts = _Facts()
     page = await engine.get_json("/openapi.json")
     routes = page.get("paths") if isinstance(page, dict) else None

@@ -264,12 +264,12 @@ class Engine:
     def _unreachable(self, call: str, exc: httpx.HTTPError) -> EngineUnreachable:
         if (said := trouble(exc)) is not None:
             return EngineUntrusted(f"{call}: {said}")
-        told = f"{call}: {str(exc) or type(exc).__name__}"
+        message = f"{call}: {str(exc) or type(exc).__name__}"
         if self.url.startswith("https:") and isinstance(exc, httpx.ReadError | httpx.RemoteProtocolError):
             # TLS 1.3 lets a client go on before the server has judged its certificate, and uvicorn's server (vLLM with
             # --ssl-cert-reqs 2) then closes without the alert that would say so.
-            told += "; if the server requires a client certificate, set engine_tls.cert_file"
-        return EngineNotListening(told) if _is_refused(exc) else EngineUnreachable(told)
+            message += "; if the server requires a client certificate, set engine_tls.cert_file"
+        return EngineNotListening(message) if _is_refused(exc) else EngineUnreachable(message)
 
     # --- worker calls ---
 

@@ -60,7 +60,7 @@ class Poller:
         idle_poll_seconds: Time between two questions to the workers of an engine at rest that have no recorders.
         stale_seconds: The age from which a report is stale.
         engine_has_extension: The operator's word that our extension is loaded under another name.
-        observer: Who counts polls.
+        observer: Counts polls.
         recorders: The workers' recorders, if they have any.
         requests_under_way: How many requests are under way through this sidecar.
         lives: What is kept of the engine's lives.

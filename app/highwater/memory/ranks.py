@@ -1,4 +1,4 @@
-"""Which ranks there are and which are missing, by what their workers answered and their recorders say. Pure."""
+"""The ranks that are there and those that are missing, by what their workers answered and their recorders say. Pure."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class Sizes(NamedTuple):
     tensor_parallel: int
 
     @classmethod
-    def of(cls, told: Capabilities | Identity) -> Sizes | None:
+    def of(cls, source: Capabilities | Identity) -> Sizes | None:
         """As the engine's configuration or a worker's recorder says; ``None`` where one of them is not known."""
-        sizes = (told.data_parallel, told.pipeline_parallel, told.tensor_parallel)
+        sizes = (source.data_parallel, source.pipeline_parallel, source.tensor_parallel)
         known = [size for size in sizes if size]
         return cls(*known) if len(known) == len(sizes) else None
 

@@ -1,4 +1,4 @@
-"""Which of the engine's devices another engine, or another program, uses as well.
+"""The devices of the engine that another engine, or another program, uses as well.
 
 Two witnesses are asked: other engines' recorder files in the same folder, and NVML where its Python bindings are
 installed. Where neither knows anything, a device counts as the engine's own.

@@ -202,8 +202,8 @@ class Snapshots:
         await asyncio.to_thread(self._remove_older, snapshot)
         files, _ = await self.listed()
         size, seconds = sum(rank.bytes for rank in ranks), max(rank.elapsed_ms for rank in ranks) / 1000
-        told = f"memory snapshot {snapshot}: {len(ranks)} ranks, {mib(size)} MiB; the engine stood still for"
-        self._history.record("snapshot", f"{told} {seconds:.2f} s", caller=caller)
+        summary = f"memory snapshot {snapshot}: {len(ranks)} ranks, {mib(size)} MiB; the engine stood still for"
+        self._history.record("snapshot", f"{summary} {seconds:.2f} s", caller=caller)
         return Taken(snapshot, ranks, frozenset(file.name for file in files))
 
     def _check_engine(self) -> None:
@@ -217,8 +217,8 @@ class Snapshots:
         try:
             answers = await self._engine.rpc("snapshot", payload)
         except EngineUnresponsive as exc:
-            told = "a snapshot that is late is written all the same, and GET /memory/snapshots lists it then"
-            raise NotAvailable(f"{exc}; {told}") from exc
+            later = "a snapshot that is late is written all the same, and GET /memory/snapshots lists it then"
+            raise NotAvailable(f"{exc}; {later}") from exc
         except EngineError as exc:
             raise NotAvailable(str(exc)) from exc
         _check_answers(answers)

@@ -25,7 +25,7 @@ from highwater.policy.pace import Pace, follow
 from highwater.policy.rules import FILL_SIGNALS
 from highwater.policy.shown import rule_status, summary
 from highwater.readings import Caller, PolicyLevel, PolicyMode, PolicyStatus, RemedyResult, Report
-from highwater.relief import Measured, Relief
+from highwater.relief import Relief, RemedyOutcome
 
 HOUR_SECONDS: Final = 3600.0
 QUICK_SECONDS: Final = 0.2
@@ -97,12 +97,12 @@ class Governor:
         self._told: dict[tuple[str, str], float] = {}
         self._level: PolicyLevel = "calm"
         self._level_told_at = -math.inf
-        self._news = asyncio.Event()
+        self._report_ready = asyncio.Event()
 
     def notice(self, report: Report) -> None:
         """A new report is there; ``run`` looks at it. Never blocks the poller."""
         del report
-        self._news.set()
+        self._report_ready.set()
 
     def poll_interval(self, report: Report) -> float:
         """Seconds until the next reading is wanted; infinite where the poller's own pace will do.
@@ -124,8 +124,8 @@ class Governor:
     async def run(self) -> None:
         """Look at every new report until cancelled."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._report_ready.wait()
+            self._report_ready.clear()
             try:
                 await self.consider()
             except Exception:
@@ -175,7 +175,7 @@ class Governor:
         rule, observe = action.rule, self.mode == "observe"
         log.info("rule %s: %s: %s", rule.name, action.remedy, action.why)
         self._memory, self._acting = begin(self._memory, action), action
-        measured = Measured(RemedyResult(remedy=action.remedy, outcome="failed"), (), ())
+        measured = RemedyOutcome(RemedyResult(remedy=action.remedy, outcome="failed"), (), ())
         try:
             measured = await self._relief.for_rule(rule.name, action.remedy, target=action.target, observe=observe)
         except NotAvailable as exc:
@@ -186,7 +186,7 @@ class Governor:
             self._acting = None
             self._end(action, measured)
 
-    def _end(self, action: Action, measured: Measured) -> None:
+    def _end(self, action: Action, measured: RemedyOutcome) -> None:
         now, rule = self._clock(), action.rule
         if rule not in self.rules:
             return  # replaced meanwhile, and its memory with it
@@ -296,7 +296,7 @@ class Governor:
         self._memory = replace(self._memory, rules=kept)
         self._told.clear()
         self._history.record("policy", what, caller=caller)
-        self._news.set()
+        self._report_ready.set()
 
 
 def _level(decision: Decision) -> PolicyLevel:

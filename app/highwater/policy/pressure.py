@@ -60,7 +60,7 @@ class Pressure:
 
     @property
     def key(self) -> RankKey:
-        """Which rank."""
+        """The rank."""
         return rank_key(self.reading)
 
 

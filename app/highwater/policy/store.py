@@ -1,4 +1,4 @@
-"""Which policy is in force: the configured one, or what was put in its place while running.
+"""The policy in force: the configured one, or what was put in its place while running.
 
 A change is kept in the state file, where one is configured, before it is in force; what could not be kept is not done.
 At the next start it wins over the configuration, unless that has itself been changed since: the newest word counts.

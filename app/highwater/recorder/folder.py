@@ -610,12 +610,12 @@ class _Writer:
     def _age_seconds(self, now: float, wall: float) -> float:
         last = self._last
         if last is None:
-            told = wall - self.ring.identity.started_at
+            age = wall - self.ring.identity.started_at
         else:
-            told = now - last.mono if self._shares_clock else wall - last.at
+            age = now - last.mono if self._shares_clock else wall - last.at
         if self._looked_before is not None:
-            told = min(told, now - self._looked_before)
-        return max(told, now - self._news_at, 0.0)
+            age = min(age, now - self._looked_before)
+        return max(age, now - self._news_at, 0.0)
 
     def _status(self, age_seconds: float, *, has_news: bool) -> RankStatus:
         if self._is_ended:

@@ -207,8 +207,8 @@ class Recorders:
 
     def _elsewhere(self, answers: Sequence[Mapping[str, Any]]) -> str | None:
         """Return what is wrong where running recorders write into another folder; ``None`` where they do not."""
-        told = (answer.get("path") for answer in answers)
-        paths = (Path(path) for path in told if isinstance(path, str) and path.isprintable())
+        named = (answer.get("path") for answer in answers)
+        paths = (Path(path) for path in named if isinstance(path, str) and path.isprintable())
         folder = next((path.parent for path in paths if path.parent != self._folder), None)
         if folder is None:
             return None

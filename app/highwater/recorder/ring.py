@@ -599,25 +599,25 @@ def _entry_table(body: bytes) -> EntryTable | None:
     if head is None:
         return None
     try:
-        told = _TABLE_HEAD.validate_python(head)
+        found = _TABLE_HEAD.validate_python(head)
     except ValidationError:
         return None
-    budget = told.budget if is_within_bounds(told.budget) else WorkerBudget()
+    budget = found.budget if is_within_bounds(found.budget) else WorkerBudget()
     start = tuple(
         replace(phase, name=_short(phase.name), error=None if phase.error is None else _short(phase.error))
-        for phase in told.start
+        for phase in found.start
         if is_within_bounds(phase)
     )
-    notes = [Note(name=_short(note.name), reason=_short(note.reason)) for note in told.notes]
+    notes = [Note(name=_short(note.name), reason=_short(note.reason)) for note in found.notes]
     try:
-        engine_budget = None if told.engine_budget is None else _ENGINE_BUDGET.validate_python(told.engine_budget)
+        engine_budget = None if found.engine_budget is None else _ENGINE_BUDGET.validate_python(found.engine_budget)
     except ValidationError as exc:
         engine_budget = None
         flaws = flaw(exc.errors(include_url=False, include_input=False))
         notes.append(Note(name="engine_budget", reason=f"the file has none that can be read: {flaws}"))
     return EntryTable(
-        mono=told.mono,
-        total=told.total,
+        mono=found.mono,
+        total=found.total,
         budget=budget,
         start=start,
         notes=tuple(notes),

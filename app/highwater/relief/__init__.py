@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from highwater.relief.quiescer import CannotQuiesce, Quiescer
-from highwater.relief.relief import Measured, Relief, RemedyObserver, Wish
+from highwater.relief.relief import Relief, RemedyObserver, RemedyOutcome, RemedyRequest
 from highwater.relief.states import State, States
 
-__all__ = ["CannotQuiesce", "Measured", "Quiescer", "Relief", "RemedyObserver", "State", "States", "Wish"]
+__all__ = ["CannotQuiesce", "Quiescer", "Relief", "RemedyObserver", "RemedyOutcome", "RemedyRequest", "State", "States"]

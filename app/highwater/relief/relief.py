@@ -59,7 +59,7 @@ class RemedyObserver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RemedyOutcome:
     """A remedy's result with the readings around it and, on the drop-in paths, the engine's own answer."""
 
     result: RemedyResult
@@ -69,7 +69,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RemedyRequest:
     """One remedy that an operator asks for, and how far it shall go."""
 
     remedy: str
@@ -77,7 +77,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _RemedyRun:
     """The remedy to run, and on whose behalf."""
 
     remedy: Remedy
@@ -100,7 +100,7 @@ class Relief:
         history: Where events go.
         quiescer: Holds requests where a remedy needs that.
         remedies: All there are.
-        observer: Who counts remedies.
+        observer: Counts remedies.
         clock: Monotonic seconds.
     """
 
@@ -142,54 +142,56 @@ class Relief:
             return refusal
         return self._quiescer.impossible if remedy.needs_gate(can, "safe") else None
 
-    async def for_rule(self, rule: str, name: str, *, target: Target = UNNEEDED, observe: bool = False) -> Measured:
+    async def for_rule(
+        self, rule: str, name: str, *, target: Target = UNNEEDED, observe: bool = False
+    ) -> RemedyOutcome:
         """Run one remedy on a rule's behalf, or only record that it would have been.
 
         Raises:
             NotAvailable: The engine is not there to be asked. That is recorded as a failed reset.
         """
-        order = _Order(self.remedies[name], "policy", rule=rule, ask=Ask(target=target))
+        wanted = _RemedyRun(self.remedies[name], "policy", rule=rule, ask=Ask(target=target))
         if observe:
-            result = _result(order.remedy, "observed", reason="the policy is in observe mode")
-            self._record(order, result)
-            return Measured(result, (), ())
-        return await self._carry_out(order)
+            result = _result(wanted.remedy, "observed", reason="the policy is in observe mode")
+            self._record(wanted, result)
+            return RemedyOutcome(result, (), ())
+        return await self._carry_out(wanted)
 
     async def reclaim(
-        self, wishes: Sequence[Wish], *, mode: Mode, dry_run: bool, caller: Caller | None = None
-    ) -> list[Measured]:
+        self, requests: Sequence[RemedyRequest], *, mode: Mode, dry_run: bool, caller: Caller | None = None
+    ) -> list[RemedyOutcome]:
         """Run remedies in this order on an operator's behalf; none named: what frees the device's caches here.
 
         Raises:
             UnknownName: There is no such remedy.
             NotAvailable: The engine is not there to be asked.
         """
-        wishes = wishes or self._usual()
-        for wish in wishes:
-            if wish.remedy not in self.remedies:
-                raise UnknownName("remedies", wish.remedy, self.remedies)
+        requests = requests or self._usual()
+        for request in requests:
+            if request.remedy not in self.remedies:
+                raise UnknownName("remedies", request.remedy, self.remedies)
         return [
             await self._carry_out(
-                _Order(
-                    self.remedies[wish.remedy],
+                _RemedyRun(
+                    self.remedies[request.remedy],
                     "reclaim",
                     mode=mode,
-                    ask=Ask(target=wish.target),
+                    ask=Ask(target=request.target),
                     dry_run=dry_run,
                     caller=caller,
                 )
             )
-            for wish in wishes
+            for request in requests
         ]
 
-    def _usual(self) -> Sequence[Wish]:
+    def _usual(self) -> Sequence[RemedyRequest]:
         # A trim keeps what a reset then drops: one of the two.
         cache = "reset_encoder_cache" if self._poller.capabilities.reset_encoder_cache else "trim_encoder_cache"
-        return (Wish("release"), Wish(cache))
+        return (RemedyRequest("release"), RemedyRequest(cache))
 
     async def drop_in(
         self, name: str, *, query: str, mode: Mode, force: bool, caller: Caller | None = None
-    ) -> Measured:
+    ) -> RemedyOutcome:
         """Run one of vLLM's own resets, as a client asked for it.
 
         Raises:
@@ -197,7 +199,7 @@ class Relief:
             NotAvailable: The engine is not there to be asked.
         """
         # No release after it: a client that asks for vLLM's reset gets that and nothing more.
-        order = _Order(
+        wanted = _RemedyRun(
             self.remedies[name],
             "drop-in",
             mode=mode,
@@ -206,7 +208,7 @@ class Relief:
             release_after=False,
             caller=caller,
         )
-        measured = await self._carry_out(order)
+        measured = await self._carry_out(wanted)
         if measured.result.outcome == "refused":
             raise Refused(f"{name}: {measured.result.reason}")
         return measured
@@ -249,47 +251,47 @@ class Relief:
 
     # --- carrying out ---
 
-    async def _carry_out(self, order: _Order) -> Measured:
+    async def _carry_out(self, wanted: _RemedyRun) -> RemedyOutcome:
         async with self._turn:
             with self._states.one_relief():
                 try:
-                    return await self._relieve(order)
+                    return await self._relieve(wanted)
                 except RequestError:
                     raise  # recorded where it arose
                 except BaseException as exc:
                     # Cancelled, or what nobody thought of: raised again, and logged first, as the remedy may have run.
                     what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
-                    self._record(order, _result(order.remedy, "failed", reason=f"{what} while {self.state}"))
+                    self._record(wanted, _result(wanted.remedy, "failed", reason=f"{what} while {self.state}"))
                     raise
 
-    async def _relieve(self, order: _Order) -> Measured:
-        before = await self._before(order)
+    async def _relieve(self, wanted: _RemedyRun) -> RemedyOutcome:
+        before = await self._before(wanted)
         capabilities = self._poller.capabilities
-        refusal = _refusal(order, capabilities, before)
+        refusal = _refusal(wanted, capabilities, before)
         if refusal is not None:
-            return self._refused(order, before, refusal)
-        is_held = not order.force and order.remedy.needs_gate(capabilities, order.mode)
-        if order.dry_run:
+            return self._refused(wanted, before, refusal)
+        is_held = not wanted.force and wanted.remedy.needs_gate(capabilities, wanted.mode)
+        if wanted.dry_run:
             plan = f"dry run; {self._quiescer.plan() if is_held else 'no request has to wait for it'}"
-            return Measured(_result(order.remedy, "observed", reason=plan), before.ranks, before.ranks)
+            return RemedyOutcome(_result(wanted.remedy, "observed", reason=plan), before.ranks, before.ranks)
 
         started = self._clock()
         quiesced: Quiesced | None = None
         try:
             if is_held:
-                async with self._quiescer.quiet(self._states, then_pace=order.remedy.paces_after) as quiesced:
-                    run = await self._call(order, CALL_SECONDS)
+                async with self._quiescer.quiet(self._states, then_pace=wanted.remedy.paces_after) as quiesced:
+                    run = await self._call(wanted, CALL_SECONDS)
             else:
-                quiesced, run = Quiesced("nothing"), await self._call(order, self._rounds_seconds())
+                quiesced, run = Quiesced("nothing"), await self._call(wanted, self._rounds_seconds())
         except CannotQuiesce as exc:
-            return self._refused(order, before, str(exc), exc.held_seconds)
+            return self._refused(wanted, before, str(exc), exc.held_seconds)
         except EngineError as exc:
             # The gate's question before the remedy: nothing was done.
             run = Run(ok=False, reason=str(exc))
         if run.refused:
-            return self._refused(order, before, run.reason or "refused by the workers")
-        is_released = order.release_after and self._engine.rpc_allowed
-        if run.ok and order.remedy.needs_release and is_released:
+            return self._refused(wanted, before, run.reason or "refused by the workers")
+        is_released = wanted.release_after and self._engine.rpc_allowed
+        if run.ok and wanted.remedy.needs_release and is_released:
             run = await self._release_after(run)
         readings, unmeasured = await self._after(before) if quiesced is not None else ((), None)
         if not run.ok:
@@ -297,9 +299,9 @@ class Relief:
             readings, unmeasured = (), "not measured"
         deltas = freed(before.ranks, readings)
         freed_bytes, freed_components = total(deltas)
-        credited = credit(order.remedy.name, before.ranks, readings, run.detail, is_released=is_released)
+        credited = credit(wanted.remedy.name, before.ranks, readings, run.detail, is_released=is_released)
         result = replace(
-            _result(order.remedy, "done" if run.ok else "failed", reason=_joined(run.reason, unmeasured)),
+            _result(wanted.remedy, "done" if run.ok else "failed", reason=_joined(run.reason, unmeasured)),
             seconds=self._clock() - started,
             freed_bytes=freed_bytes,
             freed_components=freed_components,
@@ -310,15 +312,15 @@ class Relief:
             held_seconds=quiesced.held_seconds if quiesced is not None else None,
             detail=run.detail,
         )
-        self._record(order, result)
-        return Measured(result, before.ranks, readings, run.answer)
+        self._record(wanted, result)
+        return RemedyOutcome(result, before.ranks, readings, run.answer)
 
-    async def _call(self, order: _Order, seconds: float) -> Run:
+    async def _call(self, wanted: _RemedyRun, seconds: float) -> Run:
         """The remedy itself. What fails here has its place in the result, so that the gate opens in order."""
-        ask = replace(order.ask, patience_seconds=PATIENCE_SECONDS if order.mode == "safe" else 0.0)
+        ask = replace(wanted.ask, patience_seconds=PATIENCE_SECONDS if wanted.mode == "safe" else 0.0)
         try:
             async with self._states.enter("calling", seconds):
-                return await order.remedy.run(self._engine, ask)
+                return await wanted.remedy.run(self._engine, ask)
         except TimeoutError:
             return Run(ok=False, reason=f"it has not ended within {seconds:g} s")
         except EngineError as exc:
@@ -362,13 +364,15 @@ class Relief:
         # The first call may wait for a poll's, and the last one begins just before the rounds' own time is up.
         return MAX_SECONDS + 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
 
-    def _refused(self, order: _Order, before: Report, reason: str, held_seconds: float | None = None) -> Measured:
-        result = replace(_result(order.remedy, "refused", reason=reason), held_seconds=held_seconds)
-        if not order.dry_run:
-            self._record(order, result)
-        return Measured(result, before.ranks, before.ranks)
+    def _refused(
+        self, wanted: _RemedyRun, before: Report, reason: str, held_seconds: float | None = None
+    ) -> RemedyOutcome:
+        result = replace(_result(wanted.remedy, "refused", reason=reason), held_seconds=held_seconds)
+        if not wanted.dry_run:
+            self._record(wanted, result)
+        return RemedyOutcome(result, before.ranks, before.ranks)
 
-    async def _before(self, order: _Order) -> Report:
+    async def _before(self, wanted: _RemedyRun) -> Report:
         """A reading of now; the last one if it was taken just before, as on the policy's behalf it was.
 
         Raises:
@@ -377,22 +381,22 @@ class Relief:
         report = self._poller.current()
         age = report.age_seconds
         # Now means from now on: an operator's own measurement must not begin before it.
-        if order.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
+        if wanted.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
             polled = await self._poll("reading")
             if polled is None:
-                raise self._not_available(order, f"no reading came within {self._poll_seconds():g} s")
+                raise self._not_available(wanted, f"no reading came within {self._poll_seconds():g} s")
             report = polled
         traits = report.engine.traits
         if not traits.is_up or (report.stale and traits.is_late):
-            raise self._not_available(order, in_words(report.engine))
+            raise self._not_available(wanted, in_words(report.engine))
         return replace(report, ranks=()) if report.stale else report
 
-    def _not_available(self, order: _Order, reason: str) -> NotAvailable:
-        self._record(order, _result(order.remedy, "failed", reason=reason))
+    def _not_available(self, wanted: _RemedyRun, reason: str) -> NotAvailable:
+        self._record(wanted, _result(wanted.remedy, "failed", reason=reason))
         return NotAvailable(reason)
 
-    def _record(self, order: _Order, result: RemedyResult) -> None:
-        self._observer.remedy_ended(result, order.trigger)
+    def _record(self, wanted: _RemedyRun, result: RemedyResult) -> None:
+        self._observer.remedy_ended(result, wanted.trigger)
         kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
         summary = f"{result.remedy} {result.outcome}"
         if result.outcome == "done" and result.credited_bytes is not None:
@@ -402,16 +406,18 @@ class Relief:
                 summary += f"; use beside it {'fell' if beside > 0 else 'grew'} by {mib(abs(beside))} MiB"
         if result.reason:
             summary += f": {result.reason}"
-        self._history.record(kind, summary, trigger=order.trigger, rule=order.rule, result=result, caller=order.caller)
-        by = f"{order.trigger} by {order.caller.address or 'an unknown peer'}" if order.caller else order.trigger
-        log.info("%s (%s)", summary, order.rule or by)
+        self._history.record(
+            kind, summary, trigger=wanted.trigger, rule=wanted.rule, result=result, caller=wanted.caller
+        )
+        by = f"{wanted.trigger} by {wanted.caller.address or 'an unknown peer'}" if wanted.caller else wanted.trigger
+        log.info("%s (%s)", summary, wanted.rule or by)
 
 
-def _refusal(order: _Order, capabilities: Capabilities, before: Report) -> str | None:
-    if order.force:
+def _refusal(wanted: _RemedyRun, capabilities: Capabilities, before: Report) -> str | None:
+    if wanted.force:
         return None
-    theirs = operators_only(order.remedy, capabilities) if order.trigger == "policy" else None
-    return theirs or order.remedy.refusal(capabilities, before.engine, order.mode)
+    theirs = operators_only(wanted.remedy, capabilities) if wanted.trigger == "policy" else None
+    return theirs or wanted.remedy.refusal(capabilities, before.engine, wanted.mode)
 
 
 def _joined(*reasons: str | None) -> str | None:

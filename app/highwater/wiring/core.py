@@ -1,4 +1,4 @@
-"""What watches the engine and acts on it: history, poller, relief, policy. It neither listens nor serves."""
+"""The parts that watch the engine and act on it: history, poller, relief, policy. None listens or serves."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def wire_recorders(settings: Settings, engine: Engine, clocks: Clocks) -> Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreInputs:
-    """What the core is made of and shares with the other areas.
+    """The parts and values that the core is made of.
 
     Attributes:
         settings: All of them.

@@ -1,4 +1,4 @@
-"""What stands between clients and the engine: the gate, the proxy, and a front for each port."""
+"""The parts between clients and the engine: the gate, the proxy, and a front for each port."""
 
 from __future__ import annotations
 

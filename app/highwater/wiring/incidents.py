@@ -1,4 +1,4 @@
-"""What keeps evidence of an engine that dies, hangs or has no memory left."""
+"""The parts that keep evidence of an engine that dies, hangs or has no memory left."""
 
 from __future__ import annotations
 

@@ -29,5 +29,5 @@ class Loops:
         await asyncio.wait(self._tasks)
 
     def alive(self) -> bool:
-        """Whether none has ended."""
+        """Return whether none has ended."""
         return not any(task.done() for task in self._tasks)

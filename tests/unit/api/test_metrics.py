@@ -478,7 +478,7 @@ def test_the_process_of_this_sidecar_is_the_one_that_is_shown():
 def test_the_age_of_the_report_goes_on_by_itself(monkeypatch):
     """It is the one number that differs at every scrape."""
     reports = [story()[0]]
-    exporter = Exporter(Counters(), lambda: reports[-1], lambda: POLICY)
+    exporter = Exporter(Counters(), lambda: reports[-1], lambda: POLICY, clock=lambda: 0.0)
     assert samples(classic(exporter), "report_age_seconds") == {(): 0.5}
     rendering = Rendering(monkeypatch)
     reports.append(replace(reports[0], age_seconds=0.75))

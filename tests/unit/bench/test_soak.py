@@ -7,20 +7,20 @@ import pytest
 from bench.soak.clients import Answer, Reset, Service
 from bench.soak.page import figures
 from bench.soak.sidecar import Held
-from bench.soak.soak import Measured, Part
+from bench.soak.soak import Part, SoakResult
 
 MB = 1_000_000
 IDLE = Held(15, {"Poller.run": 1}, {})
 
 
-def measured(*, at_end: Held = IDLE, rss=None, answers=(), resets=()) -> Measured:
+def measured(*, at_end: Held = IDLE, rss=None, answers=(), resets=()) -> SoakResult:
     """A run of a minute without attackers, a minute with them, and one without."""
     parts = [Part(False, 0.0, 60.0), Part(True, 60.0, 120.0), Part(False, 120.0, 180.0)]
     service = Service(answers=list(answers), resets=list(resets))
-    return Measured(service, IDLE, at_end, parts, rss or [(float(second), 80 * MB) for second in range(180)])
+    return SoakResult(service, IDLE, at_end, parts, rss or [(float(second), 80 * MB) for second in range(180)])
 
 
-def is_met(run: Measured, name: str) -> bool:
+def is_met(run: SoakResult, name: str) -> bool:
     figure = figures(run)[name]
     return figure.goal is not None and figure.goal.is_met(figure.value)
 

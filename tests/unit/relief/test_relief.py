@@ -11,7 +11,7 @@ import pytest
 from highwater.errors import NotAvailable, Refused, UnknownName
 from highwater.policy import SIGNAL_REMEDIES
 from highwater.readings import Target
-from highwater.relief import States, Wish
+from highwater.relief import RemedyRequest, States
 from highwater.relief.remedies import REMEDIES, Run
 from highwater.relief.remedies.release import Release
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
@@ -28,14 +28,14 @@ async def grown(version: str = "0.32.0", **knobs) -> Core:
     return core
 
 
-def wishes(*names: str) -> list[Wish]:
-    return [Wish(name) for name in names]
+def requests(*names: str) -> list[RemedyRequest]:
+    return [RemedyRequest(name) for name in names]
 
 
 async def test_reclaim_runs_in_order_and_tells_before_and_after():
     """Each with the readings around it."""
     core = await grown()
-    first, second = await core.relief.reclaim(wishes("reset_encoder_cache", "release"), mode="safe", dry_run=False)
+    first, second = await core.relief.reclaim(requests("reset_encoder_cache", "release"), mode="safe", dry_run=False)
     assert core.fake.resets() == ["/reset_encoder_cache", "release", "release"]
     assert (first.before[0].used_bytes, first.after[0].used_bytes) == (USED_AFTER, USED_READY - CACHED)
     assert first.result.freed_bytes == ENCODER_BYTES + 2 * CACHED
@@ -47,7 +47,7 @@ async def test_a_dry_run_does_nothing():
     """It tells what would be refused, and leaves neither event nor count."""
     core = await grown(version="0.12.0")
     events = core.summaries()
-    would, would_not = await core.relief.reclaim(wishes("release", "reset_encoder_cache"), mode="safe", dry_run=True)
+    would, would_not = await core.relief.reclaim(requests("release", "reset_encoder_cache"), mode="safe", dry_run=True)
     assert (would.result.outcome, would.result.reason) == ("observed", "dry run; no request has to wait for it")
     assert would_not.result.outcome == "refused"
     assert (core.fake.resets(), core.summaries(), core.counted.remedies) == ([], events, [])
@@ -57,7 +57,7 @@ async def test_an_unknown_remedy_is_named_before_anything_is_done():
     """Not after half of the list."""
     core = await grown()
     with pytest.raises(UnknownName, match="'reboot' is not known; allowed: release, trim_encoder_cache"):
-        await core.relief.reclaim(wishes("release", "reboot"), mode="now", dry_run=False)
+        await core.relief.reclaim(requests("release", "reboot"), mode="now", dry_run=False)
     assert core.fake.resets() == []
 
 
@@ -120,7 +120,7 @@ async def test_operator_and_policy_never_act_at_once():
     await core.poller.poll()
     core.engine._rpc_deadline = 60.0
     core.fake.hang = asyncio.Event()
-    operator = asyncio.create_task(core.relief.reclaim(wishes("release"), mode="safe", dry_run=False))
+    operator = asyncio.create_task(core.relief.reclaim(requests("release"), mode="safe", dry_run=False))
     for _ in range(100):
         await asyncio.sleep(0)
     assert core.fake.ops()[-1] == "release"
@@ -134,7 +134,7 @@ async def test_operator_and_policy_never_act_at_once():
 async def test_two_operators_take_turns():
     """One remedy at a time: every measurement is one remedy's own."""
     core = await grown()
-    asked = [core.relief.reclaim(wishes("release"), mode="safe", dry_run=False) for _ in range(3)]
+    asked = [core.relief.reclaim(requests("release"), mode="safe", dry_run=False) for _ in range(3)]
     results = await asyncio.gather(*asked)
     assert sorted(measured.result.freed_bytes for (measured,) in results) == [0, 0, 2 * CACHED]
 
@@ -155,7 +155,7 @@ async def test_use_that_grew_meanwhile_is_not_called_freed(monkeypatch):
     for worker in core.fake.workers:
         worker.cached = 0
     monkeypatch.setattr(core.relief, "remedies", {"release": Busy()})
-    (measured,) = await core.relief.reclaim(wishes("release"), mode="safe", dry_run=False)
+    (measured,) = await core.relief.reclaim(requests("release"), mode="safe", dry_run=False)
     assert measured.result.freed_bytes == -2 * IMAGE_BYTES
     assert "freed 0.0 MiB in 0.00 s; use beside it grew by 244.0 MiB" in core.summaries("reset")[0]
 
@@ -183,7 +183,7 @@ async def test_a_reset_that_nobody_could_measure_says_so():
         return Run(ok=True)
 
     core.relief.remedies = {"release": Stand(run_and_fall_silent)}
-    (measured,) = await core.relief.reclaim(wishes("release"), mode="now", dry_run=False)
+    (measured,) = await core.relief.reclaim(requests("release"), mode="now", dry_run=False)
     assert (measured.result.outcome, measured.result.freed_bytes, measured.result.ranks) == ("done", None, ())
     assert "not measured" in measured.result.reason
 
@@ -195,7 +195,7 @@ async def test_a_trim_moves_what_is_asked_and_releases_it():
     """The same target for every rank; without the release after it the device would see nothing of it."""
     core = await grown()
     (measured,) = await core.relief.reclaim(
-        [Wish("trim_encoder_cache", Target(free_bytes=10 * IMAGE_BYTES))], mode="safe", dry_run=False
+        [RemedyRequest("trim_encoder_cache", Target(free_bytes=10 * IMAGE_BYTES))], mode="safe", dry_run=False
     )
     assert core.fake.resets() == ["trim", "release"]
     assert core.fake.asked("/collective_rpc")[-3].body.count(b"free_bytes") == 1
@@ -209,7 +209,7 @@ async def test_what_the_workers_refuse_is_a_refusal():
     """With their reason, and no release after it: nothing was done."""
     core = await grown()
     core.fake.workers_refuse = "an EC connector keeps references into the cache"
-    (measured,) = await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
+    (measured,) = await core.relief.reclaim(requests("trim_encoder_cache"), mode="safe", dry_run=False)
     assert (measured.result.outcome, core.fake.resets()) == ("refused", ["trim"])
     assert "an EC connector keeps references" in measured.result.reason
     assert core.counted.remedies == [("trim_encoder_cache", "reclaim", "refused")]
@@ -218,7 +218,7 @@ async def test_what_the_workers_refuse_is_a_refusal():
 async def test_restore_brings_back_what_a_trim_moved():
     """And an older extension, or none, is a refusal that says so."""
     core = await grown()
-    await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
+    await core.relief.reclaim(requests("trim_encoder_cache"), mode="safe", dry_run=False)
     answers = await core.relief.restore()
     assert [answer["restored_entries"] for answer in answers] == [IMAGES] * 2
     assert core.poller.current().encoder_cache.host_bytes == 0
@@ -230,7 +230,7 @@ async def test_restore_brings_back_what_a_trim_moved():
 async def test_a_restore_goes_on_until_all_is_back():
     """Each call brings back what its time allows, and the engine steps between two of them."""
     core = await grown()
-    await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
+    await core.relief.reclaim(requests("trim_encoder_cache"), mode="safe", dry_run=False)
     for worker in core.fake.workers:
         worker.entries_a_call = IMAGES // 2
     answers = await core.relief.restore()
@@ -254,7 +254,7 @@ async def test_safe_reset_mm_cache_holds_new_requests_and_tells_for_how_long():
     core = await grown()
     seen: list[bool] = []
     core.fake.on_reset = lambda: seen.append(core.gate.is_open)
-    (measured,) = await core.relief.reclaim(wishes("reset_mm_cache"), mode="safe", dry_run=False)
+    (measured,) = await core.relief.reclaim(requests("reset_mm_cache"), mode="safe", dry_run=False)
     assert (measured.result.outcome, measured.result.quiesced_by, seen) == ("done", "gate", [False])
     assert measured.result.held_seconds is not None
     assert core.gate.is_open
@@ -264,7 +264,7 @@ async def test_no_moment_is_a_refusal():
     """A request under way that does not end: it is left alone, and nothing is done."""
     core = await grown()
     await core.gate.enter()
-    (measured,) = await core.relief.reclaim(wishes("reset_mm_cache"), mode="safe", dry_run=False)
+    (measured,) = await core.relief.reclaim(requests("reset_mm_cache"), mode="safe", dry_run=False)
     assert (measured.result.outcome, core.fake.resets()) == ("refused", [])
     assert "1 requests were still under way after 0.05 s" in measured.result.reason
     assert core.gate.is_open
@@ -282,7 +282,7 @@ async def test_vllms_own_meaning_waits_for_nobody(name):
 async def test_a_dry_run_tells_the_moment():
     """What would be held, and for how long at most."""
     core = await grown()
-    (measured,) = await core.relief.reclaim(wishes("reset_mm_cache"), mode="safe", dry_run=True)
+    (measured,) = await core.relief.reclaim(requests("reset_mm_cache"), mode="safe", dry_run=True)
     assert measured.result.reason == (
         "dry run; would hold new requests for at most 0.05 s until those under way are done"
     )
@@ -296,14 +296,14 @@ async def test_a_trim_that_never_returns_fails_and_is_never_repeated():
     core = await grown()
     await core.poller.poll()
     core.fake.hang = asyncio.Event()
-    (measured,) = await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
+    (measured,) = await core.relief.reclaim(requests("trim_encoder_cache"), mode="safe", dry_run=False)
     assert measured.result.outcome == "failed"
     assert "worker call trim sent" in measured.result.reason
     assert core.fake.ops().count("trim") == 1
     assert core.gate.is_open
     assert not core.relief.busy
     with pytest.raises(NotAvailable, match="the engine is busy: worker call trim sent"):
-        await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
+        await core.relief.reclaim(requests("trim_encoder_cache"), mode="safe", dry_run=False)
     assert core.fake.ops().count("trim") == 1
     assert core.summaries("reset")[0].startswith("trim_encoder_cache failed")
     core.fake.hang.set()
@@ -314,7 +314,7 @@ async def test_a_reset_that_never_returns_lets_the_held_go():
     """Whatever became of it: requests wait for it no longer than it may take."""
     core = await grown()
     core.fake.late = {"/reset_mm_cache"}
-    (measured,) = await core.relief.reclaim(wishes("reset_mm_cache"), mode="safe", dry_run=False)
+    (measured,) = await core.relief.reclaim(requests("reset_mm_cache"), mode="safe", dry_run=False)
     assert (measured.result.outcome, measured.result.quiesced_by) == ("failed", "gate")
     assert "no answer in time" in measured.result.reason
     assert core.gate.is_open
@@ -333,7 +333,7 @@ async def test_a_trim_that_is_answered_with_garbage_has_failed(garbage, told):
     core = await grown()
     await core.poller.poll()
     core.fake.garble = garbage
-    (measured,) = await core.relief.reclaim(wishes("trim_encoder_cache"), mode="safe", dry_run=False)
+    (measured,) = await core.relief.reclaim(requests("trim_encoder_cache"), mode="safe", dry_run=False)
     assert measured.result.outcome == "failed"
     assert told in measured.result.reason
     assert not core.relief.busy
@@ -397,7 +397,7 @@ async def test_a_relief_waits_nowhere_for_longer_than_it_may(monkeypatch, state,
     core = await grown()
     await core.poller.poll()
     there = stage(core, monkeypatch, state)
-    (measured,) = await core.relief.reclaim(wishes(remedy_through(state)), mode="safe", dry_run=False)
+    (measured,) = await core.relief.reclaim(requests(remedy_through(state)), mode="safe", dry_run=False)
     assert there.is_set()
     assert (measured.result.outcome, measured.result.freed_bytes) == (outcome, None)
     assert told in measured.result.reason
@@ -411,7 +411,7 @@ async def test_a_reading_that_does_not_come_ends_the_relief_before_it_began(monk
     core = await grown()
     there = stage(core, monkeypatch, "reading")
     with pytest.raises(NotAvailable, match=r"no reading came within 0\.03 s"):
-        await core.relief.reclaim(wishes("release"), mode="safe", dry_run=False)
+        await core.relief.reclaim(requests("release"), mode="safe", dry_run=False)
     assert (there.is_set(), core.relief.state, core.relief.busy) == (True, "idle", False)
     assert core.counted.remedies == [("release", "reclaim", "failed")]
 
@@ -441,7 +441,7 @@ async def test_whoever_is_cancelled_in_any_state_leaves_nothing_behind(monkeypat
         await core.poller.poll()
     with monkeypatch.context() as staged:
         there = stage(core, staged, state)
-        reset = core.relief.reclaim(wishes(remedy_through(state)), mode="safe", dry_run=False)
+        reset = core.relief.reclaim(requests(remedy_through(state)), mode="safe", dry_run=False)
         task = asyncio.create_task(reset)
         await there.wait()
         assert (core.relief.state, core.relief.busy) == (state, True)
@@ -452,7 +452,7 @@ async def test_whoever_is_cancelled_in_any_state_leaves_nothing_behind(monkeypat
     core.fake.on_reset = lambda: None
     assert (core.relief.state, core.relief.busy, core.gate.is_open) == ("idle", False, True)
     assert core.summaries("reset")[0] == f"{remedy_through(state)} failed: cancelled while {state}"
-    (measured,) = await core.relief.reclaim(wishes(remedy_through(state)), mode="safe", dry_run=False)
+    (measured,) = await core.relief.reclaim(requests(remedy_through(state)), mode="safe", dry_run=False)
     assert measured.result.outcome == "done"
 
 
@@ -465,7 +465,7 @@ async def test_a_remedy_that_breaks_is_recorded_and_raised():
 
     core.relief.remedies = {"release": Stand(broken)}
     with pytest.raises(KeyError):
-        await core.relief.reclaim(wishes("release"), mode="safe", dry_run=False)
+        await core.relief.reclaim(requests("release"), mode="safe", dry_run=False)
     assert core.summaries("reset")[0] == "release failed: KeyError('complete') while calling"
     assert (core.relief.state, core.relief.busy) == ("idle", False)
 
@@ -479,7 +479,7 @@ async def test_readings_around_a_remedy_that_failed_are_not_called_its_effect():
         return Run(ok=False, reason="1 of 2 ranks: out of order")
 
     core.relief.remedies = {"release": Stand(half)}
-    (measured,) = await core.relief.reclaim(wishes("release"), mode="safe", dry_run=False)
+    (measured,) = await core.relief.reclaim(requests("release"), mode="safe", dry_run=False)
     assert (measured.result.outcome, measured.result.freed_bytes, measured.result.ranks) == ("failed", None, ())
     assert measured.result.reason == "1 of 2 ranks: out of order; not measured"
     assert measured.after == ()
@@ -500,7 +500,7 @@ async def test_requests_wait_for_the_reset_and_not_for_the_release_after_it(monk
         return await rpc(op, payload)
 
     monkeypatch.setattr(core.engine, "rpc", noted)
-    (measured,) = await core.relief.reclaim(wishes("reset_encoder_cache"), mode="safe", dry_run=False)
+    (measured,) = await core.relief.reclaim(requests("reset_encoder_cache"), mode="safe", dry_run=False)
     assert (measured.result.outcome, measured.result.quiesced_by, seen) == ("done", "gate", [False, True])
 
 

@@ -37,7 +37,7 @@ class Source(Protocol):
 
     @property
     def reach(self) -> Reach:
-        """What has to respond for it to be read."""
+        """The part of the engine that has to respond for it to be read."""
 
     def available(self, capabilities: Capabilities) -> bool:
         """Return whether this engine has it."""
