@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,7 +34,7 @@ SLACK_BYTES = 4 * GIB
 """What the engine's plan leaves over on a device."""
 WORKSPACE_BYTES = 512 * MIB
 """What a library takes from the driver within a step, past PyTorch's allocator."""
-PHASE_STEPS = 64
+PHASE_STEPS = 256
 PIECES = (16, 24, 36)
 """Sizes in MiB of a step's tensors, one a phase: freed segments of one size are too small for the next."""
 CPU_ROOM_BYTES = 512 * MIB
@@ -98,10 +99,9 @@ class SmallEngine:
         while True:
             if began is None and (options.begin is None or os.path.exists(options.begin)):
                 began = self.steps
+                self._worker.during_step = lambda first=began: load(self.steps - first)
             # Looked up at each step, as an engine does: the recorder puts a wrapper on the worker.
             self._worker.execute_model()
-            if began is not None:
-                load(self.steps - began)
             self.steps += 1
             self._answer_calls(time.monotonic() + STEP_SECONDS)
 
@@ -260,6 +260,11 @@ def _fragment(on: TorchDevice, hog: list[Tensor]) -> Callable[[int], None]:
 
 def _workspace(on: TorchDevice, hog: list[Tensor]) -> Callable[[int], None]:
     """Return a step in which a library finds no room: PyTorch's allocator holds all of the device, in use."""
+    factor, product = on.randn(4096, 4096), on.randn(4096, 4096)
+
+    def multiply() -> None:
+        on.torch.mm(factor, factor, out=product)
+        on.wait()
 
     def step(_: int) -> None:
         size = 4 * GIB
@@ -268,7 +273,10 @@ def _workspace(on: TorchDevice, hog: list[Tensor]) -> Callable[[int], None]:
                 hog.append(on.empty(size))
             except RuntimeError:
                 size //= 2
-        on.driver_allocation(WORKSPACE_BYTES)
+        # On a new thread a library begins anew: it wants a handle and a workspace of its own.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(multiply).result()
+        on.driver_allocation(WORKSPACE_BYTES)  # where that was enough for it
 
     return step
 

@@ -6,6 +6,7 @@ The steps share it. Its attributes are those that the worker package reads of an
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,8 @@ class KitWorker(_Base, MemoryExtension):
         if requested_bytes is not None:
             self.requested_memory = requested_bytes
         self._on = on
+        self.during_step: Callable[[], None] = lambda: None
+        """What else happens in each step."""
         self.step_input = on.randn(64, on.sizes.hidden)
         kv_cache = on.empty(on.sizes.kv_bytes if kv_bytes is None else kv_bytes)
         if on.is_cpu:
@@ -81,6 +84,7 @@ class KitWorker(_Base, MemoryExtension):
     def execute_model(self, scheduler_output: object = None) -> Tensor:  # noqa: ARG002 - vLLM's signature
         """Take one step; the output is on the device, and nobody has waited for it."""
         with self._on.torch.inference_mode():
+            self.during_step()
             return self.model_runner.model(self.step_input)
 
     def call(self, op: str, **payload: object) -> dict[str, Any]:

@@ -23,11 +23,12 @@ CHECKS = {
     "verdict": "the incident says that the engine died, and why by its log",
 }
 DEATH_SECONDS = 60.0
-INCIDENT_SECONDS = 60.0
+INCIDENT_SECONDS = 30.0
+RIGHT_KINDS = ("died", "out_of_memory")
 RECORDED_SECONDS = 4.0
 LOADS = ("full", "fragment", "workspace")
 _LOAD_OF = {"full": "fill", "fragment": "fragment", "workspace": "workspace"}
-_UNUSED = {"unused_reserve", "fragmentation"}
+_UNUSED = {"unused_reserve"}
 
 
 def run(on: TorchDevice, found: Findings) -> None:
@@ -85,15 +86,18 @@ _CANN = {"memory_allocation_failure_el0004", "runtime_result_207001", "pta_memor
 
 
 def _incident(sidecar: Any) -> dict[str, Any] | None:  # noqa: ANN401 - the demonstration's sidecar, imported late
-    """Return the newest incident, once there is one."""
+    """Return the incident that says that the engine died; after a while the newest, empty where there is none."""
     deadline = time.monotonic() + INCIDENT_SECONDS
-    while time.monotonic() < deadline:
+    while True:
+        # The engine may count as hung for a moment, until it is known that nothing listens any more.
         listed = sidecar.call("GET", "/memory/incidents")["incidents"]
-        if listed:
-            incident: dict[str, Any] = sidecar.call("GET", f"/memory/incidents/{listed[0]['id']}")
-            return incident
+        right = next((headline for headline in listed if headline["kind"] in RIGHT_KINDS), None)
+        if right is not None or time.monotonic() > deadline:
+            break
         time.sleep(0.5)
-    return {}
+    chosen = right or next(iter(listed), None)
+    incident: dict[str, Any] = {} if chosen is None else sidecar.call("GET", f"/memory/incidents/{chosen['id']}")
+    return incident
 
 
 def _judge_incident(on: TorchDevice, way: str, incident: dict[str, Any], found: Findings) -> None:
@@ -102,7 +106,7 @@ def _judge_incident(on: TorchDevice, way: str, incident: dict[str, Any], found: 
         found.holds("verdict", False, f"{way}: there is no incident")
         return
     kind, summary = incident["kind"], incident["summary"]
-    is_right = kind in ("died", "out_of_memory") and (on.is_cpu or bool(incident["log"]))
+    is_right = kind in RIGHT_KINDS and (on.is_cpu or bool(incident["log"]))
     found.holds("verdict", is_right, f"{way}: {kind}: {summary}", value=summary)
     names = {finding["name"] for finding in incident["findings"]}
     if way == "fragment":

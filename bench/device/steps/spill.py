@@ -214,11 +214,11 @@ def _graph(on: TorchDevice, found: Findings) -> None:
 
 def _no_room(on: TorchDevice, found: Findings) -> None:
     """Let somebody else take what a trim gave back, and access the entries."""
-    worker = KitWorker(on, images=4)
+    worker = KitWorker(on, images=6)
     references = _references(worker)
     first = next(iter(references))
     batch = 2 * references[first].nbytes
-    # The oldest group alone, so that another one is left on the device to make room.
+    # Not all of them: what is left on the device makes room. The reserve for the way back is not counted as free.
     worker.call("trim", free_bytes=1, max_seconds=NO_LIMIT)
     worker.call("release")
     hog = _fill(on)

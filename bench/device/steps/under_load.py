@@ -14,7 +14,7 @@ SAYS = "operations under load: how long the step loop stands still, and that no 
 CHECKS = {
     "results": "no step's output changed, over two hundred operations between steps (forty on a CPU)",
     "entries": "no encoder output changed meanwhile",
-    "operations": "every operation succeeded",
+    "operations": "every operation on the worker succeeded",
     "trims_moved": "the trims moved encoder outputs, and accesses brought them back",
     "snapshot": "a snapshot is made of the allocator, with its segments",
     "snapshot_refused": "where there is no allocator of PyTorch's, a snapshot is refused with the reason",
