@@ -4,10 +4,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# PyTorch's, on the machine with the device; and what that machine has, where wheels are fetched for it.
+DEVICE_PYTHON  ?= python3
+WHEELS_PYTHON  ?= 3.12
+WHEELS_MACHINE ?= x86_64
 # For every Python and machine that the package is for; what is pinned stays so until it is told to go (-U).
 PIN    := --universal --python-version 3.11 --generate-hashes --no-header --quiet
 
-.PHONY: help demo test test-fast test-long test-whole test-compat lint format docs site bench situations soak-proxy requirements sbom tools peers clean
+.PHONY: help demo test test-fast test-long test-whole test-compat lint format docs site bench situations device device-wheels soak-proxy requirements sbom tools peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
@@ -62,6 +66,13 @@ bench: $(READY) peers ## The figures in docs/figures.md and docs/performance.md,
 
 situations: $(READY) ## The policy in every situation of docs/policy-situations.md, run and written again
 	$(BIN)/python -m bench.situations
+
+device: ## What Highwater says of a device, checked on this machine's, and docs/devices.md (DEVICE_PYTHON has PyTorch)
+	status=0; PYTHONPATH=app:worker_ext:. $(DEVICE_PYTHON) -m bench.device all || status=$$?; \
+	PYTHONPATH=app:worker_ext:. $(DEVICE_PYTHON) -m bench.device page; exit $$status
+
+device-wheels: $(READY) ## What `make device` needs beside PyTorch, for a machine without network: build/device-wheels
+	$(BIN)/python -m bench.device wheels --python $(WHEELS_PYTHON) --machine $(WHEELS_MACHINE)
 
 soak-proxy: $(READY) ## Half an hour of hostile clients beside ordinary ones: docs/soak.md, measured again
 	$(BIN)/python -m bench.soak --minutes 30

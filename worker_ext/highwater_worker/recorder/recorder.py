@@ -350,7 +350,8 @@ class Recorder:
                 break
         self._watchdog.stop()
         self._flush()
-        self._write_heartbeat(self._now(), None, is_last=True)
+        # A life that ends with a step that failed does not end in order, though its processes may.
+        self._write_heartbeat(self._now(), None, is_last=not self.steps.has_failed)
         self._stopping = True
         self._stacks.close()
         self.ring.close()

@@ -69,6 +69,8 @@ class Steps:
         self.outputs = Outputs(clock)
         self.calls = 0
         """The number of calls of the engine that have begun, steps or other."""
+        self.has_failed = False
+        """True if the last call of a step raised: the engine ends of that, and may end its workers in order."""
         # One tuple, put in place by one statement: a reader has all of it old or all of it new.
         self._seen: tuple[int, int, float | None, float | None, int] = (0, 0, None, None, 0)
         # Held by the worker alone: a wrapper may reach it.
@@ -152,7 +154,13 @@ class Steps:
         self.calls += 1
         self._seen = (begun + step, ended, now, now, get_ident())
         try:
-            return method(*arguments, **named)
+            output = method(*arguments, **named)
+        except Exception:  # not SystemExit, by which a worker that is told to end ends
+            self.has_failed = True
+            raise
+        else:
+            self.has_failed = False
+            return output
         finally:
             # Read again: a call within this one has moved them. Around that one, this one goes on.
             begun, ended, _, _, thread = self._seen

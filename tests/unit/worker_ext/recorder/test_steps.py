@@ -89,6 +89,26 @@ def test_an_exception_passes_and_ends_the_step(worker, steps):
     assert (steps.progress().begun, steps.progress().ended, steps.progress().since) == (1, 1, None)
 
 
+def test_a_step_that_raised_is_remembered_until_one_succeeds(worker, steps):
+    """An engine ends of it; a worker that is told to end within a step has not failed."""
+
+    def fail(error: type[BaseException]) -> None:
+        def during() -> None:
+            raise error
+
+        worker.during = during
+        with pytest.raises(error):
+            worker.execute_model("plan")
+
+    fail(SystemExit)
+    assert steps.has_failed is False
+    fail(RuntimeError)
+    assert steps.has_failed is True
+    worker.during = lambda: None
+    worker.execute_model("plan")
+    assert steps.has_failed is False
+
+
 def test_the_second_call_of_a_step_is_time_in_it_and_no_further_step(clock, worker, steps):
     """Newer engines sample in a call of its own."""
     seen = []

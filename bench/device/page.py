@@ -1,0 +1,156 @@
+"""docs/devices.md from the results of the steps, which docs/devices.json keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.device.results import Check, StepResult, read_result
+from bench.device.steps import STEPS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+RESULTS, PAGE = DOCS / "devices.json", DOCS / "devices.md"
+ASCEND = Path(__file__).resolve().parents[2] / "tests" / "compat" / "ascend_sources.json"
+KINDS = {"cuda": "NVIDIA", "npu": "Ascend", "cpu": "CPU"}
+MIB = 1024**2
+_HEAD = """# What ran on which device
+
+For those who decide whether to trust a figure or a claim about a device: what of Highwater has run on which device, and
+what came of it. [`make device`](#running-it-yourself) writes this page from its own results (docs/devices.json).
+"""
+_RUNNING = """## Running it yourself
+
+On the machine with the device, from a checkout and with the Python that has PyTorch (and torch_npu on an Ascend); no
+vLLM and no network are needed but for the last step, and no engine may use the device meanwhile:
+
+```sh
+export PYTHONPATH=app:worker_ext:.
+python -m bench.device --list            # the steps
+python -m bench.device needs             # the modules that are missing here, by step
+python -m bench.device reading           # one step, under eight minutes each; or `all`
+python -m bench.device page build/device # docs/devices.md, with what these results say
+```
+
+Each step writes build/device/STEP-DEVICE.json (`--out` names another folder): device, driver, versions, every check
+with value, bound and reason, and the figures. The exit status is 1 where a check failed. A check that cannot be made is
+skipped, with the reason. Where the sidecar's modules are missing, `make device-wheels WHEELS_PYTHON=3.12` on a machine
+with network fetches them into build/device-wheels (11 MiB; `WHEELS_MACHINE=aarch64` for that architecture), and on the
+other one `pip install --no-index --no-deps build/device-wheels/*.whl` installs them. Please send the JSON files.
+"""
+
+
+def merge(results: Iterable[StepResult], folder: Path) -> list[StepResult]:
+    """Return the kept results with those of a folder put in the place of older ones of the same step and device."""
+    by_key = {_key(result): result for result in results}
+    for path in sorted(folder.glob("*.json")):
+        result = read_result(json.loads(path.read_text(encoding="utf-8")))
+        by_key[_key(result)] = result
+    order = list(STEPS)
+    return sorted(by_key.values(), key=lambda result: (str(result.device["type"]), order.index(result.step)))
+
+
+def kept(path: Path = RESULTS) -> list[StepResult]:
+    """Return the results that the documentation keeps."""
+    return [read_result(one) for one in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+
+
+def devices_page(results: Sequence[StepResult], ascend: Mapping[str, Any] | None = None) -> str:
+    """Return the whole page, Markdown.
+
+    Args:
+        results: The results to show.
+        ascend: The table of what was read in Ascend's packages; None without one.
+    """
+    parts = [_HEAD, _overview(results)]
+    by_device: dict[str, list[StepResult]] = {}
+    for result in results:
+        by_device.setdefault(str(result.device["name"]), []).append(result)
+    parts += [_device(of_one) for of_one in by_device.values()]
+    if ascend is not None:
+        parts.append(_ascend(ascend))
+    return "\n".join([*parts, _RUNNING])
+
+
+def _key(result: StepResult) -> tuple[str, str]:
+    return result.step, str(result.device["name"])
+
+
+def _overview(results: Sequence[StepResult]) -> str:
+    lines = []
+    for kind, vendor in KINDS.items():
+        of_kind = [result for result in results if result.device["type"] == kind]
+        absent = [name for name in STEPS if name not in {result.step for result in of_kind}]
+        if not of_kind:
+            lines.append(
+                f"- **{vendor}: no step has run.** Every statement about it is read from sources or simulated."
+            )
+        else:
+            names = ", ".join(dict.fromkeys(str(result.device["name"]) for result in of_kind))
+            not_run = f" Not run: {', '.join(absent)}." if absent else ""
+            lines.append(f"- **{vendor}** ({names}): {_counts(of_kind)}.{not_run}")
+    return "\n".join([*lines, ""])
+
+
+def _counts(results: Sequence[StepResult]) -> str:
+    passed, failed, skipped = (
+        sum(result.count(status) for result in results) for status in ("passed", "failed", "skipped")
+    )
+    return f"{passed} checks passed, {failed} failed, {skipped} were skipped"
+
+
+def _device(results: Sequence[StepResult]) -> str:
+    first = results[0]
+    kind, name = KINDS[str(first.device["type"])], first.device["name"]
+    driver = first.device["driver"] or "none"
+    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    total = _value(first.device["total_bytes"], "bytes")
+    lines = [f"## {kind}: {name}", "", f"Memory: {total}. Driver: {driver}. Versions: {versions}.", ""]
+    for result in results:
+        lines += [f"### {STEPS[result.step].SAYS[0].upper()}{STEPS[result.step].SAYS[1:]}", ""]
+        lines += [f"`{result.command}`, {result.started} UTC, {result.seconds:.0f} s.", ""]
+        if result.error:
+            lines += [f"The step ended early: {_cell(result.error)}", ""]
+        rows = [(f"{check.says}", check.status, _seen(check)) for check in result.checks]
+        lines += [*_table(("check", "result", "seen"), rows), ""]
+        if result.figures:
+            figures = [(figure.name, _value(figure.value, figure.unit)) for figure in result.figures]
+            lines += [*_table(("figure", "measured"), figures), ""]
+    return "\n".join(lines)
+
+
+def _seen(check: Check) -> str:
+    if check.status == "skipped":
+        return check.why or ""
+    value = "" if check.value is None else _value(check.value, "")
+    seen = f"{value}; {check.bound}" if check.bound and str(check.value) != check.bound else value
+    return f"{check.why}; {check.bound}" if check.status == "failed" and check.bound else check.why or seen
+
+
+def _ascend(table: Mapping[str, Any]) -> str:
+    lines = ["## Ascend: read in the packages", "", str(table["note"]), ""]
+    rows = [
+        (f"`{entry['name']}`", f"{entry['package']} {entry['version']}", f"`{entry['found']}`")
+        for entry in table["found"]
+    ]
+    return "\n".join([*lines, *_table(("name", "package", "found"), rows), ""])
+
+
+def _value(value: float | str, unit: str) -> str:
+    if isinstance(value, str):
+        return value
+    if unit == "bytes":
+        return f"{value / MIB:,.1f} MiB"
+    number = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{number} {unit}".rstrip()
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a table of Markdown; by hand, for the machine with the device may have no library for it."""
+    lines = [head, ["---"] * len(head), *rows]
+    return [f"| {' | '.join(map(_cell, line))} |" for line in lines]
+
+
+def _cell(text: object) -> str:
+    return " ".join(str(text).replace("|", "\\|").split())

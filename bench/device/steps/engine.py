@@ -1,0 +1,106 @@
+"""Step 7: a real vLLM engine with the demonstration's tiny model on the device: the story, and its figures.
+
+It needs vLLM, built for the device, in this interpreter. vLLM's wheel for CUDA has some 500 MB and those that it
+depends on several GB, so that they cannot be carried to a machine without network within 64 MiB: run this step where
+vLLM is installed, such as in its image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+import tempfile
+import urllib.request
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from bench.device.results import Findings
+from bench.device.torch_device import NO_DEVICE, TorchDevice
+
+SAYS = "a real vLLM engine with a tiny model: the story, and its figures"
+CHECKS = {
+    "starts": "the engine starts with the worker extension",
+    "reads": "the worker's memory is read: weights, KV cache and encoder cache are known",
+    "serves": "images are answered, before relief and after it",
+    "encoder_cache_grows": "images fill the encoder cache on the device",
+    "mm_cache_frees_nothing": "`/reset_mm_cache` leaves the encoder cache on the device as it was",
+    "trim_moves": "`trim` moves encoder outputs to the host",
+    "device_gets_it": "after `trim` and `release` less of the device is used",
+}
+IMAGES = 48
+CALL_SECONDS = 120.0
+INSTALL = "pip install vllm on a machine with network, or the image vllm/vllm-openai (vllm-ascend for an NPU)"
+
+
+def run(on: TorchDevice, found: Findings) -> None:
+    """Start the engine and tell the story on it."""
+    if importlib.util.find_spec("vllm") is None:
+        found.skip(f"vLLM is not installed here; {INSTALL}", *CHECKS)
+        return
+    try:
+        engines = import_module("highwater.demo.engine")
+        environment = import_module("highwater.demo.environment").EngineEnvironment
+    except ImportError as missing:
+        found.skip(f"the demonstration needs {missing.name}, which is not installed here", *CHECKS)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        engine = engines.Engine(environment("", Path(sys.prefix)), folder=Path(folder))
+        try:
+            engine.start()
+        except import_module("highwater.demo.errors").DemoError as error:
+            found.holds("starts", False, str(error)[-800:])
+            return
+        try:
+            found.holds("starts", True)
+            _story(on, engine, found)
+        finally:
+            engine.stop()
+
+
+def _story(on: TorchDevice, engine: Any, found: Findings) -> None:  # noqa: ANN401 - the demonstration's, imported late
+    ready = _call(engine, "memory")
+    unknown = [name for name in ("weights_bytes", "kv_cache_bytes", "encoder_cache") if ready[name] is None]
+    found.holds("reads", not unknown, f"unknown: {', '.join(unknown)}: {ready['notes']}")
+    _send(engine, range(IMAGES), found)
+    loaded = _call(engine, "memory")
+    held = loaded["encoder_cache"]["device_bytes"]
+    found.at_least("encoder_cache_grows", held - ready["encoder_cache"]["device_bytes"], 1, "bytes")
+    _post(f"{engine.url}/reset_mm_cache", {})
+    reset = _call(engine, "memory")
+    found.equals("mm_cache_frees_nothing", reset["encoder_cache"]["device_bytes"], held)
+    trimmed = _call(engine, "trim", max_seconds=30)
+    found.at_least("trim_moves", trimmed["spilled_entries"], 1, "entries")
+    _call(engine, "release")
+    relieved = _call(engine, "memory")
+    _send(engine, [IMAGES - 1, IMAGES, IMAGES + 1], found)
+    for name, reading in (("ready", ready), ("loaded", loaded), ("mm_cache_reset", reset), ("relieved", relieved)):
+        found.figure(f"{name}_used", reading["used_bytes"], "bytes")
+        found.figure(f"{name}_encoder_cache", reading["encoder_cache"]["device_bytes"], "bytes")
+    if on.is_cpu:
+        found.skip(NO_DEVICE, "device_gets_it")
+    else:
+        found.at_least("device_gets_it", reset["used_bytes"] - relieved["used_bytes"], 1, "bytes")
+
+
+def _send(engine: Any, seeds: Any, found: Findings) -> None:  # noqa: ANN401 - as above
+    send_images = import_module("highwater.demo.traffic").send_images
+    result = asyncio.run(send_images(engine.url, engine.served_model, images=seeds))
+    found.holds("serves", not result.failed, f"{result.failed} of {result.sent} failed: {result.errors}")
+
+
+def _call(engine: Any, op: str, **payload: object) -> dict[str, Any]:  # noqa: ANN401 - as above
+    body = {"method": "highwater_rpc", "args": [op, json.dumps(payload)]}
+    answer: dict[str, Any] = json.loads(json.loads(_post(f"{engine.url}/collective_rpc", body))["results"][0])
+    if not answer["ok"]:
+        raise RuntimeError(f"{op}: {answer['error']}")
+    return answer
+
+
+def _post(url: str, body: object) -> bytes:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=CALL_SECONDS) as response:
+        content: bytes = response.read()
+    return content

@@ -1,0 +1,116 @@
+"""The table of what Highwater uses of Ascend's packages: names, signatures and locks, read in the published wheels.
+
+`python -m tests.compat.ascend_sources` reads them by AST, for they cannot be imported without an NPU, and writes
+ascend_sources.json, which docs/devices.md shows. A wheel of torch_npu has some 25 MB.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.engine.published import Wheel, wheel_of
+
+TABLE = Path(__file__).parent / "ascend_sources.json"
+TORCH_NPU = ("2.7.1", "2.8.0", "2.9.0", "2.10.0.post4")
+VLLM_ASCEND = ("0.11.0", "0.12.0rc1", "0.13.0", "0.18.0", "0.23.0")
+NOTE = (
+    "Nothing here was run: these are the names and signatures of torch_npu and vllm-ascend that Highwater uses, and "
+    "the locks in their files, as the Python source of the published wheels has them. `absent` means that the version "
+    "has no such name; Highwater does without it then. What is written in C++ is in no wheel."
+)
+# File by file what is used of torch_npu, in its own names.
+NPU_FILES = {
+    "torch_npu/npu/__init__.py": ("get_device_name", "get_device_properties", "mem_get_info"),
+    "torch_npu/npu/memory.py": (
+        *("empty_cache", "host_empty_cache", "host_memory_stats", "memory_stats", "memory_snapshot", "_snapshot"),
+    ),
+    "torch_npu/npu/utils.py": ("set_device", "synchronize", "current_stream", "stream"),
+    "torch_npu/npu/graphs.py": ("NPUGraph.replay", "graph.__init__"),
+    "torch_npu/npu/streams.py": ("Event.record", "Event.query", "Stream.wait_stream"),
+}
+# The worker's file has moved; a name is looked for in all of them.
+WORKER_FILES = ("vllm_ascend/worker/worker_v1.py", "vllm_ascend/worker/worker.py")
+WORKER_NAMES = (
+    *("init_device", "load_model", "determine_available_memory", "initialize_from_config", "compile_or_warm_up_model"),
+    *("execute_model", "sleep", "wake_up"),
+)
+CAMEM = "vllm_ascend/device_allocator/camem.py"
+LOCKED = (("torch_npu", TORCH_NPU, tuple(NPU_FILES)), ("vllm_ascend", VLLM_ASCEND, (CAMEM, *WORKER_FILES)))
+
+
+def table() -> dict[str, object]:
+    """Return the whole table."""
+    return {"note": NOTE, "found": [*_grouped(_names()), *_grouped(_locks())]}
+
+
+def _names() -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, package, version and signature."""
+    for version in TORCH_NPU:
+        wheel = wheel_of("torch_npu", version)
+        for member, names in NPU_FILES.items():
+            found = _signatures(wheel, member)
+            for name in names:
+                yield f"torch.npu: {name}", "torch_npu", version, found.get(name, "absent")
+    for version in VLLM_ASCEND:
+        wheel = wheel_of("vllm_ascend", version)
+        found = {k: v for member in WORKER_FILES if wheel.has(member) for k, v in _signatures(wheel, member).items()}
+        for name in WORKER_NAMES:
+            yield f"NPUWorker.{name}", "vllm_ascend", version, found.get(f"NPUWorker.{name}", "absent")
+        camem = _signatures(wheel, CAMEM) if wheel.has(CAMEM) else {}
+        for name in ("get_instance", "sleep", "wake_up", "python_free_callback"):
+            yield f"CaMemAllocator.{name}", "vllm_ascend", version, camem.get(f"CaMemAllocator.{name}", "absent")
+
+
+def _signatures(wheel: Wheel, member: str) -> dict[str, str]:
+    """Return the functions of a file by qualified name, with their arguments."""
+    return {
+        name: f"({ast.unparse(node.args)})"
+        for name, node in _defined(wheel.tree(member))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def _locks() -> Iterator[tuple[str, str, str, str]]:
+    """Yield where a lock is held, in the functions of the files that are used."""
+    for package, versions, members in LOCKED:
+        for version in versions:
+            wheel = wheel_of(package, version)
+            for member in filter(wheel.has, members):
+                held = [
+                    f"{name}: with {ast.unparse(item.context_expr)}"
+                    for name, node in _defined(wheel.tree(member))
+                    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                    for inner in ast.walk(node)
+                    if isinstance(inner, ast.With)
+                    for item in inner.items
+                    if "lock" in ast.unparse(item.context_expr).lower()
+                ]
+                yield f"locks held in {member}", package, version, "; ".join(held) or "no lock"
+
+
+def _defined(tree: ast.AST, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ast.AST]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = (*outer, node.name)
+            yield ".".join(name), node
+            if isinstance(node, ast.ClassDef):
+                yield from _defined(node, name)
+
+
+def _grouped(rows: Iterator[tuple[str, str, str, str]]) -> list[dict[str, str]]:
+    """Return rows of which those that differ in their version alone are one."""
+    versions: dict[tuple[str, str, str], list[str]] = {}
+    for name, package, version, found in rows:
+        versions.setdefault((name, package, found), []).append(version)
+    order = list(dict.fromkeys(name for name, _, _ in versions))
+    return [
+        {"name": name, "package": package, "version": ", ".join(of), "found": found}
+        for (name, package, found), of in sorted(versions.items(), key=lambda item: order.index(item[0][0]))
+    ]
+
+
+if __name__ == "__main__":
+    TABLE.write_text(json.dumps(table(), indent=1) + "\n", encoding="utf-8")
