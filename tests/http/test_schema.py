@@ -64,7 +64,7 @@ def page():
 
 # Not schemathesis' own pytest plugin: it breaks on pytest 9.2.
 OPERATIONS = [
-    *(f"GET /memory{below}" for below in ("", "/encoder-cache", "/history", "/events", "/incidents")),
+    *(f"GET /memory{below}" for below in ("", "/budget", "/encoder-cache", "/history", "/events", "/incidents")),
     "GET /memory/incidents/{incident_id}",
     *(f"POST /{path}" for path in ("memory/marks", "memory/reclaim", "memory/encoder-cache/restore")),
     *(f"POST /reset_{cache}_cache" for cache in ("mm", "prefix", "encoder")),
