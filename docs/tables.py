@@ -16,6 +16,7 @@ from tabulate import tabulate
 from highwater.accounting.attribution import account
 from highwater.accounting.components import COMPONENTS, STACKED
 from highwater.incidents.messages import KNOWN
+from highwater.plan.ascend import RULES, Rule
 from highwater.policy import FALLING_SIGNALS, SIGNAL_REMEDIES
 from highwater.policy.core import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_REST_SECONDS
 from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
@@ -162,7 +163,28 @@ def components_table() -> str:
     return _table(["component", "called", "what it is"], [[f"`{c.name}`", c.title, c.meaning] for c in COMPONENTS])
 
 
+def ascend_table() -> str:
+    """Every difference of vllm-ascend, the versions that have it, and where that was read."""
+
+    def versions(rule: Rule) -> str:
+        since = f"{rule.since[0]}.{rule.since[1]}"
+        # Until is the first release without it.
+        return f"{since} on" if rule.until is None else f"{since} to {rule.until[0]}.{rule.until[1] - 1}"
+
+    rows = [
+        [
+            rule.topic,
+            versions(rule),
+            rule.effect,
+            ", ".join(f"{source.version} `{source.path}:{source.line}`" for source in rule.sources),
+        ]
+        for rule in sorted(RULES, key=lambda rule: (rule.topic, rule.since))
+    ]
+    return _table(["about", "versions", "what it does", "read in"], rows)
+
+
 TABLES = {
+    "ascend.md": {"ascend": ascend_table},
     "incidents.md": {"messages": message_table},
     "settings.md": {"settings": settings_table},
     "policy.md": {"waters": waters_table, "figures": figures_table, "signals": signal_table, "rule": rule_table},

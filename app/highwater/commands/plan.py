@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -75,6 +76,10 @@ def _whole(name: str, text: str) -> Callable[[_Function], _Function]:
 @click.option("--vllm-version", metavar="VERSION", help="the version of vLLM  [default: the newest known]")
 @click.option("--platform", type=click.Choice(["cuda", "ascend", "cpu"]), default="cuda", show_default=True)
 @click.option("--device", "device_bytes", callback=_size, metavar="SIZE", help="the memory of one card, such as 80GiB")
+@click.option(
+    "--measured", type=click.Path(path_type=Path), metavar="FILE",
+    help="a start of this model that `highwater explain --json` wrote: what it measured replaces estimates",
+)  # fmt: skip
 @click.option("--compute-capability", metavar="X.Y", help="the CUDA card's, for MLA's block size  [default: 9.0]")
 @click.option("--kv-cache-memory-bytes", callback=_size, metavar="SIZE", help="bytes for the KV cache of one rank")
 @click.option("--gpu-memory-utilization", type=float, metavar="SHARE", help="the share of the card that vLLM takes")
@@ -112,6 +117,7 @@ def plan(
     live_url: str | None,
     wish: str | None,
     vllm_version: str | None,
+    measured: Path | None,
     oracle: str | None,
     as_json: bool,
     **given: Any,  # noqa: ANN401 - the flags
@@ -134,7 +140,9 @@ def plan(
         flags, values = EngineFlags(**given), offline.read_config(model)
         needs_weights = flags.device_bytes is not None and flags.kv_cache_memory_bytes is None
         tensors = offline.read_tensors(model) if needs_weights else None
-        planned = partial(offline.plan_offline, values, version=vllm_version or offline.NEWEST_VERSION, tensors=tensors)
+        start = None if measured is None else offline.read_measured(measured)
+        version = vllm_version or offline.NEWEST_VERSION
+        planned = partial(offline.plan_offline, values, version=version, tensors=tensors, measured=start)
         if wish is not None:
             plan_live.end_with(plan_live.grant_for_model(model, values, wish, flags, planned), as_json=as_json)
         made = planned(flags)

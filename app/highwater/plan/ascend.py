@@ -1,7 +1,7 @@
 """What vllm-ascend does otherwise than vLLM where memory is divided: each rule with its version, file and line.
 
-Read in vllm-ascend 0.11.0 to 0.25.1rc1 (their tags and wheels). Later versions are taken to keep the newest rule.
-`tests/compat/test_plan_ascend.py` looks every place up in the wheels.
+Read in vllm-ascend 0.11.0 to 0.30.0rc2. Later versions are taken to keep the newest rule.
+`tests/compat/test_plan_ascend.py` looks every place up in the published packages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from highwater.plan.errors import PlanError
 
 Release = tuple[int, int]
 
-NEWEST_READ: Release = (0, 25)
 KERNEL_BLOCK = 128
 
 
@@ -68,7 +67,7 @@ RULES: Sequence[Rule] = (
         (
             Source("0.11.0", "platform.py", 270, "cache_config.block_size = 128"),
             Source("0.12.0rc1", "utils.py", 1041, "cache_config.block_size = 128"),
-            Source("0.23.0", "utils.py", 1381, "cache_config.block_size = 128"),
+            Source("0.30.0rc2", "utils.py", 1428, "cache_config.block_size = 128"),
         ),
     ),
     Rule(
@@ -78,7 +77,7 @@ RULES: Sequence[Rule] = (
         (
             Source("0.11.0", "platform.py", 279, "cache_config.block_size = 128"),
             Source("0.12.0rc1", "utils.py", 1052, "cache_config.block_size = 128"),
-            Source("0.23.0", "utils.py", 1405, "cache_config.block_size = 128"),
+            Source("0.30.0rc2", "utils.py", 1462, "cache_config.block_size = 128"),
         ),
     ),
     Rule(
@@ -91,13 +90,32 @@ RULES: Sequence[Rule] = (
         ),
     ),
     Rule(
-        "Mamba page", (0, 16), None,
+        "Mamba page", (0, 16), (0, 28),
         "The keys of one block take exactly what an SSM state takes, else the start fails; Mamba's page is the"
         " attention's page and the convolution's state.",
         (
             Source("0.18.0", _MAMBA, 58, "attn_block_size = kernel_block_size * cdiv(ssm_block_page_size"),
             Source("0.18.0", _MAMBA, 59, "assert attn_single_token_k_page_size * attn_block_size == "),
-            Source("0.23.0", _MAMBA, 94, "attn_block_size = kernel_block_size * cdiv(ssm_block_page_size"),
+            Source("0.27.1rc1", _MAMBA, 94, "attn_block_size = kernel_block_size * cdiv(ssm_block_page_size"),
+        ),
+    ),
+    Rule(
+        "Mamba page", (0, 28), None,
+        "Mamba's page is aligned with the attention's by several rules, which depend on the kernels: a plan of a"
+        " hybrid is refused.",
+        (
+            Source("0.28.0rc1", _MAMBA, 118, "attn_block_size = alignment_tokens * cdiv("),
+            Source("0.28.0rc1", _MAMBA, 127, "attn_block_size = kernel_block_size * cdiv("),
+            Source("0.30.0rc2", _MAMBA, 126, "attn_block_size = alignment_tokens * cdiv("),
+        ),
+    ),
+    Rule(
+        "groups", (0, 28), None,
+        "Where layers are in several groups, the bytes are scaled down so that each layer can have a buffer of its own:"
+        " a plan of such a model is refused.",
+        (
+            Source("0.28.0rc1", _WORKER, 655, "def _scale_kv_cache_memory_for_multi_group("),
+            Source("0.30.0rc2", _WORKER, 625, "self.available_kv_cache_memory_bytes = self._scale_kv_cache_memory_for"),
         ),
     ),
     Rule(
@@ -135,7 +153,7 @@ RULES: Sequence[Rule] = (
         "The encoder is profiled as in vLLM.",
         (
             Source("0.13.0", _RUNNER, 2365, "super().profile_run()"),
-            Source("0.23.0", _RUNNER, 3694, "super().profile_run()"),
+            Source("0.30.0rc2", _RUNNER, 4352, "super().profile_run()"),
         ),
     ),
     Rule(
@@ -144,7 +162,7 @@ RULES: Sequence[Rule] = (
         " budget.",
         (
             Source("0.12.0rc1", _RUNNER, 2312, "# TODO: need to rum a dummy sampler for generate task"),
-            Source("0.23.0", _RUNNER, 3677, "# TODO: need to rum a dummy sampler for generate task"),
+            Source("0.30.0rc2", _RUNNER, 4331, "# TODO: need to rum a dummy sampler for generate task"),
         ),
     ),
     Rule(
@@ -163,7 +181,8 @@ RULES: Sequence[Rule] = (
         (
             Source("0.15.0rc1", _WORKER, 259, "self.requested_memory = self.init_snapshot.total_memory * "),
             Source("0.23.0", _WORKER, 469, "self.requested_memory = self.init_snapshot.total_memory * "),
-            Source("0.23.0", _WORKER, 590, "self.available_kv_cache_memory_bytes = self.requested_memory - "),
+            Source("0.30.0rc2", _WORKER, 455, "self.requested_memory = self.init_snapshot.total_memory * "),
+            Source("0.30.0rc2", _WORKER, 624, "self.available_kv_cache_memory_bytes = self.requested_memory - "),
         ),
     ),
     Rule(
@@ -176,7 +195,7 @@ RULES: Sequence[Rule] = (
         "`--kv-cache-memory-bytes` is taken as it is.",
         (
             Source("0.19.1rc1", _WORKER, 339, "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:"),
-            Source("0.23.0", _WORKER, 540, "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:"),
+            Source("0.30.0rc2", _WORKER, 572, "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:"),
         ),
     ),
     Rule(
@@ -200,7 +219,7 @@ RULES: Sequence[Rule] = (
         " `HCCL_BUFFSIZE`.",
         (
             Source("0.11.0", "utils.py", 57, "_DEFAULT_BUFFER_SIZE = 200"),
-            Source("0.23.0", "utils.py", 67, "_DEFAULT_BUFFER_SIZE = 200"),
+            Source("0.30.0rc2", "utils.py", 73, "_DEFAULT_BUFFER_SIZE = 200"),
         ),
     ),
     Rule(
@@ -209,7 +228,7 @@ RULES: Sequence[Rule] = (
         " `garbage_collection_threshold` is set.",
         (
             Source("0.18.0", "platform.py", 523, 'npu_alloc_configs = os.getenv("PYTORCH_NPU_ALLOC_CONF", '),
-            Source("0.23.0", "platform.py", 777, 'npu_alloc_configs = os.getenv("PYTORCH_NPU_ALLOC_CONF", '),
+            Source("0.30.0rc2", "platform.py", 1442, 'npu_alloc_configs = os.getenv("PYTORCH_NPU_ALLOC_CONF", '),
         ),
     ),
     Rule(
@@ -217,7 +236,7 @@ RULES: Sequence[Rule] = (
         "Sleep mode and `expandable_segments:True` exclude each other.",
         (
             Source("0.11.0", "device_allocator/camem.py", 148, 'assert "expandable_segments:True" not in conf'),
-            Source("0.23.0", "device_allocator/camem.py", 153, 'assert "expandable_segments:True" not in conf'),
+            Source("0.30.0rc2", "device_allocator/camem.py", 153, 'assert "expandable_segments:True" not in conf'),
         ),
     ),
     Rule(
@@ -279,6 +298,11 @@ def hybrid_pages(
     Raises:
         PlanError: vllm-ascend refuses the combination.
     """
+    if release >= (0, 28):
+        raise PlanError(
+            f"vllm-ascend {release[0]}.{release[1]} aligns Mamba's pages by rules that are not modelled: a hybrid can"
+            " be planned for up to 0.27"
+        )
     token_bytes = key_bytes + value_bytes
     if release < (0, 16):
         page = sum(state_bytes)
@@ -299,6 +323,11 @@ def hybrid_pages(
 def keeps_sliding_as_full(release: Release) -> bool:
     """Return whether sliding windows are sized as full attention."""
     return release < (0, 14)
+
+
+def scales_several_groups(release: Release) -> bool:
+    """Return whether the bytes are scaled down, by a rule that is not modelled, where layers are in several groups."""
+    return release >= (0, 28)
 
 
 def splits_every_block(release: Release) -> bool:

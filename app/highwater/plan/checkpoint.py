@@ -259,8 +259,8 @@ def _layer(text: Config, family: Family, layer: int, name: str, hidden: int) -> 
 
 
 def heads_of(text: Config) -> tuple[int, int, int]:
-    """Return the attention heads, the KV heads and the width of a head."""
-    heads = whole(text, "num_attention_heads", "n_head")
+    """Return the attention heads, the KV heads and the width of a head; one head where a model has no attention."""
+    heads = whole(text, "num_attention_heads", "n_head", default=1)  # Pure Mamba has none.
     kv_heads = whole(text, "num_key_value_heads", default=heads)
     hidden = whole(text, "hidden_size", "n_embd", "d_model")
     return heads, kv_heads, whole(text, "head_dim", default=max(1, hidden // heads))
@@ -268,8 +268,8 @@ def heads_of(text: Config) -> tuple[int, int, int]:
 
 def _attention(text: Config, family: Family, name: str, hidden: int) -> Iterator[Tensor]:
     heads, kv_heads, width = heads_of(text)
-    declared = bool(text.get("attention_bias") or text.get("use_qkv_bias") or text.get("use_bias"))
-    qkv_bias = declared if family.qkv_bias is None else family.qkv_bias
+    declared = bool(text.get("attention_bias") or text.get("use_bias"))
+    qkv_bias = declared or bool(text.get("use_qkv_bias")) if family.qkv_bias is None else family.qkv_bias
     output_bias = declared if family.output_bias is None else family.output_bias
     # A gated output (Qwen3-Next, Qwen3.5) doubles the query projection.
     queries = 2 * heads if family.attention == "gdn" and text.get("attn_output_gate", True) else heads

@@ -60,8 +60,6 @@ class MeasuredStart:
         pipeline_parallel_size: As started.
         max_num_batched_tokens: As started.
         max_num_seqs: As started.
-        dtype: The model's dtype as started.
-        quantization: `--quantization` as started.
     """
 
     version: str
@@ -75,8 +73,6 @@ class MeasuredStart:
     pipeline_parallel_size: int = 1
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
-    dtype: str | None = None
-    quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,14 +150,20 @@ def estimate_start(
     Raises:
         PlanError: A flag that is needed is missing, or the model's weights cannot be derived.
     """
+    if flags.platform == "cpu":
+        raise PlanError(
+            "--platform is 'cpu': what a CPU engine has resident is known to a running engine only; give"
+            " --kv-cache-memory-bytes, or VLLM_CPU_KVCACHE_SPACE's GiB as that"
+        )
     total = _needed(flags.device_bytes, "--device", "the device's memory, such as 80GiB")
     utilization = _needed(flags.gpu_memory_utilization, "--gpu-memory-utilization", "a share such as 0.9")
     release = generation.release[:2]
     requested = requested_bytes(total, utilization, release, flags.platform)
-    earlier = _Earlier(measured_start, model, flags, release)
-    weights = earlier.weights or weights_of(model, flags, release, stage)
+    weights = weights_of(model, flags, release, stage)
+    earlier = _Earlier(measured_start, model, flags, release, weights)
+    weights = earlier.weights or weights
     activation = earlier.activation(activation_peak(model, flags, release))
-    non_torch = earlier.non_torch or non_torch_increase(flags)
+    non_torch = earlier.non_torch or non_torch_increase(flags, release)
     graphs = earlier.graphs or graph_memory(model, flags)
     subtracted = takes_off_graphs(release) if flags.platform == "ascend" else release >= (0, 20)
     parts = (weights, activation, non_torch, *((graphs,) if subtracted else ()))
@@ -346,8 +348,16 @@ def _encoder(config: Config, flags: EngineFlags, release: Release, hidden: int, 
 # --- non-torch and graphs ---
 
 
-def non_torch_increase(flags: EngineFlags) -> Figure:
-    """Estimate what a start allocates outside torch."""
+def non_torch_increase(flags: EngineFlags, release: Release) -> Figure:
+    """Estimate what a start allocates outside torch, and from 0.27 on the tensors that stay beside the weights."""
+    figure = _outside_torch(flags)
+    if flags.platform == "ascend" or release < (0, 27):
+        return figure
+    why = f"{figure.why}; this version counts tensors that stay beside the weights too"
+    return estimated(figure.low, figure.bytes + 150 * MIB, figure.high + GIB, why)
+
+
+def _outside_torch(flags: EngineFlags) -> Figure:
     ranks = flags.tensor_parallel_size * flags.pipeline_parallel_size
     if flags.platform == "ascend":
         # HCCL takes a buffer to send and one to receive, 200 MB each, for each group of ranks (utils.py:
@@ -378,37 +388,47 @@ def graph_memory(model: ModelFacts, flags: EngineFlags) -> Figure:
 
 # --- an earlier start ---
 
+_SAME_MODEL = 0.02
+
 
 class _Earlier:
     """Takes from an earlier start what the same flags would give again."""
 
-    def __init__(self, start: MeasuredStart | None, model: ModelFacts, flags: EngineFlags, release: Release) -> None:
-        self._start = self._usable(start, model, flags, release)
+    def __init__(
+        self,
+        start: MeasuredStart | None,
+        model: ModelFacts,
+        flags: EngineFlags,
+        release: Release,
+        weights: Figure,
+    ) -> None:
+        usable = self._is_of_this_kind(start, model, flags, release) and self._is_of_this_model(start, weights)
+        self._start = start if usable else None
         self._model, self._flags, self._release = model, flags, release
 
     @staticmethod
-    def _usable(
-        start: MeasuredStart | None, model: ModelFacts, flags: EngineFlags, release: Release
-    ) -> MeasuredStart | None:
-        """Return the start if it was of this model, version and division into ranks."""
-        if start is None:
-            return None
-        same = (
-            start.platform == flags.platform
+    def _is_of_this_kind(start: MeasuredStart | None, model: ModelFacts, flags: EngineFlags, release: Release) -> bool:
+        """Return whether it was a start of this architecture, version and division into ranks."""
+        return (
+            start is not None
+            and start.platform == flags.platform
             and start.architecture == architecture(model.config)
             and generation_of(start.version).release[:2] == release
             and start.tensor_parallel_size == flags.tensor_parallel_size
             and start.pipeline_parallel_size == flags.pipeline_parallel_size
         )
-        return start if same else None
+
+    @staticmethod
+    def _is_of_this_model(start: MeasuredStart | None, weights: Figure) -> bool:
+        """Return whether its weights can be these: models of one architecture differ in size and quantization."""
+        if start is None or start.weights_bytes is None:
+            return False
+        return weights.low * (1 - _SAME_MODEL) <= start.weights_bytes <= weights.high * (1 + _SAME_MODEL)
 
     @property
     def weights(self) -> Figure | None:
-        start, flags = self._start, self._flags
+        start = self._start
         if start is None or start.weights_bytes is None:
-            return None
-        given = None if flags.dtype == "auto" else flags.dtype
-        if start.quantization != flags.quantization or (given is not None and start.dtype != given):
             return None
         return measured(start.weights_bytes, f"measured by a start of vLLM {start.version}")
 

@@ -22,7 +22,9 @@ class Limits:
         hybrid_manager: Whether layers of several kinds may have groups of their own.
         max_encoder_tokens: The longest input of an encoder whose states the decoder's layers keep.
         pipeline_parallel_size: Over how many stages the layers are spread: each has a step of its own under way.
-        v2_model_runner: Whether the second model runner is used, which schedules ahead with several stages too.
+        v2_model_runner: Whether the second model runner is used, which schedules ahead with several stages too. On CUDA
+            it is the default of models without experts and states from 0.26 on (0.26.0, vllm/config/vllm.py:605), of
+            all from 0.29 on (0.32.0, vllm/config/vllm.py:703).
         extra_retained_tokens: Tokens kept before a sliding window for drafters of several modules (0.28).
     """
 

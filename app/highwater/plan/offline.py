@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from highwater.plan import ascend
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import NEWEST, Generation, generation_of
@@ -21,7 +22,7 @@ from highwater.plan.specs import Layers
 
 if TYPE_CHECKING:
     from highwater.plan.checkpoint import Tensor
-    from highwater.plan.estimates import StartBudget
+    from highwater.plan.estimates import MeasuredStart, ModelFacts, StartBudget
 
 NEWEST_VERSION: Final = ".".join(map(str, NEWEST))
 # A config.json is a few KiB; anything of this size is another file.
@@ -97,12 +98,24 @@ def read_tensors(place: str) -> tuple[Tensor, ...] | None:
     return checkpoint_tensors(folder)
 
 
+def read_measured(path: Path) -> MeasuredStart:
+    """Return the start that a file of `highwater explain --json` describes.
+
+    Raises:
+        PlanError: It describes none.
+    """
+    from highwater.plan.measured import read_start  # noqa: PLC0415 - most plans have none
+
+    return read_start(path)
+
+
 def plan_offline(
     values: Mapping[str, Any],
     flags: EngineFlags,
     version: str = NEWEST_VERSION,
     *,
     tensors: tuple[Tensor, ...] | None = None,
+    measured: MeasuredStart | None = None,
 ) -> OfflinePlan:
     """Plan a command line for a model.
 
@@ -112,6 +125,7 @@ def plan_offline(
         version: The version of vLLM.
         tensors: The tensors of the checkpoint's files, which give the weights of a device's budget; None: they are
             estimated.
+        measured: An earlier start, whose measures replace estimates where its flags were the same.
 
     Raises:
         PlanError: vLLM would refuse it, or a figure of it cannot be had exactly.
@@ -127,7 +141,10 @@ def plan_offline(
     if flags.kv_cache_memory_bytes is not None:
         available = [flags.kv_cache_memory_bytes] * len(layers)
     elif flags.device_bytes is not None:
-        budget = _budget(values, tensors, resolved, generation, stages=len(layers), notes=notes)
+        from highwater.plan.estimates import ModelFacts  # noqa: PLC0415 - most plans have no device
+
+        facts = ModelFacts(config=values, tensors=tensors)
+        budget = _budget(facts, resolved, generation, measured, stages=len(layers), notes=notes)
         available = [stage.available.bytes for stage in budget] or None
     else:
         notes.append("The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device.")
@@ -137,6 +154,8 @@ def plan_offline(
         pool = plan_pool(layers, [ANY_BYTES] * len(layers), limits, generation)
     else:
         pool = plan_pool(layers, available, resolved.limits, generation)
+    if flags.platform == "ascend":
+        notes += _ascend_notes(flags, generation, pool)
     return OfflinePlan(
         model=model,
         generation=generation,
@@ -149,18 +168,40 @@ def plan_offline(
     )
 
 
+def _ascend_notes(flags: EngineFlags, generation: Generation, pool: Pool) -> list[str]:
+    """Return what vllm-ascend does otherwise with this plan.
+
+    Raises:
+        PlanError: Its rule for several groups is not modelled.
+    """
+    release = generation.release[:2]
+    if len(pool.groups) > 1 and ascend.scales_several_groups(release):
+        raise PlanError(
+            f"--vllm-version: {generation.version}; vllm-ascend from 0.28 on scales the bytes of a model whose layers"
+            f" are in several groups (here {len(pool.groups)}) by a rule that is not modelled: plan for 0.27 or older"
+        )
+    if flags.kv_cache_memory_bytes is not None and not ascend.kv_cache_memory_bytes_counts(release):
+        return [
+            "vllm-ascend of this version ignores --kv-cache-memory-bytes: the plan is for a start that logs as many"
+            " bytes as available."
+        ]
+    return []
+
+
 def _budget(
-    values: Mapping[str, Any],
-    tensors: tuple[Tensor, ...] | None,
+    facts: ModelFacts,
     resolved: Resolved,
     generation: Generation,
+    measured: MeasuredStart | None,
     *,
     stages: int,
     notes: list[str],
 ) -> Sequence[StartBudget]:
     """What a start leaves of the device to one rank of each stage; nothing, and a note, where that is not known."""
-    from highwater.plan.estimates import ModelFacts, estimate_start  # noqa: PLC0415 - most plans have no device
+    from highwater.plan.estimates import estimate_start  # noqa: PLC0415 - most plans have no device
 
+    if resolved.given.speculative_config is not None:
+        notes.append("The budget of the device does not count the weights and the activation of the drafter.")
     limits = resolved.limits
     filled = replace(
         resolved.given,
@@ -170,9 +211,8 @@ def _budget(
         max_num_seqs=limits.max_num_seqs,
         dtype=resolved.elements.model,
     )
-    facts = ModelFacts(config=values, tensors=tensors)
     try:
-        return [estimate_start(facts, filled, generation, stage=stage) for stage in range(stages)]
+        return [estimate_start(facts, filled, generation, measured, stage=stage) for stage in range(stages)]
     except PlanError as exc:
         notes.append(f"The bytes for the KV cache are not known: {exc}. Give --kv-cache-memory-bytes.")
         return ()

@@ -1,7 +1,7 @@
 """vLLM's own functions as the judge of a plan: asked in an interpreter that has vLLM, and compared with ours.
 
-Nothing of vLLM is imported here: `oracle_script` runs in the other interpreter, for a bounded time and with bounded
-output. A difference is returned as a sentence, for every figure that differs.
+Nothing of vLLM is imported here: `oracle_script` runs in the other interpreter, for a bounded time, and only so much of
+what it writes is read. A difference is returned as a sentence, for every figure that differs.
 """
 
 from __future__ import annotations
@@ -95,8 +95,11 @@ def ask_oracle(
     if len(lines) != len(questions) + 1:
         last = done.stderr.decode(errors="replace").strip().rsplit("\n", 1)[-1] or "it said nothing"
         raise PlanError(f"oracle: {python} answered {max(len(lines) - 1, 0)} of {len(questions)} questions: {last}")
-    head, *answers = map(json.loads, lines)
-    return Answers(head["vllm_version"], answers)
+    try:
+        head, *answers = map(json.loads, lines)
+        return Answers(head["vllm_version"], answers)
+    except (ValueError, LookupError, TypeError) as exc:
+        raise PlanError(f"oracle: {python} answered something else than JSON: {lines[0][:120]!r}") from exc
 
 
 def differences(planned: Pool | PlanError, answer: Mapping[str, Any]) -> tuple[str, ...]:

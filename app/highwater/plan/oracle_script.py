@@ -78,10 +78,10 @@ class Oracle:
     """vLLM's own functions, with their comparisons at start recorded."""
 
     def __init__(self) -> None:
-        self.torch = importlib.import_module("torch")
-        self.utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
-        self.specs = importlib.import_module("vllm.v1.kv_cache_interface")
-        self.config = importlib.import_module("vllm.config").VllmConfig
+        self.torch: Any = importlib.import_module("torch")
+        self.utils: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
+        self.specs: Any = importlib.import_module("vllm.v1.kv_cache_interface")
+        self.config: Any = importlib.import_module("vllm.config").VllmConfig
         self.checks: list[dict[str, int]] = []
         # Up to 0.13 the memory is compared first, layer by layer, and only then are the layers grouped.
         self.checks_layers = not hasattr(self.utils, "_check_enough_kv_cache_memory")
@@ -158,7 +158,7 @@ class Oracle:
         return 0 < check["available_bytes"] >= check["needed_bytes"]
 
     def _config(self, limits: dict[str, Any]) -> Any:
-        config = Stub(
+        config: Any = Stub(
             model_config=Stub(
                 max_model_len=limits["max_model_len"], original_max_model_len=limits["max_model_len"], use_mla=False
             ),

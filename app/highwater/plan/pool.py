@@ -80,7 +80,8 @@ class Pool:
         groups: The groups that draw from them.
         tokens: "GPU KV cache size" as this version prints it; None where it would not get that far.
         max_concurrency: "Maximum concurrency" at the maximum length, as printed.
-        needed_bytes: What one request of the maximum length needs.
+        needed_bytes: What one request of the maximum length needs, as this version computes it for its check: 0.14 to
+            0.18 look at the first group only.
         fits: Whether vLLM starts with it.
         max_model_len_that_fits: The longest that would fit, by vLLM's own search, which ends at the length asked for.
         refusal: The error that vLLM would end with; None where it starts.

@@ -82,6 +82,12 @@ def _scheme(method: str, described: Config) -> Quantization | None:
     match method:
         case "compressed-tensors":
             return _compressed_tensors(described)
+        case "fbgemm_fp8":
+            scheme = Quantization(name="fp8", bits=8)
+        case "bitsandbytes":
+            # Half a byte and one 32 bit scale for 64 weights (NF4), or 8 bits and a scale for each row.
+            four = described.get("load_in_4bit") or described.get("_load_in_4bit")
+            scheme = Quantization(name="bitsandbytes", bits=4 if four else 8, group=64 if four else 0, slack=0.05)
         case "fp8":
             return _fp8(described.get("weight_block_size"), -1)
         case "gptq" | "awq" | "gptq_marlin" | "awq_marlin":
@@ -92,9 +98,9 @@ def _scheme(method: str, described: Config) -> Quantization | None:
             )
         case "mxfp4":
             scheme = _MXFP4
-        case "modelopt":
+        case "modelopt" | "modelopt_fp4":
             algorithms = {"FP8": Quantization(name="fp8", bits=8, group=-1), "NVFP4": _NVFP4}
-            return algorithms.get(str(described.get("quant_algo", "")).upper())
+            return algorithms.get(str(described.get("quant_algo", "NVFP4")).upper())
         case _:
             return None
     return scheme

@@ -22,6 +22,7 @@ GIB: Final = 1 << 30
 # Cards from here on get larger steps; A100 is left out by name, which a plan does not know.
 LARGE_CARD_BYTES: Final = 70 * GIB
 LARGEST_CARD_BYTES: Final = 160 * GIB
+MAX_NUMBER: Final = 1 << 60
 ALLOW_LONG: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
 
 
@@ -113,6 +114,8 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
         notes.append("config.json names no dtype: bfloat16 is assumed; vLLM reads it of the weights where they are.")
     if model.is_latent and flags.platform == "cuda" and not (flags.block_size or flags.compute_capability):
         notes.append(f"The block size is that of MLA's kernel on a card of compute capability {DEFAULT_CAPABILITY}.")
+    if model.is_latent and flags.platform == "cpu":
+        notes.append("The block size is that of a CPU without AMX; with it, 128 or what is asked for.")
     return Resolved(
         given=flags,
         release=generation.release,
@@ -129,6 +132,7 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
             hybrid_manager=_hybrid_manager(flags, model, generation),
             max_encoder_tokens=model.encoder_tokens,
             pipeline_parallel_size=flags.pipeline_parallel_size,
+            v2_model_runner=_second_runner(flags, model, generation),
         ),
         elements=elements,
         blocks=blocks,
@@ -157,6 +161,8 @@ def _check(flags: EngineFlags, model: Model) -> None:
         value = getattr(flags, key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise PlanError(f"--{key.replace('_', '-')}: {value!r}; a whole number of 1 or more is needed")
+        if value is not None and value > MAX_NUMBER:
+            raise PlanError(f"--{key.replace('_', '-')}: {value!r}; {MAX_NUMBER} at most")
     share = flags.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise PlanError(f"--gpu-memory-utilization: {share!r}; more than 0, and 1 at most, is needed")
@@ -267,6 +273,13 @@ def _async(flags: EngineFlags, generation: Generation) -> bool:
         return False
     method = str(speculative_method(flags) or "")
     return not method or "mtp" in method or method.startswith("eagle")
+
+
+def _second_runner(flags: EngineFlags, model: Model, generation: Generation) -> bool:
+    """Whether the second model runner is the default (config/vllm.py, _is_default_v2_model_runner_model)."""
+    has_states = model.is_hybrid or not model.has_attention
+    is_plain = generation.release >= (0, 26, 0) and not model.is_moe and not has_states
+    return flags.platform == "cuda" and (is_plain or generation.release >= (0, 29, 0))
 
 
 def _hybrid_manager(flags: EngineFlags, model: Model, generation: Generation) -> bool:

@@ -46,7 +46,8 @@ class AttentionLayer(LayerSpec):
         head_size_v: The width of a value; None: the same as a key's. 0 where one vector serves as both.
         element_bytes: The size of one element in the cache.
         token_head_bytes: The bytes of one token and head where that is no product of the above (packed formats).
-        indexes_by_block_stride: Whether its attention kernel reads pages that are padded (0.24 to 0.28 ask for it).
+        indexes_by_block_stride: Whether its kernel reads padded pages, which 0.24 to 0.28 ask before they pad one:
+            those for CUDA do (0.24.0, vllm/v1/attention/backends/flash_attn.py:160), CPU's does not, MLA's vary.
     """
 
     kv_heads: int

@@ -337,7 +337,7 @@ def rotary_tables(config: Config, element: int) -> list[int]:
     many positions as the scaling reaches: a table of Llama 4's 10 million positions takes 2.5 GiB on every rank.
     """
     text = text_config(config)
-    if any(key in text for key in ("n_positions", "word_embed_proj_dim")):
+    if any(key in text for key in ("n_positions", "word_embed_proj_dim")) or "num_attention_heads" not in text:
         return []
     _, _, width = heads_of(text)
     width = whole(text, "qk_rope_head_dim", default=width)
@@ -358,7 +358,8 @@ def _rotary_shape(rope: Mapping[str, Any], text: Config, positions: int, width: 
     factor = float(rope.get("factor") or 1)
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     share = float(rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or text.get("rotary_pct") or 1)
-    columns = int(width * share)
+    # Gemma 4's rotates a part, but keeps numbers for the whole width (gemma4_rope.py).
+    columns = whole(text, "global_head_dim", default=width) if kind == "proportional" else int(width * share)
     if kind in {"yarn", "deepseek_yarn"}:
         rows = int(float(rope.get("original_max_position_embeddings") or positions) * factor)
     elif kind in {"linear", "dynamic", "ntk"}:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,7 @@ from highwater.plan.estimates import (
 )
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import generation_of
+from highwater.plan.measured import read_start
 from highwater.units import GIB
 from tests.support.recorded_starts import DEVICE_GIB, LLAMA_8B, QWEN3_VL_8B, STARTS, RecordedStart
 
@@ -37,7 +40,6 @@ MEASURED = MeasuredStart(
     graphs_bytes=round(0.87 * GIB),
     max_num_batched_tokens=8192,
     max_num_seqs=1024,
-    dtype="bfloat16",
 )
 
 
@@ -230,19 +232,73 @@ def test_a_start_of_another_kind_measures_nothing_for_this_one(other: dict[str, 
     assert llama(measured=replace(MEASURED, **other)) == llama()
 
 
-def test_weights_of_another_quantization_are_not_taken() -> None:
-    """The rest of the measures is."""
-    budget = llama(measured=replace(MEASURED, quantization="fp8"))
-
-    assert budget.weights.grade == "estimated"
-    assert budget.non_torch.grade == "measured"
+@pytest.mark.parametrize("weights", [None, round(8.49 * GIB), round(33.88 * GIB)])
+def test_a_start_whose_weights_cannot_be_these_was_of_another_model(weights: int | None) -> None:
+    """Another size of the same architecture, or another quantization: nothing of it is taken."""
+    assert llama(measured=replace(MEASURED, weights_bytes=weights)) == llama()
 
 
 def test_what_the_start_did_not_report_is_estimated() -> None:
     """Null is never 0."""
-    nothing = MeasuredStart(version="0.19.0", platform="cuda", architecture="LlamaForCausalLM")
+    nothing = replace(MEASURED, activation_bytes=None, non_torch_bytes=None, graphs_bytes=None)
+    budget = llama(measured=nothing)
 
-    assert llama(measured=nothing) == llama()
+    assert budget.weights.grade == "measured"
+    assert (budget.activation, budget.non_torch, budget.graphs) == (
+        llama().activation,
+        llama().non_torch,
+        llama().graphs,
+    )
+
+
+# --- what `highwater explain --json` wrote ---
+
+
+def explained(**ranks: object) -> dict[str, object]:
+    """Return an answer of `GET /memory/budget`, as far as a plan reads it."""
+    parts = [{"key": key, "bytes": size} for key, size in ranks.items()]
+    return {
+        "explanation": {
+            "vllm_version": "0.19.0",
+            "architecture": "LlamaForCausalLM",
+            "limits": {"max_num_batched_tokens": 8192, "max_num_seqs": 1024},
+            "parallel": {"tensor_parallel_size": 2, "pipeline_parallel_size": None},
+            "ranks": [{"device": {"type": "npu"}, "parts": parts}, {"device": {"type": "npu"}, "parts": []}],
+        }
+    }
+
+
+def test_a_start_is_read_from_what_explain_wrote(tmp_path: Path) -> None:
+    """Parts that it does not have are not known."""
+    file = tmp_path / "before.json"
+    file.write_text(json.dumps(explained(weights=16, activation=4, kv_cache=9)))
+
+    assert read_start(file) == MeasuredStart(
+        version="0.19.0",
+        platform="ascend",
+        architecture="LlamaForCausalLM",
+        weights_bytes=16,
+        activation_bytes=4,
+        tensor_parallel_size=2,
+        max_num_batched_tokens=8192,
+        max_num_seqs=1024,
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"explanation": {"ranks": [1]}}', "[" * 100_000])
+def test_a_file_that_describes_no_start_is_refused(tmp_path: Path, text: str) -> None:
+    """By its name."""
+    file = tmp_path / "before.json"
+    file.write_text(text)
+
+    with pytest.raises(PlanError, match=r"before\.json .*highwater explain --json"):
+        read_start(file)
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    """With the reason."""
+    with pytest.raises(PlanError, match=r"before\.json cannot be read: No such file"):
+        read_start(tmp_path / "before.json")
 
 
 # --- Ascend ---
@@ -302,6 +358,20 @@ def test_a_cpu_engine_takes_its_bytes_as_its_version_does(
     figure = cpu_kv_bytes(flags, generation_of(version), space_gib=space, resident_bytes=resident)
 
     assert figure.bytes == expected
+
+
+def test_a_cpu_engine_has_no_budget_of_parts() -> None:
+    """It takes what is given, or the node's memory less what it has resident."""
+    with pytest.raises(PlanError, match="--kv-cache-memory-bytes"):
+        llama(replace(FLAGS, platform="cpu"))
+
+
+def test_from_0_27_on_tensors_beside_the_weights_count() -> None:
+    """The part outside torch has room for them."""
+    before, after = llama(version="0.26.0").non_torch, llama(version="0.27.0").non_torch
+
+    assert after.bytes > before.bytes
+    assert "beside the weights" in after.why
 
 
 def test_a_cpu_engine_that_profiles_itself_cannot_be_planned_without_it() -> None:

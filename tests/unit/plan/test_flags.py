@@ -103,6 +103,24 @@ def test_steps_are_scheduled_ahead_from_0_14_on(version: str, on: bool):
     assert resolved(version=version, async_scheduling=True).limits.async_scheduling
 
 
+@pytest.mark.parametrize(
+    ("values", "version", "platform", "is_default"),
+    [
+        (LLAMA, "0.25.1", "cuda", False),
+        (LLAMA, "0.26.0", "cuda", True),
+        (LLAMA | {"num_local_experts": 8}, "0.26.0", "cuda", False),
+        (BAMBA, "0.28.0", "cuda", False),
+        (BAMBA, "0.29.0", "cuda", True),
+        (LLAMA, "0.32.0", "cpu", False),
+    ],
+)
+def test_the_second_runner_is_the_default_of_ever_more_models(
+    values: dict[str, Any], version: str, platform: Any, is_default: bool
+):
+    """It schedules ahead with several pipeline stages too, which sliding windows reserve for."""
+    assert resolved(values, version, platform=platform).limits.v2_model_runner is is_default
+
+
 @pytest.mark.parametrize(("version", "separate"), [("0.13.0", False), ("0.14.0", True)])
 def test_chunked_layers_have_groups_of_their_own_from_0_14_on(version: str, separate: bool):
     """Before, the hybrid manager was disabled for them."""
@@ -176,6 +194,29 @@ def test_a_float32_checkpoint_is_served_in_bfloat16(named: str | None, expected:
     found = resolved(LLAMA | {"torch_dtype": named})
     assert found.elements.model == expected
     assert any("no dtype" in note for note in found.notes) is (named is None)
+
+
+PLATFORMS: tuple[tuple[dict[str, Any], str, str, int | str], ...] = (
+    (LLAMA, "cuda", "0.23.0", 16),
+    (LLAMA, "cpu", "0.23.0", 128),
+    (LLAMA, "ascend", "0.18.0", 128),
+    (LFM2, "cpu", "0.12.0", 16),
+    (LFM2, "cpu", "0.19.0", "0.18 to 0.20 do not align a hybrid's pages"),
+    (LFM2, "cpu", "0.23.0", 128),
+    (LFM2, "ascend", "0.18.0", "from 0.16 on lays out a hybrid's states"),
+    (LATENT, "cpu", "0.23.0", "vLLM serves MLA there from 0.28 on"),
+    (LATENT, "cpu", "0.32.0", 16),
+)
+
+
+@pytest.mark.parametrize(("values", "platform", "version", "expected"), PLATFORMS)
+def test_the_block_is_the_platforms(values: dict[str, Any], platform: Any, version: str, expected: int | str):
+    """And what a platform does not serve, or serves in a way that is not modelled, is refused."""
+    if isinstance(expected, str):
+        with pytest.raises(PlanError, match=expected):
+            resolved(values, version, platform=platform)
+    else:
+        assert resolved(values, version, platform=platform).blocks.attention == expected
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (

@@ -164,9 +164,9 @@ def test_what_is_no_model_is_refused(workers: list[Layers], available: list[int]
 
 
 def test_the_longest_length_fits_and_one_token_more_does_not() -> None:
-    """For a hundred random caches that are refused."""
+    """For random caches that are refused."""
     refused = 0
-    for question in random_questions("0.32.0", count=300, seed=7):
+    for question in random_questions("0.32.0", count=60, seed=7):
         pool = plan(question, "0.32.0")
         if isinstance(pool, PlanError) or pool.fits or pool.max_model_len_that_fits == 0:
             continue
@@ -175,7 +175,7 @@ def test_the_longest_length_fits_and_one_token_more_does_not() -> None:
             again = plan(replace(question, limits=replace(question.limits, max_model_len=length)), "0.32.0")
             assert not isinstance(again, PlanError)
             assert again.fits is fits
-    assert refused > 50
+    assert refused > 10
 
 
 def answering(folder: Path, text: str) -> Path:
@@ -198,12 +198,15 @@ AGREED = {
 
 
 def test_an_oracle_that_cannot_answer_is_named(tmp_path: Path) -> None:
-    """Not there, without vLLM, or too slow."""
+    """Not there, without vLLM, another program, or too slow."""
     with pytest.raises(PlanError, match="could not be started"):
         ask_oracle(tmp_path / "none", [QUESTION])
     silent = answering(tmp_path, "echo \"No module named 'vllm'\" >&2; exit 1")
     with pytest.raises(PlanError, match="answered 0 of 1 questions: No module named 'vllm'"):
         ask_oracle(silent, [QUESTION])
+    other = answering(tmp_path, "cat >/dev/null; echo hello; echo world")
+    with pytest.raises(PlanError, match="something else than JSON: 'hello'"):
+        ask_oracle(other, [QUESTION])
     with pytest.raises(PlanError, match="did not answer within 0 s"):
         ask_oracle(answering(tmp_path, "exec tail -f /dev/null"), [QUESTION], timeout_seconds=0.1)
 

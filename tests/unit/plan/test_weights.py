@@ -97,6 +97,15 @@ def test_weights_in_32_bits_are_loaded_in_the_models_dtype() -> None:
     assert doubled.bytes == pytest.approx(2 * narrow.bytes, rel=0.005)
 
 
+def test_files_of_an_architecture_without_attention_are_counted() -> None:
+    """What a config cannot say, files say: every tensor is loaded by one rank."""
+    config = {"architectures": ["MambaForCausalLM"], "model_type": "mamba", "torch_dtype": "bfloat16",
+              "num_hidden_layers": 1, "tie_word_embeddings": True}  # fmt: skip
+    tensors = (Tensor("backbone.layers.0.mixer.in_proj.weight", (1024, 1024), 16),)
+
+    assert weights_from_files(config, tensors, Ranks()).bytes == 1024 * 1024 * 2
+
+
 def test_a_tensor_whose_rule_is_unknown_is_between_a_share_and_the_whole() -> None:
     """With several ranks it may be split or repeated: the figure says so by its bounds."""
     tensors = (*implied_tensors(LLAMA_8B), Tensor("model.layers.0.novel.weight", (4096, 4096), 16))
@@ -197,6 +206,14 @@ def test_ten_million_positions_take_two_and_a_half_gib() -> None:
 def test_a_scaled_table_reaches_as_far_as_the_scaling_and_gpt_oss_keeps_32_bits() -> None:
     """YaRN: 32 times 4,096 positions of 64 numbers of 4 bytes."""
     assert rotary_tables(GPT_OSS_20B, 2) == [131072 * 64 * 4]
+
+
+def test_a_partial_rotation_that_is_proportional_keeps_the_whole_width() -> None:
+    """Gemma 4: a table for its windows, of 256, and one for its full layers, of 512."""
+    kinds = {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25}, "sliding_attention": {}}
+    config = {**LLAMA_8B, "head_dim": 256, "global_head_dim": 512, "rope_parameters": kinds}
+
+    assert rotary_tables(config, 2) == [131072 * 256 * 2, 131072 * 512 * 2]
 
 
 def test_images_have_four_times_the_positions() -> None:

@@ -34,6 +34,13 @@ FULL = "full_attention"
 
 def kv_heads(config: Config) -> int:
     """Return the KV heads of a whole model (vLLM's get_total_num_kv_heads)."""
+    heads, queries = _kv_heads(config), config.number("num_attention_heads")
+    if heads > queries or queries % heads:
+        raise config.refused("num_key_value_heads", heads, f"it must divide the {queries} attention heads")
+    return heads
+
+
+def _kv_heads(config: Config) -> int:
     match config.model_type:
         case "falcon" | "RefinedWeb" | "RefinedWebModel":
             if not config.get("new_decoder_architecture") and config.get("multi_query"):

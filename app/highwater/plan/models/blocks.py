@@ -54,8 +54,7 @@ def block_sizes(
     asked_state = flags.mamba_block_size
     if asked_state is not None and mamba_cache_mode == "none":
         raise PlanError(f"--mamba-block-size: {asked_state}; vLLM takes it with prefix caching only")
-    if flags.platform == "ascend" and model.is_hybrid and generation.release >= (0, 16, 0):
-        raise PlanError("--platform: 'ascend'; vllm-ascend from 0.16 on lays out a hybrid's states in a way of its own")
+    _check_platform(model, flags, generation)
     states = [one for one in model.kept if isinstance(one, State)]
     if not states:
         return Blocks(attention=start, state=start)
@@ -82,13 +81,26 @@ def block_sizes(
     return Blocks(attention=attention, state=state, state_page_bytes=page if page != state_page else None)
 
 
+def _check_platform(model: Model, flags: EngineFlags, generation: Generation) -> None:
+    release = generation.release
+    if flags.platform == "ascend" and model.is_hybrid and release >= (0, 16, 0):
+        raise PlanError("--platform: 'ascend'; vllm-ascend from 0.16 on lays out a hybrid's states in a way of its own")
+    if flags.platform == "cpu" and model.is_hybrid and (0, 18, 0) <= release < (0, 21, 0):
+        raise PlanError(
+            "--platform: 'cpu'; vLLM 0.18 to 0.20 do not align a hybrid's pages there: name another version"
+        )
+    if flags.platform == "cpu" and model.is_latent and release < (0, 28, 0):
+        raise PlanError("--platform: 'cpu'; vLLM serves MLA there from 0.28 on: name a newer version")
+
+
 def _starting_size(model: Model, flags: EngineFlags, generation: Generation, elements: Elements) -> int:
+    if flags.platform == "cpu" and model.is_latent:
+        return CUDA_BLOCK  # platforms/cpu.py: whatever was asked for, the reference kernel takes 16 only
     if flags.block_size is not None:
         return flags.block_size
     if flags.platform == "cpu":
-        if model.is_latent and generation.release >= (0, 32, 0):
-            return CUDA_BLOCK  # platforms/cpu.py: the reference MLA kernel takes 16 only
-        return CPU_BLOCK
+        # Up to 0.17 the hybrid's rule comes first, and the platform's holds only where no size is set.
+        return CUDA_BLOCK if model.is_hybrid and generation.release < (0, 18, 0) else CPU_BLOCK
     if flags.platform == "ascend":
         return ASCEND_BLOCK
     if not model.is_latent or (model.is_hybrid and generation.release < (0, 20, 0)):
@@ -116,7 +128,7 @@ def _alignment(model: Model, flags: EngineFlags, generation: Generation, start: 
     Up to 0.19 HybridAttentionMambaModelConfig (models/config.py) has fixed units; later the attention kernel's smallest
     block or the block size so far, whichever is larger (platforms/interface.py, _align_hybrid_block_size).
     """
-    if generation.release < (0, 20, 0) and flags.platform == "cuda":
+    if generation.release < (0, 20, 0) and flags.platform != "ascend":
         return 64 if model.is_latent else CUDA_BLOCK
     if model.is_latent and generation.release >= (0, 28, 0):
         return max(start, 128)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from highwater.plan.models.reading import Config
 
@@ -73,16 +73,20 @@ def _scaled(config: Config, ropes: list[Mapping[str, Any]], longest: float) -> f
             continue
         given = rope.get("factor")
         if given is not None:
-            if isinstance(given, bool) or not isinstance(given, (int, float)) or given <= 0:
+            if not _is_positive(given):
                 raise config.refused("rope_scaling.factor", given, "a number above 0 is needed")
             factor = float(given)
         if kind == "yarn":
             original = rope.get("original_max_position_embeddings")
-            if isinstance(original, bool) or not isinstance(original, (int, float)) or original <= 0:
+            if not _is_positive(original):
                 right = "a whole number is needed where positions are scaled by yarn"
                 raise config.refused("rope_scaling.original_max_position_embeddings", original, right)
-            longest = original
+            longest = float(original)
     return longest * factor
+
+
+def _is_positive(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _ropes(config: Config) -> list[Mapping[str, Any]]:

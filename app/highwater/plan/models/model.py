@@ -22,6 +22,9 @@ NOT_MODELLED: Final = {
     "use_cla": "layers that share another's cache are not modelled",
     "per_layer_config": "layers with geometries of their own are not modelled",
 }
+# Each with the fewest that make sense.
+LAYER_KEYS: Final = {"num_hidden_layers": 1, "num_layers": 1, "decoder_layers": 1, "num_nextn_predict_layers": 0}
+MAX_LAYERS: Final = 4096
 EXPERT_KEYS: Final = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -39,6 +42,9 @@ def read_model(values: Mapping[str, Any], release: Release) -> Model:
     config = language_config(values)
     if not config.model_type:
         raise PlanError(f"{config.prefix}model_type: absent; Transformers' name of the configuration is needed")
+    for key, least in LAYER_KEYS.items():
+        if (config.optional(key, least) or 0) > MAX_LAYERS:
+            raise config.refused(key, config.get(key), f"{MAX_LAYERS} at most; no model has as many")
     for key, why in NOT_MODELLED.items():
         if config.get(key) and config.get(key) != 1:
             raise config.refused(key, config.get(key), why)

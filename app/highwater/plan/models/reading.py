@@ -20,6 +20,8 @@ LANGUAGE_PARTS: Final = ("thinker_config", "text_config", "llm_config", "languag
 WINDOW_ON_REQUEST: Final = frozenset(
     {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text", "smollm3"}
 )
+# Beyond any model's; products of a few of them still have a size in bytes.
+MAX_NUMBER: Final = 1 << 40
 # A language model inside another's config.json often leaves its type out.
 LANGUAGE_TYPES: Final = {
     "gemma3": "gemma3_text",
@@ -98,6 +100,8 @@ class Config:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.refused(key, value, f"a whole number of {least} or more is needed")
+        if value > MAX_NUMBER:
+            raise self.refused(key, value, f"{MAX_NUMBER} at most; no model has as many")
         return value
 
     def number(self, key: str, least: int = 1) -> int:

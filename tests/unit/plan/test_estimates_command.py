@@ -1,0 +1,130 @@
+"""`highwater plan --device`: the budget of a start, from a config.json, its checkpoint's files, or an earlier start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from highwater.commands.plan import plan
+from highwater.plan.checkpoint import implied_tensors
+from highwater.units import GIB
+from tests.support.recorded_starts import DEVICE_GIB, LLAMA_8B, QWEN3_VL_8B, STARTS
+
+ON_AN_H100 = (
+    "--device", f"{DEVICE_GIB}GiB", "--gpu-memory-utilization", "0.95", "--max-num-batched-tokens", "8192",
+    "--max-num-seqs", "1024", "--vllm-version", "0.19.0", "--max-model-len", "8192", "--json",
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that holds a config.json."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return tmp_path
+
+
+def planned(*arguments: str) -> dict[str, Any]:
+    """Return the plan of a command line that is not refused."""
+    result = CliRunner().invoke(plan, arguments)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_device_is_divided_and_each_part_says_how_it_is_known(folder: Path) -> None:
+    """From the config.json alone everything is an estimate, close to the start that was recorded: 58.11 GiB."""
+    made = planned(str(folder), *ON_AN_H100)
+
+    grades = {key: part["grade"] for key, part in made["budget"].items() if isinstance(part, dict) and "grade" in part}
+    assert set(grades.values()) == {"estimated"}
+    assert {"weights_bytes", "activation_bytes", "non_torch_bytes", "graphs_bytes"} <= set(grades)
+    assert made["kv_cache"]["available_bytes"] / GIB == pytest.approx(58.11, abs=0.05)
+
+
+def test_the_files_of_a_folder_make_the_weights_exact(folder: Path) -> None:
+    """Their headers are read; the data may be a hole of 16 GB."""
+    header, place = {}, 0
+    for tensor in implied_tensors(LLAMA_8B):
+        header[tensor.name] = {
+            "dtype": "BF16",
+            "shape": list(tensor.shape),
+            "data_offsets": [place, place + tensor.bytes],
+        }
+        place += tensor.bytes
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + place)
+
+    weights = planned(str(folder), *ON_AN_H100)["budget"]["weights_bytes"]
+
+    assert weights["grade"] == "exact"
+    assert weights["bytes"] / GIB == pytest.approx(14.99, abs=0.005)
+
+
+def test_a_start_that_was_written_down_replaces_estimates(folder: Path) -> None:
+    """Then the KV cache is the measured one."""
+    parts = {"weights": 14.99, "activation": 1.89, "non_torch": 0.25}
+    started = {
+        "vllm_version": "0.19.0",
+        "architecture": "LlamaForCausalLM",
+        "limits": {"max_num_batched_tokens": 8192, "max_num_seqs": 1024},
+        "ranks": [
+            {
+                "device": {"type": "cuda"},
+                "parts": [{"key": key, "bytes": round(size * GIB)} for key, size in parts.items()],
+            }
+        ],
+    }
+    (folder / "before.json").write_text(json.dumps({"explanation": started}))
+
+    budget = planned(str(folder), *ON_AN_H100, "--measured", str(folder / "before.json"))["budget"]
+
+    assert {budget[key]["grade"] for key in ("weights_bytes", "activation_bytes", "non_torch_bytes")} == {"measured"}
+
+
+def test_a_file_that_describes_no_start_is_refused(folder: Path) -> None:
+    """By its name, with exit status 2."""
+    result = CliRunner().invoke(plan, [str(folder), *ON_AN_H100, "--measured", str(folder / "config.json")])
+
+    assert result.exit_code == 2
+    assert "config.json describes no start" in result.stderr
+
+
+def test_a_model_that_is_larger_than_the_device_does_not_fit(folder: Path) -> None:
+    """Nothing is left for the KV cache, and the exit status says so."""
+    result = CliRunner().invoke(plan, [str(folder), *ON_AN_H100, "--device", "12GiB"])
+
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["kv_cache"]["fits"] is False
+
+
+def test_the_kv_cache_of_the_ascend_story_is_planned_from_its_config(tmp_path: Path) -> None:
+    """44.30 GiB of Qwen3-VL-8B on two NPUs: 5,040 blocks of 128 tokens, and a note that this version takes no bytes."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_VL_8B))
+    size = str(round(44.30 * GIB))
+
+    made = planned(
+        str(tmp_path), "--platform", "ascend", "-tp", "2", "--vllm-version", "0.12.0", "--max-model-len", "65536",
+        "--kv-cache-memory-bytes", size, "--json",
+    )  # fmt: skip
+
+    assert (made["kv_cache"]["blocks"], made["kv_cache"]["tokens"]) == (5040, 645_120)
+    assert made["kv_cache"]["block_size"] == 128
+    assert any("ignores --kv-cache-memory-bytes" in note for note in made["notes"])
+
+
+def test_several_groups_are_refused_where_ascend_scales_them(tmp_path: Path) -> None:
+    """From vllm-ascend 0.28 on, by a rule that is not modelled."""
+    gemma = next(start.config for start in STARTS if start.name == "gemma-2-2b")
+    (tmp_path / "config.json").write_text(json.dumps(gemma))
+    given = (str(tmp_path), "--platform", "ascend", "--kv-cache-memory-bytes", "8GiB", "--vllm-version")
+
+    refused = CliRunner().invoke(plan, [*given, "0.28.0"])
+
+    assert refused.exit_code == 2
+    assert "several groups (here 2)" in refused.stderr
+    assert CliRunner().invoke(plan, [*given, "0.23.0"]).exit_code == 0
