@@ -66,7 +66,7 @@ def page():
 OPERATIONS = [
     *(f"GET /memory{below}" for below in ("", "/budget", "/encoder-cache", "/history", "/events", "/incidents")),
     "GET /memory/incidents/{incident_id}",
-    *(f"POST /{path}" for path in ("memory/marks", "memory/reclaim", "memory/encoder-cache/restore")),
+    *(f"POST /{path}" for path in ("memory/marks", "memory/plan", "memory/reclaim", "memory/encoder-cache/restore")),
     *(f"POST /reset_{cache}_cache" for cache in ("mm", "prefix", "encoder")),
     *(f"GET /{path}" for path in ("policy", "metrics", "livez", "readyz", "health/deep")),
     "GET /server_info",
