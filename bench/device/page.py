@@ -1,4 +1,4 @@
-"""docs/devices.md from the results of the steps, which docs/devices.json keeps."""
+"""docs/devices.md, made of the results of the steps, which docs/devices.json keeps."""
 
 from __future__ import annotations
 
@@ -83,9 +83,7 @@ def _overview(results: Sequence[StepResult]) -> str:
         of_kind = [result for result in results if result.device["type"] == kind]
         absent = [name for name in STEPS if name not in {result.step for result in of_kind}]
         if not of_kind:
-            lines.append(
-                f"- **{vendor}: no step has run.** Every statement about it is read from sources or simulated."
-            )
+            lines.append(f"- **{vendor}: no step has run.** What is said of it was read in sources, or simulated.")
         else:
             names = ", ".join(dict.fromkeys(str(result.device["name"]) for result in of_kind))
             not_run = f" Not run: {', '.join(absent)}." if absent else ""

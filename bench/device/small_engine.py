@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -99,11 +100,14 @@ class SmallEngine:
         while True:
             if began is None and (options.begin is None or os.path.exists(options.begin)):
                 began = self.steps
-                self._worker.during_step = lambda first=began: load(self.steps - first)
+                self._worker.during_step = partial(self._load, load, began)
             # Looked up at each step, as an engine does: the recorder puts a wrapper on the worker.
             self._worker.execute_model()
             self.steps += 1
             self._answer_calls(time.monotonic() + STEP_SECONDS)
+
+    def _load(self, load: Callable[[int], None], first: int) -> None:
+        load(self.steps - first)
 
     def call(self, arguments: tuple[Any, ...]) -> str:
         """Run a call of the worker between two steps; from another thread."""

@@ -18,8 +18,7 @@ class Step(Protocol):
     CHECKS: Mapping[str, str]
     """Its checks, and the sentence that each one stands for."""
 
-    @staticmethod
-    def run(on: TorchDevice, found: Findings) -> None:
+    def run(self, on: TorchDevice, found: Findings) -> None:
         """Run it."""
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from typing import Any
 
 from bench.device.child import run_child
 from bench.device.results import Findings
 from bench.device.torch_device import MIB, NO_DEVICE, Tensor, TorchDevice
 from bench.device.worker import KitWorker
+from highwater_worker.state import ATTRIBUTE
 
 SAYS = "the allocator's reserve: the bytes that `release` can give back, foretold and given"
 SETTINGS = {
@@ -16,7 +18,7 @@ SETTINGS = {
     "expandable_segments": "expandable_segments:True",
     "max_split_size": "max_split_size_mb:256",
 }
-CHECKS = {
+CHECKS: Mapping[str, str] = {
     "foretold_first": "before the first release, `releasable_bytes` is what it gives, within 1 %",
     "foretold_later": "after one, `releasable_bytes` is what the next one gives, within 1 %",
     "driver_gets_it": "the driver gets what the allocator gives, within 1 %",
@@ -84,7 +86,7 @@ def measure(on: TorchDevice, graphs: int) -> dict[str, Any]:
     worker.call("release")
     pool = max(0, _reserved(on) - before)
     # As a worker that has just captured its graphs: nothing is known of its allocator yet.
-    del worker._highwater_state
+    delattr(worker, ATTRIBUTE)
     worker.call("hello")
     rounds, mechanism, stay = [], "", True
     for _ in range(ROUNDS):

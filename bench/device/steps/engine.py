@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from bench.device.results import Findings
 from bench.device.torch_device import NO_DEVICE, TorchDevice
 
 SAYS = "a real vLLM engine with a tiny model: the story, and its figures"
-CHECKS = {
+CHECKS: Mapping[str, str] = {
     "starts": "the engine starts with the worker extension",
     "reads": "the worker's memory is read: weights, KV cache and encoder cache are known",
     "serves": "images are answered, before relief and after it",

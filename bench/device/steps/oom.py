@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from bench.device.results import Findings
 from bench.device.torch_device import TorchDevice
 
 SAYS = "out of memory for real: full, in fragments, in a workspace; message recognised, incident written"
-CHECKS = {
+CHECKS: Mapping[str, str] = {
     "died": "an engine whose step finds no memory ends",
     "recognised": "the message is one that the product knows, of memory",
     "full": "a full device's message is known, and names no fragmentation",
@@ -106,7 +107,7 @@ def _judge_incident(on: TorchDevice, way: str, incident: dict[str, Any], found: 
         found.holds("verdict", False, f"{way}: there is no incident")
         return
     kind, summary = incident["kind"], incident["summary"]
-    is_right = kind in RIGHT_KINDS and (on.is_cpu or bool(incident["log"]))
+    is_right = kind in RIGHT_KINDS and (on.is_cpu or bool(incident["messages"]))
     found.holds("verdict", is_right, f"{way}: {kind}: {summary}", value=summary)
     names = {finding["name"] for finding in incident["findings"]}
     if way == "fragment":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from bench.device.results import Findings
 from bench.device.torch_device import NO_DEVICE, TorchDevice
 
 SAYS = "the policy: an engine that fragments and needs workspaces lives with the sidecar, and dies without"
-CHECKS = {
+CHECKS: Mapping[str, str] = {
     "dies_without": "without a sidecar the engine dies, for PyTorch keeps what a workspace needs",
     "lives_with": "beside a sidecar with its default settings the same engine lives four times as long",
     "relief_done": "because the policy had memory released",

@@ -8,7 +8,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.device.child import child_beside
@@ -20,7 +20,7 @@ from highwater_worker.notes import Notes
 from highwater_worker.recorder.sampler import Sampler
 
 SAYS = "the worker's reading: parts, identity, neighbours on the device, cost of a sample"
-CHECKS = {
+CHECKS: Mapping[str, str] = {
     "weights": "`weights_bytes` is what the model's parameters have",
     "kv_cache": "`kv_cache_bytes` is the size of the KV cache",
     "encoder_cache": "the encoder cache's `device_bytes` is the size of its storages, each counted once",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.device.results import Findings
 from bench.device.torch_device import GIB, MIB, NO_DEVICE, Tensor, TorchDevice
 from bench.device.worker import KitWorker, RefusedCallError
+from highwater_worker.encoder_cache.encoder_outputs import spilling_cache
 from highwater_worker.spill.spilling import way_back_of
 
 SAYS = "trim and restore: bit for bit, rates, a busy stream, graph replay, no room, the host's budget"
-CHECKS = {
+CHECKS: Mapping[str, str] = {
     "identical": "every encoder output is bit for bit the same after it went to the host and back",
     "identical_pageable": "and so it is through pageable memory",
     "views_go_together": "entries that are views of one storage go together, and the device gets the storage back",
@@ -233,7 +234,10 @@ def _no_room(on: TorchDevice, found: Findings) -> None:
     worker.add_images(2)
     references = _references(worker)
     worker.call("trim", max_seconds=NO_LIMIT)
-    way_back_of(worker.cache).drop_reserve()
+    cache = spilling_cache(worker)
+    if cache is not None:
+        way_back_of(cache).drop_reserve()
+    del cache
     worker.call("release")
     hog = _fill(on)
     failed = ""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from bench.device.results import Findings
 from bench.device.torch_device import NO_DEVICE, Tensor, TorchDevice
 from bench.device.worker import KitWorker, RefusedCallError
 
 SAYS = "operations under load: how long the step loop stands still, and that no step computes anything wrong"
-CHECKS = {
+CHECKS: Mapping[str, str] = {
     "results": "no step's output changed, over two hundred operations between steps (forty on a CPU)",
     "entries": "no encoder output changed meanwhile",
     "operations": "every operation on the worker succeeded",

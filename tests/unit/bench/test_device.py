@@ -11,7 +11,7 @@ from bench.device import __main__ as kit
 from bench.device import needs
 from bench.device.page import devices_page, merge
 from bench.device.results import Findings, StepResult, read_result
-from bench.device.steps import STEPS
+from bench.device.steps import STEPS, allocator, oom, policy, reading
 
 SAYS = {"first": "the first is so", "second": "the second is at most 2"}
 
@@ -179,3 +179,95 @@ def test_every_check_stands_for_a_sentence(step):
     """Which the page shows in its place."""
     assert step.SAYS
     assert all(len(says.split()) > 3 and not says.endswith(".") for says in step.CHECKS.values())
+
+
+# --- what the steps make of what a device says: without one ---
+
+CUDA_OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB "
+    "of which 1.20 GiB is free. Of the allocated memory 38.10 GiB is allocated by PyTorch, and 38.90 GiB is reserved "
+    "by PyTorch but unallocated."
+)
+ON_CUDA = SimpleNamespace(is_cpu=False, type="cuda", index=0)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (CUDA_OOM, "passed"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "passed"),
+        (
+            "RuntimeError: NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB (NPU 1; 60.96 GiB",
+            "passed",
+        ),
+        ("RuntimeError: something else", "failed"),
+    ],
+)
+def test_a_message_counts_where_the_product_knows_it(tmp_path, line: str, expected: str):
+    """The engine's log is read by the product's own code."""
+    log = tmp_path / "engine.log"
+    log.write_text(f"Traceback (most recent call last):\n{line}\n")
+    found = Findings(oom.CHECKS)
+    oom._judge_message(ON_CUDA, SimpleNamespace(log_path=log, log_end=lambda: line), "full", found)
+    assert statuses(found) == {"recognised": expected, "full": expected}
+
+
+@pytest.mark.parametrize(
+    ("incident", "expected"),
+    [
+        ({"kind": "died", "messages": [{}], "findings": [{"name": "unused_reserve"}]}, ("passed", "passed")),
+        ({"kind": "died", "messages": [], "findings": []}, ("failed", "failed")),
+        ({"kind": "hung", "messages": [{}], "findings": [{"name": "unused_reserve"}]}, ("failed", "passed")),
+    ],
+)
+def test_an_incident_must_say_why(incident: dict[str, object], expected: tuple[str, str]):
+    """That the engine died, by its log; and where it died of fragments, that there were some."""
+    found = Findings(oom.CHECKS)
+    oom._judge_incident(ON_CUDA, "fragment", {"summary": "the engine died", **incident}, found)
+    assert (statuses(found)["verdict"], statuses(found)["fragment"]) == expected
+
+
+@pytest.mark.parametrize(("gave", "expected"), [(1000, "passed"), (1009, "passed"), (1020, "failed")])
+def test_a_figure_of_releasable_bytes_may_be_off_by_a_hundredth(gave: int, expected: str):
+    """Of what the release gave."""
+    mib = 2**20
+    one = {"releasable_bytes": 1000 * mib, "gave_bytes": gave * mib, "driver_bytes": gave * mib}
+    one |= {"reserve_bytes": 2000 * mib, "floor_bytes": 900 * mib}
+    measured = {"rounds": [one, one], "mechanism": "empty_cache", "tensors_stay": True, "graphs": 4}
+    found = Findings(allocator.CHECKS)
+    allocator._judge("default", {**measured, "graphs_replay": True, "pool_bytes": 800 * mib}, found)
+    assert (statuses(found)["foretold_first"], statuses(found)["foretold_later"]) == (expected, expected)
+    assert statuses(found)["private_pools_kept"] == "passed"
+
+
+def test_an_unknown_figure_of_releasable_bytes_fails():
+    """The worker was asked after its one look at the allocator."""
+    one = {"releasable_bytes": None, "gave_bytes": 0, "driver_bytes": 0, "reserve_bytes": 0, "floor_bytes": 0}
+    found = Findings(allocator.CHECKS)
+    measured = {"rounds": [one], "mechanism": "empty_cache", "tensors_stay": True, "graphs": 0}
+    allocator._judge("default", measured, found)
+    assert statuses(found)["foretold_first"] == "failed"
+
+
+@pytest.mark.parametrize(("row", "expected"), [("GPU-1, 1000", "passed"), ("GPU-2, 2000", "failed")])
+def test_the_drivers_tool_is_the_judge_of_the_reading(monkeypatch: pytest.MonkeyPatch, row: str, expected: str):
+    """Identity and used bytes."""
+    monkeypatch.setattr(reading, "tool", lambda *command: row if "uuid,memory.used" in command[1] else "500")
+    answer = {"device": {"uuid": "GPU-1", "index": 0, "physical_index": 0}, "used_bytes": 1010 * 2**20}
+    found = Findings(reading.CHECKS)
+    reading._identity(ON_CUDA, answer, found)
+    assert statuses(found) == {"driver_agrees": expected, "uuid": expected}
+
+
+@pytest.mark.parametrize(("outcome", "expected"), [("done", "passed"), (None, "failed")])
+def test_the_policy_must_have_released(outcome: str | None, expected: str):
+    """An engine that lives by luck proves nothing."""
+    status = {
+        "rules": [{"remedies": [{"name": "release", "last_outcome": outcome}]}],
+        "summary": "",
+        "actions_last_hour": 1,
+    }
+    answers = {"/memory": {"stale": False, "ranks": [{}]}, "/policy": {"status": status}}
+    found = Findings(policy.CHECKS)
+    policy._judge(SimpleNamespace(call=lambda _, path: answers[path]), found)
+    assert statuses(found) == {"relief_done": expected, "is_read": "passed"}
