@@ -76,6 +76,10 @@ TOPICS: Mapping[str, Topic] = {
             "tests/situations",
         ),
     ),
+    "device": Topic(
+        "the kit for devices, each step on a CPU with real tensors",
+        ("worker_ext/highwater_worker", "bench/device", "bench/sidecar.py", "tests/engine/test_device_kit.py"),
+    ),
     "chart": Topic(
         "a pod of the chart, as processes beside a real engine",
         ("helm/templates", "helm/files", "helm/ci", "helm/values.yaml", "tests/engine/test_chart_real.py"),
