@@ -97,6 +97,10 @@ TOPICS: Mapping[str, Topic] = {
         "every situation of docs/policy-situations.md",
         ("app/highwater/policy", "app/highwater/relief", "bench/situations"),
     ),
+    "device": Topic(
+        "the kit for devices, each step on a CPU with real tensors",
+        ("worker_ext/highwater_worker", "bench/device", "bench/sidecar.py", "tests/engine/test_device_kit.py"),
+    ),
     "chart": Topic(
         "a pod of the chart, as processes beside a real engine",
         ("helm/templates", "helm/files", "helm/ci", "helm/values.yaml"),

@@ -20,6 +20,7 @@ from bench.device.steps import STEPS
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
+pytestmark = pytest.mark.long("device")
 ROOT = Path(__file__).resolve().parents[2]
 STEP_SECONDS = 240
 # A real engine is started by other tests of this folder.
