@@ -97,6 +97,10 @@ TOPICS: Mapping[str, Topic] = {
         "every situation of docs/policy-situations.md",
         ("app/highwater/policy", "app/highwater/relief", "bench/situations"),
     ),
+    "plan": Topic(
+        "what `highwater plan` says, held to vLLM's own functions and to real starts",
+        ("app/highwater/plan", "app/highwater/commands/plan.py", "app/highwater/api/plan.py"),
+    ),
     "device": Topic(
         "the kit for devices, each step on a CPU with real tensors",
         ("worker_ext/highwater_worker", "bench/device", "bench/sidecar.py", "tests/engine/test_device_kit.py"),

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from highwater.demo.engine import Engine
 
 
+pytestmark = pytest.mark.long("beside")
+
+
 @pytest.fixture(scope="module")
 def explained(
     engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory

@@ -9,12 +9,16 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from highwater.demo.engine import SHIM_FOLDER
 from highwater.plan.images import MAX_ASPECT_RATIO, image_tokens
 from tests.unit.plan import test_images as known
 
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
+
+pytestmark = pytest.mark.long("plan")
 
 SCRIPT = Path("tests/support/engine_images.py").absolute()
 FAMILIES = {

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from highwater.demo.environment import DEFAULT_VERSION
 from tests.oracles import disagreements
+
+pytestmark = pytest.mark.long("plan")
 
 
 def test_the_plan_is_what_vllm_makes_of_random_caches() -> None:

@@ -472,6 +472,10 @@ class FakeEngine:
         """The operations asked of the workers, oldest first."""
         return [call.op or "" for call in self.asked("/collective_rpc")]
 
+    def polled(self) -> list[str]:
+        """The operations of polls: new workers are asked for their budget once, whatever is polled then."""
+        return [op for op in self.ops() if op != "budget"]
+
     def resets(self) -> list[str]:
         """What it was told to do, oldest first; to read the workers' memory, or to record it, is not."""
         looks = {"memory", "budget", "recorder_start", "recorder_stop"}

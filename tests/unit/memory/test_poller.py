@@ -50,7 +50,7 @@ async def test_without_recorders_only_the_workers_own_answers_count(core):
     """In the order in which they came; whether ranks move is not known, and no recorder is started."""
     report = await core.tick()
     assert [(rank.rank, rank.source) for rank in report.ranks] == [(0, "rpc"), (1, "rpc")]
-    assert (report.progress, report.ranks_missing, core.fake.ops()) == (None, (), ["memory"])
+    assert (report.progress, report.ranks_missing, core.fake.polled()) == (None, (), ["memory"])
 
 
 async def test_growth_is_told_from_the_baseline_on(core):
@@ -284,7 +284,7 @@ async def test_without_recorders_workers_that_do_not_answer_may_be_in_a_long_ste
     report = await core.tick(1.0)
     assert (report.engine.state, report.stale) == ("not_answering", True)
     assert "it has answered no call for 120 s (worker call memory" in (report.engine.hint or "")
-    assert core.fake.ops() == ["memory", "memory"]
+    assert core.fake.polled() == ["memory", "memory"]
     assert core.counted.failures == [("workers", "unresponsive")] * 3
     assert core.fake.asked("/is_paused")[1:] == [], "nothing more is asked of a loop that stands still"
     core.fake.hang.set()
@@ -448,9 +448,9 @@ async def test_an_idle_engines_workers_are_left_alone(core):
     """Each call makes them spin for a second: nothing ran, so the last reading holds, for idle_poll_seconds."""
     for _ in range(5):
         assert not (await core.tick(1.0, spare_idle=True)).stale
-    assert core.fake.ops() == ["memory"]
+    assert core.fake.polled() == ["memory"]
     report = await core.tick(1.0, spare_idle=True)
-    assert (core.fake.ops(), report.age_seconds) == (["memory"] * 2, 0.0)
+    assert (core.fake.polled(), report.age_seconds) == (["memory"] * 2, 0.0)
 
 
 @pytest.mark.parametrize("change", [{"running": 1}, {"waiting": 1}, {"tokens": 5}])
@@ -459,14 +459,14 @@ async def test_an_engine_that_did_anything_is_read_at_once(core, change):
     await core.tick(1.0, spare_idle=True)
     vars(core.fake).update(change)
     await core.tick(1.0, spare_idle=True)
-    assert core.fake.ops() == ["memory"] * 2
+    assert core.fake.polled() == ["memory"] * 2
 
 
 async def test_who_asks_for_a_reading_gets_one(core):
     """Around a reset and at a mark the workers are asked, idle or not."""
     await core.tick()
     await core.tick()
-    assert core.fake.ops() == ["memory"] * 2
+    assert core.fake.polled() == ["memory"] * 2
 
 
 async def test_the_history_keeps_a_reading_once(core):

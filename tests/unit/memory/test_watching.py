@@ -106,7 +106,7 @@ async def test_who_asks_for_a_reading_has_the_workers_called(watch):
     core = watch()
     await rounds(core, 2)
     report = await core.tick()
-    assert core.fake.ops() == ["memory"]
+    assert core.fake.polled() == ["memory"]
     assert [rank.used_bytes for rank in report.ranks] == [USED_READY] * 2
 
 

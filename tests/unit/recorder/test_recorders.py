@@ -98,7 +98,7 @@ async def test_recorders_are_started_once(core, tmp_path):
     """With a name for this life of the engine, in the folder that was named, before the first reading."""
     for _ in range(4):
         await core.tick()
-    assert core.fake.ops()[:3] == ["recorder_start", "memory", "memory"]
+    assert core.fake.polled()[:3] == ["recorder_start", "memory", "memory"]
     (payload,) = starts(core)
     instance = payload.pop("instance")
     assert payload == {
@@ -467,7 +467,7 @@ async def test_a_rank_without_a_recorder_is_asked_each_time(core):
     core.fake.workers[1].recorder.refuses = "OSError: no space left on device"
     await aloft(core)
     reports = await at_work(core, 4)
-    assert core.fake.ops() == ["memory"] * 4
+    assert core.fake.polled() == ["memory"] * 4
     assert [heard(report) for report in reports] == [[(0, 0, "rpc"), (0, 1, "rpc")]] * 4
 
 
@@ -477,7 +477,7 @@ async def test_a_recorder_that_does_not_know_the_allocator_spares_nobody(core):
         worker.recorder.torch = False
     await aloft(core)
     reports = await at_work(core, 3)
-    assert core.fake.ops() == ["memory"] * 3
+    assert core.fake.polled() == ["memory"] * 3
     core.fake.running = 0
     reports += [await spared(core) for _ in range(8)]
     assert len(core.fake.ops()) < 8
@@ -492,7 +492,7 @@ async def test_who_asks_for_a_reading_gets_one_of_now(fly):
     asked_at = core.clock.now
     core.fake.serve_images(1)
     report = await core.poller.poll()
-    assert core.fake.ops() == ["memory"]
+    assert core.fake.polled() == ["memory"]
     assert min(rank.taken_at for rank in report.ranks) > asked_at
     assert [rank.used_bytes for rank in report.ranks] == [USED_READY + IMAGE_BYTES] * 2
     assert core.clock.now - asked_at == pytest.approx(1 / RECORDER_RATE)
