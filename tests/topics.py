@@ -99,7 +99,8 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "plan": Topic(
         "what `highwater plan` says, held to vLLM's own functions and to real starts",
-        ("app/highwater/plan", "app/highwater/commands/plan.py", "app/highwater/api/plan.py"),
+        ("app/highwater/plan",),
+        alone=("app/highwater/commands/plan.py", "app/highwater/commands/plan_live.py", "app/highwater/api/plan.py"),
     ),
     "device": Topic(
         "the kit for devices, each step on a CPU with real tensors",
