@@ -23,6 +23,7 @@ from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
 from highwater.plan.images import ImageTokens
 from highwater.plan.pool import Pool
+from highwater.units import gib_text
 
 if TYPE_CHECKING:
     from highwater.plan.offline import OfflinePlan
@@ -240,14 +241,18 @@ def grant_offline(
         kv_cache_dtype=flags.kv_cache_dtype,
         tensor_parallel_size=flags.tensor_parallel_size,
     )
-    chosen = granted.chosen
-    if chosen is None or plan(flags).available_bytes is not None:
+    chosen, as_given = granted.chosen, plan(flags)
+    if chosen is None or as_given.available_bytes is not None:
         return granted
     given = {"kv_cache_memory_bytes": chosen.needed_bytes}
+    why = "as much as the conversations take; on each rank"
+    if flags.device_bytes is not None:
+        why += ". Whether the device has it is not known: plan without the wish says why"
     return replace(
         granted,
+        proof=granted.proof.partition(" There are ")[0],
         chosen=replace(chosen, flags={**chosen.flags, **given}),
-        reasons={**granted.reasons, "kv_cache_memory_bytes": "as much as the conversations take; on each rank"},
+        reasons={**granted.reasons, "kv_cache_memory_bytes": why},
     )
 
 
@@ -308,9 +313,10 @@ class _Search:
         pool = self._plan(option.flags)
         each = blocks_per_request(pool)
         return (
-            f"{self._conversations} conversations of {self._length} tokens take {self._conversations} x {each} blocks "
-            f"and the null block, {self._conversations * each + 1} in all, of {pool.bytes_per_block} bytes: "
-            f"{option.needed_bytes} bytes. There are {pool.blocks} blocks, {option.available_bytes} bytes."
+            f"{self._conversations} conversations of {self._length:,} tokens take {self._conversations} x {each:,} blocks "
+            f"and the null block, {self._conversations * each + 1:,} in all, of {pool.bytes_per_block:,} bytes: "
+            f"{option.needed_bytes:,} bytes ({gib_text(option.needed_bytes)}). There are {pool.blocks:,} blocks, "
+            f"{option.available_bytes:,} bytes ({gib_text(option.available_bytes)})."
         )
 
 

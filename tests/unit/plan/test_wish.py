@@ -132,8 +132,8 @@ def test_with_a_block_less_the_nearest_are_fewer_or_shorter_conversations() -> N
         (2, 144, True),
     ]
     assert result.proof == (
-        "2 conversations of 160 tokens take 2 x 10 blocks and the null block, 21 in all, of 8192 bytes: 172032 bytes. "
-        "There are 20 blocks, 163840 bytes."
+        "2 conversations of 160 tokens take 2 x 10 blocks and the null block, 21 in all, of 8,192 bytes: "
+        "172,032 bytes (168 KiB). There are 20 blocks, 163,840 bytes (160 KiB)."
     )
 
 
