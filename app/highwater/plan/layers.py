@@ -117,10 +117,19 @@ def _keeps_windows_whole(resolved: Resolved) -> bool:
     return resolved.given.platform == "ascend" and ascend.keeps_sliding_as_full(resolved.release[:2])
 
 
-def rank_heads(heads: int, ranks: int) -> int:
-    """Return the KV heads of one rank: a part of them, or one, which several ranks then have alike."""
+def rank_heads(heads: int, ranks: int, key: str = "--tensor-parallel-size") -> int:
+    """Return the KV heads of one rank: a part of them, or one, which several ranks then have alike.
+
+    Args:
+        heads: The model's.
+        ranks: The ranks of a stage.
+        key: Their number's name, for the message.
+
+    Raises:
+        PlanError: vLLM would refuse to spread them.
+    """
     if heads >= ranks and heads % ranks:
-        raise PlanError(f"--tensor-parallel-size: {ranks}; the model's {heads} KV heads must be divisible by it")
+        raise PlanError(f"{key}: {ranks}; the model's {heads} KV heads must be divisible by it")
     if heads < ranks and ranks % heads:
-        raise PlanError(f"--tensor-parallel-size: {ranks}; a multiple of the model's {heads} KV heads is needed")
+        raise PlanError(f"{key}: {ranks}; a multiple of the model's {heads} KV heads is needed")
     return max(1, heads // ranks)

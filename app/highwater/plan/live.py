@@ -16,10 +16,12 @@ from typing import Any, Literal, TypeAlias
 
 from highwater.accounting.engine_budget import EncoderLimits, StartMemory
 from highwater.plan.errors import PlanError
+from highwater.plan.estimates import requested_bytes
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import generation_of
 from highwater.plan.images import ImageTokens
 from highwater.plan.kv_view import LiveEngine
+from highwater.plan.layers import rank_heads
 from highwater.plan.pool import Pool, plan_pool
 from highwater.plan.specs import AttentionLayer, Layers, LayerSpec, MambaState, MlaAttention
 from highwater.plan.wish import Granted, Images, Wish, grant
@@ -310,10 +312,7 @@ def _with_ranks(layer: LayerSpec, old: int, new: int) -> LayerSpec:
                 f"another's, so that their number is not seen there; {_OFFLINE}"
             )
         return attention
-    heads = attention.kv_heads * old
-    if max(heads, new) % min(heads, new):
-        raise PlanError(f"tensor_parallel_size: {new} neither divides the model's {heads} KV heads nor is a multiple")
-    return replace(attention, kv_heads=max(1, heads // new))
+    return replace(attention, kv_heads=rank_heads(attention.kv_heads * old, new, "tensor_parallel_size"))
 
 
 def _plain_attention(layer: LayerSpec, key: str) -> AttentionLayer:
@@ -362,6 +361,8 @@ class _Carried:
     def __init__(self, engine: LiveEngine, each: tuple[int, ...]) -> None:
         self._starts = [worker.budget.memory for worker in engine.workers]
         self._limits = engine.limits
+        self._release = generation_of(engine.version).release[:2]
+        self._platform = engine.flags.platform
         self._each = each
         self._less = 0  # by how much the lower bound lies under the estimate
         self._more = 0
@@ -435,11 +436,10 @@ class _Carried:
             notes=tuple(self._notes),
         )
 
-    @staticmethod
-    def _gain(start: StartMemory, share: float) -> int:
+    def _gain(self, start: StartMemory, share: float) -> int:
         total = _reported(start.total_bytes, "gpu_memory_utilization", "total_bytes")
         requested = _reported(start.requested_bytes, "gpu_memory_utilization", "requested_bytes")
-        wanted = math.ceil(total * share)
+        wanted = requested_bytes(total, share, self._release, self._platform)
         if start.init_free_bytes is not None and wanted > start.init_free_bytes:
             most = math.floor(100 * start.init_free_bytes / total) / 100
             raise PlanError(

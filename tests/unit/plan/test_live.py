@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,9 +78,30 @@ def test_given_bytes_are_exact_and_change_nothing_else(story: LiveEngine) -> Non
 def test_another_utilization_moves_the_budget_by_its_share_of_the_device(story: LiveEngine) -> None:
     """What the start measured beside the KV cache stays: the grade says that it was measured before."""
     plan = plan_live(story, {"gpu_memory_utilization": 0.9})
-    moved = story.available_bytes[0] - plan.available.each[0]
-    assert moved == pytest.approx(0.05 * int(60.96 * GIB), abs=2)
+    memory = story.workers[0].budget.memory
+    assert memory.total_bytes is not None
+    assert memory.requested_bytes is not None
+    moved = plan.available.each[0] - story.available_bytes[0]
+    assert moved == int(memory.total_bytes * 0.9) - memory.requested_bytes
     assert plan.available.grade == "measured"
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "rounded"),
+    [("0.13.0", "cuda", math.floor), ("0.14.0", "cuda", math.ceil), ("0.14.0", "npu", math.floor)],
+)
+def test_a_requested_share_is_rounded_as_the_version_rounds_it(
+    version: str, device: str, rounded: Callable[[float], int]
+) -> None:
+    """Up from 0.14 on; before, and on Ascend, down."""
+    engine = engine_of(started.story(), version, 2, device=device)
+    memory = engine.workers[0].budget.memory
+    assert memory.total_bytes is not None
+    assert memory.requested_bytes is not None
+    product = memory.total_bytes * 0.9
+    assert not product.is_integer()
+    moved = plan_live(engine, {"gpu_memory_utilization": 0.9}).available.each[0] - engine.available_bytes[0]
+    assert moved == rounded(product) - memory.requested_bytes
 
 
 def test_a_utilization_beyond_what_was_free_is_refused_with_the_most_that_is_right(story: LiveEngine) -> None:
@@ -126,7 +149,7 @@ def test_more_ranks_than_heads_keep_a_copy_each(story: LiveEngine) -> None:
 
 def test_ranks_that_do_not_divide_the_heads_are_refused(story: LiveEngine) -> None:
     """vLLM asserts it."""
-    with pytest.raises(PlanError, match="tensor_parallel_size: 3 neither divides the model's 8 KV heads nor"):
+    with pytest.raises(PlanError, match="tensor_parallel_size: 3; the model's 8 KV heads must be divisible by it"):
         plan_live(story, {"tensor_parallel_size": 3})
 
 
