@@ -15,9 +15,8 @@ from highwater.api.budget_text import budget_text
 from highwater.api.services import Services
 from highwater.findings.explained import Explained, explained
 from highwater.plan.explanation import explain
-from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
+from highwater.plan.kv_view import LiveEngine, live_engine, live_worker
 from highwater.readings import RankReading, Report
-from highwater.units import UNKNOWN
 
 WHY_MISSING = (
     "nothing reports its start; set HIGHWATER_RECORDER_DIR for vLLM and recorder_dir for the sidecar, or load the "
@@ -51,8 +50,8 @@ class Starts:
             is_this = record.identity.pid == reading.pid and record.identity.host == reading.host
             if is_this and record.table is not None and record.table.engine_budget is not None:
                 return record.table.engine_budget
-        told = self._services.budgets.of(reading.host, reading.pid, reading.pid_started)
-        return None if told is None else told.engine_budget
+        reported = self._services.budgets.of(reading.host, reading.pid, reading.pid_started)
+        return None if reported is None else reported.engine_budget
 
     def live_engine(self, report: Report) -> LiveEngine:
         """Return the running engine as planning sees it: the first data-parallel one.
@@ -63,13 +62,7 @@ class Starts:
         first = report.ranks[0].dp_rank if report.ranks else None
         return live_engine(
             [
-                LiveWorker(
-                    name=f"rank {UNKNOWN if reading.rank is None else reading.rank}",
-                    pp_rank=reading.pp_rank,
-                    budget=budget,
-                    device_type=reading.device.type,
-                    total_bytes=reading.total_bytes,
-                )
+                live_worker(reading, budget)
                 for reading in report.ranks
                 if reading.dp_rank == first and (budget := self.budget_of(reading)) is not None
             ]
@@ -84,8 +77,8 @@ class Starts:
     def _with_start(self, reading: RankReading) -> RankReading:
         if reading.start:
             return reading
-        told = self._services.budgets.of(reading.host, reading.pid, reading.pid_started)
-        return reading if told is None else replace(reading, start=told.start)
+        reported = self._services.budgets.of(reading.host, reading.pid, reading.pid_started)
+        return reading if reported is None else replace(reading, start=reported.start)
 
 
 def budget_router(services: Services) -> APIRouter:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from highwater.accounting.engine_budget import EngineBudget, EngineLimits
 from highwater.plan.budget import RankBudget, rank_budget
 from highwater.plan.encoder_view import EncoderView, encoder_view
-from highwater.plan.kv_view import LiveWorker
+from highwater.plan.kv_view import live_worker
 from highwater.plan.pool_view import PoolView, pool_sentence, pool_view
 from highwater.readings import RankReading
 from highwater.units import UNKNOWN, gib_text
@@ -72,7 +72,7 @@ def explain(
     pools = []
     for dp_rank in dict.fromkeys(reading.dp_rank for reading, _ in found):
         members = [number for number, (reading, _) in enumerate(found) if reading.dp_rank == dp_rank]
-        workers = [_worker(*found[number]) for number in members]
+        workers = [live_worker(*found[number]) for number in members]
         pools.append(pool_view(workers, [ranks[number] for number in members]))
     fullest = max(found, key=lambda one: 0 if one[0].encoder_cache is None else one[0].encoder_cache.device_bytes)
     explanation = Explanation(
@@ -88,16 +88,6 @@ def explain(
         problems=problems,
     )
     return replace(explanation, paragraph=paragraph(explanation))
-
-
-def _worker(reading: RankReading, budget: EngineBudget) -> LiveWorker:
-    return LiveWorker(
-        name=f"rank {UNKNOWN if reading.rank is None else reading.rank}",
-        pp_rank=reading.pp_rank,
-        budget=budget,
-        device_type=reading.device.type,
-        total_bytes=reading.total_bytes,
-    )
 
 
 def tightest(ranks: Sequence[RankBudget]) -> RankBudget | None:

@@ -26,6 +26,8 @@ from highwater.plan.specs import (
     MlaAttention,
     SlidingWindow,
 )
+from highwater.readings import RankReading
+from highwater.units import UNKNOWN
 
 MAX_LAYERS = 4096
 _PLATFORMS: Mapping[str, Platform] = {"npu": "ascend", "cpu": "cpu"}
@@ -69,6 +71,17 @@ class LiveEngine:
     flags: EngineFlags
     version: str
     workers: tuple[LiveWorker, ...]
+
+
+def live_worker(reading: RankReading, budget: EngineBudget) -> LiveWorker:
+    """Return a rank whose worker reported its start, as planning sees it."""
+    return LiveWorker(
+        name=f"rank {UNKNOWN if reading.rank is None else reading.rank}",
+        pp_rank=reading.pp_rank,
+        budget=budget,
+        device_type=reading.device.type,
+        total_bytes=reading.total_bytes,
+    )
 
 
 def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
