@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
 
-from highwater.plan.flags import EngineFlags
+from highwater.plan.flags import command_line, given_flags
 from highwater.plan.offline import OfflinePlan
 from highwater.units import size_text
 
 SCHEMA: Final = 1
-# Flags of ours, which vLLM does not have.
-NOT_VLLMS: Final = frozenset({"platform", "device_bytes", "compute_capability"})
 NOT_KNOWN: Final = "not known"
 
 
@@ -61,25 +58,10 @@ def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = 
             },
         },
         "budget": None if plan.budget is None else plan.budget.as_json(),
-        "command_line": command_line(plan.resolved.given, place),
+        "command_line": command_line(given_flags(plan.resolved.given), place),
         "notes": list(plan.notes),
         "oracle": None if oracle is None else dict(oracle),
     }
-
-
-def command_line(flags: EngineFlags, place: str) -> str:
-    """Return the command line that the plan is for."""
-    words = ["vllm", "serve", place]
-    for field in fields(EngineFlags):
-        value = getattr(flags, field.name)
-        if field.name in NOT_VLLMS or value is None or value == field.default:
-            continue
-        name = field.name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", str(value)]
-    return shlex.join(words)
 
 
 def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, TypeAlias
 
 Platform: TypeAlias = Literal["cuda", "ascend", "cpu"]
 
 DEFAULT_CAPABILITY: Final = "9.0"
+# Flags of ours, which vLLM does not have.
+NOT_VLLMS: Final = frozenset({"platform", "device_bytes", "compute_capability"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +59,29 @@ class EngineFlags:
     def compute_capability_major(self) -> int:
         """The first number of the card's compute capability."""
         return int((self.compute_capability or DEFAULT_CAPABILITY).partition(".")[0])
+
+
+def given_flags(flags: EngineFlags) -> dict[str, Any]:
+    """Return those of vLLM's flags that are other than if nothing had been given."""
+    return {
+        field.name: value
+        for field in fields(EngineFlags)
+        if field.name not in NOT_VLLMS and (value := getattr(flags, field.name)) not in (None, field.default)
+    }
+
+
+def command_line(flags: Mapping[str, Any], model: str = "MODEL") -> str:
+    """Return flags as `vllm serve` takes them.
+
+    Args:
+        flags: By the names of `EngineFlags`, or others of vLLM's; those that are not here are left to vLLM.
+        model: The model, as it is named.
+    """
+    words = ["vllm", "serve", model]
+    for key, value in flags.items():
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
+    return shlex.join(words)

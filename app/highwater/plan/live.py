@@ -7,9 +7,7 @@ A flag whose effect the running engine does not show is refused by name.
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
@@ -17,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from highwater.accounting.engine_budget import EncoderLimits, StartMemory
 from highwater.plan.errors import PlanError
 from highwater.plan.estimates import requested_bytes
-from highwater.plan.flags import EngineFlags
+from highwater.plan.flags import EngineFlags, command_line
 from highwater.plan.generations import generation_of
 from highwater.plan.images import ImageTokens
 from highwater.plan.kv_view import LiveEngine
@@ -202,18 +200,6 @@ def answer_of(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
         "command_line": command_line(plan.changed) if plan.changed else None,
         "notes": [*available.notes, *plan.notes],
     }
-
-
-def command_line(changed: Mapping[str, Any], model: str = "MODEL") -> str:
-    """Return the changed flags as `vllm serve` takes them; those that are not here stay as they are."""
-    words = ["vllm", "serve", model]
-    for key, value in changed.items():
-        name = key.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
-    return shlex.join(words)
 
 
 def _changes(flags: EngineFlags, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from highwater.plan.answer import command_line, plan_json, plan_text
+from highwater.plan.answer import plan_json, plan_text
 from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags
+from highwater.plan.flags import EngineFlags, command_line, given_flags
 from highwater.plan.offline import plan_offline, read_config, read_tensors
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -113,7 +113,7 @@ def test_the_command_line_is_vllms():
     flags = EngineFlags(
         platform="cpu", device_bytes=GIB, max_model_len=8192, tensor_parallel_size=2, enable_prefix_caching=False
     )
-    line = command_line(flags, "my model")
+    line = command_line(given_flags(flags), "my model")
     assert line == ("vllm serve 'my model' --max-model-len 8192 --tensor-parallel-size 2 --no-enable-prefix-caching")
 
 
