@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 FITS, DOES_NOT_FIT, REFUSED = 0, 1, 2
+# By the names of the command's parameters.
+_FOUND_BY_A_WISH: Final = ("max_model_len", "max_num_seqs")
+_OF_A_RUNNING_ENGINE: Final = ("vllm_version", "platform", "device_bytes", "measured", "compute_capability", "oracle")
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -133,7 +137,12 @@ def plan(
     from highwater.plan import answer, offline
 
     try:
+        if wish is not None:
+            _refuse_given("--wish: it finds this flag itself", _FOUND_BY_A_WISH)
         if live_url is not None:
+            _refuse_given("--live: the running engine has its own", _OF_A_RUNNING_ENGINE)
+            if model is not None and wish is None:
+                raise click.UsageError("--live plans the running engine: leave CONFIG_OR_DIR out, or --live")
             plan_live.end_with(plan_live.ask_sidecar(live_url, given, wish, model), as_json=as_json)
         if model is None:
             raise click.UsageError("CONFIG_OR_DIR is missing; without it, --live URL plans a running engine")
@@ -157,6 +166,14 @@ def plan(
     else:
         click.echo(answer.plan_text(made, judged))
     sys.exit(DOES_NOT_FIT if made.fits is False else FITS)
+
+
+def _refuse_given(why: str, names: Iterable[str]) -> None:
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = next(parameter for parameter in context.command.params if parameter.name == name)
+            raise click.UsageError(f"{why}; leave {max(option.opts, key=len)} out")
 
 
 def _asked(python: str, made: OfflinePlan) -> dict[str, Any]:

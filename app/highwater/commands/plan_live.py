@@ -90,7 +90,7 @@ def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
         click.echo(_plan_text(answer) if wish is None else _wish_text(answer, wish))
         for note in answer.get("notes") or ():
             click.echo(f"note: {note}")
-    fits = answer["kv_cache"]["fits"] if wish is None else wish["chosen"] is not None
+    fits = answer["kv_cache"]["fits"] if wish is None else wish["fits"]
     sys.exit(FITS if fits else DOES_NOT_FIT)
 
 
@@ -106,7 +106,7 @@ def _plan_text(answer: Mapping[str, Any]) -> str:
     lines = [
         f"{answer['model']['architecture']} on vLLM {answer['vllm_version']}, as it runs"
         + (f", with {answer['command_line'].removeprefix('vllm serve MODEL ')}" if answer["command_line"] else ""),
-        f"It fits: vLLM starts with --max-model-len {length}."
+        f"It fits: the KV cache holds a request of {length:,} tokens."
         if kv["fits"]
         else f"It does not fit: the longest that fits is {kv['max_model_len_that_fits']:,}.",
         "",

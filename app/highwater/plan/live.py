@@ -40,6 +40,7 @@ _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2"
 _OFFLINE = "plan it from the model's config.json: `highwater plan CONFIG_OR_DIR`"
 MAX_RANKS = 1024
 MAX_NUMBER = 2**48
+_MAX_ECHO = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +102,15 @@ def plan_live(engine: LiveEngine, asked: Mapping[str, Any], images_per_prompt: i
     changed = _changes(engine.flags, asked)
     flags = replace(engine.flags, **changed)
     limits = replace(engine.limits, **{key: changed[key] for key in _LIMITS if key in changed})
+    if limits.max_num_batched_tokens < limits.max_num_seqs:
+        raise PlanError(
+            f"max_num_batched_tokens: {limits.max_num_batched_tokens} is less than max_num_seqs, "
+            f"{limits.max_num_seqs}; vLLM refuses that"
+        )
     workers = _workers(engine, changed)
     encoder, images = _encoder(engine, changed, images_per_prompt)
     available = _available(engine, changed, len(workers), images_changed=images is not None)
-    pool = plan_pool(workers, available.each, limits, generation_of(engine.version))
+    pool = plan_pool(*_scarcest(workers, available.each), limits, generation_of(engine.version))
     return LivePlan(
         flags=flags,
         changed=changed if images is None else {**changed, "limit_mm_per_prompt": {"image": images}},
@@ -212,7 +218,7 @@ def _changes(flags: EngineFlags, asked: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key not in CHANGEABLE:
             raise PlanError(
-                f"{key}: {value!r} is not how the engine runs, and what it changes is not seen there; {_OFFLINE}"
+                f"{key}: {_short(value)} is not how the engine runs, and what it changes is not seen there; {_OFFLINE}"
             )
         changed[key] = _checked(key, value)
     if "kv_cache_memory_bytes" in changed and "gpu_memory_utilization" in changed:
@@ -225,16 +231,23 @@ def _changes(flags: EngineFlags, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked(key: str, value: Any) -> Any:  # noqa: ANN401 - a number or a word, by the key
     if key == "kv_cache_dtype":
+        if not isinstance(value, str):
+            raise PlanError(f"{key}: {_short(value)} must be a word, such as auto or fp8")
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if key == "gpu_memory_utilization":
         if not is_number or not 0 < value <= 1:
-            raise PlanError(f"{key}: {value!r} must be a share over 0 and up to 1")
+            raise PlanError(f"{key}: {_short(value)} must be a share over 0 and up to 1")
         return value
     most = MAX_RANKS if key == "tensor_parallel_size" else MAX_NUMBER
     if not is_number or isinstance(value, float) or not 1 <= value <= most:
-        raise PlanError(f"{key}: {value!r} must be a whole number of 1 to {most}")
+        raise PlanError(f"{key}: {_short(value)} must be a whole number of 1 to {most}")
     return value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}..."
 
 
 # Layers.
@@ -252,6 +265,16 @@ def _workers(engine: LiveEngine, changed: Mapping[str, Any]) -> tuple[Layers, ..
         split = _all(workers[::old], lambda layer: _with_ranks(layer, old, new))
         workers = tuple(stage for stage in split for _ in range(new))
     return workers
+
+
+def _scarcest(workers: tuple[Layers, ...], each: tuple[int, ...]) -> tuple[list[Layers], list[int]]:
+    """Return, of workers with the same layers, the one with the fewest bytes: a thousand ranks plan as fast as one."""
+    found: dict[int, tuple[Layers, int]] = {}
+    for layers, size in zip(workers, each, strict=True):
+        known = found.get(id(layers))
+        if known is None or size < known[1]:
+            found[id(layers)] = layers, size
+    return [layers for layers, _ in found.values()], [size for _, size in found.values()]
 
 
 def _all(workers: tuple[Layers, ...], change: Callable[[LayerSpec], LayerSpec]) -> tuple[Layers, ...]:
@@ -332,7 +355,7 @@ def _available(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *, 
     if "tensor_parallel_size" in changed:
         carried.split_weights(engine.flags.tensor_parallel_size / changed["tensor_parallel_size"])
     ratios = {
-        key: changed[key] / getattr(engine.limits, key)
+        key: changed[key] / max(1, getattr(engine.limits, key))
         for key in ("max_num_batched_tokens", "max_num_seqs")
         if key in changed
     }
@@ -352,6 +375,7 @@ class _Carried:
         self._each = each
         self._less = 0  # by how much the lower bound lies under the estimate
         self._more = 0
+        self._is_bounded = True
         self._grade: Grade = "engine"
         self._notes: list[str] = []
 
@@ -391,12 +415,21 @@ class _Carried:
         Args:
             tokens: The batched tokens, as a multiple of those that the start was measured with.
             sequences: The sequences, likewise: only the sampler's part of the peak grows with them, which is small.
+
+        Raises:
+            PlanError: There are more tokens, and the start did not report the peak.
         """
         self._grade = "estimated"
         peaks = [start.peak_activation_bytes for start in self._starts if start.peak_activation_bytes is not None]
         if not peaks:
+            if tokens > 1:
+                raise PlanError(
+                    "max_num_batched_tokens: more of them take memory (the peak of activation) that this engine's "
+                    "start did not report; give kv_cache_memory_bytes beside it"
+                )
+            self._is_bounded = False
             self._notes.append(
-                "These flags change the peak of activation, which the start did not report: not counted."
+                "These flags change the peak of activation a little, which the start did not report: not counted."
             )
             return
         peak = max(0, *peaks)
@@ -413,7 +446,7 @@ class _Carried:
     def bytes(self) -> Bytes:
         """Return the outcome; nothing is below zero."""
         each = tuple(max(0, size) for size in self._each)
-        is_bounded = self._grade == "estimated"
+        is_bounded = self._is_bounded and self._grade == "estimated"
         return Bytes(
             each=each,
             grade=self._grade,
@@ -488,7 +521,10 @@ def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: Pool) -> tuple[
     if engine.flags.num_gpu_blocks_override is not None and "num_gpu_blocks_override" not in changed:
         notes.append(f"num_gpu_blocks_override is set: there are {pool.blocks} blocks, whatever the bytes.")
     if any(described.are_grouped for described in _described(engine)):
-        notes.append("The layers are known as the engine grouped them: no worker saw them before.")
+        notes.append(
+            "This engine shows its layers as vLLM grouped them; where other flags would group them otherwise, the plan "
+            "differs."
+        )
     return tuple(notes)
 
 

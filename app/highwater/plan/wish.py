@@ -313,8 +313,8 @@ class _Search:
         pool = self._plan(option.flags)
         each = blocks_per_request(pool)
         return (
-            f"{self._conversations} conversations of {self._length:,} tokens take {self._conversations} x {each:,} blocks "
-            f"and the null block, {self._conversations * each + 1:,} in all, of {pool.bytes_per_block:,} bytes: "
+            f"{self._conversations} conversations of {self._length:,} tokens take {self._conversations} x {each:,} "
+            f"blocks and the null block, {self._conversations * each + 1:,} in all, of {pool.bytes_per_block:,} bytes: "
             f"{option.needed_bytes:,} bytes ({gib_text(option.needed_bytes)}). There are {pool.blocks:,} blocks, "
             f"{option.available_bytes:,} bytes ({gib_text(option.available_bytes)})."
         )

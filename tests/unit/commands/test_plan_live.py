@@ -64,7 +64,10 @@ def test_flags_go_out_as_they_were_given(sidecar: FakeSidecar, plan: Callable[..
     """Defaults of the command's own are how the engine runs."""
     result = plan(*live("--max-model-len", "64k", "--kv-cache-dtype", "fp8"))
     assert sidecar.bodies == [{"max_model_len": 64_000, "kv_cache_dtype": "fp8"}]
-    assert (result.exit_code, result.output.splitlines()[1]) == (0, "It fits: vLLM starts with --max-model-len 64000.")
+    assert (result.exit_code, result.output.splitlines()[1]) == (
+        0,
+        "It fits: the KV cache holds a request of 64,000 tokens.",
+    )
 
 
 def test_what_does_not_fit_has_an_exit_status_and_the_longest(
@@ -104,8 +107,8 @@ def test_a_wish_prints_the_command_line_its_reasons_and_the_proof(
     """16 x 40k are too many for 645,120 tokens as they are."""
     result = plan(*live("--wish", "16 x 40k"))
     assert sidecar.bodies == [{"wish": "16 x 40k"}]
-    assert result.exit_code == 0
-    assert "16 x 320 blocks and the null block, 5121 in all" in result.output
+    assert result.exit_code == 1  # not as the engine runs
+    assert "16 x 320 blocks and the null block, 5,121 in all" in result.output
     assert "  vllm serve MODEL --max-model-len 40960 --max-num-seqs 16 --kv-cache-dtype fp8" in result.output
     assert "fewer conversations: 15 of this length fit" in result.output
 
@@ -155,3 +158,23 @@ def test_without_a_model_and_without_an_engine_there_is_nothing_to_plan(plan: Ca
     """The message names both."""
     result = plan("--wish", "8 x 32k")
     assert (result.exit_code, "CONFIG_OR_DIR is missing; without it, --live URL" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        (("--device", "80GiB"), "--device"),
+        (("--vllm-version", "0.11.0"), "--vllm-version"),
+        (("--platform", "cuda"), "--platform"),
+        (("--measured", "/nonexistent"), "--measured"),
+        (("--oracle", "/bin/true"), "--oracle"),
+        (("--wish", "8 x 32k", "--max-model-len", "4096"), "--max-model-len"),
+    ],
+)
+def test_what_a_running_engine_or_a_wish_decides_is_refused_on_the_command_line(
+    sidecar: FakeSidecar, plan: Callable[..., Result], options: tuple[str, ...], option: str
+) -> None:
+    """An option that changed nothing would look as if it had been taken."""
+    result = plan(*live(*options))
+    assert (result.exit_code, sidecar.bodies) == (2, [])
+    assert f"leave {option} out" in result.output

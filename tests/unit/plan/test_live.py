@@ -14,6 +14,7 @@ from highwater.plan.errors import PlanError
 from highwater.plan.images import ImageTokens
 from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
 from highwater.plan.live import answer_of, grant_live, plan_live
+from highwater.plan.pool import plan_pool
 from highwater.plan.wish import parse_wish
 from tests.fakes import started
 from tests.fakes.started import GIB
@@ -220,7 +221,7 @@ def test_fewer_images_a_prompt_are_in_the_command_line_and_make_an_estimate(stor
 
 def test_the_encoders_budget_follows_the_batched_tokens(story: LiveEngine) -> None:
     """It is never under the largest item: 16,384 embeddings of an image of 4096 x 4096."""
-    now, less = (answer_of(story, plan_live(story, flags))["encoder"] for flags in ({}, {"max_num_batched_tokens": 1}))
+    now, less = (answer_of(story, plan_live(story, flags))["encoder"] for flags in ({}, {"max_num_batched_tokens": 8}))
     assert (now["cache_embeddings"], now["items"]["image"]) == (32_768, {"max_embeddings": 16_384, "cached": 2})
     assert (less["cache_embeddings"], less["items"]["image"]["cached"]) == (16_384, 1)
 
@@ -256,3 +257,32 @@ def test_a_wish_too_large_for_the_engine_takes_the_smallest_change_that_holds_it
     assert (fewer.conversations, fewer.fits) == (5, True)
     assert (shorter.conversations, shorter.length, shorter.fits) == (8, 160 * 128, True)
     assert "8 x 256 blocks" in granted.proof
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"kv_cache_dtype": []}, "kv_cache_dtype: [] must be a word"),
+        ({"max_num_batched_tokens": 7}, "less than max_num_seqs, 8; vLLM refuses that"),
+        ({"max_model_len": "x" * 10_000}, "xxx... must be a whole number"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_few_words(story: LiveEngine, flags: dict[str, Any], words: str) -> None:
+    """The key is named; a long value is not repeated."""
+    with pytest.raises(PlanError) as refused:
+        plan_live(story, flags)
+    assert words in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+def test_a_thousand_ranks_are_sized_as_few(story: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may ask for them, and ranks with the same layers and bytes are one question."""
+    asked: list[int] = []
+
+    def counted(workers: Any, *rest: Any) -> Any:
+        asked.append(len(workers))
+        return plan_pool(workers, *rest)
+
+    monkeypatch.setattr("highwater.plan.live.plan_pool", counted)
+    plan_live(story, {"tensor_parallel_size": 1024})
+    assert asked == [1]
