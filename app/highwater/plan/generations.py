@@ -11,11 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 from highwater.plan.errors import PlanError
-
-Release: TypeAlias = tuple[int, int, int]
+from highwater.plan.terms import Release
 
 OLDEST: Final[Release] = (0, 11, 0)
 NEWEST: Final[Release] = (0, 32, 0)

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from highwater.plan.checkpoint import Config, Tensor, text_config
+from highwater.plan.checkpoint import Tensor, text_config
 from highwater.plan.errors import PlanError
+from highwater.plan.terms import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
