@@ -118,7 +118,7 @@ def tied(config: Config) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How the layers of related architectures are built.
+    """The layout of the layers of related architectures.
 
     Attributes:
         gated: The feed-forward part has a gate beside its up projection.

@@ -12,7 +12,7 @@ DEFAULT_CAPABILITY: Final = "9.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags:
-    """What was given on the command line; None: not given, so that vLLM's default of that version holds.
+    """The flags of a command line; None: not given, so that vLLM's default of that version holds.
 
     Bytes are integers, a share is 0 to 1; names are vLLM's, but for these.
 

@@ -1,4 +1,4 @@
-"""What the versions of vLLM do differently where they size a KV cache, each rule with its source.
+"""The rules by which each version of vLLM sizes a KV cache, each with its source.
 
 A generation is the rules of the oldest version that is known, with every change applied that the asked version already
 has. The sources were read in the wheels of 0.11.0 to 0.32.0 (every minor release, the first and the last patch of

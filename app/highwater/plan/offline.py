@@ -32,7 +32,7 @@ ANY_BYTES: Final = 1 << 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflinePlan:
-    """What would happen with a model and a command line.
+    """The KV cache that a command line makes for a model.
 
     Attributes:
         model: The model.
@@ -56,7 +56,7 @@ class OfflinePlan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether vLLM starts; None where that depends on bytes that are not known."""
+        """Say whether vLLM starts; None where that depends on bytes that are not known."""
         return None if self.available_bytes is None else self.pool.fits
 
 
@@ -128,7 +128,7 @@ def plan_offline(
         measured: An earlier start, whose measures replace estimates where its flags were the same.
 
     Raises:
-        PlanError: vLLM would refuse it, or a figure of it cannot be had exactly.
+        PlanError: vLLM would refuse it, or one of its figures is not known exactly.
     """
     generation = generation_of(version)
     model = read_model(values, generation.release)
@@ -197,7 +197,7 @@ def _budget(
     stages: int,
     notes: list[str],
 ) -> Sequence[StartBudget]:
-    """What a start leaves of the device to one rank of each stage; nothing, and a note, where that is not known."""
+    """Return the bytes that a start leaves to one rank of each stage; nothing, and a note, where they are not known."""
     from highwater.plan.estimates import estimate_start  # noqa: PLC0415 - most plans have no device
 
     if resolved.given.speculative_config is not None:

@@ -1,4 +1,4 @@
-"""What quantization makes of a checkpoint's tensors: how many bits a weight takes, and which scales come with it."""
+"""A checkpoint's tensors after quantization: the bits that a weight takes, and the scales that come with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from highwater.plan.terms import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """How the weights of linear layers are stored.
+    """The form in which the weights of linear layers are stored.
 
     Attributes:
         name: The scheme, as people call it.
