@@ -56,7 +56,7 @@ class OfflinePlan:
 
     @property
     def fits(self) -> bool | None:
-        """Say whether vLLM starts; None where that depends on bytes that are not known."""
+        """Whether vLLM starts; None where that depends on bytes that are not known."""
         return None if self.available_bytes is None else self.pool.fits
 
 
@@ -197,7 +197,7 @@ def _budget(
     stages: int,
     notes: list[str],
 ) -> Sequence[StartBudget]:
-    """Return the bytes that a start leaves to one rank of each stage; nothing, and a note, where they are not known."""
+    """What a start leaves of the device to one rank of each stage; nothing, and a note, where that is not known."""
     from highwater.plan.estimates import estimate_start  # noqa: PLC0415 - most plans have no device
 
     if resolved.given.speculative_config is not None:
