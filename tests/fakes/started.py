@@ -122,8 +122,8 @@ def wire(worker: SimpleNamespace, *, version: str, returned: int | None = None, 
     start = SimpleNamespace(
         returned={} if returned is None else {"profile": returned}, kv_layers=describe_layers(worker.specs)
     )
-    told = read_engine_budget(worker, start) | {"vllm_version": version, "environment": {}} | changes  # type: ignore[arg-type]
-    return json.loads(json.dumps(told))  # type: ignore[no-any-return]
+    read = read_engine_budget(worker, start) | {"vllm_version": version, "environment": {}} | changes  # type: ignore[arg-type]
+    return json.loads(json.dumps(read))  # type: ignore[no-any-return]
 
 
 def story() -> SimpleNamespace:
@@ -227,7 +227,7 @@ def qwen3_next() -> SimpleNamespace:
             "non_torch_memory": non_torch,
             "available_kv_cache_memory_bytes": available,
         },
-        cache={"block_size": 544, "mamba_cache_mode": "none"},
+        cache={"block_size": 544},
         runner={"model_memory_usage": weights},
         parallel={"tensor_parallel_size": 2},
         architecture="Qwen3NextForCausalLM",

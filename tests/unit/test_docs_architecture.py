@@ -19,7 +19,7 @@ def section(title: str) -> str:
     return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-JOURNEYS = ("One poll", "One relief", "One proxied request", "One incident")
+JOURNEYS = ("One poll", "One relief", "One proxied request", "One incident", "One explanation", "One plan")
 # A file, and then what is defined in it.
 STEPS = [
     (file, name) for title in JOURNEYS for file, name in re.findall(r"`([\w/]+\.py)`\s+`([\w.]+)`", section(title))
@@ -76,6 +76,15 @@ def test_every_module_is_drawn_once():
         return sum(module == path or (path.endswith("/") and module.startswith(path)) for path in DRAWN)
 
     assert {module: count for module in MODULES if (count := places(module)) != 1} == {}
+
+
+def test_every_module_of_a_plan_has_its_place_in_the_table():
+    """Once, by its path from the folder; the packages' own files hold nothing but a docstring."""
+    folder = ROOT / "app" / "highwater" / "plan"
+    cells = [row.split("|")[2] for row in section("Planning").splitlines() if row.startswith("| ")]
+    listed = [path for cell in cells for path in re.findall(r"`([\w/]+\.py)`", cell)]
+    there = [str(path.relative_to(folder)) for path in folder.rglob("*.py") if path.name != "__init__.py"]
+    assert sorted(listed) == sorted(there)
 
 
 def test_no_file_is_named_that_is_not_there():

@@ -1,4 +1,4 @@
-"""What torch's caching allocator calls allocated for tensors of given sizes.
+"""The bytes that torch's caching allocator counts as allocated for tensors of given sizes.
 
 vLLM's "Model loading took N GiB" is the growth of `allocated_bytes`, which counts blocks and not tensors: a block is
 split only where more than 1 MiB would remain of it (`should_split` in c10/cuda/CUDACachingAllocator.cpp). Qwen2.5-7B's

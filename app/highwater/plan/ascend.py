@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from highwater.plan.errors import PlanError
-
-Release = tuple[int, int]
+from highwater.plan.terms import Release
 
 KERNEL_BLOCK = 128
 

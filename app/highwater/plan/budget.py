@@ -18,10 +18,10 @@ from typing import Final, Literal, TypeAlias
 
 from highwater.accounting.engine_budget import EngineBudget, StartMemory
 from highwater.plan.kv_view import available_bytes
+from highwater.plan.terms import Grade
 from highwater.readings import Device, RankReading, StartPhase
 from highwater.units import gib_text
 
-Grade: TypeAlias = Literal["engine", "exact", "measured", "estimated"]
 Counting: TypeAlias = Literal["parts", "consumed", "cpu", "given", "remainder"]
 
 FORMULAS: Final[Mapping[Counting, str]] = {

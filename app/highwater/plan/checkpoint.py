@@ -8,12 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from highwater.plan.errors import PlanError
 from highwater.plan.models.reading import language_config
-
-Config = Mapping[str, Any]
+from highwater.plan.terms import Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ def tied(config: Config) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How the layers of related architectures are built.
+    """The layout of the layers of related architectures.
 
     Attributes:
         gated: The feed-forward part has a gate beside its up projection.

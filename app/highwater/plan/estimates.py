@@ -20,15 +20,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from highwater.plan.ascend import kv_cache_memory_bytes_counts, splits_every_block, takes_off_graphs
-from highwater.plan.checkpoint import Config, Tensor, architecture, text_config, whole
+from highwater.plan.checkpoint import Tensor, architecture, text_config, whole
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, add, estimated, exact, measured
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import Generation, generation_of
+from highwater.plan.terms import Config, Release
 from highwater.plan.weights import Ranks, element_bytes, model_dtype, weights_from_config, weights_from_files
 from highwater.units import GIB, MIB
-
-Release = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
-# How a figure is known, best first: the engine's own number, a formula that is vLLM's own, a value that an earlier
-# start measured, an estimate between bounds.
-Grade: TypeAlias = Literal["engine", "exact", "measured", "estimated"]
-_GRADES: tuple[Grade, ...] = ("engine", "exact", "measured", "estimated")
+from highwater.plan.terms import GRADES, Grade
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ def add(parts: Iterable[Figure], why: str) -> Figure:
     """Add figures: the sum is known as well as the worst known of them."""
     parts = tuple(parts)
     grades = {part.grade for part in parts}
-    grade: Grade = next((grade for grade in reversed(_GRADES) if grade in grades), "exact")
+    grade: Grade = next((grade for grade in reversed(GRADES) if grade in grades), "exact")
     return Figure(
         sum(part.bytes for part in parts),
         sum(part.low for part in parts),

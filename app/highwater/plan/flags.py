@@ -17,7 +17,7 @@ NOT_VLLMS: Final = frozenset({"platform", "device_bytes", "compute_capability"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags:
-    """What was given on the command line; None: not given, so that vLLM's default of that version holds.
+    """The flags of a command line; None: not given, so that vLLM's default of that version holds.
 
     Bytes are integers, a share is 0 to 1; names are vLLM's, but for these.
 

@@ -1,4 +1,4 @@
-"""What the versions of vLLM do differently where they size a KV cache, each rule with its source.
+"""The rules by which each version of vLLM sizes a KV cache, each with its source.
 
 A generation is the rules of the oldest version that is known, with every change applied that the asked version already
 has. The sources were read in the wheels of 0.11.0 to 0.32.0 (every minor release, the first and the last patch of
@@ -11,11 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 from highwater.plan.errors import PlanError
-
-Release: TypeAlias = tuple[int, int, int]
+from highwater.plan.terms import Release
 
 OLDEST: Final[Release] = (0, 11, 0)
 NEWEST: Final[Release] = (0, 32, 0)

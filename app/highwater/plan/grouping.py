@@ -60,11 +60,11 @@ class LayerGroup:
 
     @property
     def kind(self) -> str:
-        """What its layers keep."""
+        """The kind of its layers, or ``mixed`` where they differ in size."""
         return "mixed" if self.is_mixed else KINDS[type(self.spec)]
 
     def page_bytes(self, names: Collection[str] | None = None) -> int:
-        """What one block takes of the memory of the layers named; None: of all its layers."""
+        """Return the bytes that one block takes in the layers named; None: in all its layers."""
         return sum(spec.page_bytes for name, spec in self.layers.items() if names is None or name in names)
 
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 from highwater.plan.errors import PlanError
-
-Config: TypeAlias = Mapping[str, Any]
+from highwater.plan.terms import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What vLLM's KV cache sizing reads of `VllmConfig`, as it stands after vLLM filled in its defaults.
+    """The values of `VllmConfig` that vLLM's KV cache sizing reads, with vLLM's defaults filled in.
 
     Attributes:
         max_model_len: The longest sequence, in tokens.

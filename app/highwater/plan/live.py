@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from highwater.accounting.engine_budget import EncoderLimits, StartMemory
 from highwater.plan.errors import PlanError
@@ -22,10 +22,8 @@ from highwater.plan.kv_view import LiveEngine
 from highwater.plan.layers import rank_heads
 from highwater.plan.pool import Pool, plan_pool
 from highwater.plan.specs import AttentionLayer, Layers, LayerSpec, MambaState, MlaAttention
+from highwater.plan.terms import GRADES, Grade
 from highwater.plan.wish import Granted, Images, Wish, grant
-
-Grade: TypeAlias = Literal["engine", "exact", "measured", "estimated"]
-_GRADES: tuple[Grade, ...] = ("engine", "exact", "measured", "estimated")
 
 _LIMITS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks_override")
 CHANGEABLE = (
@@ -169,7 +167,7 @@ def answer_of(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
     """Return a plan as `POST /memory/plan` returns it."""
     pool, available = plan.pool, plan.available
     # A pool as it runs is the engine's own; the same formulas on other numbers are as good as the bytes.
-    sized: Grade = max(available.grade, "exact" if plan.changed else "engine", key=_GRADES.index)
+    sized: Grade = max(available.grade, "exact" if plan.changed else "engine", key=GRADES.index)
     grades: dict[str, Grade] = {
         "available_bytes": available.grade,
         **dict.fromkeys(("bytes_per_block", "block_size", "groups", "needed_bytes"), "exact"),

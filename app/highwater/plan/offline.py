@@ -32,7 +32,7 @@ ANY_BYTES: Final = 1 << 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflinePlan:
-    """What would happen with a model and a command line.
+    """The KV cache that a command line makes for a model.
 
     Attributes:
         model: The model.
@@ -128,7 +128,7 @@ def plan_offline(
         measured: An earlier start, whose measures replace estimates where its flags were the same.
 
     Raises:
-        PlanError: vLLM would refuse it, or a figure of it cannot be had exactly.
+        PlanError: vLLM would refuse it, or one of its figures is not known exactly.
     """
     generation = generation_of(version)
     model = read_model(values, generation.release)

@@ -28,7 +28,7 @@ _TIMEOUT_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What `plan_pool` is asked, for the oracle."""
+    """One call of `plan_pool`, as the oracle is asked it."""
 
     workers: Sequence[Layers]
     available_bytes: Sequence[int]

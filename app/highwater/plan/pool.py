@@ -24,8 +24,7 @@ from highwater.plan.specs import (
     MambaState,
     SlidingWindow,
 )
-
-_GIB = 1 << 30
+from highwater.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +296,7 @@ class _Sizing:
         return text
 
     def _gib(self, size: int) -> str:
-        return f"{size / _GIB:.2f}" if self.generation.gib_digits == "fixed" else str(round(size / _GIB, 2))
+        return f"{size / GIB:.2f}" if self.generation.gib_digits == "fixed" else str(round(size / GIB, 2))
 
     def printed_tokens(self, blocks: int, concurrency: float) -> int:
         """Return "GPU KV cache size" as this version computes it."""

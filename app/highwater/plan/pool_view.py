@@ -43,7 +43,7 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What one request of a length takes while it runs, and at most while it stays cached.
+    """The part of the pool that one request of a length takes while it runs, and at most while it stays cached.
 
     Attributes:
         tokens: Its length.

@@ -1,4 +1,4 @@
-"""What quantization makes of a checkpoint's tensors: how many bits a weight takes, and which scales come with it."""
+"""A checkpoint's tensors after quantization: the bits that a weight takes, and the scales that come with it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from highwater.plan.checkpoint import Config, Tensor, text_config
+from highwater.plan.checkpoint import Tensor, text_config
 from highwater.plan.errors import PlanError
+from highwater.plan.terms import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """How the weights of linear layers are stored.
+    """The form in which the weights of linear layers are stored.
 
     Attributes:
         name: The scheme, as people call it.

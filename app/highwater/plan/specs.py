@@ -1,4 +1,4 @@
-"""What one layer keeps in the KV cache: one frozen value for each kind of layer that vLLM's own specs know.
+"""The KV cache of one layer: one frozen value for each kind of layer that vLLM's own specs know.
 
 They mirror `vllm/v1/kv_cache_interface.py` without importing it. Two layers whose values are equal share a group where
 vLLM's own would. Sizes are bytes, blocks hold tokens. An encoder-only layer, and a layer that reads another layer's

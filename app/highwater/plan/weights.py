@@ -15,7 +15,6 @@ from typing import Any
 
 from highwater.plan.allocator import allocated_at_least, allocated_bytes
 from highwater.plan.checkpoint import (
-    Config,
     Tensor,
     heads_of,
     implied_tensors,
@@ -26,6 +25,7 @@ from highwater.plan.checkpoint import (
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, estimated, exact
 from highwater.plan.quantization import Quantization, quantization_of, quantized
+from highwater.plan.terms import Config
 
 _SCALE_BYTES = 4
 _VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embedding.py, 0.11 to 0.32.

@@ -12,9 +12,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from highwater.plan.generations import Release
 from highwater.plan.models import attention, recurrent
 from highwater.plan.models.recurrent import Builder
+from highwater.plan.terms import Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

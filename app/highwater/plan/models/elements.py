@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from highwater.plan.errors import PlanError
-from highwater.plan.generations import Generation, Release
+from highwater.plan.generations import Generation
 from highwater.plan.models.kept import Model, Role
+from highwater.plan.terms import Release
 
 MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 _FLOAT8: Final = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
