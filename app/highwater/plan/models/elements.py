@@ -10,7 +10,6 @@ from highwater.plan.generations import Generation, Release
 from highwater.plan.models.kept import Model, Role
 
 MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
-_FLOAT8: Final = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
 # vllm/config/cache.py, CacheDType: the version that has each first (read at the first and last patch of each minor).
 CACHE_TYPES: Final[dict[str, Release]] = {
     "auto": (0, 0, 0),
