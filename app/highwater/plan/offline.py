@@ -134,7 +134,7 @@ def plan_offline(
         measured: An earlier start, whose measures replace estimates where its flags were the same.
 
     Raises:
-        PlanError: vLLM would refuse it, or a figure of it cannot be had exactly.
+        PlanError: vLLM would refuse it, or it follows a rule that is not modelled.
     """
     generation = generation_of(version)
     model = read_model(values, generation.release)
@@ -223,7 +223,7 @@ def _budget(
     stages: int,
     notes: list[str],
 ) -> Sequence[StartBudget]:
-    """What a start leaves of the device to one rank of each stage; nothing, and a note, where that is not known."""
+    """Return the device's budget of one rank of each stage; nothing, and a note, where that is not known."""
     from highwater.plan.estimates import estimate_start  # noqa: PLC0415 - most plans have no device
 
     if resolved.given.speculative_config is not None:
