@@ -30,6 +30,12 @@ class ImageTokens:
     prompt_tokens: int
 
 
+def takes_images(config: Config) -> bool:
+    """Return whether a config.json describes a model that sees images: it, or one of its parts, has an encoder."""
+    parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
+    return any(part.get("vision_config") is not None for part in parts)
+
+
 def image_tokens(config: Config, preprocessor: Config, width: int, height: int) -> ImageTokens:
     """Count the tokens of an image.
 
