@@ -19,7 +19,7 @@ Config: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTokens:
-    """What one image costs.
+    """The cost of one image.
 
     Attributes:
         embeddings: What the encoder cache keeps for it, in embeddings.

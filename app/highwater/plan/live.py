@@ -1,4 +1,4 @@
-"""What the running engine would make of other flags: its own layers sized again, its own measurements carried over.
+"""The running engine under other flags: its own layers sized again, its own measurements carried over.
 
 What follows from layers and bytes is computed exactly. What only a start can measure (activation, graphs, non-torch
 memory) is taken from the start that was measured, and where a flag changes it, the answer is an estimate with bounds.
