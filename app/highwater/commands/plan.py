@@ -69,7 +69,12 @@ def _whole(name: str, text: str) -> Callable[[_Function], _Function]:
     return click.option(f"--{name}", callback=_size, metavar="N", help=text)
 
 
-@click.command(epilog="Exit status: 0 it fits, 1 it does not, 2 the input is refused; without bytes to compare, 0.")
+_STATUS: Final = (
+    "Exit status: 0 it fits, 1 it does not or may not, 2 the input is refused; without bytes to compare, 0."
+)
+
+
+@click.command(epilog=_STATUS)
 @click.argument("model", metavar="CONFIG_OR_DIR", required=False)
 @click.option("--live", "live_url", metavar="URL", help="plan the running engine behind this sidecar with other flags")
 @click.option("--wish", metavar="TEXT", help="what is to fit, such as '8 x 32k + 4 images of 1080p each'")
@@ -156,7 +161,7 @@ def plan(
         _print_json(answer.plan_json(made, model, judged))
     else:
         click.echo(answer.plan_text(made, judged))
-    sys.exit(DOES_NOT_FIT if made.fits is False else FITS)
+    sys.exit(FITS if made.fits or made.available_bytes is None else DOES_NOT_FIT)
 
 
 def _asked(python: str, made: OfflinePlan) -> dict[str, Any]:

@@ -93,22 +93,31 @@ def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
         click.echo(_plan_text(answer) if wish is None else _wish_text(answer, wish))
         for note in answer.get("notes") or ():
             click.echo(f"note: {note}")
-    fits = answer["kv_cache"]["fits"] if wish is None else wish["chosen"] is not None
-    sys.exit(FITS if fits else DOES_NOT_FIT)
+    sys.exit(FITS if _fits(answer) else DOES_NOT_FIT)
+
+
+def _fits(answer: Mapping[str, Any]) -> bool | None:
+    """Return whether a plan fits, or what a wish chose; None where the bounds of an estimate leave that open."""
+    kv, wish = answer["kv_cache"], answer.get("wish")
+    if wish is None:
+        return _is_held(kv, kv["needed_bytes"], kv["fits"])
+    chosen = wish["chosen"]
+    return chosen is not None and _is_held(kv, chosen["needed_bytes"], likely=True)
 
 
 def _plan_text(answer: Mapping[str, Any]) -> str:
     from highwater.units import size_text
 
     kv = answer["kv_cache"]
-    probably = "" if _is_certain(answer, kv["needed_bytes"]) else "probably "
     length = answer["flags"]["max_model_len"]
     lines = [
         f"{answer['model']['architecture']} on vLLM {answer['vllm_version']}, as it runs"
         + (f", with {answer['command_line'].removeprefix('vllm serve MODEL ')}" if answer["command_line"] else ""),
-        f"It {probably}fits: vLLM starts with --max-model-len {length}."
-        if kv["fits"]
-        else f"It {probably}does not fit: the longest that fits is {kv['max_model_len_that_fits']:,}.",
+        {
+            True: f"It fits: vLLM starts with --max-model-len {length}.",
+            False: f"It does not fit: the longest that fits is {kv['max_model_len_that_fits']:,}.",
+            None: f"It may not fit: by the estimate the longest that fits is {kv['max_model_len_that_fits']:,}.",
+        }[_fits(answer)],
         "",
         f"KV cache        {_available_text(answer)}",
         f"blocks          {kv['blocks']:,} of {kv['bytes_per_block']:,} bytes, {kv['grades']['blocks']}",
@@ -131,7 +140,7 @@ def _wish_text(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> str:
     if chosen is None:
         lines.append("It does not fit, and no other flags that were tried make it fit.")
     else:
-        fits = "fits" if _is_certain(answer, chosen["needed_bytes"]) else "probably fits"
+        fits = "fits" if _fits(answer) else "may fit (the bounds of the estimate leave that open)"
         lines.append(f"It {fits}:" if wish["fits"] else f"It does not fit as it is. With {chosen['why']} it {fits}:")
         lines += ["", f"  {answer['command_line']}", ""]
         lines += [f"  --{name.replace('_', '-')}: {why}" for name, why in wish["reasons"].items()]
@@ -144,26 +153,18 @@ def _wish_text(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _bounds(answer: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the bounds of the bytes for the KV cache; None where they are no estimate."""
-    kv, budget = answer["kv_cache"], answer.get("budget")
-    if kv.get("available_bytes_low") is not None:
-        return kv["available_bytes_low"], kv["available_bytes_high"]
-    part = None if budget is None else budget["available_bytes"]
-    return (part["low"], part["high"]) if part is not None and part["grade"] == "estimated" else None
-
-
-def _is_certain(answer: Mapping[str, Any], needed: int) -> bool:
-    """Return whether the smallest and the largest KV cache that are expected are alike in what fits."""
-    bounds = _bounds(answer)
-    return bounds is None or (needed <= bounds[0]) == (needed <= bounds[1])
+def _is_held(kv: Mapping[str, Any], needed: int, likely: bool) -> bool | None:
+    """Return whether a KV cache holds so many bytes; None where the bounds of its estimate leave that open."""
+    low, high = kv["available_bytes_low"], kv["available_bytes_high"]
+    return likely if low is None or (needed <= low) == (needed <= high) else None
 
 
 def _available_text(answer: Mapping[str, Any]) -> str:
     from highwater.units import size_text
 
-    kv, bounds = answer["kv_cache"], _bounds(answer)
-    between = "" if bounds is None else f" (between {size_text(bounds[0])} and {size_text(bounds[1])})"
+    kv = answer["kv_cache"]
+    low, high = kv["available_bytes_low"], kv["available_bytes_high"]
+    between = "" if low is None else f" (between {size_text(low)} and {size_text(high)})"
     return f"{size_text(kv['available_bytes'])}{between}, {kv['grades']['available_bytes']}"
 
 

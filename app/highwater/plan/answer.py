@@ -7,6 +7,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
 
+from highwater.plan.figure import Grade
 from highwater.plan.flags import command_line, given_flags
 from highwater.plan.offline import OfflinePlan
 from highwater.units import size_text
@@ -37,7 +38,14 @@ def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = 
         "fits": plan.fits,
         "max_model_len_that_fits": pool.max_model_len_that_fits if known else None,
     }
-    grade = "exact" if plan.budget is None else plan.budget.available.grade
+    low, high = plan.bounds or (None, None)
+    bounds = {
+        "available_bytes_low": None if low is None else low.available_bytes,
+        "available_bytes_high": None if high is None else high.available_bytes,
+        "blocks_low": None if low is None else low.blocks,
+        "blocks_high": None if high is None else high.blocks,
+    }
+    grade = _grade(plan)
     always_exact = {"bytes_per_block", "block_size", "groups", "needed_bytes"}
     refusal = pool.refusal.message if known and pool.refusal is not None else None
     return {
@@ -52,6 +60,7 @@ def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = 
         "flags": dict(plan.resolved.shown()),
         "kv_cache": {
             **figures,
+            **bounds,
             "refusal": refusal,
             "grades": {
                 name: "exact" if name in always_exact else grade for name, value in figures.items() if value is not None
@@ -64,25 +73,31 @@ def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = 
     }
 
 
+def _grade(plan: OfflinePlan) -> Grade:
+    """Return how the figures that follow from the available bytes are known."""
+    return "exact" if plan.budget is None else plan.budget.available.grade
+
+
 def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str:
     """Return a plan as a person reads it, and what vLLM's own functions answered where they were asked."""
     model, pool, limits = plan.model, plan.pool, plan.resolved.limits
-    known = plan.available_bytes is not None
+    known, grade = plan.available_bytes is not None, _grade(plan)
     lines = [
         f"{model.architecture}, {model.layers} layers, vLLM {plan.generation.version}, {plan.resolved.given.platform}",
         _verdict(plan),
         "",
         *_budget_rows(plan),
-        _row("KV cache of one rank", size_text(pool.available_bytes) if known else NOT_KNOWN),
+        _row("KV cache of one rank", f"{size_text(pool.available_bytes)}, {grade}" if known else NOT_KNOWN),
+        *_bound_rows(plan),
         _row("one block", f"{pool.bytes_per_block:,} bytes, {plan.resolved.blocks.attention:,} tokens"),
     ]
     if known:
         lines += [
-            _row("blocks", f"{pool.blocks:,}"),
-            _row("tokens as vLLM prints them", NOT_KNOWN if pool.tokens is None else f"{pool.tokens:,}"),
+            _row("blocks", f"{pool.blocks:,}, {grade}"),
+            _row("tokens as vLLM prints them", NOT_KNOWN if pool.tokens is None else f"{pool.tokens:,}, {grade}"),
             _row(
                 f"requests of {limits.max_model_len:,} tokens at once",
-                NOT_KNOWN if pool.max_concurrency is None else f"{pool.max_concurrency:.2f}",
+                NOT_KNOWN if pool.max_concurrency is None else f"{pool.max_concurrency:.2f}, {grade}",
             ),
         ]
     lines += [_row("one such request needs", size_text(pool.needed_bytes)), "", "groups of layers:"]
@@ -104,13 +119,26 @@ def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str
 
 def _verdict(plan: OfflinePlan) -> str:
     pool, length = plan.pool, plan.resolved.limits.max_model_len
-    if plan.fits is None:
+    if plan.available_bytes is None:
         return f"Whether {length:,} tokens fit depends on the bytes for the KV cache, which are not known."
     if plan.fits:
         return f"It fits: vLLM starts with --max-model-len {length}."
+    if plan.fits is None:
+        return (
+            f"It may not fit: one request of {length:,} tokens needs {size_text(pool.needed_bytes)}, and the bytes for"
+            " the KV cache are an estimate with bounds on both sides of that. A measured start (--measured) or"
+            " --kv-cache-memory-bytes decides it."
+        )
     longest = pool.max_model_len_that_fits
     advice = f"the longest that fits is {longest:,}" if longest else "no length fits"
     return f"It does not fit: vLLM refuses to start with --max-model-len {length}; {advice}."
+
+
+def _bound_rows(plan: OfflinePlan) -> list[str]:
+    if plan.bounds is None:
+        return []
+    low, high = plan.bounds
+    return [_row("  between", f"{size_text(low.available_bytes)} and {size_text(high.available_bytes)}")]
 
 
 def _budget_rows(plan: OfflinePlan) -> list[str]:

@@ -14,6 +14,7 @@ from highwater.plan.errors import PlanError
 Release = tuple[int, int]
 
 KERNEL_BLOCK = 128
+_ALIGNED_HYBRID = "qwen3_next"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,64 @@ _WORKER_V1, _WORKER = "worker/worker_v1.py", "worker/worker.py"
 _RUNNER = "worker/model_runner_v1.py"
 _MAMBA = "patch/platform/patch_mamba_config.py"
 
+# Rules that a plan asks for by name.
+_SCALED_GROUPS = Rule(
+    "groups", (0, 28), None,
+    "Where layers are in several groups, the bytes are scaled down so that each layer can have a buffer of its own:"
+    " a plan of such a model is refused.",
+    (
+        Source("0.28.0rc1", _WORKER, 655, "def _scale_kv_cache_memory_for_multi_group("),
+        Source("0.30.0rc2", _WORKER, 625, "self.available_kv_cache_memory_bytes = self._scale_kv_cache_memory_for"),
+    ),
+)  # fmt: skip
+_FULL_WINDOWS = Rule(
+    "sliding windows", (0, 11), (0, 14),
+    "Every decoder layer is sized as full attention: a sliding window saves nothing.",
+    (
+        Source("0.12.0rc1", _RUNNER, 2921, "kv_cache_spec[layer_name] = FullAttentionSpec("),
+        Source("0.13.0", _RUNNER, 2969, "kv_cache_spec[layer_name] = FullAttentionSpec("),
+    ),
+)  # fmt: skip
+_UNPROFILED_ENCODER = Rule(
+    "profiling", (0, 11), (0, 13),
+    "Images are not profiled: what the encoder takes later is in no budget.",
+    (
+        Source("0.11.0", _RUNNER, 2567, "def profile_run(self) -> None:"),
+        Source("0.12.0rc1", _RUNNER, 2282, "def profile_run(self) -> None:"),
+    ),
+)  # fmt: skip
+_REMAINDER = Rule(
+    "budget", (0, 11), (0, 15),
+    "The KV cache gets total * utilization less the allocated peak and less everything on the card that is not"
+    " torch's: what other processes hold is taken off too, and never below 0.",
+    (
+        Source("0.12.0rc1", _WORKER_V1, 263, "non_torch_allocations = total_allocated_bytes - "),
+        Source("0.13.0", _WORKER, 301, "non_torch_allocations = total_allocated_bytes - "),
+    ),
+)  # fmt: skip
+_GIVEN_BYTES = Rule(
+    "budget", (0, 19), None,
+    "`--kv-cache-memory-bytes` is taken as it is.",
+    (
+        Source("0.19.1rc1", _WORKER, 339, "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:"),
+        Source("0.30.0rc2", _WORKER, 572, "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:"),
+    ),
+)  # fmt: skip
+_SUBTRACTED_GRAPHS = Rule(
+    "graphs", (0, 21), (0, 23),
+    "An estimate of the ACL graphs is taken off the budget (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`, on).",
+    (Source("0.21.0rc1", _WORKER, 390, "npugraph_memory_estimate = self.model_runner.profile_cudagraph_memory()"),),
+)  # fmt: skip
+_EXPANDABLE_SEGMENTS = Rule(
+    "allocator", (0, 14), None,
+    "`PYTORCH_NPU_ALLOC_CONF` gets `expandable_segments:True` unless sleep mode is on or `max_split_size_mb` or"
+    " `garbage_collection_threshold` is set.",
+    (
+        Source("0.18.0", "platform.py", 523, 'npu_alloc_configs = os.getenv("PYTORCH_NPU_ALLOC_CONF", '),
+        Source("0.30.0rc2", "platform.py", 1442, 'npu_alloc_configs = os.getenv("PYTORCH_NPU_ALLOC_CONF", '),
+    ),
+)  # fmt: skip
+
 RULES: Sequence[Rule] = (
     Rule(
         "block size", (0, 11), None,
@@ -92,7 +151,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "Mamba page", (0, 16), (0, 28),
         "The keys of one block take exactly what an SSM state takes, else the start fails; Mamba's page is the"
-        " attention's page and the convolution's state.",
+        " attention's page and the convolution's state: a plan of a hybrid is refused.",
         (
             Source("0.18.0", _MAMBA, 58, "attn_block_size = kernel_block_size * cdiv(ssm_block_page_size"),
             Source("0.18.0", _MAMBA, 59, "assert attn_single_token_k_page_size * attn_block_size == "),
@@ -109,23 +168,8 @@ RULES: Sequence[Rule] = (
             Source("0.30.0rc2", _MAMBA, 126, "attn_block_size = alignment_tokens * cdiv("),
         ),
     ),
-    Rule(
-        "groups", (0, 28), None,
-        "Where layers are in several groups, the bytes are scaled down so that each layer can have a buffer of its own:"
-        " a plan of such a model is refused.",
-        (
-            Source("0.28.0rc1", _WORKER, 655, "def _scale_kv_cache_memory_for_multi_group("),
-            Source("0.30.0rc2", _WORKER, 625, "self.available_kv_cache_memory_bytes = self._scale_kv_cache_memory_for"),
-        ),
-    ),
-    Rule(
-        "sliding windows", (0, 11), (0, 14),
-        "Every decoder layer is sized as full attention: a sliding window saves nothing.",
-        (
-            Source("0.12.0rc1", _RUNNER, 2921, "kv_cache_spec[layer_name] = FullAttentionSpec("),
-            Source("0.13.0", _RUNNER, 2969, "kv_cache_spec[layer_name] = FullAttentionSpec("),
-        ),
-    ),
+    _SCALED_GROUPS,
+    _FULL_WINDOWS,
     Rule(
         "sparse MLA", (0, 11), (0, 15),
         "A layer of sparse MLA (DSA) is sized as full attention with one head: twice its latent vector.",
@@ -140,14 +184,7 @@ RULES: Sequence[Rule] = (
             Source("0.23.0", _RUNNER, 4977, "head_size=sum(sparse_head_dim),"),
         ),
     ),
-    Rule(
-        "profiling", (0, 11), (0, 13),
-        "Images are not profiled: what the encoder takes later is in no budget.",
-        (
-            Source("0.11.0", _RUNNER, 2567, "def profile_run(self) -> None:"),
-            Source("0.12.0rc1", _RUNNER, 2282, "def profile_run(self) -> None:"),
-        ),
-    ),
+    _UNPROFILED_ENCODER,
     Rule(
         "profiling", (0, 13), None,
         "The encoder is profiled as in vLLM.",
@@ -165,15 +202,7 @@ RULES: Sequence[Rule] = (
             Source("0.30.0rc2", _RUNNER, 4331, "# TODO: need to rum a dummy sampler for generate task"),
         ),
     ),
-    Rule(
-        "budget", (0, 11), (0, 15),
-        "The KV cache gets total * utilization less the allocated peak and less everything on the card that is not"
-        " torch's: what other processes hold is taken off too, and never below 0.",
-        (
-            Source("0.12.0rc1", _WORKER_V1, 263, "non_torch_allocations = total_allocated_bytes - "),
-            Source("0.13.0", _WORKER, 301, "non_torch_allocations = total_allocated_bytes - "),
-        ),
-    ),
+    _REMAINDER,
     Rule(
         "budget", (0, 15), None,
         "The KV cache gets requested less weights, activation peak and non-torch increase, as in vLLM up to 0.26;"
@@ -190,19 +219,8 @@ RULES: Sequence[Rule] = (
         "`--kv-cache-memory-bytes` is ignored.",
         (Source("0.18.0", _WORKER, 339, "with memory_profiling("),),
     ),
-    Rule(
-        "budget", (0, 19), None,
-        "`--kv-cache-memory-bytes` is taken as it is.",
-        (
-            Source("0.19.1rc1", _WORKER, 339, "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:"),
-            Source("0.30.0rc2", _WORKER, 572, "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:"),
-        ),
-    ),
-    Rule(
-        "graphs", (0, 21), (0, 23),
-        "An estimate of the ACL graphs is taken off the budget (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`, on).",
-        (Source("0.21.0rc1", _WORKER, 390, "npugraph_memory_estimate = self.model_runner.profile_cudagraph_memory()"),),
-    ),
+    _GIVEN_BYTES,
+    _SUBTRACTED_GRAPHS,
     Rule(
         "graphs", (0, 11), (0, 21),
         "ACL graphs are taken off nothing; how many sizes are captured is limited by streams, not memory.",
@@ -222,15 +240,7 @@ RULES: Sequence[Rule] = (
             Source("0.30.0rc2", "utils.py", 73, "_DEFAULT_BUFFER_SIZE = 200"),
         ),
     ),
-    Rule(
-        "allocator", (0, 14), None,
-        "`PYTORCH_NPU_ALLOC_CONF` gets `expandable_segments:True` unless sleep mode is on or `max_split_size_mb` or"
-        " `garbage_collection_threshold` is set.",
-        (
-            Source("0.18.0", "platform.py", 523, 'npu_alloc_configs = os.getenv("PYTORCH_NPU_ALLOC_CONF", '),
-            Source("0.30.0rc2", "platform.py", 1442, 'npu_alloc_configs = os.getenv("PYTORCH_NPU_ALLOC_CONF", '),
-        ),
-    ),
+    _EXPANDABLE_SEGMENTS,
     Rule(
         "allocator", (0, 11), None,
         "Sleep mode and `expandable_segments:True` exclude each other.",
@@ -247,99 +257,61 @@ RULES: Sequence[Rule] = (
 )  # fmt: skip
 
 
-def rules_of(release: Release) -> tuple[Rule, ...]:
-    """Return the rules that a release follows."""
-    return tuple(rule for rule in RULES if rule.holds(release))
-
-
-def block_size(given: int | None, release: Release, *, reuses_blocks: bool, hybrid: bool, model_type: str = "") -> int:
-    """Return the tokens of one block.
+def block_size(given: int | None, *, reuses_blocks: bool) -> int:
+    """Return the tokens of one block of a model without states.
 
     Args:
         given: `--block-size`; None: not given.
-        release: The version.
         reuses_blocks: Prefix caching or chunked prefill is on.
-        hybrid: The model mixes attention and Mamba layers.
-        model_type: The config's `model_type`.
     """
-    if given is None:
-        return KERNEL_BLOCK
-    if release < (0, 18):
-        kept = ("qwen3_next", "qwen3_5") if release >= (0, 17) else ("qwen3_next",)
-        hybrid = model_type.startswith(kept)
-    return KERNEL_BLOCK if reuses_blocks and not hybrid else given
+    return KERNEL_BLOCK if given is None or reuses_blocks else given
 
 
-@dataclass(frozen=True, slots=True)
-class HybridPages:
-    """Pages of a hybrid.
-
-    Attributes:
-        block_size: The attention's tokens a block.
-        mamba_page_bytes: What one Mamba layer takes of a block.
-    """
-
-    block_size: int
-    mamba_page_bytes: int
-
-
-def hybrid_pages(
-    state_bytes: Sequence[int], key_bytes: int, value_bytes: int, release: Release, given: int | None = None
-) -> HybridPages:
-    """Return the pages of a model that mixes attention and Mamba layers.
-
-    Args:
-        state_bytes: The size of each state of a Mamba layer on one rank.
-        key_bytes: What the keys of one token take in one attention layer on one rank.
-        value_bytes: What its values take.
-        release: The version.
-        given: `--block-size`; None: not given.
+def check_hybrid(release: Release, model_type: str) -> None:
+    """Check that the pages of a model that mixes attention and Mamba layers can be planned.
 
     Raises:
-        PlanError: vllm-ascend refuses the combination.
+        PlanError: vllm-ascend aligns them by rules that are not modelled, or not at all.
     """
-    if release >= (0, 28):
+    if release >= (0, 16):
+        raise PlanError("--platform: 'ascend'; vllm-ascend from 0.16 on lays out a hybrid's states in a way of its own")
+    if model_type != _ALIGNED_HYBRID:
         raise PlanError(
-            f"vllm-ascend {release[0]}.{release[1]} aligns Mamba's pages by rules that are not modelled: a hybrid can"
-            " be planned for up to 0.27"
+            f"--platform: 'ascend'; vllm-ascend up to 0.15 keeps the larger blocks that a hybrid's states need for"
+            f" {_ALIGNED_HYBRID} only, and this model is {model_type!r}"
         )
-    token_bytes = key_bytes + value_bytes
-    if release < (0, 16):
-        page = sum(state_bytes)
-        block = max(given or 0, KERNEL_BLOCK * -(-page // (KERNEL_BLOCK * token_bytes)))
-        return HybridPages(block, block * token_bytes)
-    ssm, convolution = max(state_bytes), min(state_bytes) if len(state_bytes) > 1 else 0
-    block = KERNEL_BLOCK * -(-ssm // (KERNEL_BLOCK * key_bytes))
-    if block * key_bytes != ssm:
-        raise PlanError(
-            f"The SSM state has {ssm} bytes and the keys of a block of 128 tokens {KERNEL_BLOCK * key_bytes}:"
-            f" vllm-ascend {release[0]}.{release[1]} needs a whole multiple and refuses this model at this"
-            " --tensor-parallel-size"
-        )
-    block = max(given or 0, block)
-    return HybridPages(block, block * token_bytes + convolution)
 
 
 def keeps_sliding_as_full(release: Release) -> bool:
     """Return whether sliding windows are sized as full attention."""
-    return release < (0, 14)
+    return _FULL_WINDOWS.holds(release)
 
 
 def scales_several_groups(release: Release) -> bool:
     """Return whether the bytes are scaled down, by a rule that is not modelled, where layers are in several groups."""
-    return release >= (0, 28)
+    return _SCALED_GROUPS.holds(release)
+
+
+def profiles_encoder(release: Release) -> bool:
+    """Return whether the start's profile counts the multimodal encoder."""
+    return not _UNPROFILED_ENCODER.holds(release)
+
+
+def counts_the_whole_card(release: Release) -> bool:
+    """Return whether everything on the card that is not torch's is taken off the KV cache."""
+    return _REMAINDER.holds(release)
 
 
 def splits_every_block(release: Release) -> bool:
     """Return whether torch's allocator has expandable segments by default."""
-    return release >= (0, 14)
+    return _EXPANDABLE_SEGMENTS.holds(release)
 
 
 def takes_off_graphs(release: Release) -> bool:
     """Return whether an estimate of the graphs is taken off the budget."""
-    return (0, 21) <= release < (0, 23)
+    return _SUBTRACTED_GRAPHS.holds(release)
 
 
 def kv_cache_memory_bytes_counts(release: Release) -> bool:
     """Return whether `--kv-cache-memory-bytes` is looked at."""
-    return release >= (0, 19)
+    return _GIVEN_BYTES.holds(release)

@@ -3,7 +3,7 @@
 The parts sum to what was requested exactly: what no figure of the engine explains is a part of its own. Which parts
 there are depends on how the version of vLLM counts, and that is seen by the attributes that its workers have:
 
-    ``parts``      up to 0.25: requested - (weights + peak activation + non-torch increase) - graphs' estimate
+    ``parts``      up to 0.26: requested - (weights + peak activation + non-torch increase) - graphs' estimate
     ``consumed``   from 0.27:  requested - (what the device's use grew by + peak headroom) - graphs' estimate
     ``cpu``        the requested share of the machine - the process's memory after the profile
     ``given``      the KV cache's size was given: nothing else is counted
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from highwater.accounting.engine_budget import EngineBudget, StartMemory
+from highwater.plan.estimates import requested_bytes
 from highwater.plan.kv_view import available_bytes
 from highwater.readings import Device, RankReading, StartPhase
 from highwater.units import gib_text
@@ -33,6 +34,8 @@ FORMULAS: Final[Mapping[Counting, str]] = {
 }
 # Up to this much is vLLM's own rounding of a share of the device to whole bytes.
 _ROUNDING_BYTES = 16
+# The last vllm-ascend whose workers keep the result of the profile alone.
+_LAST_REMAINDER = (0, 14)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +144,7 @@ def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[Star
     available = available_bytes(budget)
     requested = None if counting == "given" else memory.requested_bytes
     if requested is None and counting == "remainder" and total is not None and memory.utilization is not None:
-        requested = int(total * memory.utilization)
+        requested = requested_bytes(total, memory.utilization, _LAST_REMAINDER, "ascend")
     counted = [] if counting is None else _counted(memory, counting, reading, phases)
     parts = _parts(counting, _first(requested, total), counted, _pool_parts(budget, available))
     outside = None if requested is None or total is None else total - requested

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from highwater.accounting.engine_budget import EngineBudget
+from highwater.plan import ascend
 from highwater.plan.budget import encoder_bytes
+from highwater.plan.errors import PlanError
+from highwater.plan.generations import generation_of
 from highwater.readings import RankReading
 
 # Pixels that one embedding stands for, along each side: patch size times the patches that are merged.
 _PIXELS: Final[Mapping[str, int]] = {"Qwen2VL": 28, "Qwen2_5_VL": 28, "Qwen3VL": 32, "Qwen3_5": 32}
-# vllm-ascend of these sizes the KV pool as if the multimodal encoder needed nothing.
-_UNPROFILED: Final = ("0.11.0", "0.12.0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +78,22 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
 
 
 def _is_profiled(budget: EngineBudget, reading: RankReading) -> bool | None:
-    encoder, memory, version = budget.encoder, budget.memory, budget.vllm_version or ""
+    encoder, memory = budget.encoder, budget.memory
     if encoder is not None and encoder.skips_profiling:
         return False
     if budget.kv_cache.given_bytes is not None:
         return False
     if reading.device.type == "npu" and memory.peak_activation_bytes is None:
-        return False if version.startswith(_UNPROFILED) else None
+        # Where that is not seen, the version may say that the pool is sized as if the encoder needed nothing.
+        return False if _is_unprofiled(budget.vllm_version) else None
     return True if memory.peak_activation_bytes is not None else None
+
+
+def _is_unprofiled(vllm_version: str | None) -> bool:
+    try:
+        return not ascend.profiles_encoder(generation_of(vllm_version or "").release[:2])
+    except PlanError:  # no version, or one that is not known
+        return False
 
 
 def _pixels(architecture: str | None, modality: str | None, tokens: int | None) -> int | None:

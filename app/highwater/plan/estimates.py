@@ -6,7 +6,7 @@ sums and their rounding are those of vLLM's `determine_available_memory`, by ver
 - up to 0.26: `requested - (weights + torch peak increase + non-torch increase)`, `utils/mem_utils.py`.
 - from 0.27: `requested - (total consumed + transient peak headroom)`: what was allocated beside the weights before
   profiling is counted too.
-- from 0.20 the estimate of CUDA graphs is taken off as well (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`, there since
+- from 0.20 on the estimate of CUDA graphs is taken off as well (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`, there since
   0.18 and off until then; vLLM's log says "default since v0.21.0", its `envs.py` of 0.20.0 has it on).
 - requested is `total * utilization`, rounded up from 0.14 on; on Ascend it is not rounded. Where less is free at the
   start, the start is refused.
@@ -19,14 +19,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from highwater.plan.ascend import kv_cache_memory_bytes_counts, splits_every_block, takes_off_graphs
+from highwater.plan import ascend
 from highwater.plan.checkpoint import Config, Tensor, architecture, text_config, whole
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, add, estimated, exact, measured
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import Generation, generation_of
 from highwater.plan.weights import Ranks, element_bytes, model_dtype, weights_from_config, weights_from_files
-from highwater.units import GIB, MIB
+from highwater.units import GIB, MIB, gib_text
 
 Release = tuple[int, int]
 
@@ -55,7 +55,7 @@ class MeasuredStart:
         weights_bytes: The weights of one rank.
         activation_bytes: The activation peak that profiling found.
         non_torch_bytes: The increase outside torch.
-        graphs_bytes: The graphs, as captured or, failing that, as estimated.
+        graphs_bytes: The graphs, as that start estimated and subtracted them.
         tensor_parallel_size: As started.
         pipeline_parallel_size: As started.
         max_num_batched_tokens: As started.
@@ -88,7 +88,7 @@ class StartBudget:
         graphs: CUDA or ACL graphs.
         graphs_are_subtracted: Whether this version takes the graphs off the budget.
         available: What is left for the KV cache.
-        refusal: Why vLLM would not start at all; None: it would.
+        refusal: Why nothing is left for the KV cache, so that vLLM does not start; None: something is.
         formula: How this version computes what is left.
     """
 
@@ -135,7 +135,6 @@ def estimate_start(
     measured_start: MeasuredStart | None = None,
     *,
     stage: int = 0,
-    free_bytes: int | None = None,
 ) -> StartBudget:
     """Divide the memory of one rank as this version's start would.
 
@@ -145,7 +144,6 @@ def estimate_start(
         generation: The version.
         measured_start: An earlier start to take parts from where its flags were the same.
         stage: The pipeline stage asked about, from 0.
-        free_bytes: What is free on the device at the start; None: all of it.
 
     Raises:
         PlanError: A flag that is needed is missing, or the model's weights cannot be derived.
@@ -165,8 +163,9 @@ def estimate_start(
     activation = earlier.activation(activation_peak(model, flags, release))
     non_torch = earlier.non_torch or non_torch_increase(flags, release)
     graphs = earlier.graphs or graph_memory(model, flags)
-    subtracted = takes_off_graphs(release) if flags.platform == "ascend" else release >= (0, 20)
-    parts = (weights, activation, non_torch, *((graphs,) if subtracted else ()))
+    subtracted = subtracts_graphs(release, flags.platform)
+    taken = add((weights, activation, non_torch, *((graphs,) if subtracted else ())), "what a start takes")
+    available = _available(requested, taken, flags, release)
     return StartBudget(
         total_bytes=total,
         requested_bytes=requested,
@@ -175,46 +174,48 @@ def estimate_start(
         non_torch=non_torch,
         graphs=graphs,
         graphs_are_subtracted=subtracted,
-        available=_available(requested, parts, flags, release),
-        refusal=_refusal(free_bytes, requested, total, utilization),
+        available=available,
+        refusal=None if available.bytes else _refusal(requested, taken),
         formula=formula(release, flags.platform),
     )
 
 
+def subtracts_graphs(release: Release, platform: str) -> bool:
+    """Return whether an estimate of the graphs is taken off the budget where no variable says otherwise."""
+    return ascend.takes_off_graphs(release) if platform == "ascend" else release >= (0, 20)
+
+
 def formula(release: Release, platform: str) -> str:
     """Return in words how a version computes the KV cache's bytes."""
-    if platform == "ascend" and release < (0, 15):
+    if platform == "ascend" and ascend.counts_the_whole_card(release):
         return "total * utilization - (torch's allocated peak + what of the card is used beside torch's tensors)"
     if release < (0, 27) or platform == "ascend":
         words = "requested - (weights + torch peak increase + non-torch increase)"
     else:
         words = "requested - (consumed since the start + transient peak above it)"
-    subtracted = takes_off_graphs(release) if platform == "ascend" else release >= (0, 20)
-    return f"{words} - estimate of the graphs" if subtracted else words
+    return f"{words} - estimate of the graphs" if subtracts_graphs(release, platform) else words
 
 
-def _available(requested: int, parts: tuple[Figure, ...], flags: EngineFlags, release: Release) -> Figure:
+def _available(requested: int, taken: Figure, flags: EngineFlags, release: Release) -> Figure:
+    """Return what is left for the KV cache: 0 where the parts come to more than the budget."""
     given = flags.kv_cache_memory_bytes
-    if given is not None and (flags.platform != "ascend" or kv_cache_memory_bytes_counts(release)):
+    if given is not None and (flags.platform != "ascend" or ascend.kv_cache_memory_bytes_counts(release)):
         return exact(given, "--kv-cache-memory-bytes, which vLLM takes as it is")
-    taken = add(parts, "what a start takes")
     ignored = "; this version of vllm-ascend ignores --kv-cache-memory-bytes" if given is not None else ""
     return Figure(
-        requested - taken.bytes,
-        requested - taken.high,
-        requested - taken.low,
+        max(requested - taken.bytes, 0),
+        max(requested - taken.high, 0),
+        max(requested - taken.low, 0),
         taken.grade,
         f"the budget less what a start takes of it{ignored}",
     )
 
 
-def _refusal(free: int | None, requested: int, total: int, utilization: float) -> str | None:
-    if free is None or free >= requested:
-        return None
+def _refusal(requested: int, taken: Figure) -> str:
     return (
-        f"Free memory at the start ({free / GIB:.2f} of {total / GIB:.2f} GiB) is less than"
-        f" --gpu-memory-utilization {utilization} asks for ({requested / GIB:.2f} GiB): vLLM refuses to start. At most"
-        f" {math.floor(free / total * 1000) / 1000} fits."
+        f"Nothing is left for the KV cache: what a start takes ({gib_text(taken.bytes)}, {taken.grade}) is more than"
+        f" vLLM's share of the card ({gib_text(requested)}). A larger --gpu-memory-utilization,"
+        " --tensor-parallel-size or card is needed."
     )
 
 
@@ -231,7 +232,7 @@ def weights_of(model: ModelFacts, flags: EngineFlags, release: Release, stage: i
         pipeline=flags.pipeline_parallel_size,
         stage=stage,
         experts=flags.tensor_parallel_size * flags.data_parallel_size if flags.enable_expert_parallel else 1,
-        expandable_segments=flags.platform == "ascend" and splits_every_block(release),
+        expandable_segments=flags.platform == "ascend" and ascend.splits_every_block(release),
     )
     dtype = None if flags.dtype in (None, "auto") else flags.dtype
     if model.tensors:
@@ -329,7 +330,7 @@ def _encoder(config: Config, flags: EngineFlags, release: Release, hidden: int, 
     nothing = _Range(0, 0, 0)
     if not isinstance(tower, Mapping):
         return nothing, nothing
-    if flags.platform == "ascend" and release < (0, 13):
+    if flags.platform == "ascend" and not ascend.profiles_encoder(release):
         # It is not profiled there (model_runner_v1.py: profile_run): what it takes later is in no budget.
         return nothing, nothing
     tokens = _needed(flags.max_num_batched_tokens, "--max-num-batched-tokens", "a number of tokens")
@@ -469,44 +470,3 @@ class _Earlier:
 
 def _with_limits(flags: EngineFlags, tokens: int | None, sequences: int | None) -> EngineFlags:
     return replace(flags, max_num_batched_tokens=tokens, max_num_seqs=sequences)
-
-
-# --- the CPU engine ---
-
-_DEFAULT_CPU_SPACE_GIB = 4
-
-
-def cpu_kv_bytes(
-    flags: EngineFlags, generation: Generation, *, space_gib: int | None = None, resident_bytes: int | None = None
-) -> Figure:
-    """Return the KV cache's bytes of a CPU engine.
-
-    Up to 0.19 (`platforms/cpu.py: get_device_total_memory`) only `VLLM_CPU_KVCACHE_SPACE` counts, in whole GiB, 4 where
-    it is not set. From 0.20 (`cpu_worker.py: determine_available_memory`) it replaces `--kv-cache-memory-bytes`; where
-    neither is given, the KV cache gets the NUMA node's memory times the utilization, less what the worker has resident.
-
-    Args:
-        flags: The command line with vLLM's defaults filled in; `device_bytes` is the NUMA node's memory.
-        generation: The version.
-        space_gib: `VLLM_CPU_KVCACHE_SPACE`; None: not set.
-        resident_bytes: What the worker has resident before; None: not known.
-
-    Raises:
-        PlanError: What it depends on is not known.
-    """
-    if generation.release < (0, 20):
-        if space_gib is None:
-            return exact(_DEFAULT_CPU_SPACE_GIB * GIB, "4 GiB, vLLM's default on CPU")
-        return exact(space_gib * GIB, "VLLM_CPU_KVCACHE_SPACE")
-    if space_gib is not None:
-        return exact(space_gib * GIB, "VLLM_CPU_KVCACHE_SPACE, which replaces --kv-cache-memory-bytes")
-    if flags.kv_cache_memory_bytes is not None:
-        return exact(flags.kv_cache_memory_bytes, "--kv-cache-memory-bytes")
-    total = _needed(flags.device_bytes, "--device", "the NUMA node's memory, or --kv-cache-memory-bytes,")
-    utilization = _needed(flags.gpu_memory_utilization, "--gpu-memory-utilization", "a share such as 0.9")
-    if resident_bytes is None:
-        raise PlanError(
-            "--kv-cache-memory-bytes is missing: without it a CPU engine takes the node's memory times the utilization"
-            " less what its worker has resident, which is known to a running engine only"
-        )
-    return measured(math.ceil(total * utilization) - resident_bytes, "the node's memory times the utilization")

@@ -42,6 +42,8 @@ class OfflinePlan:
         pool: The KV pool; where its bytes are not known, that of one request of the maximum length.
         available_bytes: The bytes for the KV cache of one rank of each pipeline stage; None: not known.
         budget: How the device of the rank that binds is divided; None: no device was named, or that is not known.
+        bounds: The KV pool with the fewest and with the most bytes that are expected; None: the bytes are exact or
+            measured, or not known.
         notes: What a reader should know.
         why_unknown: Why the bytes for the KV cache are not known though a device was named.
     """
@@ -55,11 +57,15 @@ class OfflinePlan:
     budget: StartBudget | None
     notes: tuple[str, ...]
     why_unknown: str | None = None
+    bounds: tuple[Pool, Pool] | None = None
 
     @property
     def fits(self) -> bool | None:
-        """Whether vLLM starts; None where that depends on bytes that are not known."""
-        return None if self.available_bytes is None else self.pool.fits
+        """Whether vLLM starts; None where that depends on bytes that are not known, or not known well enough."""
+        if self.available_bytes is None:
+            return None
+        low, high = self.bounds or (self.pool, self.pool)
+        return low.fits if low.fits == high.fits else None
 
 
 def read_config(place: str) -> Mapping[str, Any]:
@@ -130,7 +136,7 @@ def plan_offline(
         measured: An earlier start, whose measures replace estimates where its flags were the same.
 
     Raises:
-        PlanError: vLLM would refuse it, or a figure of it cannot be had exactly.
+        PlanError: vLLM would refuse it, or it follows a rule that is not modelled.
     """
     generation = generation_of(version)
     model = read_model(values, generation.release)
@@ -161,8 +167,16 @@ def plan_offline(
         pool = plan_pool(layers, [ANY_BYTES] * len(layers), limits, generation)
     else:
         pool = plan_pool(layers, available, resolved.limits, generation)
+    bounds = None
+    if any(stage.available.low != stage.available.high for stage in budget):
+        low = plan_pool(layers, [stage.available.low for stage in budget], resolved.limits, generation)
+        high = plan_pool(layers, [stage.available.high for stage in budget], resolved.limits, generation)
+        bounds = low, high
+    notes += dict.fromkeys(stage.refusal for stage in budget if stage.refusal is not None)
     if flags.platform == "ascend":
         notes += _ascend_notes(flags, generation, pool)
+    if flags.platform == "cpu" and flags.kv_cache_memory_bytes is not None:
+        notes.append(_cpu_note(flags.kv_cache_memory_bytes, generation))
     return OfflinePlan(
         model=model,
         generation=generation,
@@ -173,6 +187,7 @@ def plan_offline(
         budget=budget[pool.binding_worker] if budget else None,
         notes=tuple(notes),
         why_unknown=why_unknown,
+        bounds=bounds,
     )
 
 
@@ -194,6 +209,17 @@ def _ascend_notes(flags: EngineFlags, generation: Generation, pool: Pool) -> lis
             " bytes as available."
         ]
     return []
+
+
+def _cpu_note(given: int, generation: Generation) -> str:
+    """Return what a CPU engine makes of `--kv-cache-memory-bytes` (v1/worker/cpu_worker.py, platforms/cpu.py)."""
+    if generation.release < (0, 20, 0):
+        return (
+            f"vLLM {generation.version} on a CPU ignores --kv-cache-memory-bytes: the KV cache gets"
+            f" VLLM_CPU_KVCACHE_SPACE, in whole GiB, 4 where it is not set. The plan is for a start with"
+            f" {given:,} bytes."
+        )
+    return "VLLM_CPU_KVCACHE_SPACE, where it is set, replaces --kv-cache-memory-bytes on a CPU."
 
 
 def _budget(

@@ -116,6 +116,9 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
         notes.append(f"The block size is that of MLA's kernel on a card of compute capability {DEFAULT_CAPABILITY}.")
     if model.is_latent and flags.platform == "cpu":
         notes.append("The block size is that of a CPU without AMX; with it, 128 or what is asked for.")
+    if flags.platform == "ascend" and flags.block_size not in (None, blocks.attention):
+        why = "to hold this model's states" if model.is_hybrid else "as chunked prefill is on"
+        notes.append(f"--block-size: {flags.block_size}; vllm-ascend makes it {blocks.attention}, {why}.")
     return Resolved(
         given=flags,
         release=generation.release,

@@ -25,6 +25,7 @@ from highwater.plan.checkpoint import (
 )
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, estimated, exact
+from highwater.plan.models.elements import MODEL_BYTES, served_type
 from highwater.plan.quantization import Quantization, quantization_of, quantized
 
 _SCALE_BYTES = 4
@@ -159,10 +160,11 @@ def _up(size: int, multiple: int) -> int:
 
 
 def model_dtype(config: Config) -> str:
-    """Return the dtype that vLLM runs a model in when `--dtype` is auto: float32 models run in 16 bits."""
+    """Return the dtype that vLLM runs a model in when `--dtype` is auto."""
     declared = text_config(config)
-    name = str(declared.get("dtype") or declared.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype"))
-    return "float16" if name in {"float32", "float", "None"} else name
+    named = (place.get(key) for place in (config, declared) for key in ("dtype", "torch_dtype"))
+    name = next((str(name) for name in named if name), "")
+    return served_type(name.removeprefix("torch."))
 
 
 def element_bytes(dtype: str) -> int:
@@ -171,11 +173,10 @@ def element_bytes(dtype: str) -> int:
     Raises:
         PlanError: It is no dtype of vLLM's `--dtype`.
     """
-    sizes = {"auto": 2, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
     name = dtype.removeprefix("torch.")
-    if name not in sizes:
-        raise PlanError(f"dtype is {dtype!r}: it should be one of {', '.join(sizes)}")
-    return sizes[name]
+    if name not in MODEL_BYTES:
+        raise PlanError(f"dtype is {dtype!r}: it should be one of {', '.join(MODEL_BYTES)}")
+    return MODEL_BYTES[name]
 
 
 # --- which tensors are loaded, and how much of them a rank holds ---

@@ -7,15 +7,14 @@ import pytest
 from highwater.plan.ascend import (
     RULES,
     block_size,
-    hybrid_pages,
+    counts_the_whole_card,
     keeps_sliding_as_full,
     kv_cache_memory_bytes_counts,
-    rules_of,
+    profiles_encoder,
     scales_several_groups,
     splits_every_block,
     takes_off_graphs,
 )
-from highwater.plan.errors import PlanError
 from highwater.plan.generations import generation_of
 from highwater.plan.limits import Limits
 from highwater.plan.pool import plan_pool
@@ -37,7 +36,7 @@ def test_the_kv_caches_of_the_measured_starts_come_out_to_the_block(
     layers: int, available: int, blocks: int, tokens: int
 ) -> None:
     """8 KV heads of 128 over two ranks, in 16 bits, 128 tokens a block."""
-    size = block_size(None, (0, 12), reuses_blocks=True, hybrid=False)
+    size = block_size(None, reuses_blocks=True)
     layer = FullAttention(block_size=size, kv_heads=4, head_size=128, element_bytes=2)
     rank = {f"layers.{number}": layer for number in range(layers)}
     limits = Limits(max_model_len=65536, max_num_batched_tokens=32768, max_num_seqs=8)
@@ -48,57 +47,25 @@ def test_the_kv_caches_of_the_measured_starts_come_out_to_the_block(
 
 
 @pytest.mark.parametrize(
-    ("given", "release", "reuses", "hybrid", "model_type", "expected"),
-    [
-        (None, (0, 12), False, False, "", 128),
-        (64, (0, 12), True, False, "", 128),
-        (64, (0, 12), False, False, "", 64),
-        (64, (0, 12), True, True, "qwen3_next", 64),
-        (64, (0, 16), True, True, "bamba", 128),
-        (64, (0, 17), True, True, "qwen3_5_moe", 64),
-        (64, (0, 16), True, True, "qwen3_5_moe", 128),
-        (64, (0, 23), True, True, "bamba", 64),
-    ],
+    ("given", "reuses", "expected"), [(None, False, 128), (64, True, 128), (256, True, 128), (64, False, 64)]
 )
 def test_a_block_holds_128_tokens_unless_nothing_reuses_blocks(
-    given: int | None, release: tuple[int, int], *, reuses: bool, hybrid: bool, model_type: str, expected: int
+    given: int | None, *, reuses: bool, expected: int
 ) -> None:
-    """With prefix caching or chunked prefill another size is replaced, but for hybrids."""
-    assert block_size(given, release, reuses_blocks=reuses, hybrid=hybrid, model_type=model_type) == expected
-
-
-def test_up_to_0_15_a_hybrids_block_grows_until_its_page_holds_a_state() -> None:
-    """Qwen3-Next on four ranks: states of 557,056 bytes, 512 bytes of keys and as many of values a token."""
-    pages = hybrid_pages([32_768, 524_288], 512, 512, (0, 12))
-
-    assert pages.block_size == 640
-    assert pages.mamba_page_bytes == 640 * 1024
-
-
-def test_from_0_16_the_keys_of_a_block_take_exactly_an_ssm_state() -> None:
-    """And the page holds the convolution's state beside the attention's."""
-    pages = hybrid_pages([32_768, 524_288], 512, 512, (0, 18))
-
-    assert pages.block_size == 1024
-    assert pages.mamba_page_bytes == 1024 * 1024 + 32_768
-
-
-def test_a_hybrid_that_cannot_be_aligned_is_refused() -> None:
-    """From 0.16 by vllm-ascend ("Cannot align ssm_page_size and attn_page_size"), from 0.28 as not modelled."""
-    with pytest.raises(PlanError, match=r"not modelled"):
-        hybrid_pages([32_768, 524_288], 512, 512, (0, 28))
-    with pytest.raises(PlanError, match=r"SSM state has 524289 bytes.*--tensor-parallel-size"):
-        hybrid_pages([32_768, 524_289], 512, 512, (0, 18))
+    """With prefix caching or chunked prefill another size is replaced."""
+    assert block_size(given, reuses_blocks=reuses) == expected
 
 
 @pytest.mark.parametrize("release", [(0, minor) for minor in range(11, 33)])
 def test_every_release_has_one_rule_for_each_of_these(release: tuple[int, int]) -> None:
     """A rule that ends has another after it, and the questions agree with the rules."""
-    effects = [rule.effect for rule in rules_of(release)]
+    effects = [rule.effect for rule in RULES if rule.holds(release)]
 
     assert sum("encoder is profiled" in effect or "Images are not profiled" in effect for effect in effects) == 1
     assert sum("Mamba's page is" in effect for effect in effects) == 1
     assert sum(effect.startswith("The KV cache gets") for effect in effects) == 1
+    assert any("The encoder is profiled" in effect for effect in effects) is profiles_encoder(release)
+    assert any("total * utilization" in effect for effect in effects) is counts_the_whole_card(release)
     assert any("sliding window saves nothing" in effect for effect in effects) is keeps_sliding_as_full(release)
     assert any("`--kv-cache-memory-bytes` is taken" in effect for effect in effects) is kv_cache_memory_bytes_counts(
         release

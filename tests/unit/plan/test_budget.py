@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from highwater.accounting.engine_budget import EngineBudget, KvCacheMade, StartMemory
 from highwater.plan.budget import encoder_bytes, rank_budget
+from highwater.plan.encoder_view import encoder_view
 from highwater.readings import Components, EncoderCache, StartPhase, TorchMemory
 from tests.fakes.started import GIB
 from tests.unit.plan.readings import GEMMA, LARGER, QWEN3_NEXT, STORY, STORY_NON_TORCH, STORY_START, rank, story_rank
@@ -53,6 +54,18 @@ def test_starts_of_others_are_explained(engine, parts):
     budget = rank_budget(engine, rank(total=65_452_113_920))
     assert parts.items() <= gib(budget).items()
     assert sum(part.bytes for part in budget.parts) == budget.requested_bytes
+
+
+@pytest.mark.parametrize(
+    ("version", "profiled"),
+    [("0.11.0", False), ("0.11.1", False), ("0.12.0rc1", False), ("0.13.0", None), ("0.30.0", None), (None, None)],
+)
+def test_before_0_13_vllm_ascend_leaves_the_encoder_out(version: str | None, *, profiled: bool | None):
+    """Patch releases and candidates too; where the version says nothing, it is not known."""
+    engine = replace(STORY, vllm_version=version, memory=replace(STORY.memory, peak_activation_bytes=None))
+    view = encoder_view(engine, story_rank())
+    assert view is not None
+    assert view.is_profiled is profiled
 
 
 SIZES = st.none() | st.integers(0, 2**40)

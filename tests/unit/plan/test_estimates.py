@@ -15,7 +15,6 @@ from highwater.plan.estimates import (
     MeasuredStart,
     ModelFacts,
     StartBudget,
-    cpu_kv_bytes,
     estimate_start,
     formula,
     requested_bytes,
@@ -141,14 +140,13 @@ def test_the_formula_of_the_version_is_said(release: tuple[int, int], platform: 
     assert said in formula(release, platform)
 
 
-def test_a_start_with_too_little_free_memory_is_refused_at_once() -> None:
-    """As vLLM refuses it, with the share that would fit."""
-    refused = estimate_start(ModelFacts(config=LLAMA_8B), FLAGS, generation_of("0.19.0"), free_bytes=round(70.5 * GIB))
+def test_where_the_parts_are_more_than_the_card_nothing_is_left_and_the_reason_is_said() -> None:
+    """Sizes are never below 0."""
+    budget = llama(replace(FLAGS, device_bytes=12 * GIB))
 
-    assert refused.refusal is not None
-    assert "70.50 of 79.19 GiB" in refused.refusal
-    assert "0.95" in refused.refusal
-    assert "At most 0.89 fits" in refused.refusal
+    assert (budget.available.bytes, budget.available.low, budget.available.high) == (0, 0, 0)
+    assert "what a start takes (17." in (budget.refusal or "")
+    assert "vLLM's share of the card (11.40 GiB)" in (budget.refusal or "")
     assert llama().refusal is None
 
 
@@ -338,27 +336,6 @@ def test_the_ascend_story_is_within_the_bounds() -> None:
 
 # --- the CPU engine ---
 
-CPU = EngineFlags(platform="cpu", device_bytes=64 * GIB, gpu_memory_utilization=0.9)
-
-
-@pytest.mark.parametrize(
-    ("version", "flags", "space", "resident", "expected"),
-    [
-        ("0.12.0", CPU, None, None, 4 * GIB),
-        ("0.19.1", replace(CPU, kv_cache_memory_bytes=GIB), 7, None, 7 * GIB),
-        ("0.20.0", replace(CPU, kv_cache_memory_bytes=GIB), 7, None, 7 * GIB),
-        ("0.32.0", replace(CPU, kv_cache_memory_bytes=GIB), None, None, GIB),
-        ("0.32.0", CPU, None, 3 * GIB, math.ceil(64 * GIB * 0.9) - 3 * GIB),
-    ],
-)
-def test_a_cpu_engine_takes_its_bytes_as_its_version_does(
-    version: str, flags: EngineFlags, space: int | None, resident: int | None, expected: int
-) -> None:
-    """The variable decides alone up to 0.19, and goes before the flag from 0.20 on."""
-    figure = cpu_kv_bytes(flags, generation_of(version), space_gib=space, resident_bytes=resident)
-
-    assert figure.bytes == expected
-
 
 def test_a_cpu_engine_has_no_budget_of_parts() -> None:
     """It takes what is given, or the node's memory less what it has resident."""
@@ -372,9 +349,3 @@ def test_from_0_27_on_tensors_beside_the_weights_count() -> None:
 
     assert after.bytes > before.bytes
     assert "beside the weights" in after.why
-
-
-def test_a_cpu_engine_that_profiles_itself_cannot_be_planned_without_it() -> None:
-    """What its worker has resident is not known before."""
-    with pytest.raises(PlanError, match="--kv-cache-memory-bytes is missing"):
-        cpu_kv_bytes(CPU, generation_of("0.32.0"))

@@ -98,8 +98,49 @@ def test_a_model_that_is_larger_than_the_device_does_not_fit(folder: Path) -> No
     """Nothing is left for the KV cache, and the exit status says so."""
     result = CliRunner().invoke(plan, [str(folder), *ON_AN_H100, "--device", "12GiB"])
 
+    cache = json.loads(result.stdout)["kv_cache"]
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["kv_cache"]["fits"] is False
+    assert (cache["fits"], cache["available_bytes"], cache["blocks"]) == (False, 0, 0)
+    assert any(note.startswith("Nothing is left for the KV cache") for note in json.loads(result.stdout)["notes"])
+
+
+def test_a_length_within_the_estimates_bounds_is_not_called_fitting(folder: Path) -> None:
+    """The fewest bytes that are expected are too few, the most are enough: the exit status is not that of a fit."""
+    given = (str(folder), *ON_AN_H100, "--device", "24GiB", "--max-num-seqs", "256", "--max-model-len", "51200")
+
+    made = CliRunner().invoke(plan, given)
+    said = CliRunner().invoke(plan, [word for word in given if word != "--json"])
+
+    cache = json.loads(made.stdout)["kv_cache"]
+    assert cache["available_bytes_low"] < cache["needed_bytes"] < cache["available_bytes_high"]
+    assert cache["blocks_low"] < cache["blocks"] < cache["blocks_high"]
+    assert (made.exit_code, cache["fits"]) == (1, None)
+    assert "It may not fit: one request of 51,200 tokens needs 6.25 GiB" in said.stdout
+    shown = [line for line in said.stdout.splitlines() if line.startswith(("blocks", "tokens", "KV cache"))]
+    assert [line.rsplit(", ")[-1] for line in shown] == ["estimated"] * 3
+
+
+@pytest.mark.parametrize(("version", "noted"), [("0.19.1", "ignores --kv-cache-memory-bytes"), ("0.20.0", "replaces")])
+def test_on_a_cpu_a_note_says_what_becomes_of_given_bytes(folder: Path, version: str, noted: str) -> None:
+    """Up to 0.19 VLLM_CPU_KVCACHE_SPACE alone counts; from 0.20 on it replaces the flag."""
+    made = planned(
+        str(folder), "--platform", "cpu", "--kv-cache-memory-bytes", "8GiB", "--vllm-version", version,
+        "--max-model-len", "8192", "--json",
+    )  # fmt: skip
+
+    (note,) = (note for note in made["notes"] if "VLLM_CPU_KVCACHE_SPACE" in note)
+    assert noted in note
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_attention_heads"])
+def test_a_model_without_a_size_is_refused_by_the_keys_name(folder: Path, key: str) -> None:
+    """A vocabulary of 0 makes no plan."""
+    (folder / "config.json").write_text(json.dumps(LLAMA_8B | {key: 0}))
+
+    refused = CliRunner().invoke(plan, [str(folder), *ON_AN_H100])
+
+    assert refused.exit_code == 2
+    assert f"{key}: 0; a whole number of 1 or more is needed" in refused.stderr
 
 
 def test_the_kv_cache_of_the_ascend_story_is_planned_from_its_config(tmp_path: Path) -> None:

@@ -37,6 +37,19 @@ LATENT = LLAMA | {
     "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 128,
 }
+QWEN3_NEXT = LLAMA | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
+}
 LLAMA4 = LLAMA | {"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text"}
 
 
@@ -204,6 +217,7 @@ PLATFORMS: tuple[tuple[dict[str, Any], str, str, int | str], ...] = (
     (LFM2, "cpu", "0.19.0", "0.18 to 0.20 do not align a hybrid's pages"),
     (LFM2, "cpu", "0.23.0", 128),
     (LFM2, "ascend", "0.18.0", "from 0.16 on lays out a hybrid's states"),
+    (LFM2, "ascend", "0.12.0", "for qwen3_next only, and this model is 'lfm2'"),
     (LATENT, "cpu", "0.23.0", "vLLM serves MLA there from 0.28 on"),
     (LATENT, "cpu", "0.32.0", 16),
 )
@@ -217,6 +231,23 @@ def test_the_block_is_the_platforms(values: dict[str, Any], platform: Any, versi
             resolved(values, version, platform=platform)
     else:
         assert resolved(values, version, platform=platform).blocks.attention == expected
+
+
+@pytest.mark.parametrize(("asked", "noted"), [(None, False), (128, False), (64, True), (256, True)])
+def test_on_ascend_another_block_size_is_replaced_and_a_note_says_so(asked: int | None, *, noted: bool):
+    """Of `--block-size 64` vllm-ascend makes 128 tokens a block."""
+    found = resolved(version="0.18.0", platform="ascend", block_size=asked)
+
+    assert found.blocks.attention == 128
+    assert any(f"--block-size: {asked}; vllm-ascend makes it 128" in note for note in found.notes) is noted
+
+
+@pytest.mark.parametrize("asked", [None, 64])
+def test_on_ascend_a_hybrids_block_grows_by_multiples_of_128(asked: int | None):
+    """Qwen3-Next on four ranks, up to 0.15: states of 274,432 bytes, 1,024 bytes of keys and values a token."""
+    blocks = resolved(QWEN3_NEXT, "0.12.0", platform="ascend", tensor_parallel_size=4, block_size=asked).blocks
+
+    assert (blocks.attention, blocks.state_page_bytes) == (384, 384 * 1024)
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from highwater.plan import ascend
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import Generation
@@ -13,7 +14,6 @@ from highwater.plan.models.kept import Model, State
 
 CUDA_BLOCK = 16
 CPU_BLOCK = 128
-ASCEND_BLOCK = 128
 HOPPER, BLACKWELL = 9, 10
 # The blocks of MLA's kernels, and the only `qk_nope_head_dim` that FlashInfer's takes.
 FLASHINFER_BLOCK, FLASHMLA_BLOCK, CUTLASS_BLOCK = 32, 64, 128
@@ -83,8 +83,8 @@ def block_sizes(
 
 def _check_platform(model: Model, flags: EngineFlags, generation: Generation) -> None:
     release = generation.release
-    if flags.platform == "ascend" and model.is_hybrid and release >= (0, 16, 0):
-        raise PlanError("--platform: 'ascend'; vllm-ascend from 0.16 on lays out a hybrid's states in a way of its own")
+    if flags.platform == "ascend" and model.is_hybrid:
+        ascend.check_hybrid(release[:2], model.model_type)
     if flags.platform == "cpu" and model.is_hybrid and (0, 18, 0) <= release < (0, 21, 0):
         raise PlanError(
             "--platform: 'cpu'; vLLM 0.18 to 0.20 do not align a hybrid's pages there: name another version"
@@ -96,13 +96,15 @@ def _check_platform(model: Model, flags: EngineFlags, generation: Generation) ->
 def _starting_size(model: Model, flags: EngineFlags, generation: Generation, elements: Elements) -> int:
     if flags.platform == "cpu" and model.is_latent:
         return CUDA_BLOCK  # platforms/cpu.py: whatever was asked for, the reference kernel takes 16 only
+    if flags.platform == "ascend":
+        # Chunked prefill is on wherever there is one decoder; a hybrid's blocks are left as they are.
+        reuses_blocks = not (model.is_encoder_decoder or model.is_hybrid)
+        return ascend.block_size(flags.block_size, reuses_blocks=reuses_blocks)
     if flags.block_size is not None:
         return flags.block_size
     if flags.platform == "cpu":
         # Up to 0.17 the hybrid's rule comes first, and the platform's holds only where no size is set.
         return CUDA_BLOCK if model.is_hybrid and generation.release < (0, 18, 0) else CPU_BLOCK
-    if flags.platform == "ascend":
-        return ASCEND_BLOCK
     if not model.is_latent or (model.is_hybrid and generation.release < (0, 20, 0)):
         return CUDA_BLOCK
     return _latent_size(model, flags, generation, elements)
@@ -128,7 +130,9 @@ def _alignment(model: Model, flags: EngineFlags, generation: Generation, start: 
     Up to 0.19 HybridAttentionMambaModelConfig (models/config.py) has fixed units; later the attention kernel's smallest
     block or the block size so far, whichever is larger (platforms/interface.py, _align_hybrid_block_size).
     """
-    if generation.release < (0, 20, 0) and flags.platform != "ascend":
+    if flags.platform == "ascend":
+        return ascend.KERNEL_BLOCK
+    if generation.release < (0, 20, 0):
         return 64 if model.is_latent else CUDA_BLOCK
     if model.is_latent and generation.release >= (0, 28, 0):
         return max(start, 128)

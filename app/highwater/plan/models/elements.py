@@ -10,7 +10,6 @@ from highwater.plan.generations import Generation, Release
 from highwater.plan.models.kept import Model, Role
 
 MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
-_FLOAT8: Final = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
 # vllm/config/cache.py, CacheDType: the version that has each first (read at the first and last patch of each minor).
 CACHE_TYPES: Final[dict[str, Release]] = {
     "auto": (0, 0, 0),
@@ -101,16 +100,20 @@ def resolve_elements(
 
 
 def _model_type(model: Model, asked: str | None) -> str:
-    """Follow _resolve_auto_dtype: a float32 checkpoint, or one that names no type, is served in bfloat16."""
+    """Return the type that was asked for, else the checkpoint's as vLLM serves it."""
     if asked is not None and asked != "auto":
         if asked not in MODEL_BYTES:
             raise PlanError(f"--dtype: {asked!r}; auto or one of {', '.join(MODEL_BYTES)} is needed")
         return asked
-    if model.dtype in (None, "float32", "float"):
-        return "bfloat16"
-    if model.dtype not in MODEL_BYTES:
-        raise PlanError(f"dtype: {model.dtype!r}; one of {', '.join(MODEL_BYTES)} is needed")
-    return str(model.dtype)
+    own = served_type(model.dtype or "")
+    if own not in MODEL_BYTES:
+        raise PlanError(f"dtype: {own!r}; one of {', '.join(MODEL_BYTES)} is needed")
+    return own
+
+
+def served_type(named: str) -> str:
+    """Follow _resolve_auto_dtype: a float32 checkpoint, or one that names no type, is served in bfloat16."""
+    return "bfloat16" if named in ("", "float32", "float") else named
 
 
 def _state_type(key: str, asked: str | None, generation: Generation) -> str:

@@ -24,6 +24,8 @@ NOT_MODELLED: Final = {
 }
 # Each with the fewest that make sense.
 LAYER_KEYS: Final = {"num_hidden_layers": 1, "num_layers": 1, "decoder_layers": 1, "num_nextn_predict_layers": 0}
+# Sizes of every model that a start's memory depends on, checked where the file gives them.
+SIZE_KEYS: Final = ("vocab_size", "hidden_size", "num_attention_heads")
 MAX_LAYERS: Final = 4096
 EXPERT_KEYS: Final = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
@@ -45,6 +47,8 @@ def read_model(values: Mapping[str, Any], release: Release) -> Model:
     for key, least in LAYER_KEYS.items():
         if (config.optional(key, least) or 0) > MAX_LAYERS:
             raise config.refused(key, config.get(key), f"{MAX_LAYERS} at most; no model has as many")
+    for key in SIZE_KEYS:
+        config.optional(key)
     for key, why in NOT_MODELLED.items():
         if config.get(key) and config.get(key) != 1:
             raise config.refused(key, config.get(key), why)
