@@ -20,6 +20,7 @@
         ├── UnreachableWater     a rule's water that the engine cannot reach at rest (422)
         ├── Refused              would be unsafe or cannot help (409)
         ├── NotAvailable         the engine cannot do it now (503)
+        ├── TooManyWaiting       so many wait for the same that one more is refused at once (503)
         ├── NotOffered           this engine's devices have nothing of the kind (501)
         ├── NoRoom               a disk has too little room for it (507)
         └── NotKept              it could not be written to the state file, and so was not done (507)
@@ -174,6 +175,13 @@ class NotAvailable(RequestError):
 
     status = 503
     code = "engine_not_available"
+
+
+class TooManyWaiting(RequestError):
+    """As many requests as may wait for the same thing do so already."""
+
+    status = 503
+    code = "too_many_waiting"
 
 
 class NotOffered(RequestError):

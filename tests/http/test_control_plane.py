@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from highwater.api.plan import MAX_WAITING
 from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
 from highwater.settings import Settings
@@ -849,6 +851,20 @@ async def test_a_plan_needs_no_token_and_calls_no_worker(guarded):
     status, message = error(await guarded.client.post("/memory/plan", json={"max_model_len": 163_000}))
     assert (status, "no worker has reported its start yet" in message) == (422, True)
     assert guarded.fake.calls == []
+
+
+async def test_a_plan_behind_too_many_others_is_refused_with_a_time_to_come_again(monkeypatch):
+    """The others are answered when the first is."""
+    ends = threading.Event()
+    monkeypatch.setattr("highwater.api.plan.plan_answer", lambda *_: {"ended": ends.wait(10.0)})
+    async with sidecar_before(FakeEngine()) as running, asyncio.TaskGroup() as callers:
+        asked = [callers.create_task(running.client.post("/memory/plan", json={})) for _ in range(MAX_WAITING + 2)]
+        refused, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        answers = [task.result() for task in refused]
+        assert [(answer.status_code, answer.headers["retry-after"]) for answer in answers] == [(503, "5")]
+        assert answers[0].json()["error"]["code"] == "too_many_waiting"
+        ends.set()
+    assert sorted(task.result().status_code for task in asked) == [*[200] * (MAX_WAITING + 1), 503]
 
 
 @shares

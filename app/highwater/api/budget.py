@@ -34,7 +34,7 @@ class BudgetQuery(BaseModel):
 
 
 class Starts:
-    """What is known of the workers' starts, of their recorders' files or of their answers.
+    """The workers' starts as far as they are known, of their recorders' files or of their answers.
 
     Args:
         services: The wired parts.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from fastapi import APIRouter
@@ -10,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from highwater.api.budget import Starts
 from highwater.api.services import Services
-from highwater.errors import CannotPlan
+from highwater.errors import CannotPlan, TooManyWaiting
 from highwater.plan.errors import PlanError
 from highwater.plan.kv_view import LiveEngine
 from highwater.plan.live import answer_of, grant_live, plan_live
@@ -19,6 +21,7 @@ from highwater.plan.wish import answer_of as wish_answer
 from highwater.readings import Report
 
 MAX_FLAGS = 30
+MAX_WAITING = 4
 
 
 class PlanRequest(BaseModel):
@@ -46,16 +49,48 @@ def plan_router(services: Services) -> APIRouter:
     """``POST /memory/plan``: it computes, calls no worker and changes nothing, so that anybody may ask."""
     router = APIRouter(tags=["memory"])
     starts = Starts(services)
-    turn = asyncio.Lock()
+    turns = Turns(MAX_WAITING)
 
     @router.post("/memory/plan")
     async def plan(body: PlanRequest) -> dict[str, Any]:
         """Return the KV cache that the running engine would have under other flags, each figure with its grade."""
         # Anybody may ask, and a search takes some hundred plans: not on the loop that proxies, and one at a time.
-        async with turn:
+        async with turns.next():
             return await asyncio.to_thread(plan_answer, body, starts, services.poller.current())
 
     return router
+
+
+class Turns:
+    """One plan at a time, a few that wait for theirs, and no more.
+
+    Args:
+        most_waiting: How many may wait.
+    """
+
+    def __init__(self, most_waiting: int) -> None:
+        self._most_waiting = most_waiting
+        self._present = 0
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def next(self) -> AsyncIterator[None]:
+        """Wait for a turn, and have it until the context ends.
+
+        Raises:
+            TooManyWaiting: As many as may wait do so already.
+        """
+        waiting = self._present - 1
+        if waiting >= self._most_waiting:
+            raise TooManyWaiting(
+                f"a plan is computed and {waiting} wait for theirs; at most {self._most_waiting} may wait"
+            )
+        self._present += 1
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._present -= 1
 
 
 class Starting(Protocol):

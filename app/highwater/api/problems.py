@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from highwater.errors import NotAvailable, RequestError, sentences
+from highwater.errors import NotAvailable, RequestError, TooManyWaiting, sentences
 from highwater.process.limited_log import LimitedLog
 
 # For an engine that starts, sleeps or is busy; as the data plane says it of one that is away.
@@ -42,7 +42,7 @@ class ProblemAnswer(BaseModel):
 # For the OpenAPI page, which would show FastAPI's own shape otherwise.
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ProblemAnswer, "description": "What is wrong with the request, and what would be right"},
-    503: {"model": ProblemAnswer, "description": "The engine is not there to be asked"},
+    503: {"model": ProblemAnswer, "description": "The engine is not there to be asked, or too many wait"},
 }
 
 
@@ -57,7 +57,7 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
     @app.exception_handler(RequestError)
     async def request_error(_: Request, exc: RequestError) -> JSONResponse:
         answer = _problem(exc.status, exc.code, str(exc))
-        if exc.status == NotAvailable.status:
+        if isinstance(exc, NotAvailable | TooManyWaiting):
             answer.headers["Retry-After"] = RETRY_AFTER_SECONDS
         return answer
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags
+from highwater.plan.flags import EngineFlags, command_line, given_flags
 
 if TYPE_CHECKING:
     from highwater.plan.images import ImageTokens
@@ -42,7 +42,7 @@ def ask_sidecar(url: str, given: Mapping[str, Any], wish: str | None, model: str
     from highwater.client.options import sidecar_at
     from highwater.errors import SidecarRefused
 
-    body = {"wish": _in_tokens(wish, model)} if wish is not None else _changed(given)
+    body = {"wish": _in_tokens(wish, model)} if wish is not None else given_flags(EngineFlags(**given))
     with sidecar_at(url) as sidecar:
         try:
             answer: dict[str, Any] = sidecar.post(PATH, body)
@@ -56,7 +56,7 @@ def ask_sidecar(url: str, given: Mapping[str, Any], wish: str | None, model: str
 def grant_for_model(
     model: str, values: Mapping[str, Any], text: str, flags: EngineFlags, plan: Callable[[EngineFlags], OfflinePlan]
 ) -> dict[str, Any]:
-    """Return what a wish needs of a model that does not run yet, as JSON has it.
+    """Return what a wish needs of a model that does not run yet, as JSON has it, and the plan of what was found.
 
     Args:
         model: Its folder or config.json.
@@ -68,16 +68,19 @@ def grant_for_model(
     Raises:
         PlanError: The wish cannot be planned.
     """
-    from highwater.plan.live import command_line
+    from highwater.plan.answer import plan_json
     from highwater.plan.wish import answer_of, grant_offline, parse_wish
 
     wish = parse_wish(text)
     granted = grant_offline(wish, flags, plan, _image(wish, values, model))
-    chosen = {} if granted.chosen is None else granted.chosen.flags
+    given = given_flags(flags)
+    chosen = {} if granted.chosen is None else dict(granted.chosen.flags)
+    line = command_line({**given, **chosen}, model) if chosen else None
+    chosen.pop("limit_mm_per_prompt", None)  # it changes no byte of the KV cache that is planned here
     return {
-        "schema": 1,
-        "wish": answer_of(granted),
-        "command_line": command_line({**_changed(asdict(flags)), **chosen}, model) if chosen else None,
+        **plan_json(plan(replace(flags, **chosen)), model),
+        "wish": answer_of(granted, given, model),
+        "command_line": line,
     }
 
 
@@ -90,28 +93,34 @@ def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
         click.echo(_plan_text(answer) if wish is None else _wish_text(answer, wish))
         for note in answer.get("notes") or ():
             click.echo(f"note: {note}")
-    fits = answer["kv_cache"]["fits"] if wish is None else wish["fits"]
-    sys.exit(FITS if fits else DOES_NOT_FIT)
+    sys.exit(FITS if _fits(answer) else DOES_NOT_FIT)
+
+
+def _fits(answer: Mapping[str, Any]) -> bool | None:
+    """Return whether a plan fits, or a wish as it is; None where the bounds of an estimate leave that open."""
+    kv, wish = answer["kv_cache"], answer.get("wish")
+    if wish is None:
+        return _is_held(kv, kv["needed_bytes"], kv["fits"])
+    chosen = wish["chosen"]
+    return bool(wish["fits"]) and chosen is not None and _is_held(kv, chosen["needed_bytes"], likely=True)
 
 
 def _plan_text(answer: Mapping[str, Any]) -> str:
     from highwater.units import size_text
 
     kv = answer["kv_cache"]
-    grades = kv["grades"]
-    between = ""
-    if kv["available_bytes_low"] is not None:
-        between = f" (between {size_text(kv['available_bytes_low'])} and {size_text(kv['available_bytes_high'])})"
     length = answer["flags"]["max_model_len"]
     lines = [
         f"{answer['model']['architecture']} on vLLM {answer['vllm_version']}, as it runs"
         + (f", with {answer['command_line'].removeprefix('vllm serve MODEL ')}" if answer["command_line"] else ""),
-        f"It fits: the KV cache holds a request of {length:,} tokens."
-        if kv["fits"]
-        else f"It does not fit: the longest that fits is {kv['max_model_len_that_fits']:,}.",
+        {
+            True: f"It fits: the KV cache holds a request of {length:,} tokens.",
+            False: f"It does not fit: the longest that fits is {kv['max_model_len_that_fits']:,}.",
+            None: f"It may not fit: by the estimate the longest that fits is {kv['max_model_len_that_fits']:,}.",
+        }[_fits(answer)],
         "",
-        f"KV cache        {size_text(kv['available_bytes'])}{between}, {grades['available_bytes']}",
-        f"blocks          {kv['blocks']:,} of {kv['bytes_per_block']:,} bytes, {grades['blocks']}",
+        f"KV cache        {_available_text(answer)}",
+        f"blocks          {kv['blocks']:,} of {kv['bytes_per_block']:,} bytes, {kv['grades']['blocks']}",
     ]
     if kv["tokens"] is not None:
         lines.append(f"tokens          {kv['tokens']:,} as vLLM prints them")
@@ -121,8 +130,6 @@ def _plan_text(answer: Mapping[str, Any]) -> str:
 
 
 def _wish_text(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> str:
-    from highwater.plan.live import command_line
-
     chosen = wish["chosen"]
     lines = [wish["proof"]]
     if wish["image"] is not None:
@@ -133,25 +140,32 @@ def _wish_text(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> str:
     if chosen is None:
         lines.append("It does not fit, and no other flags that were tried make it fit.")
     else:
-        lines.append("It fits:" if wish["fits"] else f"It does not fit as it is. With {chosen['why']} it fits:")
+        fits = "fits" if _fits(answer) else "may fit (the bounds of the estimate leave that open)"
+        lines.append(f"It {fits}:" if wish["fits"] else f"It does not fit as it is. With {chosen['why']} it {fits}:")
         lines += ["", f"  {answer['command_line']}", ""]
         lines += [f"  --{name.replace('_', '-')}: {why}" for name, why in wish["reasons"].items()]
+    if answer["kv_cache"]["available_bytes"] is not None:
+        flags = "as it is" if chosen is None else "with these flags"
+        lines += ["", f"KV cache of a rank {flags}: {_available_text(answer)}"]
     if wish["nearest"]:
         lines += ["", "Nearest:"]
-        lines += [f"  {option['why']}: {command_line(option['flags'])}" for option in wish["nearest"]]
+        lines += [f"  {option['why']}: {option['command_line']}" for option in wish["nearest"]]
     return "\n".join(lines)
 
 
-def _changed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that were given, and are no defaults of the command's own."""
-    default = asdict(EngineFlags())
-    # Of the device, the platform and the card's capability the running engine knows better.
-    skipped = {"platform", "device_bytes", "compute_capability"}
-    return {
-        name: value
-        for name, value in given.items()
-        if name not in skipped and value is not None and value != default.get(name)
-    }
+def _is_held(kv: Mapping[str, Any], needed: int, likely: bool) -> bool | None:
+    """Return whether a KV cache holds so many bytes; None where the bounds of its estimate leave that open."""
+    low, high = kv["available_bytes_low"], kv["available_bytes_high"]
+    return likely if low is None or (needed <= low) == (needed <= high) else None
+
+
+def _available_text(answer: Mapping[str, Any]) -> str:
+    from highwater.units import size_text
+
+    kv = answer["kv_cache"]
+    low, high = kv["available_bytes_low"], kv["available_bytes_high"]
+    between = "" if low is None else f" (between {size_text(low)} and {size_text(high)})"
+    return f"{size_text(kv['available_bytes'])}{between}, {kv['grades']['available_bytes']}"
 
 
 def _in_tokens(text: str, model: str | None) -> str:
@@ -168,12 +182,17 @@ def _in_tokens(text: str, model: str | None) -> str:
 
 
 def _image(wish: Wish, values: Mapping[str, Any], model: str) -> ImageTokens | None:
-    from highwater.plan.images import ImageTokens, image_tokens
+    from highwater.plan.images import ImageTokens, image_tokens, takes_images
     from highwater.plan.offline import read_config
 
     images = wish.images
     if images is None:
         return None
+    if not takes_images(values):
+        raise PlanError(
+            f"wish: {images.count} images: the model ({values.get('model_type')!r}) takes none, its config.json has no"
+            " vision_config; wish for conversations alone"
+        )
     if images.tokens is not None:
         return ImageTokens(embeddings=images.tokens, prompt_tokens=images.tokens)
     if images.width is None or images.height is None:

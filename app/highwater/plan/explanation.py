@@ -1,4 +1,4 @@
-"""Why an engine's memory is as it is: every rank's budget, every engine's KV pool, the encoder, and one paragraph."""
+"""The explanation of an engine's memory: each rank's budget, each engine's KV pool, the encoder, and a paragraph."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from highwater.plan.terms import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTokens:
-    """What one image costs.
+    """The cost of one image.
 
     Attributes:
         embeddings: What the encoder cache keeps for it, in embeddings.
@@ -26,6 +26,12 @@ class ImageTokens:
 
     embeddings: int
     prompt_tokens: int
+
+
+def takes_images(config: Config) -> bool:
+    """Return whether a config.json describes a model that sees images: it, or one of its parts, has an encoder."""
+    parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
+    return any(part.get("vision_config") is not None for part in parts)
 
 
 def image_tokens(config: Config, preprocessor: Config, width: int, height: int) -> ImageTokens:

@@ -1,4 +1,4 @@
-"""What the running engine would make of other flags: its own layers sized again, its own measurements carried over.
+"""The running engine under other flags: its own layers sized again, its own measurements carried over.
 
 What follows from layers and bytes is computed exactly. What only a start can measure (activation, graphs, non-torch
 memory) is taken from the start that was measured, and where a flag changes it, the answer is an estimate with bounds.
@@ -151,7 +151,7 @@ def _image(encoder: EncoderLimits | None, images: Images | None, cached_image: i
     """
     if images is None:
         return None
-    if encoder is None:
+    if encoder is None or _takes_no_images(encoder):
         raise PlanError(f"wish: {images.count} images: this engine takes none, or does not report its budget for them")
     if images.width is not None:
         raise PlanError(
@@ -161,6 +161,10 @@ def _image(encoder: EncoderLimits | None, images: Images | None, cached_image: i
         )
     tokens = images.tokens or cached_image or (encoder.max_tokens_per_item or {}).get("image")
     return None if tokens is None else ImageTokens(embeddings=tokens, prompt_tokens=tokens)
+
+
+def _takes_no_images(encoder: EncoderLimits) -> bool:
+    return encoder.max_tokens_per_item is not None and "image" not in encoder.max_tokens_per_item
 
 
 def answer_of(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:

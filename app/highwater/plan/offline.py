@@ -45,6 +45,7 @@ class OfflinePlan:
         bounds: The KV pool with the fewest and with the most bytes that are expected; None: the bytes are exact or
             measured, or not known.
         notes: What a reader should know.
+        why_unknown: Why the bytes for the KV cache are not known though a device was named.
     """
 
     model: Model
@@ -55,6 +56,7 @@ class OfflinePlan:
     available_bytes: Sequence[int] | None
     budget: StartBudget | None
     notes: tuple[str, ...]
+    why_unknown: str | None = None
     bounds: tuple[Pool, Pool] | None = None
 
     @property
@@ -144,14 +146,19 @@ def plan_offline(
     notes = [*((generation.note,) if generation.note else ()), *model.notes, *resolved.notes]
     budget: Sequence[StartBudget] = ()
     available: Sequence[int] | None = None
+    why_unknown: str | None = None
     if flags.kv_cache_memory_bytes is not None:
         available = [flags.kv_cache_memory_bytes] * len(layers)
     elif flags.device_bytes is not None:
         from highwater.plan.estimates import ModelFacts  # noqa: PLC0415 - most plans have no device
 
         facts = ModelFacts(config=values, tensors=tensors)
-        budget = _budget(facts, resolved, generation, measured, stages=len(layers), notes=notes)
-        available = [stage.available.bytes for stage in budget] or None
+        try:
+            budget = _budget(facts, resolved, generation, measured, stages=len(layers), notes=notes)
+            available = [stage.available.bytes for stage in budget]
+        except PlanError as exc:
+            why_unknown = str(exc)
+            notes.append(f"The bytes for the KV cache are not known: {exc}. Give --kv-cache-memory-bytes.")
     else:
         notes.append("The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device.")
     if available is None:
@@ -179,6 +186,7 @@ def plan_offline(
         available_bytes=available,
         budget=budget[pool.binding_worker] if budget else None,
         notes=tuple(notes),
+        why_unknown=why_unknown,
         bounds=bounds,
     )
 
@@ -223,7 +231,11 @@ def _budget(
     stages: int,
     notes: list[str],
 ) -> Sequence[StartBudget]:
-    """Return the device's budget of one rank of each stage; nothing, and a note, where that is not known."""
+    """Return how a start divides the device of one rank of each stage.
+
+    Raises:
+        PlanError: It is not known.
+    """
     from highwater.plan.estimates import estimate_start  # noqa: PLC0415 - most plans have no device
 
     if resolved.given.speculative_config is not None:
@@ -237,8 +249,4 @@ def _budget(
         max_num_seqs=limits.max_num_seqs,
         dtype=resolved.elements.model,
     )
-    try:
-        return [estimate_start(facts, filled, generation, measured, stage=stage) for stage in range(stages)]
-    except PlanError as exc:
-        notes.append(f"The bytes for the KV cache are not known: {exc}. Give --kv-cache-memory-bytes.")
-        return ()
+    return [estimate_start(facts, filled, generation, measured, stage=stage) for stage in range(stages)]

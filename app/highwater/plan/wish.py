@@ -17,10 +17,11 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags
+from highwater.plan.flags import EngineFlags, command_line
 from highwater.plan.images import ImageTokens
 from highwater.plan.pool import Pool
 from highwater.units import gib_text
@@ -72,7 +73,7 @@ class Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is wished for.
+    """The conversations that are to fit at once.
 
     Attributes:
         conversations: How many at once.
@@ -110,7 +111,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """What came of a wish.
+    """The answer to a wish.
 
     Attributes:
         wish: The wish.
@@ -192,9 +193,14 @@ def grant(
     options = list(_changes(search, base, utilization, kv_cache_dtype, tensor_parallel_size))
     granting = [option for option in options if option.fits]
     chosen = first if first.fits else next(iter(granting), None)
-    nearest = () if first.fits else (*search.less(base), *(option for option in granting if option is not chosen))
-    if chosen is not None and images and images != images_per_prompt:
-        chosen = _with_images(chosen, images)
+    nearest: list[Option] = []
+    if not first.fits:
+        # A conversation that is no longer than its images has no room for them.
+        shorter = [option for option in search.less(base) if option.length > length - wish.tokens]
+        nearest = [*shorter, *(option for option in granting if option is not chosen)]
+    if images and images != images_per_prompt:
+        chosen = None if chosen is None else _with_images(chosen, images)
+        nearest = [_with_images(option, images) for option in nearest]
     return Granted(
         wish=wish,
         image=image,
@@ -202,7 +208,7 @@ def grant(
         fits=first.fits,
         chosen=chosen,
         proof=search.proof(first),
-        nearest=nearest,
+        nearest=tuple(nearest),
         reasons=_reasons(chosen, wish, image, length),
         refused=tuple(search.refused),
     )
@@ -222,13 +228,18 @@ def grant_offline(
         image: What one image costs; needed where the wish has images.
 
     Raises:
-        PlanError: The wish cannot be planned at all.
+        PlanError: The wish cannot be planned at all, or what a start leaves of the device that was named is not known.
     """
 
     def pool_of(changed: Flags) -> Pool:
         made = plan(replace(flags, **changed))
         if made.available_bytes is not None:
             return made.pool
+        if made.why_unknown is not None:
+            raise PlanError(
+                "wish: what a start leaves of --device for the KV cache is not known; give --kv-cache-memory-bytes in"
+                f" place of it, or neither, and the bytes that are needed are answered. The reason: {made.why_unknown}"
+            )
         needed = needed_bytes(made.pool, wish.conversations)
         return plan(replace(flags, **changed, kv_cache_memory_bytes=needed)).pool
 
@@ -246,8 +257,6 @@ def grant_offline(
         return granted
     given = {"kv_cache_memory_bytes": chosen.needed_bytes}
     why = "as much as the conversations take; on each rank"
-    if flags.device_bytes is not None:
-        why += ". Whether the device has it is not known: plan without the wish says why"
     return replace(
         granted,
         proof=granted.proof.partition(" There are ")[0],
@@ -256,9 +265,18 @@ def grant_offline(
     )
 
 
-def answer_of(granted: Granted) -> dict[str, Any]:
-    """Return what came of a wish as JSON has it."""
-    return asdict(granted)
+def answer_of(granted: Granted, given: Flags = MappingProxyType({}), model: str = "MODEL") -> dict[str, Any]:
+    """Return the answer to a wish as JSON has it, with the whole command line of each of the nearest.
+
+    Args:
+        granted: The answer.
+        given: The flags that the command lines have besides those that were found.
+        model: The model, as it is named.
+    """
+    nearest = [
+        {**asdict(option), "command_line": command_line({**given, **option.flags}, model)} for option in granted.nearest
+    ]
+    return {**asdict(granted), "nearest": nearest}
 
 
 class _Search:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from highwater.api.plan import PlanRequest, plan_answer
-from highwater.errors import CannotPlan
+from highwater.api.plan import PlanRequest, Turns, plan_answer
+from highwater.errors import CannotPlan, TooManyWaiting
 from highwater.plan.errors import PlanError
 from highwater.plan.kv_view import LiveEngine
 from highwater.readings import EncoderCache, Report
@@ -103,3 +104,43 @@ def test_an_image_without_a_size_is_the_average_of_the_encoder_cache() -> None:
     cached = replace(reading(), encoder_cache=EncoderCache(entries=3, device_bytes=1, embeds=100))
     plan = answer({"wish": "2 x 1k + 2 images"}, report=report_of(cached, reading(1)))
     assert plan["wish"]["image"]["embeddings"] == 34
+
+
+async def test_a_few_wait_for_a_plan_and_the_next_is_refused_at_once() -> None:
+    """Nobody is kept waiting behind a queue that any caller may fill; those who wait have their turn, one by one."""
+    turns, ends, planned = Turns(2), asyncio.Event(), []
+
+    async def plan(number: int) -> None:
+        async with turns.next():
+            planned.append(number)
+            await ends.wait()
+
+    async with asyncio.TaskGroup() as callers:
+        for number in range(3):
+            callers.create_task(plan(number))
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyWaiting, match="2 wait for theirs; at most 2 may wait") as raised:
+            await plan(3)
+        assert (raised.value.status, planned) == (503, [0])
+        ends.set()
+    assert planned == [0, 1, 2]
+    await plan(4)
+    assert planned[-1] == 4
+
+
+async def test_a_caller_that_gives_up_leaves_its_place() -> None:
+    """Whether it had its turn or waited for it."""
+    turns = Turns(0)
+
+    async def plan() -> None:
+        async with turns.next():
+            await asyncio.Event().wait()
+
+    for _ in range(2):
+        caller = asyncio.create_task(plan())
+        await asyncio.sleep(0)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+    async with turns.next():
+        pass

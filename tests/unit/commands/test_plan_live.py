@@ -18,7 +18,8 @@ from tests.fakes import started
 from tests.unit.api.test_plan import NOTHING_CACHED, Starts
 from tests.unit.plan.test_live import engine_of
 
-QWEN3 = Path("tests/unit/plan/configs/qwen3-14b.json")
+CONFIGS = Path("tests/unit/plan/configs")
+QWEN3, GEMMA3 = CONFIGS / "qwen3-14b.json", CONFIGS / "gemma-3-27b.json"
 
 
 class FakeSidecar:
@@ -150,7 +151,7 @@ def test_the_needed_bytes_are_just_enough(plan: Callable[..., Result]) -> None:
 
 def test_images_without_a_size_are_refused_where_no_engine_shows_any(plan: Callable[..., Result]) -> None:
     """Never guessed."""
-    result = plan(QWEN3, "--wish", "8 x 32k + 4 images")
+    result = plan(GEMMA3, "--wish", "8 x 32k + 4 images")
     assert (result.exit_code, "wish: 4 images: of what size?" in result.output) == (2, True)
 
 
@@ -178,3 +179,80 @@ def test_what_a_running_engine_or_a_wish_decides_is_refused_on_the_command_line(
     result = plan(*live(*options))
     assert (result.exit_code, sidecar.bodies) == (2, [])
     assert f"leave {option} out" in result.output
+
+
+@pytest.fixture(name="on_a_card")
+def _on_a_card(plan: Callable[..., Result], tmp_path: Path) -> Callable[..., Result]:
+    """Return a command about a model whose config.json tells all that the budget of a card needs."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(QWEN3.read_text()), "vocab_size": 151_936}))
+    return lambda *words: plan(config, "--vllm-version", "0.19.0", *words)
+
+
+def test_a_wish_for_a_model_that_does_not_run_has_the_plan_of_its_flags(on_a_card: Callable[..., Result]) -> None:
+    """Grades, bounds and notes are those of the plan with the flags that were found."""
+    answer = json.loads(on_a_card("--device", "80GiB", "--wish", "2 x 4k", "--json").output)
+    assert (answer["schema"], answer["vllm_version"]) == (1, "0.19.0")
+    assert answer["flags"]["max_model_len"] == 4_096
+    assert answer["kv_cache"]["grades"]["available_bytes"] == "estimated"
+    available = answer["budget"]["available_bytes"]
+    assert available["low"] < available["bytes"] < available["high"]
+    without_a_card = json.loads(on_a_card("--wish", "2 x 4k", "--json").output)
+    assert without_a_card["kv_cache"]["grades"]["available_bytes"] == "exact"
+    assert any("--max-num-batched-tokens" in note for note in without_a_card["notes"])
+
+
+def test_a_wish_that_the_bounds_leave_open_may_fit(on_a_card: Callable[..., Result]) -> None:
+    """The bounds are printed beside the grade; exit status 1, as of a plan whose bounds leave it open."""
+    words = ("--device", "39.2GiB", "--wish")
+    available = json.loads(on_a_card(*words, "1 x 1k", "--json").output)["budget"]["available_bytes"]
+    # A token takes 160 KiB.
+    between = (available["low"] + available["bytes"]) // 2 // (160 * 1024)
+    open_one, certain = on_a_card(*words, f"1 x {between}"), on_a_card(*words, "1 x 1k")
+    assert (open_one.exit_code, certain.exit_code) == (1, 0)
+    assert "It may fit (the bounds of the estimate leave that open):" in open_one.output
+    assert "It fits:" in certain.output
+    for printed in (open_one.output, certain.output):
+        assert "KV cache of a rank with these flags: " in printed
+        assert " (between " in printed
+
+
+def test_a_wish_on_a_device_whose_budget_cannot_be_made_is_refused_with_the_reason(plan: Callable[..., Result]) -> None:
+    """It would be granted whatever the device: what a CPU has resident no config.json tells."""
+    words = (QWEN3, "--wish", "8 x 32k", "--platform", "cpu", "--kv-cache-memory-bytes", "80GiB")
+    assert plan(*words, "--device", "1GiB").exit_code == 0
+    result = plan(*words[:-2], "--device", "1GiB")
+    assert result.exit_code == 2
+    assert "wish: what a start leaves of --device for the KV cache is not known" in result.output
+    assert "The reason: --platform is 'cpu': what a CPU engine has resident" in result.output
+
+
+def test_the_nearest_have_whole_command_lines(plan: Callable[..., Result]) -> None:
+    """The model, the flags that were given, and the limit of images."""
+    given = ("-tp", "2", "--kv-cache-dtype", "fp8", "--kv-cache-memory-bytes", "4GiB")
+    result = plan(GEMMA3, "--wish", "64 x 8k + 2 images of 256 tokens", *given)
+    lines = [line.partition(": vllm serve ")[2] for line in result.output.partition("Nearest:")[2].splitlines()]
+    offered = [line for line in lines if line]
+    assert offered
+    for line in offered:
+        assert line.startswith(f"{GEMMA3} --")
+        assert "--kv-cache-dtype fp8" in line
+        assert "--kv-cache-memory-bytes 4294967296" in line
+        assert line.endswith("--limit-mm-per-prompt '{\"image\": 2}'")
+
+
+@pytest.mark.parametrize("images", ["4 images of 200 tokens", "4 images of 1080p", "4 images"])
+def test_images_for_a_model_of_text_are_refused(plan: Callable[..., Result], images: str) -> None:
+    """However large they are: there is no flag that would let it see them."""
+    result = plan(QWEN3, "--wish", f"8 x 32k + {images}")
+    assert result.exit_code == 2
+    assert "wish: 4 images: the model ('qwen3') takes none" in result.output
+
+
+def test_a_live_plan_that_the_bounds_leave_open_may_not_fit(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
+    """Twice the tokens of a step are taken to double the activation peak at most."""
+    assert (
+        "It may not fit: by the estimate the longest that fits is 58"
+        in plan(*live("--max-num-batched-tokens", "64K", "--max-model-len", "610K")).output
+    )
+    assert "It fits:" in plan(*live("--max-num-batched-tokens", "64K")).output

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from highwater.plan.errors import PlanError
-from highwater.plan.images import ImageTokens, image_tokens
+from highwater.plan.images import ImageTokens, image_tokens, takes_images
 
 QWEN3 = {"model_type": "qwen3_vl", "vision_config": {"patch_size": 16, "spatial_merge_size": 2}}
 QWEN3_PIXELS = {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
@@ -98,3 +98,17 @@ def test_what_cannot_be_counted_is_refused_by_name(
     with pytest.raises(PlanError) as raised:
         image_tokens(config, preprocessor, *size)
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("config", "sees"),
+    [
+        (QWEN3, True),
+        ({"thinker_config": {"vision_config": {"patch_size": 14}}}, True),
+        ({"model_type": "qwen3", "vision_config": None}, False),
+        ({"model_type": "ultravox", "audio_config": {"hidden_size": 8}}, False),
+    ],
+)
+def test_a_model_sees_images_where_it_or_a_part_has_an_encoder_of_them(config: dict[str, Any], sees: bool) -> None:
+    """Qwen's Omni models have it in a part."""
+    assert takes_images(config) is sees

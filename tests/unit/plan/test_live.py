@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -239,6 +240,16 @@ def test_images_without_a_size_are_as_large_as_those_in_the_encoder_cache(story:
     seen, largest = (grant_live(story, parse_wish("1 x 1k + 2 images"), cached).image for cached in (300, None))
     assert seen == ImageTokens(embeddings=300, prompt_tokens=300)
     assert largest == ImageTokens(embeddings=16_384, prompt_tokens=16_384)
+
+
+def test_images_are_refused_where_the_engine_reports_other_modalities_alone(story: LiveEngine) -> None:
+    """An engine of audio has an encoder too."""
+    worker = story.workers[0]
+    assert worker.budget.encoder is not None
+    encoder = replace(worker.budget.encoder, max_tokens_per_item={"audio": 750})
+    of_audio = replace(story, workers=(replace(worker, budget=replace(worker.budget, encoder=encoder)),))
+    with pytest.raises(PlanError, match="2 images: this engine takes none"):
+        grant_live(of_audio, parse_wish("1 x 1k + 2 images of 20 tokens"))
 
 
 def test_images_in_pixels_ask_for_the_models_folder(story: LiveEngine) -> None:

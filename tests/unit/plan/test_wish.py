@@ -197,3 +197,10 @@ def test_what_is_offered_fits_and_nothing_larger_does(conversations: int, length
         assert fits(option.conversations, option.length)
         larger = (option.conversations + 1, length) if option.length == length else (conversations, option.length + 1)
         assert not fits(*larger)
+
+
+def test_a_conversation_is_not_shortened_to_less_than_its_images() -> None:
+    """Two images of 2,042 tokens are left out only with the conversation."""
+    nearest = granted("2 x 1k + 2 images of 1080p", 400, kv_cache_dtype="fp8").nearest
+    assert [(option.conversations, option.length) for option in nearest] == [(1, 1_024 + 2 * 2_042)]
+    assert all(option.flags["limit_mm_per_prompt"] == {"image": 2} for option in nearest)
