@@ -1,4 +1,4 @@
-"""What vllm-ascend does otherwise than vLLM where memory is divided: each rule with its version, file and line.
+"""Differences of vllm-ascend from vLLM where memory is divided: each rule with its version, file and line.
 
 Read in vllm-ascend 0.11.0 to 0.30.0rc2. Later versions are taken to keep the newest rule.
 `tests/compat/test_plan_ascend.py` looks every place up in the published packages.

@@ -1,4 +1,4 @@
-"""What a start takes of a device before the KV cache gets the rest: weights, activation peak, non-torch, graphs.
+"""The parts of a device that a start takes before the KV cache: weights, activation peak, non-torch, graphs.
 
 Each part is what an earlier start of the same kind measured, or else an estimate between bounds with its reason. The
 sums and their rounding are those of vLLM's `determine_available_memory`, by version:
@@ -32,7 +32,7 @@ from highwater.units import GIB, MIB, gib_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is known of a model.
+    """A model, as far as a start's memory depends on it.
 
     Attributes:
         config: Its config.json.
@@ -45,7 +45,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStart:
-    """What an earlier start took, and the flags that it was made with; None: not reported.
+    """An earlier start: its memory and the flags that it was made with; None: not reported.
 
     Attributes:
         version: vLLM's version.
@@ -76,7 +76,7 @@ class MeasuredStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartBudget:
-    """How one rank's memory is divided at a start.
+    """One rank's memory as a start divides it.
 
     Attributes:
         total_bytes: The device's memory.

@@ -280,7 +280,7 @@ def _async(flags: EngineFlags, generation: Generation) -> bool:
 
 
 def _second_runner(flags: EngineFlags, model: Model, generation: Generation) -> bool:
-    """Whether the second model runner is the default (config/vllm.py, _is_default_v2_model_runner_model)."""
+    """Return whether the second model runner is the default (config/vllm.py, _is_default_v2_model_runner_model)."""
     has_states = model.is_hybrid or not model.has_attention
     is_plain = generation.release >= (0, 26, 0) and not model.is_moe and not has_states
     return flags.platform == "cuda" and (is_plain or generation.release >= (0, 29, 0))

@@ -34,7 +34,7 @@ _VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embeddi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """How a model is spread over ranks, and which of them is asked about.
+    """The spread of a model over ranks, and the rank that is asked about.
 
     Attributes:
         tensor: The tensor parallel size.

@@ -19,7 +19,7 @@ from highwater.plan.terms import Release
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """How one architecture is planned.
+    """The rule for one architecture.
 
     Attributes:
         build: What its layers keep.

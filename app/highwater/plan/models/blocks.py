@@ -1,4 +1,4 @@
-"""How many tokens a block holds: the attention kernels' sizes, and what a hybrid's states make of them."""
+"""The number of tokens in a block: the sizes of the attention kernels, changed to hold a hybrid's states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drafter adds to the KV cache: the layers of an EAGLE head or of multi-token prediction."""
+"""The layers that a drafter adds to the KV cache: those of an EAGLE head or of multi-token prediction."""
 
 from __future__ import annotations
 

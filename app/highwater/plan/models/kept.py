@@ -1,4 +1,4 @@
-"""What the modules of a model keep in the KV cache, before tensor parallelism and element types are known."""
+"""The parts of a model that keep something in the KV cache, before tensor parallelism and element types are known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What one module keeps.
+    """The cache of one module.
 
     Attributes:
         layer: The layer's place in the model, which decides its pipeline stage.
@@ -88,7 +88,7 @@ class StateForm:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """What decides the element type of each tensor."""
+        """The name that decides the element type of each tensor."""
         return ("conv", "ssm")
 
     def shapes(self, tensor_parallel: int, speculative: int) -> Shapes:
@@ -163,7 +163,7 @@ class KimiDelta(StateForm):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """What decides the element types."""
+        """The names that decide the element types, one for each tensor."""
         return ("conv", "conv", "conv", "float32")
 
     def shapes(self, tensor_parallel: int, speculative: int) -> Shapes:  # noqa: ARG002 - no drafts here
@@ -183,7 +183,7 @@ class Linear(StateForm):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """What decides the element types."""
+        """The names that decide the element types, one for each tensor."""
         return ("conv",)
 
     def shapes(self, tensor_parallel: int, speculative: int) -> Shapes:  # noqa: ARG002 - no drafts here
@@ -200,7 +200,7 @@ class ShortConvolution(StateForm):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """What decides the element types."""
+        """The names that decide the element types, one for each tensor."""
         return ("conv",)
 
     def shapes(self, tensor_parallel: int, speculative: int) -> Shapes:  # noqa: ARG002 - no drafts here

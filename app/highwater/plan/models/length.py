@@ -1,4 +1,4 @@
-"""How long a sequence a model allows, as vLLM derives it (config/model.py, _get_and_verify_max_len)."""
+"""The longest sequence that a model allows, as vLLM derives it (config/model.py, _get_and_verify_max_len)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNNAMED_LENGTH: Final = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """What a model allows.
+    """The lengths that a model allows.
 
     Attributes:
         longest: The derived maximum; None: the configuration names none.
