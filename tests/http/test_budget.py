@@ -56,6 +56,17 @@ async def test_an_older_worker_package_costs_only_the_explanation():
     assert all("nothing reports its start; set" in problem for problem in answer["explanation"]["problems"])
 
 
+async def test_an_engine_whose_workers_cannot_be_read_is_named_with_what_to_switch_on():
+    """Its server reports the version, and the hint is that of `/memory`."""
+    async with sidecar_before(FakeEngine(dev_mode=False)) as running:
+        await running.poll()
+        hint = (await running.client.get("/memory")).json()["engine"]["hint"]
+        text = (await running.client.get("/memory/budget?format=text")).text
+    assert text.startswith("vLLM 0.32.0: ready")
+    assert "VLLM_SERVER_DEV_MODE=1" in hint
+    assert f"no rank is reported: {hint}" in text
+
+
 async def test_figures_that_make_no_sense_are_left_out():
     """A worker's answer is checked where it enters."""
     fake = told()
