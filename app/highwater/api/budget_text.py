@@ -143,10 +143,10 @@ def _pool(pool: PoolView) -> str:
         ["bytes available", size_text(pool.available_bytes), f"rank {_number(pool.binding_rank)} binds"],
         ["blocks", _number(pool.blocks), f"{size_text(pool.bytes_per_block)} each"],
         ["tokens", _number(pool.tokens), pool.tokens_meaning or ""],
-        ["requests of the maximum length", _ratio(pool.max_concurrency), f"{size_text(pool.needed_bytes)} each"],
+        ["maximum concurrency", _ratio(pool.max_concurrency), f"{size_text(pool.needed_bytes)} each; as vLLM prints it, null block counted"],
     ]
     rows += [
-        [f"requests of {one.tokens:,} tokens", _ratio(one.requests),
+        [f"requests of {one.tokens:,} tokens", _number(one.requests),
          f"{one.blocks:,} blocks, {size_text(one.bytes)} each, while running and at most while cached"]
         for one in pool.conversations
     ]  # fmt: skip
@@ -231,7 +231,7 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
         counts = [
             ("blocks", old_pool.blocks, pool.blocks),
             ("tokens", old_pool.tokens, pool.tokens),
-            ("requests of the maximum length", old_pool.max_concurrency, pool.max_concurrency),
+            ("maximum concurrency", old_pool.max_concurrency, pool.max_concurrency),
         ]
         rows += [
             (what, _number(one), _number(two), "" if one is None or two is None else f"{two - one:+,.6g}")

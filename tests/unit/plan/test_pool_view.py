@@ -20,9 +20,9 @@ def test_the_storys_pool_is_explained():
     pool = pool_of(STORY)
     assert (pool.blocks, pool.tokens, pool.differences, pool.problem) == (5_040, 645_120, (), None)
     assert [(one.tokens, one.requests) for one in pool.conversations] == [
-        (1_024, 630.0),
-        (8_192, 78.75),
-        (65_536, 9.84),
+        (1_024, 629),
+        (8_192, 78),
+        (65_536, 9),
     ]
     assert (pool.fully_counted_blocks, pool.fully_counted_tokens) == (4_953, 633_984)
 
@@ -93,3 +93,4 @@ def test_the_paragraph_can_be_pasted():
                    "44.30 GiB are left", "645,120 tokens", "0.255", "0.502", "43.54", "633,984"):  # fmt: skip
         assert figure in words
     assert "4096 x 4096 pixels" in words
+    assert "one request of 65,536 tokens takes 4.50 GiB, so 9 fit" in words
