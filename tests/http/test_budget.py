@@ -133,6 +133,20 @@ async def test_two_starts_are_compared(url, tmp_path):
     assert [(row["what"], row["by"]) for row in moved] == [("vLLM", ""), ("rank 0: requested", "+1.00 GiB")]
 
 
+async def test_what_moved_fits_a_terminal(url, tmp_path):
+    """Sentences stand below the table."""
+    before = json.loads((await asyncio.to_thread(ran, "--json", url=url)).output)
+    before["explanation"]["limits"]["max_num_seqs"] += 1
+    before["explanation"]["pools"][0] |= {"tokens": 7, "tokens_meaning": f"blocks times tokens: 7 x 1{'0' * 60}"}
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(before))
+    text = (await asyncio.to_thread(ran, "--against", str(other), url=url)).output
+    table, sentences = text.split("\n\n")
+    assert "max_num_seqs" in table
+    assert max(map(len, table.splitlines())) < 100
+    assert sentences.startswith("what tokens means\n    before: blocks times tokens: 7 x 10")
+
+
 async def test_a_file_that_is_no_explanation_is_refused_by_name(url, tmp_path):
     """In one line."""
     odd = tmp_path / "odd.json"

@@ -8,12 +8,14 @@ from typing import Final
 from highwater.findings.explained import Explained
 from highwater.plan.budget import RankBudget
 from highwater.plan.encoder_view import EncoderView
-from highwater.plan.explanation import tightest
+from highwater.plan.explanation import Explanation, tightest
 from highwater.plan.pool_view import PoolView
 from highwater.text.table import rank_title, table
 from highwater.units import UNKNOWN, gib_text, size_text
 
 BAR_WIDTH: Final = 72
+# Of a comparison's table; what is longer is a sentence, and stands below it.
+MAX_CELL: Final = 40
 # In the order in which they are stacked; each part has a letter, for terminals without colours and for pasting.
 LETTERS: Final = {
     "weights": "W",
@@ -142,9 +144,10 @@ def _pool(pool: PoolView) -> str:
     rows = [
         ["bytes available", size_text(pool.available_bytes), f"rank {_number(pool.binding_rank)} binds"],
         ["blocks", _number(pool.blocks), f"{size_text(pool.bytes_per_block)} each"],
-        ["tokens", _number(pool.tokens), pool.tokens_meaning or ""],
-        ["maximum concurrency", _ratio(pool.max_concurrency), f"{size_text(pool.needed_bytes)} each; as vLLM prints it, null block counted"],
-    ]
+        ["tokens", _number(pool.tokens), "as vLLM prints it"],
+        ["maximum concurrency", _ratio(pool.max_concurrency),
+         f"as vLLM prints it, the null block counted; {size_text(pool.needed_bytes)} each"],
+    ]  # fmt: skip
     rows += [
         [f"requests of {one.tokens:,} tokens", _number(one.requests),
          f"{one.blocks:,} blocks, {size_text(one.bytes)} each, while running and at most while cached"]
@@ -160,6 +163,7 @@ def _pool(pool: PoolView) -> str:
         tokens = "" if pool.fully_counted_tokens is None else f"{pool.fully_counted_tokens:,} tokens"
         rows.append(["if all were counted", gib_text(pool.fully_counted_bytes), tokens])
     lines = [table([name, "", ""], rows, words=1)]
+    lines += [f"tokens are {pool.tokens_meaning}"] if pool.tokens_meaning else []
     lines += [f"difference: {one}" for one in pool.differences]
     lines += [f"not planned: {pool.problem}"] if pool.problem else []
     lines += [f"note: {pool.note}"] if pool.note else []
@@ -203,7 +207,15 @@ def comparison_text(before: Explained, after: Explained) -> str:
     rows = comparison(before, after)
     if not rows:
         return "nothing moved: both have the same figures and settings\n"
-    return table(["what moved", "before", "after", "by"], rows) + "\n"
+    cells = [row for row in rows if _is_short(row)]
+    sentences = [row for row in rows if not _is_short(row)]
+    parts = [table(["what moved", "before", "after", "by"], cells)] if cells else []
+    parts += [f"{what}\n    before: {one}\n    after:  {two}" for what, one, two, _ in sentences]
+    return "\n\n".join(parts) + "\n"
+
+
+def _is_short(row: tuple[str, str, str, str]) -> bool:
+    return all(len(cell) <= MAX_CELL for cell in row[1:])
 
 
 def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, str, str, str]]:
@@ -212,7 +224,7 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
     plain = [
         ("vLLM", before.vllm_version, after.vllm_version),
         ("vllm-ascend", before.ascend_version, after.ascend_version),
-        ("model", before.model or before.architecture, after.model or after.architecture),
+        *_models(before, after),
         *((name, getattr(before.limits, name, None), getattr(after.limits, name, None))
           for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "async_scheduling")),
         *((name, before.parallel.get(name), after.parallel.get(name))
@@ -240,6 +252,12 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
         if old_pool.tokens_meaning != pool.tokens_meaning and old_pool.tokens != pool.tokens:
             rows.append(("what tokens means", old_pool.tokens_meaning or UNKNOWN, pool.tokens_meaning or UNKNOWN, ""))
     return rows
+
+
+def _models(before: Explanation, after: Explanation) -> list[tuple[str, str | None, str | None]]:
+    """Return what says which model it is, where both have it: the served name is not known while the engine is gone."""
+    pairs = [("model", before.model, after.model), ("architecture", before.architecture, after.architecture)]
+    return [(what, old, new) for what, old, new in pairs if old is not None and new is not None]
 
 
 def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, str, str, str]]:
