@@ -175,14 +175,18 @@ def _encoder(encoder: EncoderView | None) -> str:
         return ""
     bound = " or more" if encoder.bytes_grade == "estimated" else ""
     side = "" if encoder.item_pixels is None else f", {encoder.item_pixels} x {encoder.item_pixels} pixels"
-    profiled = {True: "yes", False: "no", None: UNKNOWN}[encoder.is_profiled]
+    profiled = {
+        True: ["yes", f"{_number(encoder.profiled_items)} at once"],
+        False: ["no", "the start sized the KV cache without it"],
+        None: [UNKNOWN, ""],
+    }[encoder.is_profiled]
     rows = [
         ["embeddings in one step", _number(encoder.compute_budget), ""],
         ["embeddings cached", _number(encoder.cache_size), f"{gib_text(encoder.cache_bytes)}{bound} on each rank"],
         ["held now", gib_text(encoder.held_bytes), ""],
         [f"largest {encoder.modality or 'item'}", _number(encoder.item_tokens),
          f"embeddings{side}; {_number(encoder.items_in_cache)} fill the cache"],
-        ["profiled", profiled, f"{_number(encoder.profiled_items)} at once"],
+        ["profiled", *profiled],
     ]  # fmt: skip
     return table(["encoder", "", ""], rows, words=1)
 

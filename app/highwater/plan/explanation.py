@@ -128,8 +128,8 @@ def _budget_sentence(explanation: Explanation, rank: RankBudget) -> str:
     name = UNKNOWN if rank.rank is None else rank.rank
     if rank.requested_bytes is None:
         total = f" of {gib_text(rank.total_bytes)}" if rank.total_bytes is not None else ""
-        given = "The KV cache's size was given" if rank.counting == "given" else "No budget is reported"
-        return f"{who}, rank {name}{total}. {given}; nothing was requested as a share of the device."
+        given = "The KV cache's size was given, not a share of the device" if rank.counting == "given" else ""
+        return f"{who}, rank {name}{total}. {given or 'No budget is reported'}."
     share = "" if rank.utilization is None else f" = {gib_text(rank.total_bytes)} x {rank.utilization:g}"
     return f"{who}, rank {name}: {gib_text(rank.requested_bytes)} requested{share}."
 
@@ -140,6 +140,8 @@ def _parts_sentence(rank: RankBudget) -> str:
     if rank.available_bytes is None or not others:
         return ""
     listed = ", ".join(f"{part.title} {gib_text(part.bytes)}" for part in others)
+    if rank.requested_bytes is None:
+        return f"Of {gib_text(rank.total_bytes)} the KV cache has {gib_text(rank.available_bytes)}; the rest: {listed}."
     return f"Of that {listed}; {gib_text(rank.available_bytes)} are left for the KV cache."
 
 

@@ -212,10 +212,12 @@ def _meaning(printed: str, pool: Pool, engine: LiveEngine) -> str:
     length = f"{engine.limits.max_model_len:,}"
     if printed == "length":
         need = sum(group.blocks_per_request for group in pool.groups)
-        return (
+        text = (
             f"the maximum concurrency times the maximum length: {pool.blocks:,} blocks / {need:,} for each request of "
-            f"{length} tokens, times {length}; shorter requests of a hybrid model hold fewer tokens than that"
+            f"{length} tokens, times {length}"
         )
+        hybrid = "; shorter requests of a hybrid model hold fewer tokens than that"
+        return text if len(pool.groups) == 1 else text + hybrid
     if len(pool.groups) == 1:
         return f"blocks times tokens a block: {pool.blocks:,} x {pool.groups[0].block_size:,}"
     size = min(group.block_size for group in pool.groups)
