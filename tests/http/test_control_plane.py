@@ -852,6 +852,13 @@ async def test_a_plan_needs_no_token_and_calls_no_worker(guarded):
 
 
 @shares
+async def test_a_plan_of_no_body_shows_what_one_looks_like(guarded):
+    """Flags, a wish, or an empty object."""
+    status, message = error(await guarded.client.post("/memory/plan"))
+    assert (status, '{"max_model_len": 163000}' in message, '{"wish": "' in message) == (422, True, True)
+
+
+@shares
 async def test_a_plan_of_too_long_a_wish_is_refused_before_it_is_read(guarded):
     """The grammar sees no more than a line."""
     status, message = error(await guarded.client.post("/memory/plan", json={"wish": "9" * 1_000}))

@@ -19,6 +19,10 @@ from highwater.plan.wish import answer_of as wish_answer
 from highwater.readings import Report
 
 MAX_FLAGS = 30
+NO_BODY = (
+    'the body is empty; send a JSON object: vLLM\'s flags that are to be other, such as {"max_model_len": 163000}, '
+    f'or a wish, such as {{"wish": "{EXAMPLE}"}}; {{}} plans the engine as it runs'
+)
 
 
 class PlanRequest(BaseModel):
@@ -49,8 +53,10 @@ def plan_router(services: Services) -> APIRouter:
     turn = asyncio.Lock()
 
     @router.post("/memory/plan")
-    async def plan(body: PlanRequest) -> dict[str, Any]:
+    async def plan(body: PlanRequest | None = None) -> dict[str, Any]:
         """Return the KV cache that the running engine would have under other flags, each figure with its grade."""
+        if body is None:
+            raise CannotPlan(NO_BODY)
         # Anybody may ask, and a search takes some hundred plans: not on the loop that proxies, and one at a time.
         async with turn:
             return await asyncio.to_thread(plan_answer, body, starts, services.poller.current())

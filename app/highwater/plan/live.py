@@ -36,6 +36,8 @@ CHANGEABLE = (
     "tensor_parallel_size",
 )
 """The flags whose effect follows from the running engine's layers and measurements."""
+ASKABLE = (*CHANGEABLE, "images_per_prompt", "wish")
+"""The keys of a request: those flags, the limit of images, or a wish."""
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 _OFFLINE = "plan it from the model's config.json: `highwater plan CONFIG_OR_DIR`"
 MAX_RANKS = 1024
@@ -219,7 +221,7 @@ def _changes(flags: EngineFlags, asked: Mapping[str, Any]) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     for key, value in asked.items():
         if key not in known:
-            raise PlanError(f"{key}: there is no such key; known: {', '.join(CHANGEABLE)}")
+            raise PlanError(f"{key}: there is no such key; known: {', '.join(ASKABLE)}")
         if value is None or value == getattr(flags, key):
             continue
         if key not in CHANGEABLE:
@@ -502,7 +504,10 @@ def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: Pool) -> tuple[
     if engine.flags.num_gpu_blocks_override is not None and "num_gpu_blocks_override" not in changed:
         notes.append(f"num_gpu_blocks_override is set: there are {pool.blocks} blocks, whatever the bytes.")
     if any(described.are_grouped for described in _described(engine)):
-        notes.append("The layers are known as the engine grouped them: no worker saw them before.")
+        notes.append(
+            "The layers are those of the engine's groups, whose block and page sizes may be padded, because no recorder "
+            "saw the start: under other flags vLLM may group them otherwise and make other blocks."
+        )
     return tuple(notes)
 
 
