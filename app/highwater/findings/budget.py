@@ -87,7 +87,7 @@ def encoder_not_profiled(rank: RankBudget, encoder: EncoderView | None) -> Findi
     return Finding(
         name="encoder_not_profiled",
         weight="likely",
-        title=f"the start did not profile the encoder, whose cache alone may take about {gib_text(encoder.cache_bytes)}",
+        title=f"the start did not profile the encoder, whose cache may take about {gib_text(encoder.cache_bytes)}",
         text=(
             f"Its budget is {encoder.cache_size:,} embeddings, on every rank; it climbs to about that and stays. A "
             "smaller budget is the durable remedy; trimming gives back what is over."

@@ -505,7 +505,7 @@ def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: Pool) -> tuple[
         notes.append(f"num_gpu_blocks_override is set: there are {pool.blocks} blocks, whatever the bytes.")
     if any(described.are_grouped for described in _described(engine)):
         notes.append(
-            "The layers are those of the engine's groups, whose block and page sizes may be padded, because no recorder "
+            "The layers are those of the engine's groups, whose block and page sizes may be padded, as no recorder "
             "saw the start: under other flags vLLM may group them otherwise and make other blocks."
         )
     return tuple(notes)
