@@ -616,6 +616,12 @@ async def test_the_budget_is_drawn_with_its_line(visit):
         assert line == pytest.approx(0.95, abs=0.01)
         await shown(page, "#budget .budget-words", "645,120 tokens")
         await shown(page, "#budget .budget-tables", "peak activation")
+        null_block = page.locator("#budget tr", has_text="null block")
+        assert "9 MiB" in await null_block.inner_text()
+        await page.set_viewport_size({"width": 420, "height": 800})
+        tables = page.locator("#budget .budget-tables > .scroll")
+        hidden = await tables.evaluate_all("all => all.map((one) => one.scrollWidth - one.clientWidth)")
+        assert hidden == [0, 0]  # words wrap: no column is out of sight
         results = await Axe().run(page)
         assert [found["id"] for found in results.response["violations"]] == []
 

@@ -42,7 +42,7 @@ async def test_the_pool_of_two_ranks_is_one():
         await running.poll()
         (pool,) = (await running.client.get("/memory/budget")).json()["explanation"]["pools"]
     assert (pool["blocks"], pool["tokens"], pool["differences"]) == (5_040, 645_120, [])
-    assert [one["requests"] for one in pool["conversations"]] == [630.0, 78.75, 9.84]
+    assert [one["requests"] for one in pool["conversations"]] == [629, 78, 9]
 
 
 async def test_an_older_worker_package_costs_only_the_explanation():
@@ -54,6 +54,17 @@ async def test_an_older_worker_package_costs_only_the_explanation():
     assert state == "ready"
     assert answer["explanation"]["ranks"] == []
     assert all("nothing reports its start; set" in problem for problem in answer["explanation"]["problems"])
+
+
+async def test_an_engine_whose_workers_cannot_be_read_is_named_with_what_to_switch_on():
+    """Its server reports the version, and the hint is that of `/memory`."""
+    async with sidecar_before(FakeEngine(dev_mode=False)) as running:
+        await running.poll()
+        hint = (await running.client.get("/memory")).json()["engine"]["hint"]
+        text = (await running.client.get("/memory/budget?format=text")).text
+    assert text.startswith("vLLM 0.32.0: ready")
+    assert "VLLM_SERVER_DEV_MODE=1" in hint
+    assert f"no rank is reported: {hint}" in text
 
 
 async def test_figures_that_make_no_sense_are_left_out():
@@ -120,6 +131,20 @@ async def test_two_starts_are_compared(url, tmp_path):
     other.write_text(json.dumps(before))
     moved = json.loads((await asyncio.to_thread(ran, "--against", str(other), "--json", url=url)).output)["moved"]
     assert [(row["what"], row["by"]) for row in moved] == [("vLLM", ""), ("rank 0: requested", "+1.00 GiB")]
+
+
+async def test_what_moved_fits_a_terminal(url, tmp_path):
+    """Sentences stand below the table."""
+    before = json.loads((await asyncio.to_thread(ran, "--json", url=url)).output)
+    before["explanation"]["limits"]["max_num_seqs"] += 1
+    before["explanation"]["pools"][0] |= {"tokens": 7, "tokens_meaning": f"blocks times tokens: 7 x 1{'0' * 60}"}
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(before))
+    text = (await asyncio.to_thread(ran, "--against", str(other), url=url)).output
+    table, sentences = text.split("\n\n")
+    assert "max_num_seqs" in table
+    assert max(map(len, table.splitlines())) < 100
+    assert sentences.startswith("what tokens means\n    before: blocks times tokens: 7 x 10")
 
 
 async def test_a_file_that_is_no_explanation_is_refused_by_name(url, tmp_path):

@@ -868,6 +868,13 @@ async def test_a_plan_behind_too_many_others_is_refused_with_a_time_to_come_agai
 
 
 @shares
+async def test_a_plan_of_no_body_shows_what_one_looks_like(guarded):
+    """Flags, a wish, or an empty object."""
+    status, message = error(await guarded.client.post("/memory/plan"))
+    assert (status, '{"max_model_len": 163000}' in message, '{"wish": "' in message) == (422, True, True)
+
+
+@shares
 async def test_a_plan_of_too_long_a_wish_is_refused_before_it_is_read(guarded):
     """The grammar sees no more than a line."""
     status, message = error(await guarded.client.post("/memory/plan", json={"wish": "9" * 1_000}))

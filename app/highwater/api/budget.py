@@ -70,9 +70,15 @@ class Starts:
 
     def explained(self, report: Report) -> Explained:
         """Return the engine explained as of a report."""
+        engine = report.engine
         readings = [self._with_start(reading) for reading in report.ranks]
-        explanation = explain(readings, self.budget_of, model=report.engine.model, why_missing=WHY_MISSING)
-        return explained(explanation, taken_at=report.taken_at, engine_state=report.engine.state)
+        explanation = explain(
+            readings, self.budget_of, model=engine.model, vllm_version=engine.version, why_missing=WHY_MISSING
+        )
+        if not readings:
+            why = engine.hint or "its workers report nothing of their memory yet"
+            explanation = replace(explanation, problems=(f"no rank is reported: {why}",))
+        return explained(explanation, taken_at=report.taken_at, engine_state=engine.state)
 
     def _with_start(self, reading: RankReading) -> RankReading:
         if reading.start:

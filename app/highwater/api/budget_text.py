@@ -8,12 +8,14 @@ from typing import Final
 from highwater.findings.explained import Explained
 from highwater.plan.budget import RankBudget
 from highwater.plan.encoder_view import EncoderView
-from highwater.plan.explanation import tightest
+from highwater.plan.explanation import Explanation, tightest
 from highwater.plan.pool_view import PoolView
 from highwater.text.table import rank_title, table
 from highwater.units import UNKNOWN, gib_text, size_text
 
 BAR_WIDTH: Final = 72
+# Of a comparison's table; what is longer is a sentence, and stands below it.
+MAX_CELL: Final = 40
 # In the order in which they are stacked; each part has a letter, for terminals without colours and for pasting.
 LETTERS: Final = {
     "weights": "W",
@@ -142,11 +144,12 @@ def _pool(pool: PoolView) -> str:
     rows = [
         ["bytes available", size_text(pool.available_bytes), f"rank {_number(pool.binding_rank)} binds"],
         ["blocks", _number(pool.blocks), f"{size_text(pool.bytes_per_block)} each"],
-        ["tokens", _number(pool.tokens), pool.tokens_meaning or ""],
-        ["requests of the maximum length", _ratio(pool.max_concurrency), f"{size_text(pool.needed_bytes)} each"],
-    ]
+        ["tokens", _number(pool.tokens), "as vLLM prints it"],
+        ["maximum concurrency", _ratio(pool.max_concurrency),
+         f"as vLLM prints it, the null block counted; {size_text(pool.needed_bytes)} each"],
+    ]  # fmt: skip
     rows += [
-        [f"requests of {one.tokens:,} tokens", _ratio(one.requests),
+        [f"requests of {one.tokens:,} tokens", _number(one.requests),
          f"{one.blocks:,} blocks, {size_text(one.bytes)} each, while running and at most while cached"]
         for one in pool.conversations
     ]  # fmt: skip
@@ -160,6 +163,7 @@ def _pool(pool: PoolView) -> str:
         tokens = "" if pool.fully_counted_tokens is None else f"{pool.fully_counted_tokens:,} tokens"
         rows.append(["if all were counted", gib_text(pool.fully_counted_bytes), tokens])
     lines = [table([name, "", ""], rows, words=1)]
+    lines += [f"tokens are {pool.tokens_meaning}"] if pool.tokens_meaning else []
     lines += [f"difference: {one}" for one in pool.differences]
     lines += [f"not planned: {pool.problem}"] if pool.problem else []
     lines += [f"note: {pool.note}"] if pool.note else []
@@ -171,14 +175,18 @@ def _encoder(encoder: EncoderView | None) -> str:
         return ""
     bound = " or more" if encoder.bytes_grade == "estimated" else ""
     side = "" if encoder.item_pixels is None else f", {encoder.item_pixels} x {encoder.item_pixels} pixels"
-    profiled = {True: "yes", False: "no", None: UNKNOWN}[encoder.is_profiled]
+    profiled = {
+        True: ["yes", f"{_number(encoder.profiled_items)} at once"],
+        False: ["no", "the start sized the KV cache without it"],
+        None: [UNKNOWN, ""],
+    }[encoder.is_profiled]
     rows = [
         ["embeddings in one step", _number(encoder.compute_budget), ""],
         ["embeddings cached", _number(encoder.cache_size), f"{gib_text(encoder.cache_bytes)}{bound} on each rank"],
         ["held now", gib_text(encoder.held_bytes), ""],
         [f"largest {encoder.modality or 'item'}", _number(encoder.item_tokens),
          f"embeddings{side}; {_number(encoder.items_in_cache)} fill the cache"],
-        ["profiled", profiled, f"{_number(encoder.profiled_items)} at once"],
+        ["profiled", *profiled],
     ]  # fmt: skip
     return table(["encoder", "", ""], rows, words=1)
 
@@ -203,7 +211,15 @@ def comparison_text(before: Explained, after: Explained) -> str:
     rows = comparison(before, after)
     if not rows:
         return "nothing moved: both have the same figures and settings\n"
-    return table(["what moved", "before", "after", "by"], rows) + "\n"
+    cells = [row for row in rows if _is_short(row)]
+    sentences = [row for row in rows if not _is_short(row)]
+    parts = [table(["what moved", "before", "after", "by"], cells)] if cells else []
+    parts += [f"{what}\n    before: {one}\n    after:  {two}" for what, one, two, _ in sentences]
+    return "\n\n".join(parts) + "\n"
+
+
+def _is_short(row: tuple[str, str, str, str]) -> bool:
+    return all(len(cell) <= MAX_CELL for cell in row[1:])
 
 
 def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, str, str, str]]:
@@ -212,7 +228,7 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
     plain = [
         ("vLLM", before.vllm_version, after.vllm_version),
         ("vllm-ascend", before.ascend_version, after.ascend_version),
-        ("model", before.model or before.architecture, after.model or after.architecture),
+        *_models(before, after),
         *((name, getattr(before.limits, name, None), getattr(after.limits, name, None))
           for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "async_scheduling")),
         *((name, before.parallel.get(name), after.parallel.get(name))
@@ -231,7 +247,7 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
         counts = [
             ("blocks", old_pool.blocks, pool.blocks),
             ("tokens", old_pool.tokens, pool.tokens),
-            ("requests of the maximum length", old_pool.max_concurrency, pool.max_concurrency),
+            ("maximum concurrency", old_pool.max_concurrency, pool.max_concurrency),
         ]
         rows += [
             (what, _number(one), _number(two), "" if one is None or two is None else f"{two - one:+,.6g}")
@@ -240,6 +256,12 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
         if old_pool.tokens_meaning != pool.tokens_meaning and old_pool.tokens != pool.tokens:
             rows.append(("what tokens means", old_pool.tokens_meaning or UNKNOWN, pool.tokens_meaning or UNKNOWN, ""))
     return rows
+
+
+def _models(before: Explanation, after: Explanation) -> list[tuple[str, str | None, str | None]]:
+    """Return what says which model it is, where both have it: the served name is not known while the engine is gone."""
+    pairs = [("model", before.model, after.model), ("architecture", before.architecture, after.architecture)]
+    return [(what, old, new) for what, old, new in pairs if old is not None and new is not None]
 
 
 def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, str, str, str]]:

@@ -22,6 +22,10 @@ from highwater.readings import Report
 
 MAX_FLAGS = 30
 MAX_WAITING = 4
+NO_BODY = (
+    'the body is empty; send a JSON object: vLLM\'s flags that are to be other, such as {"max_model_len": 163000}, '
+    f'or a wish, such as {{"wish": "{EXAMPLE}"}}; {{}} plans the engine as it runs'
+)
 
 
 class PlanRequest(BaseModel):
@@ -52,8 +56,10 @@ def plan_router(services: Services) -> APIRouter:
     turns = Turns(MAX_WAITING)
 
     @router.post("/memory/plan")
-    async def plan(body: PlanRequest) -> dict[str, Any]:
+    async def plan(body: PlanRequest | None = None) -> dict[str, Any]:
         """Return the KV cache that the running engine would have under other flags, each figure with its grade."""
+        if body is None:
+            raise CannotPlan(NO_BODY)
         # Anybody may ask, and a search takes some hundred plans: not on the loop that proxies, and one at a time.
         async with turns.next():
             return await asyncio.to_thread(plan_answer, body, starts, services.poller.current())

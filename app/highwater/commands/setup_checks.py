@@ -272,7 +272,8 @@ def mode(facts: SetupFacts) -> SetupCheck:
     if policy is None:
         return _unknown("policy")
     if facts.only_watches:
-        return SetupCheck("policy", "ok", "observes: where memory is only watched, nothing can be given back")
+        text = f"{policy.level} ({policy.mode}): where memory is only watched, nothing can be given back"
+        return SetupCheck("policy", "ok", text)
     if policy.mode == "observe":
         change = 'PUT /policy {"mode": "act"}, or HIGHWATER_POLICY__MODE=act'
         return SetupCheck("policy", "warn", "only observes: nothing is given back by itself", change)

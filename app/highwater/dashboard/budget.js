@@ -5,7 +5,7 @@
 
 import { get } from "./api.js";
 import { el, fill, scroll, setText, showPanel, table } from "./dom.js";
-import { count, exact, gib, gibNumber, known, UNKNOWN } from "./format.js";
+import { count, exact, gib, known, size, UNKNOWN } from "./format.js";
 
 const ANEW_MS = 60_000;
 /** Of the parts' keys; what is the same in the chart above has the same colour. @type {Record<string, string>} */
@@ -64,8 +64,8 @@ export class BudgetPanel {
     const ranks = explanation.ranks.filter((/** @type {any} */ rank) => rank.parts.length);
     showPanel(this.box, ranks.length > 0); // nothing reports its start: the panel takes no room
     if (!ranks.length) return;
-    const size = (/** @type {any} */ one) => one.available_bytes ?? Infinity;
-    const rank = ranks.reduce((/** @type {any} */ best, /** @type {any} */ one) => (size(one) < size(best) ? one : best));
+    const room = (/** @type {any} */ one) => one.available_bytes ?? Infinity;
+    const rank = ranks.reduce((/** @type {any} */ best, /** @type {any} */ one) => (room(one) < room(best) ? one : best));
     this.#draw(rank);
     const pool = explanation.pools.find((/** @type {any} */ one) => one.dp_rank === rank.dp_rank);
     fill(this.tables, parts(rank), ...(pool ? [conversations(pool)] : []));
@@ -78,7 +78,7 @@ export class BudgetPanel {
     const shown = rank.parts.filter((/** @type {any} */ part) => part.bytes > 0 && COLOURS[part.key]);
     const whole = Math.max(rank.total_bytes ?? 0, sum(shown));
     const pieces = shown.map((/** @type {any} */ part) => {
-      const piece = el("span", { title: `${part.title}: ${gib(part.bytes)}`, "data-part": part.key });
+      const piece = el("span", { title: `${part.title}: ${size(part.bytes)}`, "data-part": part.key });
       piece.style.setProperty("width", `${(part.bytes / whole) * 100}%`);
       piece.style.setProperty("background", `var(${COLOURS[part.key]})`);
       return piece;
@@ -87,7 +87,7 @@ export class BudgetPanel {
     line.hidden = !known(rank.requested_bytes);
     line.style.setProperty("left", `${((rank.requested_bytes ?? 0) / whole) * 100}%`);
     fill(this.bar, ...pieces, line);
-    const words = shown.map((/** @type {any} */ part) => `${part.title} ${gib(part.bytes)}`).join(", ");
+    const words = shown.map((/** @type {any} */ part) => `${part.title} ${size(part.bytes)}`).join(", ");
     this.bar.setAttribute("aria-label", `${words}; budget ${gib(rank.requested_bytes)} of ${gib(rank.total_bytes)}`);
     setText(this.caption, rank.formula ?? "");
   }
@@ -109,18 +109,18 @@ function parts(rank) {
   ];
   const rows = named
     .filter(([, bytes]) => known(bytes))
-    .map(([title, bytes, grade, why]) => [title, el("span", { title: exact(bytes) }, gibNumber(bytes)), grade, why]);
-  const caption = `Rank ${rank.rank ?? UNKNOWN}: the budget of its start, in GiB`;
-  return scroll(caption, table({ caption, head: ["part", "GiB", "grade", "what it is"], rows, numeric: [1], wide: [3] }));
+    .map(([title, bytes, grade, why]) => [title, el("span", { title: exact(bytes) }, size(bytes)), grade, why]);
+  const caption = `Rank ${rank.rank ?? UNKNOWN}: the budget of its start`;
+  return scroll(caption, table({ caption, head: ["part", "size", "grade", "what it is"], rows, numeric: [1], wide: [3] }));
 }
 
 /** @param {any} pool */
 function conversations(pool) {
   const rows = pool.conversations.map((/** @type {any} */ one) => [
     count(one.tokens),
-    gibNumber(one.bytes),
+    size(one.bytes),
     one.requests.toLocaleString("en-US"),
   ]);
   const caption = `The KV cache: ${count(pool.blocks)} blocks, ${count(pool.tokens)} tokens as vLLM prints it`;
-  return scroll(caption, table({ caption, head: ["tokens", "GiB each", "requests at once"], rows, numeric: [1, 2] }));
+  return scroll(caption, table({ caption, head: ["tokens", "size each", "requests at once"], rows, numeric: [1, 2] }));
 }

@@ -41,6 +41,16 @@ export function gib(bytes) {
   return known(bytes) ? `${gibNumber(bytes)} GiB` : UNKNOWN;
 }
 
+/** Bytes in the unit that fits: `44.30 GiB`, `268 MiB`, `128 KiB`. @param {number | null | undefined} bytes */
+export function size(bytes) {
+  if (!known(bytes)) return UNKNOWN;
+  const small = Math.abs(bytes);
+  if (small >= GIB) return gib(bytes);
+  const [unit, name] = small >= MIB ? [MIB, "MiB"] : small >= 1024 ? [1024, "KiB"] : [1, "B"];
+  const value = (bytes / unit).toLocaleString("en-US", { maximumFractionDigits: small < 100 * unit ? 1 : 0 });
+  return `${value.replace("-", MINUS)} ${name}`;
+}
+
 /** Bytes as GiB with their sign. @param {number | null | undefined} bytes */
 export function signedGib(bytes) {
   return known(bytes) && gibNumber(bytes) !== "0" && bytes > 0 ? `+${gib(bytes)}` : gib(bytes);

@@ -26,6 +26,11 @@ KV_CACHE_MEMORY_BYTES: Final = Advice(
     ),
     cost="KV cache. The number holds for this device and these flags only. Needs a restart.",
 )
+GIVEN_KV_CACHE: Final = Advice(
+    setting="--kv-cache-memory-bytes",
+    change="The KV cache's size was given (on CPU maybe with VLLM_CPU_KVCACHE_SPACE): give less, by what is missed.",
+    cost="KV cache. Needs a restart.",
+)
 ALLOCATOR_CONF: Final = Advice(
     setting="PYTORCH_CUDA_ALLOC_CONF, PYTORCH_NPU_ALLOC_CONF, PYTORCH_ALLOC_CONF",
     change="Set one of them, once, with options that go together.",
@@ -71,7 +76,7 @@ def activation_above_profile(rank: RankBudget, encoder: EncoderView | None) -> F
             "outputs included."
         ),
         figures={"rank": _name(rank), "profiled_bytes": row.profiled_bytes, "observed_bytes": row.observed_bytes},
-        advice=(known.MAX_NUM_BATCHED_TOKENS, known.LIMIT_MM_PER_PROMPT, KV_CACHE_MEMORY_BYTES),
+        advice=(known.MAX_NUM_BATCHED_TOKENS, known.LIMIT_MM_PER_PROMPT, _kv_cache_advice(rank)),
     )
 
 
@@ -82,13 +87,13 @@ def encoder_not_profiled(rank: RankBudget, encoder: EncoderView | None) -> Findi
     return Finding(
         name="encoder_not_profiled",
         weight="likely",
-        title=f"the start did not profile the encoder, whose cache alone may take {gib_text(encoder.cache_bytes)}",
+        title=f"the start did not profile the encoder, whose cache may take about {gib_text(encoder.cache_bytes)}",
         text=(
-            f"Its budget is {encoder.cache_size:,} embeddings, on every rank; it climbs to that and stays. A smaller "
-            "budget is the durable remedy; trimming gives back what is over."
+            f"Its budget is {encoder.cache_size:,} embeddings, on every rank; it climbs to about that and stays. A "
+            "smaller budget is the durable remedy; trimming gives back what is over."
         ),
         figures={"rank": _name(rank), "cache_bytes": encoder.cache_bytes, "held_bytes": encoder.held_bytes},
-        advice=(known.MAX_NUM_BATCHED_TOKENS, known.LIMIT_MM_PER_PROMPT, KV_CACHE_MEMORY_BYTES),
+        advice=(known.MAX_NUM_BATCHED_TOKENS, known.LIMIT_MM_PER_PROMPT, _kv_cache_advice(rank)),
     )
 
 
@@ -161,6 +166,10 @@ def _options(text: str | None) -> dict[str, list[str]]:
         if key.strip():
             options.setdefault(key.strip(), []).append(value.strip())
     return options
+
+
+def _kv_cache_advice(rank: RankBudget) -> Advice:
+    return GIVEN_KV_CACHE if rank.counting == "given" else KV_CACHE_MEMORY_BYTES
 
 
 def _name(rank: RankBudget) -> str:

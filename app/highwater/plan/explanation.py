@@ -49,6 +49,7 @@ def explain(
     budget_of: Callable[[RankReading], EngineBudget | None],
     *,
     model: str | None = None,
+    vllm_version: str | None = None,
     why_missing: str = "nothing reports its start",
 ) -> Explanation:
     """Explain an engine.
@@ -57,6 +58,7 @@ def explain(
         readings: Each rank as it stands now, with the phases of its start.
         budget_of: What a rank's worker reports of its start; ``None`` where it does not.
         model: The name that the engine serves.
+        vllm_version: The version that its server reports, where no worker reports one.
         why_missing: What would be needed for those that do not.
     """
     found = [(reading, budget) for reading in readings if (budget := budget_of(reading)) is not None]
@@ -66,7 +68,7 @@ def explain(
         if all(reading is not known for known, _ in found)
     )
     if not found:
-        return Explanation(model=model, problems=problems)
+        return Explanation(model=model, vllm_version=vllm_version, problems=problems)
     first = found[0][1]
     ranks = tuple(rank_budget(budget, reading, reading.start) for reading, budget in found)
     pools = []
@@ -76,7 +78,7 @@ def explain(
         pools.append(pool_view(workers, [ranks[number] for number in members]))
     fullest = max(found, key=lambda one: 0 if one[0].encoder_cache is None else one[0].encoder_cache.device_bytes)
     explanation = Explanation(
-        vllm_version=first.vllm_version,
+        vllm_version=first.vllm_version or vllm_version,
         ascend_version=first.ascend_version,
         architecture=first.architecture,
         model=model,
@@ -116,8 +118,8 @@ def _budget_sentence(explanation: Explanation, rank: RankBudget) -> str:
     name = UNKNOWN if rank.rank is None else rank.rank
     if rank.requested_bytes is None:
         total = f" of {gib_text(rank.total_bytes)}" if rank.total_bytes is not None else ""
-        given = "The KV cache's size was given" if rank.counting == "given" else "No budget is reported"
-        return f"{who}, rank {name}{total}. {given}; nothing was requested as a share of the device."
+        given = "The KV cache's size was given, not a share of the device" if rank.counting == "given" else ""
+        return f"{who}, rank {name}{total}. {given or 'No budget is reported'}."
     share = "" if rank.utilization is None else f" = {gib_text(rank.total_bytes)} x {rank.utilization:g}"
     return f"{who}, rank {name}: {gib_text(rank.requested_bytes)} requested{share}."
 
@@ -128,6 +130,8 @@ def _parts_sentence(rank: RankBudget) -> str:
     if rank.available_bytes is None or not others:
         return ""
     listed = ", ".join(f"{part.title} {gib_text(part.bytes)}" for part in others)
+    if rank.requested_bytes is None:
+        return f"Of {gib_text(rank.total_bytes)} the KV cache has {gib_text(rank.available_bytes)}; the rest: {listed}."
     return f"Of that {listed}; {gib_text(rank.available_bytes)} are left for the KV cache."
 
 

@@ -34,6 +34,8 @@ CHANGEABLE = (
     "tensor_parallel_size",
 )
 """The flags whose effect follows from the running engine's layers and measurements."""
+ASKABLE = (*CHANGEABLE, "images_per_prompt", "wish")
+"""The keys of a request: those flags, the limit of images, or a wish."""
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 _OFFLINE = "plan it from the model's config.json: `highwater plan CONFIG_OR_DIR`"
 MAX_RANKS = 1024
@@ -215,7 +217,7 @@ def _changes(flags: EngineFlags, asked: Mapping[str, Any]) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     for key, value in asked.items():
         if key not in known:
-            raise PlanError(f"{key}: there is no such key; known: {', '.join(CHANGEABLE)}")
+            raise PlanError(f"{key}: there is no such key; known: {', '.join(ASKABLE)}")
         if value is None or value == getattr(flags, key):
             continue
         if key not in CHANGEABLE:
@@ -524,8 +526,8 @@ def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: Pool) -> tuple[
         notes.append(f"num_gpu_blocks_override is set: there are {pool.blocks} blocks, whatever the bytes.")
     if any(described.are_grouped for described in _described(engine)):
         notes.append(
-            "This engine shows its layers as vLLM grouped them; where other flags would group them otherwise, the plan "
-            "differs."
+            "The layers are those of the engine's groups, whose block and page sizes may be padded, as no recorder "
+            "saw the start: under other flags vLLM may group them otherwise and make other blocks."
         )
     return tuple(notes)
 

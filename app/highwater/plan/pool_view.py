@@ -49,13 +49,13 @@ class Conversation:
         tokens: Its length.
         blocks: Of the pool, all groups together.
         bytes: The same in bytes, on each rank.
-        requests: How many run at once.
+        requests: How many run at once; whole ones, in the blocks that are not the null block.
     """
 
     tokens: int
     blocks: int
     bytes: int
-    requests: float
+    requests: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,10 +212,12 @@ def _meaning(printed: str, pool: Pool, engine: LiveEngine) -> str:
     length = f"{engine.limits.max_model_len:,}"
     if printed == "length":
         need = sum(group.blocks_per_request for group in pool.groups)
-        return (
+        text = (
             f"the maximum concurrency times the maximum length: {pool.blocks:,} blocks / {need:,} for each request of "
-            f"{length} tokens, times {length}; shorter requests of a hybrid model hold fewer tokens than that"
+            f"{length} tokens, times {length}"
         )
+        hybrid = "; shorter requests of a hybrid model hold fewer tokens than that"
+        return text if len(pool.groups) == 1 else text + hybrid
     if len(pool.groups) == 1:
         return f"blocks times tokens a block: {pool.blocks:,} x {pool.groups[0].block_size:,}"
     size = min(group.block_size for group in pool.groups)
@@ -265,10 +267,10 @@ def _conversations(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[C
             continue  # a length that this version refuses is none of a request either
         need = sum(group.blocks_per_request for group in pool.groups)
         if need:
-            rows.append(
-                Conversation(tokens=tokens, blocks=need, bytes=need * planned.bytes_per_block,
-                             requests=round(blocks / need, 2))
-            )  # fmt: skip
+            # vLLM's own concurrency counts the null block, which no request gets.
+            requests = max(blocks - 1, 0) // need
+            size = need * planned.bytes_per_block
+            rows.append(Conversation(tokens=tokens, blocks=need, bytes=size, requests=requests))
     return tuple(rows)
 
 
@@ -281,5 +283,5 @@ def pool_sentence(view: PoolView, limits: EngineLimits | None) -> str:
         text += f", which this version prints as {view.tokens:,} tokens"
     whole = view.conversations[-1] if view.conversations else None
     if whole is not None and limits is not None and whole.tokens == limits.max_model_len:
-        text += f"; one request of {whole.tokens:,} tokens takes {size_text(whole.bytes)}, so {whole.requests:g} fit"
+        text += f"; one request of {whole.tokens:,} tokens takes {size_text(whole.bytes)}, so {whole.requests:,} fit"
     return f"{text}."

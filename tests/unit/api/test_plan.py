@@ -87,6 +87,13 @@ def test_what_cannot_be_planned_is_an_error_of_the_request(body: dict[str, Any],
     assert raised.value.status == 422
 
 
+def test_the_keys_that_are_named_are_all_that_there_are() -> None:
+    """A wish and the limit of images among them."""
+    with pytest.raises(CannotPlan) as raised:
+        answer({"max_model_lenght": 5})
+    assert set(str(raised.value).split("known: ")[1].split(", ")) == set(PlanRequest.model_fields)
+
+
 def test_an_engine_whose_start_is_not_known_is_reported() -> None:
     """The reason is that of the budget."""
     with pytest.raises(CannotPlan, match="no worker has reported its start yet"):

@@ -68,7 +68,7 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
     assert exit_code(found) == 0
     assert "memory cannot be given back" in findings["dev mode"].text
     assert findings["dev mode"].change == "to act, start vLLM with VLLM_SERVER_DEV_MODE=1"
-    assert findings["policy"].text == "observes: where memory is only watched, nothing can be given back"
+    assert findings["policy"].text == "calm (act): where memory is only watched, nothing can be given back"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.api.budget_text import comparison
 from highwater.findings.budget import budget_findings, contradictions
+from highwater.findings.explained import explained
 from highwater.plan.explanation import explain
 from highwater.readings import TorchMemory
 from tests.fakes.started import GIB
@@ -49,6 +51,23 @@ def test_steps_above_the_profile_are_a_finding():
 def test_an_encoder_that_was_not_profiled_is_a_finding():
     """vllm-ascend 0.12 keeps its result alone, and sized the pool without the encoder."""
     assert names(rank(total=65_452_113_920), replace(LARGER, encoder=STORY.encoder)) == ["encoder_not_profiled"]
+
+
+def test_a_size_that_was_given_is_to_be_less():
+    """To give one is no advice then."""
+    given = replace(LARGER, encoder=STORY.encoder, kv_cache=replace(LARGER.kv_cache, given_bytes=20 * GIB))
+    (finding,) = budget_findings(explain([rank(total=65_452_113_920)], lambda _: given))
+    (advice,) = [advice for advice in finding.advice if advice.setting == "--kv-cache-memory-bytes"]
+    assert (finding.name, "give less" in advice.change) == ("encoder_not_profiled", True)
+
+
+def test_a_served_name_that_is_not_known_now_has_not_moved():
+    """It is not, while the engine is gone; another one has."""
+    named, other, unnamed = (
+        explained(explain([story_rank()], lambda _: STORY, model=model)) for model in ("served", "other", None)
+    )
+    assert comparison(named, unnamed) == []
+    assert comparison(named, other) == [("model", "served", "other", "")]
 
 
 CASES = [

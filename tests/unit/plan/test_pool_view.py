@@ -20,9 +20,9 @@ def test_the_storys_pool_is_explained():
     pool = pool_of(STORY)
     assert (pool.blocks, pool.tokens, pool.differences, pool.problem) == (5_040, 645_120, (), None)
     assert [(one.tokens, one.requests) for one in pool.conversations] == [
-        (1_024, 630.0),
-        (8_192, 78.75),
-        (65_536, 9.84),
+        (1_024, 629),
+        (8_192, 78),
+        (65_536, 9),
     ]
     assert (pool.fully_counted_blocks, pool.fully_counted_tokens) == (4_953, 633_984)
 
@@ -40,6 +40,22 @@ def test_a_hybrid_pools_headline_is_called_what_it_is():
     assert "divided by 4 groups, times the smallest block (7,162 // 4 x 544)" in pool.tokens_meaning
     newer = pool_of(replace(QWEN3_NEXT, vllm_version="0.23.0"))
     assert "the maximum concurrency times the maximum length" in newer.tokens_meaning
+    assert "shorter requests of a hybrid model hold fewer" in newer.tokens_meaning
+
+
+def test_only_a_hybrid_model_is_called_one():
+    """One group has every token."""
+    assert "hybrid" not in pool_of(replace(STORY, vllm_version="0.23.0")).tokens_meaning
+
+
+def test_a_given_size_is_no_share_of_the_device():
+    """Its parts are the device's; what the start did not profile is among them."""
+    given = replace(STORY, kv_cache=replace(STORY.kv_cache, given_bytes=STORY.memory.available_bytes))
+    words = explain([story_rank()], lambda _: given, model="Qwen3-VL-8B").paragraph
+    assert (
+        "rank 0 of 60.96 GiB. The KV cache's size was given, not a share of the device. Of 60.96 GiB the KV " in words
+    )
+    assert "Of that" not in words
 
 
 def test_the_rank_with_the_fewest_bytes_binds():
@@ -93,3 +109,4 @@ def test_the_paragraph_can_be_pasted():
                    "44.30 GiB are left", "645,120 tokens", "0.255", "0.502", "43.54", "633,984"):  # fmt: skip
         assert figure in words
     assert "4096 x 4096 pixels" in words
+    assert "one request of 65,536 tokens takes 4.50 GiB, so 9 fit" in words
