@@ -211,6 +211,18 @@ def test_the_length_is_derived_as_vllm_derives_it(keys: dict[str, Any], expected
     assert planned(config("LlamaForCausalLM", "llama", **keys)).resolved.limits.max_model_len == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "version", "expected"),
+    [("yarn", "0.29.0", 131072), ("yarn", "0.30.0", 32768), ("yarn", "0.32.0", 32768),
+     ("deepseek_yarn", "0.29.0", 131072), ("deepseek_yarn", "0.32.0", 32768), ("linear", "0.32.0", 131072)],
+)  # fmt: skip
+def test_yarn_multiplies_the_length_up_to_0_29_only(kind: str, version: str, expected: int):
+    """From 0.30 on `max_position_embeddings` is taken as scaled already."""
+    rope = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 32768}
+    values = config("LlamaForCausalLM", "llama", max_position_embeddings=32768, rope_scaling=rope)
+    assert planned(values, version).resolved.limits.max_model_len == expected
+
+
 REFUSED = (
     ({**LLAMA, "architectures": ["NoSuchForCausalLM"]}, r"architectures: 'NoSuchForCausalLM' is not known"),
     ({**LLAMA, "architectures": None}, r"architectures: None; a list"),

@@ -49,7 +49,7 @@ def read_model(values: Mapping[str, Any], release: Release) -> Model:
         if config.get(key) and config.get(key) != 1:
             raise config.refused(key, config.get(key), why)
     kept = architecture.build(config)
-    length = length_of(config)
+    length = length_of(config, release)
     is_latent = any(isinstance(one, Latent) for one in kept)
     return Model(
         architecture=name,
