@@ -9,7 +9,8 @@ import pytest
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
-from highwater.plan.models.architectures import ARCHITECTURES
+from highwater.plan.generations import NEWEST, OLDEST
+from highwater.plan.models.architectures import ARCHITECTURES, served
 from highwater.plan.models.model import read_model
 from highwater.plan.offline import OfflinePlan, plan_offline
 from highwater.plan.specs import LayerSpec, MambaState, MlaAttention, SlidingWindow
@@ -256,11 +257,28 @@ def test_a_configuration_that_makes_no_sense_gives_no_plan(values: dict[str, Any
 
 
 def test_an_architecture_that_a_version_lacks_is_refused():
-    """Gemma 4 came after 0.12."""
+    """Gemma 4 came with 0.19."""
     values = config("Gemma4ForCausalLM", "gemma4_text")
-    with pytest.raises(PlanError, match=r"'Gemma4ForCausalLM'; vLLM up to 0.12.0 does not have it"):
+    with pytest.raises(
+        PlanError, match=r"'Gemma4ForCausalLM'; vLLM 0\.12\.0 does not have it, 0\.19\.0 and newer does"
+    ):
         read_model(values, (0, 12, 0))
     assert read_model(values, RELEASE).architecture == "Gemma4ForCausalLM"
+
+
+def test_an_architecture_that_a_version_no_longer_has_is_refused():
+    """MPT went with 0.29; every patch of 0.28 has it."""
+    values = config("MPTForCausalLM", "mpt")
+    with pytest.raises(PlanError, match=r"'MPTForCausalLM'; vLLM 0\.32\.0 does not have it, 0\.11\.0 to 0\.28 does"):
+        read_model(values, (0, 32, 0))
+    assert read_model(values, (0, 28, 9)).architecture == "MPTForCausalLM"
+
+
+def test_every_architecture_names_the_versions_that_have_it():
+    """No version that is planned for is left open, and none is named that has no rules."""
+    assert served().keys() == ARCHITECTURES.keys()
+    assert all(OLDEST <= one.since <= NEWEST for one in served().values())
+    assert all(one.until is None or one.since[:2] <= one.until < NEWEST[:2] for one in served().values())
 
 
 def test_every_architecture_has_a_rule():

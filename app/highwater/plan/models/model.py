@@ -8,7 +8,7 @@ from typing import Any, Final
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import Release
 from highwater.plan.models import attention
-from highwater.plan.models.architectures import ARCHITECTURES, Architecture
+from highwater.plan.models.architectures import ARCHITECTURES, Architecture, served
 from highwater.plan.models.kept import Indexer, Kept, Latent, Model, State
 from highwater.plan.models.length import length_of
 from highwater.plan.models.reading import Config, language_config
@@ -90,9 +90,11 @@ def _architecture(values: Mapping[str, Any], release: Release) -> tuple[str, Arc
         known = ARCHITECTURES.get(name)
         if known is None:
             continue
-        if known.missing_in is not None and release <= known.missing_in:
-            newest = ".".join(map(str, known.missing_in))
-            raise PlanError(f"architectures: {name!r}; vLLM up to {newest} does not have it: name a newer version")
+        if release not in served()[name]:
+            asked = ".".join(map(str, release))
+            raise PlanError(
+                f"architectures: {name!r}; vLLM {asked} does not have it, {served()[name]} does"
+            )
         return name, known
     raise PlanError(
         f"architectures: {names[0]!r} is not known here; a plan is only made for architectures whose layers were read"
