@@ -236,6 +236,8 @@ REFUSED = (
     ({**LLAMA, "model_type": None}, r"model_type: absent"),
     (config("Qwen3ForCausalLM", "qwen3", kv_lora_rank=512), r"kv_lora_rank: 512; MLA is not known"),
     ({**LLAMA, "compress_ratios": [4]}, r"compress_ratios: \[4\]; compressed latent caches are not modelled"),
+    (config("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", use_cla=True, cla_share_factor=2),
+     r"use_cla: True; layers that share another's cache are not modelled"),
     ({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0}}, r"original_max_position_embeddings: absent"),
     ({**LLAMA, "rope_scaling": {"type": "linear", "factor": -2}}, r"rope_scaling.factor: -2; a number above 0"),
     ({**LLAMA, "text_config": 7}, r"text_config: 7; an object is needed"),

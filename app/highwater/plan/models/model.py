@@ -46,8 +46,10 @@ def read_model(values: Mapping[str, Any], release: Release) -> Model:
         if (config.optional(key, least) or 0) > MAX_LAYERS:
             raise config.refused(key, config.get(key), f"{MAX_LAYERS} at most; no model has as many")
     for key, why in NOT_MODELLED.items():
-        if config.get(key) and config.get(key) != 1:
-            raise config.refused(key, config.get(key), why)
+        value = config.get(key)
+        # 1 is a frequency that leaves every layer as it is; true, which equals it, asks for the thing itself.
+        if value and (value is True or value != 1):
+            raise config.refused(key, value, why)
     kept = architecture.build(config)
     length = length_of(config, release)
     is_latent = any(isinstance(one, Latent) for one in kept)
