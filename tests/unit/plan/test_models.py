@@ -57,6 +57,8 @@ LAYERS = (
     (config("MistralForCausalLM", "mistral"), {"SlidingWindow": 8}),
     (config("MistralForCausalLM", "mistral", sliding_window=None), {"FullAttention": 8}),
     (config("Qwen2ForCausalLM", "qwen2", sliding_window=4096), {"FullAttention": 8}),
+    (config("Qwen2ForCausalLM", "qwen2", sliding_window=4096, use_sliding_window=True, max_window_layers=0),
+     {"SlidingWindow": 8}),
     (config("Starcoder2ForCausalLM", "starcoder2", sliding_window=4096), {"SlidingWindow": 8}),
     (config("Gemma2ForCausalLM", "gemma2"), {"SlidingWindow": 4, "FullAttention": 4}),
     (config("Gemma3ForCausalLM", "gemma3_text"), {"SlidingWindow": 7, "FullAttention": 1}),
@@ -236,8 +238,27 @@ REFUSED = (
     ({**LLAMA, "model_type": None}, r"model_type: absent"),
     (config("Qwen3ForCausalLM", "qwen3", kv_lora_rank=512), r"kv_lora_rank: 512; MLA is not known"),
     ({**LLAMA, "compress_ratios": [4]}, r"compress_ratios: \[4\]; compressed latent caches are not modelled"),
-    (config("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", use_cla=True, cla_share_factor=2),
-     r"use_cla: True; layers that share another's cache are not modelled"),
+    (
+        config("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", use_cla=True, cla_share_factor=2),
+        r"use_cla: True; layers that share another's cache are not modelled",
+    ),
+    (
+        config("Qwen2ForCausalLM", "qwen2", sliding_window=4096, use_sliding_window=True, max_window_layers=4),
+        r"max_window_layers: 4; vLLM needs 8 here, a window in some layers only fails",
+    ),
+    (
+        config(
+            "LlavaOnevisionForConditionalGeneration",
+            "qwen2",
+            layer_types=["full_attention", "sliding_attention"] * 4,
+            max_window_layers=4,
+        ),
+        r"max_window_layers: 4; vLLM needs 8 here",
+    ),
+    (
+        config("SeedOssForCausalLM", "seed_oss", sliding_window=4096, max_window_layers=4),
+        r"max_window_layers: 4; vLLM needs 8 here",
+    ),
     ({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0}}, r"original_max_position_embeddings: absent"),
     ({**LLAMA, "rope_scaling": {"type": "linear", "factor": -2}}, r"rope_scaling.factor: -2; a number above 0"),
     ({**LLAMA, "text_config": 7}, r"text_config: 7; an object is needed"),

@@ -89,18 +89,23 @@ Glm4vMoeForConditionalGeneration GlmForCausalLM GraniteForCausalLM GraniteMoeFor
 HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM InternLM2ForCausalLM MPTForCausalLM MiniCPMForCausalLM
 MiniMaxM2ForCausalLM MixtralForCausalLM MptForCausalLM NemotronForCausalLM OPTForCausalLM OlmoForCausalLM
 OlmoeForCausalLM OrionForCausalLM PersimmonForCausalLM Phi3VForCausalLM PhiForCausalLM PhiMoEForCausalLM
-QWenLMHeadModel Qwen2AudioForConditionalGeneration Qwen2ForCausalLM Qwen2MoeForCausalLM
-Qwen2VLForConditionalGeneration Qwen2_5OmniForConditionalGeneration Qwen2_5OmniModel
-Qwen2_5_VLForConditionalGeneration Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3OmniMoeForConditionalGeneration
-Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration RWForCausalLM SeedOssForCausalLM SolarForCausalLM
-StableLMEpochForCausalLM StableLmForCausalLM Starcoder2ForCausalLM XverseForCausalLM
+QWenLMHeadModel Qwen2MoeForCausalLM Qwen3MoeForCausalLM Qwen3OmniMoeForConditionalGeneration
+Qwen3VLMoeForConditionalGeneration RWForCausalLM SolarForCausalLM StableLMEpochForCausalLM StableLmForCausalLM
+Starcoder2ForCausalLM XverseForCausalLM
+"""
+
+# Layers all alike, by an assertion of vLLM.
+_QWEN2 = """
+Qwen2AudioForConditionalGeneration Qwen2ForCausalLM Qwen2VLForConditionalGeneration Qwen2_5OmniForConditionalGeneration
+Qwen2_5OmniModel Qwen2_5_VLForConditionalGeneration Qwen3ForCausalLM Qwen3VLForConditionalGeneration SeedOssForCausalLM
+MiMoForCausalLM
 """
 
 # models/llama.py and its kin: a layer whose type is sliding_attention slides.
 _BY_LAYER_TYPE = """
 ApertusForCausalLM ArceeForCausalLM Cohere2ForCausalLM CohereForCausalLM CwmForCausalLM Exaone4ForCausalLM
 Gemma2ForCausalLM Gemma3ForCausalLM Gemma3ForConditionalGeneration InternLM3ForCausalLM InternLMForCausalLM
-LLaMAForCausalLM LlamaForCausalLM MiMoForCausalLM MistralForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM Phi3ForCausalLM
+LLaMAForCausalLM LlamaForCausalLM MistralForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM Phi3ForCausalLM
 """
 
 # Wrappers around a language model that their config.json names.
@@ -124,6 +129,7 @@ _NEMOTRON_STATES: Final = (((0, 13, 0), "float16"), ((0, 20, 0), "float32"))
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {name: Architecture(build=attention.uniform) for name in _UNIFORM.split()}
+    | {name: Architecture(build=attention.qwen2) for name in _QWEN2.split()}
     | {name: Architecture(build=attention.by_layer_type) for name in _BY_LAYER_TYPE.split()}
     | {name: Architecture(build=attention.wrapped) for name in _WRAPPED.split()}
     | {name: Architecture(build=attention.latent) for name in _LATENT.split()}

@@ -28,6 +28,8 @@ WRAPPED: Final = frozenset(
         "qwen3_moe",
     }
 )
+# Those of them that vLLM serves with its Qwen2Model.
+QWEN2: Final = frozenset({"qwen2", "qwen3"})
 SLIDING = "sliding_attention"
 FULL = "full_attention"
 
@@ -80,6 +82,19 @@ def uniform(config: Config) -> tuple[Kept, ...]:
     return _layers(config, (model_window(config),) * config.number("num_hidden_layers"))
 
 
+def qwen2(config: Config) -> tuple[Kept, ...]:
+    """Layers all alike; vLLM's Qwen2Model asserts that (models/qwen2.py, and SeedOssModel in models/seed_oss.py)."""
+    first, layers = config.optional("max_window_layers", 0), config.number("num_hidden_layers")
+    types = set(layer_types(config) or ())
+    # SeedOss has no types: there, a window is enough.
+    slides_in_part = len(types) > 1 or (not types and first is not None and window(config) is not None)
+    if slides_in_part and first != layers:
+        raise config.refused(
+            "max_window_layers", first, f"vLLM needs {layers} here, a window in some layers only fails"
+        )
+    return uniform(config)
+
+
 def by_layer_type(config: Config) -> tuple[Kept, ...]:
     """Layers whose type says whether they slide; where no layer has a type, as the model as a whole."""
     types = _types(config)
@@ -96,7 +111,7 @@ def wrapped(config: Config) -> tuple[Kept, ...]:
     """The language model inside a wrapper, which may be one of many."""
     if config.model_type not in WRAPPED:
         raise config.refused("model_type", config.model_type, f"inside this architecture, {sorted(WRAPPED)} are known")
-    return by_layer_type(config)
+    return (qwen2 if config.model_type in QWEN2 else by_layer_type)(config)
 
 
 def alternating(config: Config) -> tuple[Kept, ...]:

@@ -94,9 +94,7 @@ def _architecture(values: Mapping[str, Any], release: Release) -> tuple[str, Arc
             continue
         if release not in served()[name]:
             asked = ".".join(map(str, release))
-            raise PlanError(
-                f"architectures: {name!r}; vLLM {asked} does not have it, {served()[name]} does"
-            )
+            raise PlanError(f"architectures: {name!r}; vLLM {asked} does not have it, {served()[name]} does")
         return name, known
     raise PlanError(
         f"architectures: {names[0]!r} is not known here; a plan is only made for architectures whose layers were read"
