@@ -165,6 +165,14 @@ def test_mlas_block_is_that_of_its_kernel(version: str, capability: str, dtype: 
         ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "0.12.0", "auto"),
         ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, "0.19.0", "auto"),
         ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, "0.32.0", "nvfp4"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "0.19.0", "auto"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "0.20.0", "nvfp4"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "int"}}, "0.32.0", "auto"),
+        (
+            {"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}},
+            "0.19.0",
+            "fp8_e4m3",
+        ),
     ],
 )
 def test_a_checkpoint_may_want_a_cache_of_eight_bits(quantization: dict[str, Any], version: str, expected: str):
