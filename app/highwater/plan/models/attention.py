@@ -53,7 +53,7 @@ def _kv_heads(config: Config) -> int:
             if not config.get("multi_query_attention"):
                 return config.number("num_attention_heads")
         case "mpt" | "dbrx":
-            return int(config.mapping("attn_config").get("kv_n_heads") or config.number("num_attention_heads"))
+            return config.inside("attn_config").optional("kv_n_heads") or config.number("num_attention_heads")
         case _:
             pass
     for key in ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups"):
@@ -234,12 +234,15 @@ def nemotron_nas(config: Config) -> tuple[Kept, ...]:
     heads, size = config.number("num_attention_heads"), head_size(config)
     kept: list[Kept] = []
     for i, block in enumerate(blocks):
-        part = block.get("attention", {}) if isinstance(block, dict) else {}
+        part = block.get("attention", {}) if isinstance(block, dict) else block
+        if not isinstance(part, dict):
+            raise config.refused(f"block_configs[{i}].attention", part, "an object is needed")
         if part.get("no_op") or part.get("replace_with_linear"):
             continue
         group = part.get("n_heads_in_group")
-        if not isinstance(group, int) or group < 1:
-            raise config.refused(f"block_configs[{i}].attention.n_heads_in_group", group, "a whole number is needed")
+        if isinstance(group, bool) or not isinstance(group, int) or not 1 <= group <= heads:
+            right = f"a whole number from 1 to the {heads} attention heads is needed"
+            raise config.refused(f"block_configs[{i}].attention.n_heads_in_group", group, right)
         kept.append(
             Attention(layer=i, name=f"model.layers.{i}.self_attn.attn", kv_heads=heads // group, head_size=size)
         )

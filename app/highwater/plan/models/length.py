@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
 from highwater.plan.generations import Release
-from highwater.plan.models.reading import Config
+from highwater.plan.models.reading import MAX_NUMBER, Config
 
 # model_arch_config_convertor.py, derive_max_model_len_and_key: the smallest of these counts.
 LENGTH_KEYS: Final = (
@@ -79,19 +79,19 @@ def _scaled(config: Config, ropes: list[Mapping[str, Any]], longest: float, rele
         given = rope.get("factor")
         if given is not None:
             if not _is_positive(given):
-                raise config.refused("rope_scaling.factor", given, "a number above 0 is needed")
+                raise config.refused("rope_scaling.factor", given, f"a number above 0 is needed, {MAX_NUMBER} at most")
             factor = float(given)
         if kind == "yarn":
             original = rope.get("original_max_position_embeddings")
             if not _is_positive(original):
-                right = "a whole number is needed where positions are scaled by yarn"
+                right = f"a whole number of at most {MAX_NUMBER} is needed where positions are scaled by yarn"
                 raise config.refused("rope_scaling.original_max_position_embeddings", original, right)
             longest = float(original)
     return longest * factor
 
 
 def _is_positive(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
 
 
 def _ropes(config: Config) -> list[Mapping[str, Any]]:
