@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from highwater.plan.errors import PlanError
 from highwater.plan.estimates import MeasuredStart
+from highwater.plan.json_file import read_json
 
 MAX_FILE_BYTES = 20_000_000
 _PLATFORMS = {"npu": "ascend", "cuda": "cuda", "cpu": "cpu"}
@@ -20,17 +20,7 @@ def read_start(path: Path) -> MeasuredStart:
     Raises:
         PlanError: It cannot be read, or describes no start.
     """
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise PlanError(
-                f"{path} has more than {MAX_FILE_BYTES} bytes: that is no file of `highwater explain --json`"
-            )
-        answer = json.loads(path.read_bytes())
-    except OSError as error:
-        raise PlanError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path} holds no JSON ({error}): `highwater explain --json` writes such a file") from error
-    return measured_start(answer, str(path))
+    return measured_start(read_json(path, MAX_FILE_BYTES, "a file of `highwater explain --json`"), str(path))
 
 
 def measured_start(answer: object, name: str = "the answer") -> MeasuredStart:

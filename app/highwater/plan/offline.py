@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from highwater.plan import ascend
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import NEWEST, Generation, generation_of
+from highwater.plan.json_file import read_json
 from highwater.plan.layers import worker_layers
 from highwater.plan.models.drafts import read_draft
 from highwater.plan.models.kept import Model
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 NEWEST_VERSION: Final = ".".join(map(str, NEWEST))
 # A config.json is a few KiB; anything of this size is another file.
 MAX_CONFIG_BYTES: Final = 8 << 20
+# ModelOpt up to 0.29 describes its quantization there (transformers_utils/config.py); later ones in the config.json.
+MODELOPT_CONFIG: Final = "hf_quant_config.json"
 ANY_BYTES: Final = 1 << 50
 
 
@@ -79,17 +81,29 @@ def read_config(place: str) -> Mapping[str, Any]:
     """
     path = Path(place)
     path = path / "config.json" if path.is_dir() else path
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise PlanError(f"{path}: larger than any config.json; name the model's config.json or its folder")
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise PlanError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
-    except (UnicodeDecodeError, ValueError, RecursionError) as exc:
-        raise PlanError(f"{path}: is no JSON: {exc}") from exc
+    values = _read_object(path)
+    beside = path.with_name(MODELOPT_CONFIG)
+    if path.name == "config.json" and values.get("quantization_config") is None and beside.exists():
+        values = {**values, "quantization_config": _modelopt(_read_object(beside), beside)}
+    return values
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    values = read_json(path, MAX_CONFIG_BYTES, f"a model's {path.name}")
     if not isinstance(values, dict):
         raise PlanError(f"{path}: a JSON object is needed, this is a {type(values).__name__}")
     return values
+
+
+def _modelopt(described: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Name the method of ModelOpt's own file, as vLLM does (model_arch_config_convertor.py, from its producer)."""
+    producer, inner = described.get("producer"), described.get("quantization")
+    if not isinstance(inner, dict):
+        raise PlanError(f"{path}: quantization: {inner!r}; an object is needed")
+    if not isinstance(producer, dict) or producer.get("name") != "modelopt":
+        return described
+    algorithm = str(inner.get("quant_algo")).upper()
+    return {**described, "quant_method": "modelopt_fp4" if algorithm == "NVFP4" else "modelopt"}
 
 
 def read_tensors(place: str) -> tuple[Tensor, ...] | None:

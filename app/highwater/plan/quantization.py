@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from highwater.plan.checkpoint import Tensor, text_config
+from highwater.plan.checkpoint import Tensor, text_config, whole
 from highwater.plan.errors import PlanError
 from highwater.plan.terms import Config
 
@@ -44,6 +44,9 @@ _NVFP4 = Quantization(name="nvfp4", bits=4, group=16, scale_bits=8, slack=0.03)
 _MXFP4 = Quantization(name="mxfp4", bits=4, group=32, scale_bits=8, experts_only=True, slack=0.02)
 
 
+_IGNORED_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
+
+
 def quantization_of(config: Config, flag: str | None) -> Quantization | None:
     """Return how a checkpoint is quantized, or how vLLM quantizes it while it loads; None: not at all.
 
@@ -65,11 +68,13 @@ def quantization_of(config: Config, flag: str | None) -> Quantization | None:
             )
         return _ONLINE[flag]
     method = str(described.get("quant_method", ""))
-    ignored = tuple(
-        str(name)
-        for key in ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
-        for name in described.get(key) or ()
-    )
+    if method.startswith("modelopt") and "quantization" in described:  # as ModelOpt's own file nests it
+        described = described["quantization"]
+        if not isinstance(described, Mapping):
+            raise PlanError(
+                f"quantization_config.quantization is {described!r} in the config.json: it should be an object"
+            )
+    ignored = tuple(name for key in _IGNORED_KEYS for name in _names(described, key))
     scheme = _scheme(method, described)
     if scheme is None:
         raise PlanError(
@@ -77,6 +82,15 @@ def quantization_of(config: Config, flag: str | None) -> Quantization | None:
             " derived from a config.json; give the folder that holds its safetensors files"
         )
     return replace(scheme, ignored=ignored)
+
+
+def _names(described: Config, key: str) -> Iterator[str]:
+    names = described.get(key)
+    if names is None:
+        return
+    if not isinstance(names, list | tuple):
+        raise PlanError(f"quantization_config.{key} is {names!r} in the config.json: it should be a list of modules")
+    yield from map(str, names)
 
 
 def _scheme(method: str, described: Config) -> Quantization | None:
@@ -92,8 +106,8 @@ def _scheme(method: str, described: Config) -> Quantization | None:
         case "fp8":
             return _fp8(described.get("weight_block_size"), -1)
         case "gptq" | "awq" | "gptq_marlin" | "awq_marlin":
-            bits = int(described.get("bits") or described.get("w_bit") or 4)
-            group = int(described.get("group_size") or described.get("q_group_size") or 128)
+            bits = whole(described, "bits", "w_bit", default=4)
+            group = whole(described, "group_size", "q_group_size", default=128, least=-1)
             scheme = Quantization(
                 name=method, bits=bits, group=max(group, 0), scale_bits=16, zero_bits=bits, slack=0.03
             )
@@ -110,7 +124,9 @@ def _scheme(method: str, described: Config) -> Quantization | None:
 def _fp8(block: object, group: int) -> Quantization:
     """Return 8 bit floats with scales for square blocks, for rows (0) or for the whole tensor (-1)."""
     if isinstance(block, list | tuple) and len(block) == 2:  # noqa: PLR2004 - rows and columns
-        return Quantization(name="fp8", bits=8, group=int(block[1]), rows=int(block[0]))
+        named = dict(zip(("rows of a block", "columns of a block"), block, strict=True))
+        rows, columns = (whole(named, key) for key in named)
+        return Quantization(name="fp8", bits=8, group=columns, rows=rows)
     return Quantization(name="fp8", bits=8, group=group)
 
 
@@ -120,7 +136,8 @@ def _compressed_tensors(described: Config) -> Quantization | None:
     weights = first.get("weights") if isinstance(first, Mapping) else None
     if not isinstance(weights, Mapping):
         return None
-    bits, group = int(weights.get("num_bits") or 0), int(weights.get("group_size") or 0)
+    bits = whole(weights, "num_bits", default=0, least=0)
+    group = whole(weights, "group_size", default=0, least=-1)
     one_scale = -1 if str(weights.get("strategy")) == "tensor" else 0
     match weights.get("type"), bits:
         case "float", 8:

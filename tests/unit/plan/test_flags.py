@@ -24,7 +24,16 @@ LLAMA: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 MAMBA2 = {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1}
-BAMBA = LLAMA | MAMBA2 | {"architectures": ["BambaForCausalLM"], "model_type": "bamba", "attn_layer_indices": [2]}
+GRANITE = (
+    LLAMA
+    | MAMBA2
+    | {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+    }
+)
 LFM2 = LLAMA | {
     "architectures": ["Lfm2ForCausalLM"],
     "model_type": "lfm2",
@@ -91,7 +100,7 @@ def test_the_share_of_the_card_is_the_versions(version: str, share: float):
 
 @pytest.mark.parametrize(
     ("values", "version", "on"),
-    [(LLAMA, "0.12.0", True), (BAMBA, "0.23.0", False), (BAMBA, "0.25.1", False), (BAMBA, "0.26.0", True)],
+    [(LLAMA, "0.12.0", True), (GRANITE, "0.23.0", False), (GRANITE, "0.25.1", False), (GRANITE, "0.26.0", True)],
 )
 def test_prefix_caching_is_on_by_default_but_for_hybrids_before_0_26(values: dict[str, Any], version: str, on: bool):
     """As vLLM's is_prefix_caching_supported has it."""
@@ -100,7 +109,7 @@ def test_prefix_caching_is_on_by_default_but_for_hybrids_before_0_26(values: dic
 
 @pytest.mark.parametrize(
     ("values", "version", "mode"),
-    [(BAMBA, "0.19.0", "all"), (LFM2, "0.19.0", "align"), (BAMBA, "0.32.0", "align"), (LLAMA, "0.19.0", "none")],
+    [(GRANITE, "0.19.0", "all"), (LFM2, "0.19.0", "align"), (GRANITE, "0.32.0", "align"), (LLAMA, "0.19.0", "none")],
 )
 def test_the_cache_mode_of_states_follows_model_and_version(values: dict[str, Any], version: str, mode: str):
     """All states where the model can, until 0.32; else the last of each block."""
@@ -122,8 +131,8 @@ def test_steps_are_scheduled_ahead_from_0_14_on(version: str, on: bool):
         (LLAMA, "0.25.1", "cuda", False),
         (LLAMA, "0.26.0", "cuda", True),
         (LLAMA | {"num_local_experts": 8}, "0.26.0", "cuda", False),
-        (BAMBA, "0.28.0", "cuda", False),
-        (BAMBA, "0.29.0", "cuda", True),
+        (GRANITE, "0.28.0", "cuda", False),
+        (GRANITE, "0.29.0", "cuda", True),
         (LLAMA, "0.32.0", "cpu", False),
     ],
 )
@@ -169,6 +178,14 @@ def test_mlas_block_is_that_of_its_kernel(version: str, capability: str, dtype: 
         ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "0.12.0", "auto"),
         ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, "0.19.0", "auto"),
         ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, "0.32.0", "nvfp4"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "0.19.0", "auto"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "0.20.0", "nvfp4"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "int"}}, "0.32.0", "auto"),
+        (
+            {"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}},
+            "0.19.0",
+            "fp8_e4m3",
+        ),
     ],
 )
 def test_a_checkpoint_may_want_a_cache_of_eight_bits(quantization: dict[str, Any], version: str, expected: str):

@@ -9,7 +9,8 @@ import pytest
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
-from highwater.plan.models.architectures import ARCHITECTURES
+from highwater.plan.generations import NEWEST, OLDEST
+from highwater.plan.models.architectures import ARCHITECTURES, served
 from highwater.plan.models.model import read_model
 from highwater.plan.offline import OfflinePlan, plan_offline
 from highwater.plan.specs import LayerSpec, MambaState, MlaAttention, SlidingWindow
@@ -56,6 +57,8 @@ LAYERS = (
     (config("MistralForCausalLM", "mistral"), {"SlidingWindow": 8}),
     (config("MistralForCausalLM", "mistral", sliding_window=None), {"FullAttention": 8}),
     (config("Qwen2ForCausalLM", "qwen2", sliding_window=4096), {"FullAttention": 8}),
+    (config("Qwen2ForCausalLM", "qwen2", sliding_window=4096, use_sliding_window=True, max_window_layers=0),
+     {"SlidingWindow": 8}),
     (config("Starcoder2ForCausalLM", "starcoder2", sliding_window=4096), {"SlidingWindow": 8}),
     (config("Gemma2ForCausalLM", "gemma2"), {"SlidingWindow": 4, "FullAttention": 4}),
     (config("Gemma3ForCausalLM", "gemma3_text"), {"SlidingWindow": 7, "FullAttention": 1}),
@@ -211,6 +214,18 @@ def test_the_length_is_derived_as_vllm_derives_it(keys: dict[str, Any], expected
     assert planned(config("LlamaForCausalLM", "llama", **keys)).resolved.limits.max_model_len == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "version", "expected"),
+    [("yarn", "0.29.0", 131072), ("yarn", "0.30.0", 32768), ("yarn", "0.32.0", 32768),
+     ("deepseek_yarn", "0.29.0", 131072), ("deepseek_yarn", "0.32.0", 32768), ("linear", "0.32.0", 131072)],
+)  # fmt: skip
+def test_yarn_multiplies_the_length_up_to_0_29_only(kind: str, version: str, expected: int):
+    """From 0.30 on `max_position_embeddings` is taken as scaled already."""
+    rope = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 32768}
+    values = config("LlamaForCausalLM", "llama", max_position_embeddings=32768, rope_scaling=rope)
+    assert planned(values, version).resolved.limits.max_model_len == expected
+
+
 REFUSED = (
     ({**LLAMA, "architectures": ["NoSuchForCausalLM"]}, r"architectures: 'NoSuchForCausalLM' is not known"),
     ({**LLAMA, "architectures": None}, r"architectures: None; a list"),
@@ -223,6 +238,27 @@ REFUSED = (
     ({**LLAMA, "model_type": None}, r"model_type: absent"),
     (config("Qwen3ForCausalLM", "qwen3", kv_lora_rank=512), r"kv_lora_rank: 512; MLA is not known"),
     ({**LLAMA, "compress_ratios": [4]}, r"compress_ratios: \[4\]; compressed latent caches are not modelled"),
+    (
+        config("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", use_cla=True, cla_share_factor=2),
+        r"use_cla: True; layers that share another's cache are not modelled",
+    ),
+    (
+        config("Qwen2ForCausalLM", "qwen2", sliding_window=4096, use_sliding_window=True, max_window_layers=4),
+        r"max_window_layers: 4; vLLM needs 8 here, a window in some layers only fails",
+    ),
+    (
+        config(
+            "LlavaOnevisionForConditionalGeneration",
+            "qwen2",
+            layer_types=["full_attention", "sliding_attention"] * 4,
+            max_window_layers=4,
+        ),
+        r"max_window_layers: 4; vLLM needs 8 here",
+    ),
+    (
+        config("SeedOssForCausalLM", "seed_oss", sliding_window=4096, max_window_layers=4),
+        r"max_window_layers: 4; vLLM needs 8 here",
+    ),
     ({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0}}, r"original_max_position_embeddings: absent"),
     ({**LLAMA, "rope_scaling": {"type": "linear", "factor": -2}}, r"rope_scaling.factor: -2; a number above 0"),
     ({**LLAMA, "text_config": 7}, r"text_config: 7; an object is needed"),
@@ -244,11 +280,28 @@ def test_a_configuration_that_makes_no_sense_gives_no_plan(values: dict[str, Any
 
 
 def test_an_architecture_that_a_version_lacks_is_refused():
-    """Gemma 4 came after 0.12."""
+    """Gemma 4 came with 0.19."""
     values = config("Gemma4ForCausalLM", "gemma4_text")
-    with pytest.raises(PlanError, match=r"'Gemma4ForCausalLM'; vLLM up to 0.12.0 does not have it"):
+    with pytest.raises(
+        PlanError, match=r"'Gemma4ForCausalLM'; vLLM 0\.12\.0 does not have it, 0\.19\.0 and newer does"
+    ):
         read_model(values, (0, 12, 0))
     assert read_model(values, RELEASE).architecture == "Gemma4ForCausalLM"
+
+
+def test_an_architecture_that_a_version_no_longer_has_is_refused():
+    """MPT went with 0.29; every patch of 0.28 has it."""
+    values = config("MPTForCausalLM", "mpt")
+    with pytest.raises(PlanError, match=r"'MPTForCausalLM'; vLLM 0\.32\.0 does not have it, 0\.11\.0 to 0\.28 does"):
+        read_model(values, (0, 32, 0))
+    assert read_model(values, (0, 28, 9)).architecture == "MPTForCausalLM"
+
+
+def test_every_architecture_names_the_versions_that_have_it():
+    """No version that is planned for is left open, and none is named that has no rules."""
+    assert served().keys() == ARCHITECTURES.keys()
+    assert all(OLDEST <= one.since <= NEWEST for one in served().values())
+    assert all(one.until is None or one.since[:2] <= one.until < NEWEST[:2] for one in served().values())
 
 
 def test_every_architecture_has_a_rule():

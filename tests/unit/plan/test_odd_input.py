@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,10 @@ KEYS = (
 )  # fmt: skip
 
 
-def tried(values: dict[str, Any], **flags: Any) -> str | None:
+def tried(values: dict[str, Any], version: str = "0.19.0", **flags: Any) -> str | None:
     """Plan; return the error's text, or None where there is a plan, whose answer can be written."""
     try:
-        plan = plan_offline(values, EngineFlags(**({"kv_cache_memory_bytes": 1 << 34} | flags)), "0.19.0")
+        plan = plan_offline(values, EngineFlags(**({"kv_cache_memory_bytes": 1 << 34} | flags)), version)
     except PlanError as exc:
         return str(exc)
     json.dumps(plan_json(plan, "model"))
@@ -61,6 +62,60 @@ def test_any_value_of_a_key_gives_a_plan_or_a_plan_error(path: Path):
                 places(values)[place][key] = copy.deepcopy(odd)
                 error = tried(values)
                 assert error is None or ": " in error
+
+
+QUANTIZED = {
+    "compressed-tensors": {"kv_cache_scheme": {"num_bits": 8}, "ignore": ["lm_head"], "config_groups": {"group_0": {
+        "weights": {"num_bits": 8, "type": "float", "group_size": 128, "strategy": "tensor",
+                    "block_structure": [128, 128]}}}},
+    "modelopt": {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+                 "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}},
+    "fp8": {"weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]},
+    "gptq": {"bits": 4, "group_size": 128},
+}  # fmt: skip
+BASE = {
+    "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "intermediate_size": 1024, "vocab_size": 1000, "max_position_embeddings": 4096,
+}  # fmt: skip
+NESTED = (
+    BASE | {"architectures": ["MPTForCausalLM"], "model_type": "mpt", "attn_config": {"kv_n_heads": 2}},
+    BASE | {"architectures": ["DeciLMForCausalLM"], "model_type": "nemotron-nas", "block_configs": [
+        {"attention": {"n_heads_in_group": 4, "no_op": False, "replace_with_linear": False}},
+        {"attention": {"no_op": True}}]},
+    BASE | {"architectures": ["LlamaForCausalLM"], "rope_scaling": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}},
+    BASE | {"architectures": ["LlamaForCausalLM"], "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 4.0}, "sliding_attention": {"rope_type": "default"}}},
+    *(BASE | {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": method} | inner}
+      for method, inner in QUANTIZED.items()),
+)  # fmt: skip
+
+
+def nested_places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the way to everything below the top of a JSON value."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if at:
+            yield (*at, key)
+        yield from nested_places(inner, (*at, key))
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"kv_cache_memory_bytes": None, "device_bytes": 80 << 30}], ids=["bytes", "device"]
+)
+@pytest.mark.parametrize("whole", NESTED, ids=lambda one: one.get("quantization_config", one).get("quant_method") or
+                         one["architectures"][0])  # fmt: skip
+def test_any_value_of_a_nested_key_gives_a_plan_or_a_plan_error(whole: dict[str, Any], flags: dict[str, Any]):
+    """With the bytes given, and with those of a device, whose weights depend on other keys."""
+    assert tried(whole, "0.28.0", **flags) is None
+    for *way, last in nested_places(whole):
+        for odd in (*ODD, -4, 0.5, "x", [[]], {"x": [1]}):
+            values = copy.deepcopy(whole)
+            place: Any = values
+            for key in way:
+                place = place[key]
+            place[last] = copy.deepcopy(odd)
+            error = tried(values, "0.28.0", **flags)
+            assert error is None or ": " in error
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))

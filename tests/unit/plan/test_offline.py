@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from highwater.plan.answer import plan_json, plan_text
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags, command_line, given_flags
-from highwater.plan.offline import plan_offline, read_config, read_tensors
+from highwater.plan.offline import plan_offline, read_config, read_measured, read_tensors
+from highwater.plan.quantization import quantization_of
 
 CONFIGS = Path(__file__).parent / "configs"
 LLAMA = CONFIGS / "llama-3.1-8b.json"
@@ -38,7 +40,7 @@ def test_a_folder_is_taken_for_the_config_in_it(tmp_path: Path):
         (b"\xff\xfe", "is no JSON"),
         (b"[" * 100_000, "is no JSON"),
         (b"[1]", "a JSON object is needed, this is a list"),
-        (b" " * (9 << 20), "larger than any config.json"),
+        (b" " * (9 << 20), "has more than 8,388,608 bytes; a model's config.json is needed"),
     ],
     ids=["missing", "cut short", "no text", "nested too deep", "a list", "huge"],
 )
@@ -143,3 +145,65 @@ def test_the_answer_is_json():
     """All of it."""
     answer = made(kv_cache_memory_bytes=58 * GIB)
     assert json.loads(json.dumps(answer)) == answer
+
+
+LLAMA_FILE = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "max_position_embeddings": 4096, "torch_dtype": "bfloat16",
+}  # fmt: skip
+MODELOPT_FILE = {
+    "producer": {"name": "modelopt", "version": "0.29.0"},
+    "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+}
+
+
+def checkpoint(folder: Path, config: dict[str, Any], beside: object) -> dict[str, Any]:
+    """Write a model's two files, and return what is read of them."""
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "hf_quant_config.json").write_text(json.dumps(beside))
+    return dict(read_config(str(folder)))
+
+
+def test_modelopts_own_file_beside_the_config_says_how_it_is_quantized(tmp_path: Path):
+    """ModelOpt up to 0.29 wrote it; an FP8 KV cache has half the bytes."""
+    values = checkpoint(tmp_path, LLAMA_FILE, MODELOPT_FILE)
+    plan = plan_offline(values, EngineFlags(kv_cache_memory_bytes=1 << 30), "0.32.0")
+    assert plan.resolved.elements.cache == "fp8_e4m3"
+    scheme = quantization_of(values, None)
+    assert scheme is not None
+    assert (scheme.name, scheme.ignored) == ("fp8", ("lm_head",))
+
+
+def test_a_quantization_in_the_config_wins_over_modelopts_own_file(tmp_path: Path):
+    """As in vLLM, which then does not open it."""
+    own = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    assert checkpoint(tmp_path, LLAMA_FILE | {"quantization_config": own}, [])["quantization_config"] == own
+
+
+def test_a_file_of_modelopt_without_its_quantization_is_refused(tmp_path: Path):
+    """By its name."""
+    with pytest.raises(PlanError, match=r"hf_quant_config\.json: quantization: None; an object is needed"):
+        checkpoint(tmp_path, LLAMA_FILE, {"producer": {"name": "modelopt"}, "quantization": None})
+
+
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
+def test_a_pipe_is_refused_at_once(tmp_path: Path, name: str):
+    """Opening it would wait for a writer."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_FILE))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(PlanError, match=rf"{name}: cannot be read: it is not a file"):
+        read_config(str(tmp_path))
+
+
+def test_a_pipe_as_a_measured_start_is_refused_at_once(tmp_path: Path):
+    """Opening it would wait for a writer."""
+    os.mkfifo(tmp_path / "start.json")
+    with pytest.raises(PlanError, match=r"start\.json: cannot be read: it is not a file"):
+        read_measured(tmp_path / "start.json")
+
+
+def test_a_device_is_refused():
+    """It says that it has no bytes, and never ends."""
+    with pytest.raises(PlanError, match=r"/dev/zero: cannot be read: it is not a file"):
+        read_config("/dev/zero")

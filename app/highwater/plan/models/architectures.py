@@ -1,14 +1,18 @@
 """The architectures whose KV cache can be planned, each with the rule of its layers.
 
 The names are those of vLLM's registry (model_executor/models/registry.py). An architecture that is not here is refused
-by name: a rule that was not read in vLLM's source is never guessed.
+by name: a rule that was not read in vLLM's source is never guessed. `served.json` holds the first and the last version
+whose registry has each, read in the wheels of every minor release from 0.11 to 0.32; a last version of null is the
+newest that was read.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -17,13 +21,47 @@ from highwater.plan.models.recurrent import Builder
 from highwater.plan.terms import Release
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The versions of vLLM that have an architecture.
+
+    Attributes:
+        since: The first release.
+        until: The last minor release; None: the newest that was read still has it.
+    """
+
+    since: Release
+    until: tuple[int, int] | None
+
+    def __contains__(self, release: Release) -> bool:
+        return self.since <= release and (self.until is None or release[:2] <= self.until)
+
+    def __str__(self) -> str:
+        since = ".".join(map(str, self.since))
+        return f"{since} and newer" if self.until is None else f"{since} to {'.'.join(map(str, self.until))}"
+
+
+@cache
+def served() -> Mapping[str, Served]:
+    """Return the versions that have each architecture."""
+    text = Path(__file__).with_name("served.json").read_text(encoding="utf-8")
+    return MappingProxyType({name: _served(since, until) for name, (since, until) in json.loads(text).items()})
+
+
+def _served(since: str, until: str | None) -> Served:
+    major, minor, patch = map(int, since.split("."))
+    if until is None:
+        return Served((major, minor, patch), None)
+    last_major, last_minor = map(int, until.split("."))
+    return Served((major, minor, patch), (last_major, last_minor))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """The rule for one architecture.
 
     Attributes:
         build: What its layers keep.
-        missing_in: The newest version known not to have it; None: every version here has it.
         hybrid: vLLM aligns its attention's blocks to its states (is_hybrid).
         states_only: It has no attention at all.
         encoder_decoder: It keeps an encoder's output.
@@ -33,7 +71,6 @@ class Architecture:
     """
 
     build: Builder
-    missing_in: Release | None = None
     hybrid: bool = False
     states_only: bool = False
     encoder_decoder: bool = False
@@ -41,8 +78,6 @@ class Architecture:
     own_state_dtype: str | None = None
     state_dtypes: tuple[tuple[Release, str], ...] = ()
 
-
-_BEFORE_0_19 = (0, 12, 0)
 
 # Layers all alike, or a window for the whole model.
 _UNIFORM = """
@@ -54,18 +89,23 @@ Glm4vMoeForConditionalGeneration GlmForCausalLM GraniteForCausalLM GraniteMoeFor
 HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM InternLM2ForCausalLM MPTForCausalLM MiniCPMForCausalLM
 MiniMaxM2ForCausalLM MixtralForCausalLM MptForCausalLM NemotronForCausalLM OPTForCausalLM OlmoForCausalLM
 OlmoeForCausalLM OrionForCausalLM PersimmonForCausalLM Phi3VForCausalLM PhiForCausalLM PhiMoEForCausalLM
-QWenLMHeadModel Qwen2AudioForConditionalGeneration Qwen2ForCausalLM Qwen2MoeForCausalLM
-Qwen2VLForConditionalGeneration Qwen2_5OmniForConditionalGeneration Qwen2_5OmniModel
-Qwen2_5_VLForConditionalGeneration Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3OmniMoeForConditionalGeneration
-Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration RWForCausalLM SeedOssForCausalLM SolarForCausalLM
-StableLMEpochForCausalLM StableLmForCausalLM Starcoder2ForCausalLM XverseForCausalLM
+QWenLMHeadModel Qwen2MoeForCausalLM Qwen3MoeForCausalLM Qwen3OmniMoeForConditionalGeneration
+Qwen3VLMoeForConditionalGeneration RWForCausalLM SolarForCausalLM StableLMEpochForCausalLM StableLmForCausalLM
+Starcoder2ForCausalLM XverseForCausalLM
+"""
+
+# Layers all alike, by an assertion of vLLM.
+_QWEN2 = """
+Qwen2AudioForConditionalGeneration Qwen2ForCausalLM Qwen2VLForConditionalGeneration Qwen2_5OmniForConditionalGeneration
+Qwen2_5OmniModel Qwen2_5_VLForConditionalGeneration Qwen3ForCausalLM Qwen3VLForConditionalGeneration SeedOssForCausalLM
+MiMoForCausalLM
 """
 
 # models/llama.py and its kin: a layer whose type is sliding_attention slides.
 _BY_LAYER_TYPE = """
 ApertusForCausalLM ArceeForCausalLM Cohere2ForCausalLM CohereForCausalLM CwmForCausalLM Exaone4ForCausalLM
 Gemma2ForCausalLM Gemma3ForCausalLM Gemma3ForConditionalGeneration InternLM3ForCausalLM InternLMForCausalLM
-LLaMAForCausalLM LlamaForCausalLM MiMoForCausalLM MistralForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM Phi3ForCausalLM
+LLaMAForCausalLM LlamaForCausalLM MistralForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM Phi3ForCausalLM
 """
 
 # Wrappers around a language model that their config.json names.
@@ -77,10 +117,9 @@ PaliGemmaForConditionalGeneration SmolVLMForConditionalGeneration UltravoxModel 
 """
 
 _LATENT = """
-DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM KimiVLForConditionalGeneration
+DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM
+KimiK25ForConditionalGeneration KimiVLForConditionalGeneration
 """
-
-_LATENT_SINCE_0_19 = "Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM KimiK25ForConditionalGeneration"
 
 
 _HYBRID: Final = partial(Architecture, hybrid=True)
@@ -90,21 +129,21 @@ _NEMOTRON_STATES: Final = (((0, 13, 0), "float16"), ((0, 20, 0), "float32"))
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {name: Architecture(build=attention.uniform) for name in _UNIFORM.split()}
+    | {name: Architecture(build=attention.qwen2) for name in _QWEN2.split()}
     | {name: Architecture(build=attention.by_layer_type) for name in _BY_LAYER_TYPE.split()}
     | {name: Architecture(build=attention.wrapped) for name in _WRAPPED.split()}
     | {name: Architecture(build=attention.latent) for name in _LATENT.split()}
-    | {name: Architecture(build=attention.latent, missing_in=_BEFORE_0_19) for name in _LATENT_SINCE_0_19.split()}
     | {
         "DeciLMForCausalLM": Architecture(build=attention.nemotron_nas),
         "Gemma3nForCausalLM": Architecture(build=attention.gemma3n),
         "Gemma3nForConditionalGeneration": Architecture(build=attention.gemma3n),
-        "Gemma4ForCausalLM": Architecture(build=attention.gemma4, missing_in=_BEFORE_0_19),
-        "Gemma4ForConditionalGeneration": Architecture(build=attention.gemma4, missing_in=_BEFORE_0_19),
+        "Gemma4ForCausalLM": Architecture(build=attention.gemma4),
+        "Gemma4ForConditionalGeneration": Architecture(build=attention.gemma4),
         "GptOssForCausalLM": Architecture(build=attention.alternating),
         "Llama4ForCausalLM": Architecture(build=attention.llama4),
         "Llama4ForConditionalGeneration": Architecture(build=attention.llama4),
         "LongcatFlashForCausalLM": Architecture(build=attention.longcat),
-        "MiMoV2FlashForCausalLM": Architecture(build=attention.mimo_v2, missing_in=_BEFORE_0_19),
+        "MiMoV2FlashForCausalLM": Architecture(build=attention.mimo_v2),
         "WhisperForConditionalGeneration": Architecture(build=attention.whisper, encoder_decoder=True),
         "FalconMambaForCausalLM": Architecture(build=recurrent.mamba, states_only=True, caches_states=True),
         "Mamba2ForCausalLM": Architecture(build=recurrent.mamba2, states_only=True, caches_states=True),
@@ -125,14 +164,10 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
             own_state_dtype="mamba_ssm_cache_dtype",
             state_dtypes=_NEMOTRON_STATES,
         ),
-        "OlmoHybridForCausalLM": _HYBRID(build=recurrent.gated_delta, missing_in=_BEFORE_0_19),
+        "OlmoHybridForCausalLM": _HYBRID(build=recurrent.gated_delta),
         "Qwen3NextForCausalLM": _HYBRID(build=recurrent.gated_delta),
-        "Qwen3_5ForConditionalGeneration": _HYBRID(
-            build=recurrent.gated_delta, missing_in=_BEFORE_0_19, own_state_dtype=_QWEN_STATE
-        ),
-        "Qwen3_5MoeForConditionalGeneration": _HYBRID(
-            build=recurrent.gated_delta, missing_in=_BEFORE_0_19, own_state_dtype=_QWEN_STATE
-        ),
+        "Qwen3_5ForConditionalGeneration": _HYBRID(build=recurrent.gated_delta, own_state_dtype=_QWEN_STATE),
+        "Qwen3_5MoeForConditionalGeneration": _HYBRID(build=recurrent.gated_delta, own_state_dtype=_QWEN_STATE),
         "Zamba2ForCausalLM": _HYBRID(build=recurrent.zamba2, caches_states=True),
     }
 )

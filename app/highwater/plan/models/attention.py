@@ -28,6 +28,8 @@ WRAPPED: Final = frozenset(
         "qwen3_moe",
     }
 )
+# Those of them that vLLM serves with its Qwen2Model.
+QWEN2: Final = frozenset({"qwen2", "qwen3"})
 SLIDING = "sliding_attention"
 FULL = "full_attention"
 
@@ -51,7 +53,7 @@ def _kv_heads(config: Config) -> int:
             if not config.get("multi_query_attention"):
                 return config.number("num_attention_heads")
         case "mpt" | "dbrx":
-            return int(config.mapping("attn_config").get("kv_n_heads") or config.number("num_attention_heads"))
+            return config.inside("attn_config").optional("kv_n_heads") or config.number("num_attention_heads")
         case _:
             pass
     for key in ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups"):
@@ -80,6 +82,19 @@ def uniform(config: Config) -> tuple[Kept, ...]:
     return _layers(config, (model_window(config),) * config.number("num_hidden_layers"))
 
 
+def qwen2(config: Config) -> tuple[Kept, ...]:
+    """Layers all alike; vLLM's Qwen2Model asserts that (models/qwen2.py, and SeedOssModel in models/seed_oss.py)."""
+    first, layers = config.optional("max_window_layers", 0), config.number("num_hidden_layers")
+    types = set(layer_types(config) or ())
+    # SeedOss has no types: there, a window is enough.
+    slides_in_part = len(types) > 1 or (not types and first is not None and window(config) is not None)
+    if slides_in_part and first != layers:
+        raise config.refused(
+            "max_window_layers", first, f"vLLM needs {layers} here, a window in some layers only fails"
+        )
+    return uniform(config)
+
+
 def by_layer_type(config: Config) -> tuple[Kept, ...]:
     """Layers whose type says whether they slide; where no layer has a type, as the model as a whole."""
     types = _types(config)
@@ -96,7 +111,7 @@ def wrapped(config: Config) -> tuple[Kept, ...]:
     """The language model inside a wrapper, which may be one of many."""
     if config.model_type not in WRAPPED:
         raise config.refused("model_type", config.model_type, f"inside this architecture, {sorted(WRAPPED)} are known")
-    return by_layer_type(config)
+    return (qwen2 if config.model_type in QWEN2 else by_layer_type)(config)
 
 
 def alternating(config: Config) -> tuple[Kept, ...]:
@@ -219,12 +234,15 @@ def nemotron_nas(config: Config) -> tuple[Kept, ...]:
     heads, size = config.number("num_attention_heads"), head_size(config)
     kept: list[Kept] = []
     for i, block in enumerate(blocks):
-        part = block.get("attention", {}) if isinstance(block, dict) else {}
+        part = block.get("attention", {}) if isinstance(block, dict) else block
+        if not isinstance(part, dict):
+            raise config.refused(f"block_configs[{i}].attention", part, "an object is needed")
         if part.get("no_op") or part.get("replace_with_linear"):
             continue
         group = part.get("n_heads_in_group")
-        if not isinstance(group, int) or group < 1:
-            raise config.refused(f"block_configs[{i}].attention.n_heads_in_group", group, "a whole number is needed")
+        if isinstance(group, bool) or not isinstance(group, int) or not 1 <= group <= heads:
+            right = f"a whole number from 1 to the {heads} attention heads is needed"
+            raise config.refused(f"block_configs[{i}].attention.n_heads_in_group", group, right)
         kept.append(
             Attention(layer=i, name=f"model.layers.{i}.self_attn.attn", kv_heads=heads // group, head_size=size)
         )

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from highwater.plan.errors import PlanError
+from highwater.plan.json_file import read_json
 from highwater.plan.models import attention
 from highwater.plan.models.kept import Attention, Indexer, Kept, Latent, Model
 from highwater.plan.models.reading import language_config
 
+MAX_DRAFT_BYTES: Final = 8 << 20
 FLAG: Final = "--speculative-config"
 # They draft from the text or from heads that keep nothing.
 KEEP_NOTHING: Final = frozenset({"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"})
@@ -75,7 +77,7 @@ def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Dra
 def _object(text: str) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise PlanError(f"{FLAG}: {text!r} is not JSON: {exc}") from exc
     if not isinstance(found, dict):
         raise PlanError(f"{FLAG}: {text!r}; a JSON object is needed")
@@ -109,12 +111,16 @@ def _eagle_layers(place: object, model: Model) -> tuple[Kept, ...]:
     path = Path(place)
     path = path / "config.json" if path.is_dir() else path
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise PlanError(f"{FLAG}: model: {place!r}; its config.json cannot be read: {exc}") from exc
-    names = values.get("architectures") or [None]
-    if names[0] not in _EAGLE_HEADS:
-        raise PlanError(f"{FLAG}: model: its architecture {names[0]!r} is not known here")
+        values = read_json(path, MAX_DRAFT_BYTES, "a draft model's config.json")
+    except PlanError as exc:
+        raise PlanError(f"{FLAG}: model: {exc}") from exc
+    if not isinstance(values, dict):
+        raise PlanError(f"{FLAG}: model: {path}: a JSON object is needed, this is a {type(values).__name__}")
+    names = values.get("architectures")
+    if not isinstance(names, list) or not names or str(names[0]) not in _EAGLE_HEADS:
+        raise PlanError(
+            f"{FLAG}: model: {path}: architectures: {names!r}; one of {', '.join(sorted(_EAGLE_HEADS))} is needed"
+        )
     # vLLM's speculators format keeps the layer's own configuration inside.
     inner = values.get("transformer_layer_config")
     config = language_config(inner if isinstance(inner, dict) else values)

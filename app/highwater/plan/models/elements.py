@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -154,12 +155,19 @@ def _checkpoint_type(model: Model, generation: Generation) -> str:
     if generation.release < (0, 14, 0) or not str(quantization.get("quant_method", "")).startswith("modelopt"):
         return "auto"
     inner = quantization.get("quantization", quantization)
+    if not isinstance(inner, Mapping):
+        raise PlanError(f"quantization_config.quantization: {inner!r}; an object is needed")
     wanted = None
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         wanted = wanted or inner.get(key) or quantization.get(key)
-    if isinstance(wanted, dict):
-        is_float8 = (wanted.get("dynamic"), wanted.get("num_bits"), wanted.get("type")) == (False, 8, "float")
-        wanted = "fp8" if is_float8 else None
+    if isinstance(wanted, Mapping):
+        match wanted.get("type"), wanted.get("num_bits"):
+            case "float", 8 if wanted.get("dynamic") is False:
+                wanted = "fp8"
+            case "float", 4:  # from 0.20 on, the version that has the type
+                wanted = "nvfp4"
+            case _:
+                wanted = None
     match str(wanted).lower():
         case "fp8":
             return "fp8_e4m3"

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
-from highwater.plan.models.reading import Config
+from highwater.plan.generations import Release
+from highwater.plan.models.reading import MAX_NUMBER, Config
 
 # model_arch_config_convertor.py, derive_max_model_len_and_key: the smallest of these counts.
 LENGTH_KEYS: Final = (
@@ -23,6 +24,9 @@ LENGTH_KEYS: Final = (
 )
 # Scaled positions that `max_position_embeddings` already counts.
 COUNTED_ALREADY: Final = frozenset({"su", "longrope", "llama3"})
+# From this release on YaRN's count too; up to then its original length was multiplied (config/model.py in 0.30.0).
+YARN_COUNTED_SINCE: Final[Release] = (0, 30, 0)
+YARN_KINDS: Final = frozenset({"yarn", "deepseek_yarn", "deepseek_llama_scaling"})
 # What vLLM takes where a model names no length and none is asked for.
 UNNAMED_LENGTH: Final = 2048
 
@@ -44,8 +48,8 @@ class Length:
     override: int | None
 
 
-def length_of(config: Config) -> Length:
-    """Return how long a sequence a model allows."""
+def length_of(config: Config, release: Release) -> Length:
+    """Return how long a sequence a model allows in a release of vLLM."""
     longest, key = math.inf, None
     for name in LENGTH_KEYS:
         value = config.optional(name)
@@ -58,35 +62,36 @@ def length_of(config: Config) -> Length:
         return Length(longest=None, key=None, default=UNNAMED_LENGTH, override=None)
     ropes = _ropes(config)
     if "gemma3" not in config.model_type:
-        longest = _scaled(config, ropes, longest)
+        longest = _scaled(config, ropes, longest, release)
     default = int(longest)
     if any(_kind(rope) == "longrope" for rope in ropes):
         default = config.optional("original_max_position_embeddings") or default
     return Length(longest=longest, key=key, default=default, override=override)
 
 
-def _scaled(config: Config, ropes: list[Mapping[str, Any]], longest: float) -> float:
+def _scaled(config: Config, ropes: list[Mapping[str, Any]], longest: float, release: Release) -> float:
+    counted = COUNTED_ALREADY | YARN_KINDS if release >= YARN_COUNTED_SINCE else COUNTED_ALREADY
     factor = 1.0
     for rope in ropes:
         kind = _kind(rope)
-        if kind in COUNTED_ALREADY:
+        if kind in counted:
             continue
         given = rope.get("factor")
         if given is not None:
             if not _is_positive(given):
-                raise config.refused("rope_scaling.factor", given, "a number above 0 is needed")
+                raise config.refused("rope_scaling.factor", given, f"a number above 0 is needed, {MAX_NUMBER} at most")
             factor = float(given)
         if kind == "yarn":
             original = rope.get("original_max_position_embeddings")
             if not _is_positive(original):
-                right = "a whole number is needed where positions are scaled by yarn"
+                right = f"a whole number of at most {MAX_NUMBER} is needed where positions are scaled by yarn"
                 raise config.refused("rope_scaling.original_max_position_embeddings", original, right)
             longest = float(original)
     return longest * factor
 
 
 def _is_positive(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
 
 
 def _ropes(config: Config) -> list[Mapping[str, Any]]:

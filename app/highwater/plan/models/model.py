@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from highwater.plan.errors import PlanError
 from highwater.plan.models import attention
-from highwater.plan.models.architectures import ARCHITECTURES, Architecture
+from highwater.plan.models.architectures import ARCHITECTURES, Architecture, served
 from highwater.plan.models.kept import Indexer, Kept, Latent, Model, State
 from highwater.plan.models.length import length_of
 from highwater.plan.models.reading import Config, language_config
@@ -50,10 +50,12 @@ def read_model(values: Mapping[str, Any], release: Release) -> Model:
     for key in SIZE_KEYS:
         config.optional(key)
     for key, why in NOT_MODELLED.items():
-        if config.get(key) and config.get(key) != 1:
-            raise config.refused(key, config.get(key), why)
+        value = config.get(key)
+        # 1 is a frequency that leaves every layer as it is; true, which equals it, asks for the thing itself.
+        if value and (value is True or value != 1):
+            raise config.refused(key, value, why)
     kept = architecture.build(config)
-    length = length_of(config)
+    length = length_of(config, release)
     is_latent = any(isinstance(one, Latent) for one in kept)
     return Model(
         architecture=name,
@@ -94,9 +96,9 @@ def _architecture(values: Mapping[str, Any], release: Release) -> tuple[str, Arc
         known = ARCHITECTURES.get(name)
         if known is None:
             continue
-        if known.missing_in is not None and release <= known.missing_in:
-            newest = ".".join(map(str, known.missing_in))
-            raise PlanError(f"architectures: {name!r}; vLLM up to {newest} does not have it: name a newer version")
+        if release not in served()[name]:
+            asked = ".".join(map(str, release))
+            raise PlanError(f"architectures: {name!r}; vLLM {asked} does not have it, {served()[name]} does")
         return name, known
     raise PlanError(
         f"architectures: {names[0]!r} is not known here; a plan is only made for architectures whose layers were read"

@@ -129,6 +129,10 @@ class Config:
             raise self.refused(key, value, "an object is needed")
         return value
 
+    def inside(self, key: str) -> Config:
+        """Return the keys of a nested object, which has no defaults of its own."""
+        return Config(self.mapping(key), "", f"{self.prefix}{key}.")
+
 
 def language_config(values: Mapping[str, Any]) -> Config:
     """Return the part of a config.json that describes the language model."""

@@ -1,0 +1,34 @@
+"""JSON files that a plan is made of: regular files of a bounded size, as others may have written them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from highwater.files.regular import open_regular
+from highwater.plan.errors import PlanError
+
+
+def read_json(path: Path, limit: int, needed: str) -> object:
+    """Return what a JSON file holds.
+
+    Args:
+        path: The file; it may be a link, as those of a Hugging Face cache are.
+        limit: The bytes that it may have; no more than that are read.
+        needed: The file that should stand there, for the error.
+
+    Raises:
+        PlanError: It is no regular file, cannot be read, is larger, or holds no JSON.
+    """
+    try:
+        with os.fdopen(open_regular(path, follows_link=True), "rb") as file:
+            content = file.read(limit + 1)
+    except (OSError, ValueError) as exc:  # a path with a null byte is a ValueError
+        raise PlanError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+    if len(content) > limit:
+        raise PlanError(f"{path}: has more than {limit:,} bytes; {needed} is needed")
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as exc:
+        raise PlanError(f"{path}: is no JSON: {exc}; {needed} is needed") from exc
