@@ -6,12 +6,17 @@ Names are those of Hugging Face checkpoints. Nothing here knows of ranks: `weigh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
-from highwater.plan.errors import PlanError
-from highwater.plan.models.reading import language_config
+from highwater.plan.errors import PlanError, short
+from highwater.plan.models.reading import MAX_NUMBER, language_config
 from highwater.plan.terms import Config
+
+_MAX_RATIO: Final = 1_000_000
+# Each is built: a config.json from elsewhere may name any number.
+_MAX_TOWER_LAYERS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +79,56 @@ def architecture(config: Config) -> str:
     return names[0]
 
 
-def whole(config: Config, *keys: str, default: int | None = None, least: int = 1) -> int:
+def whole(config: Config, *keys: str, default: int | None = None, least: int = 1, most: int = MAX_NUMBER) -> int:
     """Return the first of several keys that is there, as a whole number.
 
     Raises:
-        PlanError: None is there and there is no default, or the value is no whole number or too small.
+        PlanError: None is there and there is no default, or the value is no whole number, too small or too large.
     """
     for key in keys:
         value = config.get(key)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise PlanError(f"{key} is {value!r} in the config.json: it should be a whole number of at least {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            right = f"a whole number of {least} to {most}"
+            raise PlanError(f"{key} is {short(value)} in the config.json: it should be {right}")
         return value
     if default is None:
         raise PlanError(f"{' or '.join(keys)} is missing in the config.json: a whole number is needed")
     return default
+
+
+def ratio(config: Config, *keys: str, default: float) -> float:
+    """Return the first of several keys that is there, as a number above zero.
+
+    Raises:
+        PlanError: The value is no such number.
+    """
+    for key in keys:
+        value = config.get(key)
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= _MAX_RATIO:
+            raise PlanError(
+                f"{key} is {short(value)} in the config.json: it should be a number above 0, up to {_MAX_RATIO}"
+            )
+        return float(value)
+    return default
+
+
+def entries(config: Config, key: str) -> Sequence[Any]:
+    """Return a list; an empty one where the key is not there.
+
+    Raises:
+        PlanError: The value is no list.
+    """
+    value = config.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise PlanError(f"{key} is {short(value)} in the config.json: it should be a list")
+    return value
 
 
 def implied_tensors(config: Config) -> tuple[Tensor, ...]:
@@ -290,7 +329,7 @@ def _latent_attention(text: Config, name: str, hidden: int) -> Iterator[Tensor]:
     heads = whole(text, "num_attention_heads")
     latent, rope = whole(text, "kv_lora_rank"), whole(text, "qk_rope_head_dim")
     nope, value = whole(text, "qk_nope_head_dim"), whole(text, "v_head_dim")
-    query_rank = text.get("q_lora_rank")
+    query_rank = whole(text, "q_lora_rank", default=0, least=0)
     if query_rank:
         yield _weight(f"{name}.q_a_proj", query_rank, hidden)
         yield Tensor(f"{name}.q_a_layernorm.weight", (query_rank,), 16)
@@ -344,7 +383,7 @@ def _feed_forward(text: Config, family: Family, layer: int, name: str, hidden: i
 
 
 def _shared_experts(text: Config, family: Family, name: str, hidden: int, inner: int) -> Iterator[Tensor]:
-    gated_size = text.get("shared_expert_intermediate_size")
+    gated_size = whole(text, "shared_expert_intermediate_size", default=0, least=0)
     if gated_size:
         yield from _mlp(text, family, f"{name}.shared_expert", hidden, gated_size)
         yield _weight(f"{name}.shared_expert_gate", 1, hidden)
@@ -357,12 +396,11 @@ def _shared_experts(text: Config, family: Family, name: str, hidden: int, inner:
 def _is_dense(text: Config, layer: int) -> bool:
     if layer < whole(text, "first_k_dense_replace", default=0, least=0):
         return True
-    if layer in (text.get("mlp_only_layers") or ()):
+    if layer in entries(text, "mlp_only_layers"):
         return True
     if str(text.get("model_type", "")).startswith("llama4"):
-        listed = text.get("moe_layers")
-        if listed is not None:
-            return layer not in listed
+        if text.get("moe_layers") is not None:
+            return layer not in entries(text, "moe_layers")
         return (layer + 1) % whole(text, "interleave_moe_layer_step", default=1) != 0
     if "n_routed_experts" in text:
         return layer % whole(text, "moe_layer_freq", default=1) != 0
@@ -414,7 +452,7 @@ def _siglip(tower: Config, text_hidden: int) -> Iterator[Tensor]:
     yield Tensor(f"{name}.embeddings.patch_embedding.weight", (hidden, 3, patch, patch), 16)
     yield Tensor(f"{name}.embeddings.patch_embedding.bias", (hidden,), 16)
     yield _weight(f"{name}.embeddings.position_embedding", (whole(tower, "image_size") // patch) ** 2, hidden)
-    for layer in range(whole(tower, "num_hidden_layers")):
+    for layer in range(whole(tower, "num_hidden_layers", most=_MAX_TOWER_LAYERS)):
         yield from _block(f"{name}.encoder.layers.{layer}", hidden, inner)
     yield Tensor(f"{name}.post_layernorm.weight", (hidden,), 16)
     yield Tensor(f"{name}.post_layernorm.bias", (hidden,), 16)
@@ -427,7 +465,7 @@ def _pixtral(config: Config, tower: Config, text_hidden: int) -> Iterator[Tensor
     patch = whole(tower, "patch_size")
     yield Tensor("vision_tower.patch_conv.weight", (hidden, 3, patch, patch), 16)
     yield Tensor("vision_tower.ln_pre.weight", (hidden,), 16)
-    for layer in range(whole(tower, "num_hidden_layers")):
+    for layer in range(whole(tower, "num_hidden_layers", most=_MAX_TOWER_LAYERS)):
         yield from _block(f"vision_tower.transformer.layers.{layer}", hidden, inner, gated=True, bias=False)
     merge = whole(config, "spatial_merge_size", default=2)
     projector = "multi_modal_projector"
@@ -443,9 +481,9 @@ def _llama4_vision(tower: Config, text_hidden: int) -> Iterator[Tensor]:
     patches = (whole(tower, "image_size") // patch) ** 2 + 1
     yield _weight("vision_model.patch_embedding.linear", hidden, 3 * patch * patch)
     yield Tensor("vision_model.positional_embedding_vlm", (patches, hidden), 16)
-    for layer in range(whole(tower, "num_hidden_layers")):
+    for layer in range(whole(tower, "num_hidden_layers", most=_MAX_TOWER_LAYERS)):
         yield from _block(f"vision_model.model.layers.{layer}", hidden, inner)
-    shuffled = int(hidden / float(tower.get("pixel_shuffle_ratio", 0.5)) ** 2)
+    shuffled = int(hidden / ratio(tower, "pixel_shuffle_ratio", default=0.5) ** 2)
     yield _weight("vision_model.vision_adapter.mlp.fc1", whole(tower, "projector_input_dim", default=4096), shuffled)
     output = whole(tower, "vision_output_dim", "projector_output_dim", default=4096)
     yield _weight("vision_model.vision_adapter.mlp.fc2", output, whole(tower, "projector_input_dim", default=4096))
@@ -455,7 +493,7 @@ def _llama4_vision(tower: Config, text_hidden: int) -> Iterator[Tensor]:
 def _qwen_vision(tower: Config, kind: str, text_hidden: int) -> Iterator[Tensor]:
     first = kind == "Qwen2VLForConditionalGeneration"
     hidden = whole(tower, "embed_dim") if first else whole(tower, "hidden_size")
-    inner = int(hidden * float(tower.get("mlp_ratio", 4))) if first else whole(tower, "intermediate_size")
+    inner = int(hidden * ratio(tower, "mlp_ratio", default=4)) if first else whole(tower, "intermediate_size")
     patch, frames = whole(tower, "patch_size"), whole(tower, "temporal_patch_size", default=2)
     merged = hidden * whole(tower, "spatial_merge_size", default=2) ** 2
     gated = kind == "Qwen2_5_VLForConditionalGeneration"
@@ -464,9 +502,9 @@ def _qwen_vision(tower: Config, kind: str, text_hidden: int) -> Iterator[Tensor]
     if later:
         yield Tensor("visual.patch_embed.proj.bias", (hidden,), 16)
         yield _weight("visual.pos_embed", whole(tower, "num_position_embeddings", default=2304), hidden)
-    for layer in range(whole(tower, "depth")):
+    for layer in range(whole(tower, "depth", most=_MAX_TOWER_LAYERS)):
         yield from _block(f"visual.blocks.{layer}", hidden, inner, gated=gated)
-    mergers = 1 + (len(tower.get("deepstack_visual_indexes") or ()) if later else 0)
+    mergers = 1 + (len(entries(tower, "deepstack_visual_indexes")) if later else 0)
     for merger in range(mergers):
         yield from _linear(f"visual.merger_{merger}.fc1", merged, merged, bias=True)
         yield from _linear(f"visual.merger_{merger}.fc2", text_hidden, merged, bias=True)

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from highwater.errors import HighwaterError
+
+_MAX_ECHO: Final = 100
 
 
 class PlanError(HighwaterError):
     """A plan cannot be made: the message names the key, the value and what would be right."""
+
+
+def short(value: object) -> str:
+    """Return a value as an error shows it: a long one is cut, whoever sent it."""
+    text = repr(value)
+    return text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}..."

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from highwater.plan import ascend
-from highwater.plan.checkpoint import Tensor, architecture, text_config, whole
+from highwater.plan.checkpoint import Tensor, architecture, entries, text_config, whole
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, add, estimated, exact, measured
 from highwater.plan.flags import EngineFlags
@@ -335,7 +335,7 @@ def _encoder(config: Config, flags: EngineFlags, release: Release, hidden: int, 
     tokens = _needed(flags.max_num_batched_tokens, "--max-num-batched-tokens", "a number of tokens")
     merge = 16 if architecture(config).startswith("Gemma3") else whole(tower, "spatial_merge_size", default=2) ** 2
     patches = tokens * merge
-    levels = 1 + len(tower.get("deepstack_visual_indexes") or ())
+    levels = 1 + len(entries(tower, "deepstack_visual_indexes"))
     pixels = patches * 3 * whole(tower, "patch_size", default=14) ** 2 * whole(tower, "temporal_patch_size", default=1)
     outputs = tokens * hidden * levels * element
     width = whole(tower, "hidden_size", "embed_dim", default=1024)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from highwater.accounting.engine_budget import EncoderLimits, StartMemory
-from highwater.plan.errors import PlanError
+from highwater.plan.errors import PlanError, short
 from highwater.plan.estimates import requested_bytes
 from highwater.plan.flags import EngineFlags, command_line
 from highwater.plan.generations import generation_of
@@ -40,7 +40,6 @@ _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2"
 _OFFLINE = "plan it from the model's config.json: `highwater plan CONFIG_OR_DIR`"
 MAX_RANKS = 1024
 MAX_NUMBER = 2**48
-_MAX_ECHO = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +221,7 @@ def _changes(flags: EngineFlags, asked: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key not in CHANGEABLE:
             raise PlanError(
-                f"{key}: {_short(value)} is not how the engine runs, and what it changes is not seen there; {_OFFLINE}"
+                f"{key}: {short(value)} is not how the engine runs, and what it changes is not seen there; {_OFFLINE}"
             )
         changed[key] = _checked(key, value)
     if "kv_cache_memory_bytes" in changed and "gpu_memory_utilization" in changed:
@@ -236,22 +235,17 @@ def _changes(flags: EngineFlags, asked: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(key: str, value: Any) -> Any:  # noqa: ANN401 - a number or a word, by the key
     if key == "kv_cache_dtype":
         if not isinstance(value, str):
-            raise PlanError(f"{key}: {_short(value)} must be a word, such as auto or fp8")
+            raise PlanError(f"{key}: {short(value)} must be a word, such as auto or fp8")
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if key == "gpu_memory_utilization":
         if not is_number or not 0 < value <= 1:
-            raise PlanError(f"{key}: {_short(value)} must be a share over 0 and up to 1")
+            raise PlanError(f"{key}: {short(value)} must be a share over 0 and up to 1")
         return value
     most = MAX_RANKS if key == "tensor_parallel_size" else MAX_NUMBER
     if not is_number or isinstance(value, float) or not 1 <= value <= most:
-        raise PlanError(f"{key}: {_short(value)} must be a whole number of 1 to {most}")
+        raise PlanError(f"{key}: {short(value)} must be a whole number of 1 to {most}")
     return value
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}..."
 
 
 # Layers.

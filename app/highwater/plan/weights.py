@@ -18,6 +18,7 @@ from highwater.plan.checkpoint import (
     Tensor,
     heads_of,
     implied_tensors,
+    ratio,
     text_config,
     tied,
     whole,
@@ -356,19 +357,17 @@ def rotary_tables(config: Config, element: int) -> list[int]:
 
 
 def _rotary_shape(rope: Mapping[str, Any], text: Config, positions: int, width: int) -> tuple[int, int]:
-    factor = float(rope.get("factor") or 1)
+    factor = ratio(rope, "factor", default=1)
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
-    share = float(rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or text.get("rotary_pct") or 1)
+    share = ratio({**text, **rope}, "partial_rotary_factor", "rotary_pct", default=1)
     # Gemma 4's rotates a part, but keeps numbers for the whole width (gemma4_rope.py).
     columns = whole(text, "global_head_dim", default=width) if kind == "proportional" else int(width * share)
     if kind in {"yarn", "deepseek_yarn"}:
-        rows = int(float(rope.get("original_max_position_embeddings") or positions) * factor)
+        rows = int(whole(rope, "original_max_position_embeddings", default=positions) * factor)
     elif kind in {"linear", "dynamic", "ntk"}:
         rows = int(positions * factor)
     elif kind == "longrope":
-        rows = positions + int(
-            rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings") or 0
-        )
+        rows = positions + whole({**text, **rope}, "original_max_position_embeddings", default=0, least=0)
     else:
         rows = positions
     if "mrope_section" in rope:

@@ -86,6 +86,14 @@ NESTED = (
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}},
     BASE | {"architectures": ["LlamaForCausalLM"], "rope_parameters": {
         "full_attention": {"rope_type": "linear", "factor": 4.0}, "sliding_attention": {"rope_type": "default"}}},
+    {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "text_config": BASE | {
+        "model_type": "qwen2_vl_text", "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+     "vision_config": {"depth": 2, "embed_dim": 64, "hidden_size": 512, "mlp_ratio": 4, "num_heads": 4,
+                       "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}},
+    {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "text_config": BASE | {
+        "model_type": "qwen3_vl_text", "num_key_value_heads": 4},
+     "vision_config": {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 16,
+                       "spatial_merge_size": 2, "temporal_patch_size": 2, "deepstack_visual_indexes": [0, 1]}},
     *(BASE | {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": method} | inner}
       for method, inner in QUANTIZED.items()),
 )  # fmt: skip

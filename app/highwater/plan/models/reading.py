@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from highwater.plan.errors import PlanError
+from highwater.plan.errors import PlanError, short
 
 # In the order in which Transformers' get_text_config() and vLLM's wrappers look for the language model.
 LANGUAGE_PARTS: Final = ("thinker_config", "text_config", "llm_config", "language_config", "language_model_config")
@@ -88,7 +88,7 @@ class Config:
 
     def refused(self, key: str, value: object, right: str) -> PlanError:
         """Return the error of a key's value."""
-        shown = "absent" if value is None else repr(value)
+        shown = "absent" if value is None else short(value)
         return PlanError(f"{self.prefix}{key}: {shown}; {right}")
 
     def optional(self, key: str, least: int = 1) -> int | None:
