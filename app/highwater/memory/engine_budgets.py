@@ -12,6 +12,7 @@ from highwater.accounting.engine_budget import EngineBudget
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.readings import StartPhase, WorkerMemory
+from highwater.text.printable import cleaned
 
 _Process = tuple[str | None, int | None, int | None]
 
@@ -68,6 +69,7 @@ def _started(answer: Mapping[str, Any]) -> tuple[_Process, Started | None]:
     if not answer.get("ok"):  # an older package does not know the operation
         return process, None
     try:
-        return process, _STARTED.validate_python({key: answer.get(key) for key in ("engine_budget", "start")})
+        reported = {key: answer.get(key) for key in ("engine_budget", "start")}
+        return process, _STARTED.validate_python(cleaned(reported))
     except ValidationError:
         return process, None

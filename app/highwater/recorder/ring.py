@@ -610,7 +610,12 @@ def _entry_table(body: bytes) -> EntryTable | None:
     )
     notes = [Note(name=_short(note.name), reason=_short(note.reason)) for note in found.notes]
     try:
+        # JSON can name halves of characters, which no response of ours could hold.
+        json.dumps(found.engine_budget, ensure_ascii=False).encode()
         engine_budget = None if found.engine_budget is None else _ENGINE_BUDGET.validate_python(found.engine_budget)
+    except UnicodeEncodeError:
+        engine_budget = None
+        notes.append(Note(name="engine_budget", reason="the file has none that can be read: a text is no Unicode"))
     except ValidationError as exc:
         engine_budget = None
         flaws = flaw(exc.errors(include_url=False, include_input=False))

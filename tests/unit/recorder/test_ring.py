@@ -255,7 +255,13 @@ def test_the_engines_budget_is_read_of_a_table(writer, ring):
 
 
 @pytest.mark.parametrize(
-    "odd", [{"memory": {"total_bytes": -1}}, {"kv_cache": {"blocks": "many"}}, {"dtype": "\x1b[2J"}]
+    "odd",
+    [
+        {"memory": {"total_bytes": -1}},
+        {"kv_cache": {"blocks": "many"}},
+        {"dtype": "\x1b[2J"},
+        {"kv_cache": {"layers": {"groups": [{"kind": "\ud800"}]}}},
+    ],
 )
 def test_a_budget_that_makes_no_sense_costs_only_itself(writer, ring, odd):
     """The entries and the start are there all the same."""
