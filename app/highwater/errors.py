@@ -115,7 +115,7 @@ class SidecarRefused(SidecarError):
         status: The HTTP status.
         code: Its word for programs, as in the answer; empty where it has none.
         message: What the sidecar said, without advice.
-        body: The answer as parsed JSON; ``None`` where it is none. A reclaim that is refused (409) has its results.
+        body: The answer as parsed JSON; ``None`` where it is not JSON. A reclaim that is refused (409) has its results.
     """
 
     def __init__(self, text: str, *, status: int, code: str, message: str, body: Any = None) -> None:  # noqa: ANN401

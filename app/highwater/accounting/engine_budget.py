@@ -24,7 +24,7 @@ Described: TypeAlias = Annotated[Mapping[str, Any], Field(max_length=40)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartMemory:
-    """What the start measured.
+    """The memory that the start measured.
 
     Attributes:
         total_bytes: ``init_snapshot.total_memory``.

@@ -111,7 +111,7 @@ def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str
     """Return the answer to a request.
 
     Raises:
-        CannotPlan: There is none; says which key is why.
+        CannotPlan: The plan cannot be made; the message names the key.
     """
     flags = body.model_dump(exclude={"wish", "images_per_prompt"}, exclude_none=True)
     if len(flags) > MAX_FLAGS:
@@ -138,7 +138,7 @@ def _granted(live: LiveEngine, wish: str, cached_image: int | None) -> dict[str,
 
 
 def _cached_image(report: Report) -> int | None:
-    """Return what an image in the encoder cache takes on average, in embeddings; None: there is none."""
+    """Return what an image in the encoder cache takes on average, in embeddings; None where it is empty."""
     caches = [rank.encoder_cache for rank in report.ranks if rank.encoder_cache is not None]
     fullest = max(caches, key=lambda cache: cache.entries or 0, default=None)
     if fullest is None or not fullest.entries or not fullest.embeds:

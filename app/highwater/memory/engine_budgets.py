@@ -1,4 +1,4 @@
-"""What the workers report of their start, once in an engine's life: for engines without recorder files."""
+"""The budgets that workers without recorder files report, asked once for each start of the engine."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class RankBudget:
         requested_bytes: The budget; ``None`` where the KV cache's size was given instead, or nothing says it.
         counting: How this version counts; ``None`` where nothing shows it.
         formula: The same in words.
-        parts: They sum to ``requested_bytes``, or where there is none to the total.
+        parts: They sum to ``requested_bytes``, or to the total where no share was requested.
         available_bytes: For the KV cache, as the start found it.
         pool_bytes: What the KV cache takes of them.
         outside_bytes: The device less what was requested.

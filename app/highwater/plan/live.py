@@ -20,7 +20,7 @@ from highwater.plan.generations import generation_of
 from highwater.plan.images import ImageTokens
 from highwater.plan.kv_view import LiveEngine
 from highwater.plan.layers import rank_heads
-from highwater.plan.pool import Pool, plan_pool
+from highwater.plan.pool import Pool, deciding_workers, plan_pool
 from highwater.plan.specs import AttentionLayer, Layers, LayerSpec, MambaState, MlaAttention
 from highwater.plan.terms import GRADES, Grade
 from highwater.plan.wish import Granted, Images, Wish, grant
@@ -109,7 +109,9 @@ def plan_live(engine: LiveEngine, asked: Mapping[str, Any], images_per_prompt: i
     workers = _workers(engine, changed)
     encoder, images = _encoder(engine, changed, images_per_prompt)
     available = _available(engine, changed, len(workers), images_changed=images is not None)
-    pool = plan_pool(*_scarcest(workers, available.each), limits, generation_of(engine.version))
+    places = deciding_workers(workers, available.each)
+    layers, sizes = [workers[place] for place in places], [available.each[place] for place in places]
+    pool = plan_pool(layers, sizes, limits, generation_of(engine.version))
     return LivePlan(
         flags=flags,
         changed=changed if images is None else {**changed, "limit_mm_per_prompt": {"image": images}},
@@ -263,16 +265,6 @@ def _workers(engine: LiveEngine, changed: Mapping[str, Any]) -> tuple[Layers, ..
         split = _all(workers[::old], lambda layer: _with_ranks(layer, old, new))
         workers = tuple(stage for stage in split for _ in range(new))
     return workers
-
-
-def _scarcest(workers: tuple[Layers, ...], each: tuple[int, ...]) -> tuple[list[Layers], list[int]]:
-    """Return, of workers with the same layers, the one with the fewest bytes: a thousand ranks plan as fast as one."""
-    found: dict[int, tuple[Layers, int]] = {}
-    for layers, size in zip(workers, each, strict=True):
-        known = found.get(id(layers))
-        if known is None or size < known[1]:
-            found[id(layers)] = layers, size
-    return [layers for layers, _ in found.values()], [size for _, size in found.values()]
 
 
 def _all(workers: tuple[Layers, ...], change: Callable[[LayerSpec], LayerSpec]) -> tuple[Layers, ...]:

@@ -77,7 +77,7 @@ def read_config(place: str) -> Mapping[str, Any]:
         place: The file, or the folder that holds it.
 
     Raises:
-        PlanError: There is none, or it is no JSON object.
+        PlanError: The file is missing, or does not hold a JSON object.
     """
     path = Path(place)
     path = path / "config.json" if path.is_dir() else path

@@ -106,7 +106,7 @@ def differences(planned: Pool | PlanError, answer: Mapping[str, Any]) -> tuple[s
     """Compare a plan with the oracle's answer to the same question.
 
     Args:
-        planned: Our pool, or why there is none.
+        planned: Our pool, or the reason why it cannot be planned.
         answer: The oracle's answer.
 
     Returns:

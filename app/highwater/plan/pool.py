@@ -129,6 +129,21 @@ class _Check:
         return longest
 
 
+def deciding_workers(workers: Sequence[Layers], available_bytes: Sequence[int]) -> list[int]:
+    """Return the places of the workers that decide: of those with the same layers, the one with the fewest bytes.
+
+    A large engine has a hundred of them, and anybody may ask about a thousand.
+    """
+    kept: list[int] = []
+    for number, layers in enumerate(workers):
+        same = next((place for place, one in enumerate(kept) if workers[one] == layers), None)
+        if same is None:
+            kept.append(number)
+        elif available_bytes[number] < available_bytes[kept[same]]:
+            kept[same] = number
+    return kept
+
+
 def plan_pool(
     workers: Sequence[Layers], available_bytes: Sequence[int], limits: Limits, generation: Generation
 ) -> Pool:

@@ -15,7 +15,7 @@ from highwater.plan.budget import RankBudget, block_bytes
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import generation_of
 from highwater.plan.kv_view import LiveEngine, LiveWorker, available_bytes, live_engine
-from highwater.plan.pool import Pool, plan_pool
+from highwater.plan.pool import Pool, deciding_workers, plan_pool
 from highwater.units import size_text
 
 LENGTHS = (1_024, 8_192)
@@ -189,17 +189,8 @@ def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBud
 
 
 def _representative(engine: LiveEngine) -> LiveEngine:
-    """Return the same engine with one worker of each kind: of those with the same layers the one that has least.
-
-    It is the one that decides, and a large engine has a hundred.
-    """
-    kept: list[int] = []
-    for number, layers in enumerate(engine.layers):
-        same = next((one for one in kept if engine.layers[one] == layers), None)
-        if same is None:
-            kept.append(number)
-        elif engine.available_bytes[number] < engine.available_bytes[same]:
-            kept[kept.index(same)] = number
+    """Return the same engine with the workers that decide alone."""
+    kept = deciding_workers(engine.layers, engine.available_bytes)
     return replace(
         engine,
         layers=tuple(engine.layers[number] for number in kept),
@@ -264,7 +255,7 @@ def _conversations(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[C
         try:
             pool = plan_pool(engine.layers, engine.available_bytes, short, generation)
         except PlanError:
-            continue  # a length that this version refuses is none of a request either
+            continue  # this version refuses the length, so no request can have it
         need = sum(group.blocks_per_request for group in pool.groups)
         if need:
             # vLLM's own concurrency counts the null block, which no request gets.

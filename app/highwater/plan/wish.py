@@ -118,7 +118,7 @@ class Granted:
         image: What one image costs; None: no images.
         length: The length of one conversation with its images.
         fits: Whether it fits with lengths and numbers alone set.
-        chosen: What to run: the wish as it is, else the first change under which it fits; None: there is none.
+        chosen: What to run: the wish as it is, else the first change under which it fits; None: no change was found.
         proof: The arithmetic of the wish, in a sentence.
         nearest: What else there is: less of the wish, or other flags under which all of it fits.
         reasons: Why each flag of `chosen` is there, by its name.

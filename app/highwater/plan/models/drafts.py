@@ -51,7 +51,7 @@ def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Dra
     """Return what a speculative config adds.
 
     Args:
-        text: The JSON of `--speculative-config`; None: there is none.
+        text: The JSON of `--speculative-config`; None: the flag is not given.
         target: The model's own config.json.
         model: The same, read.
 

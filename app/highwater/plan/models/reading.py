@@ -112,7 +112,7 @@ class Config:
         return value
 
     def names(self, key: str) -> tuple[str, ...] | None:
-        """Return a list of names, one for each layer; None where there is none."""
+        """Return a list of names, one for each layer; None where the config has no such list."""
         value = self.get(key)
         if value is None:
             return None
