@@ -71,6 +71,7 @@ def _run(
         )
     with suppress(Exception):  # an engine that cannot be watched can be read all the same
         watch_sleep(worker, state_of(worker).sleep)
+        state_of(worker).history.end_if_due()
     with _shown(worker, str(op)), no_collection():
         return operation.run(worker, parse_payload(payload, operation.fields))
 

@@ -27,6 +27,7 @@ from highwater_worker.encoder_cache.sleep import watch_sleep
 from highwater_worker.extension import MemoryExtension
 from highwater_worker.memory.start_phases import StartPhases
 from highwater_worker.notes import Notes
+from highwater_worker.processes.writer import start_process_file, worker_made
 from highwater_worker.recorder.begin import DIRECTORY, begin_recorder, instance_of, options_from
 from highwater_worker.state import running_recorder, state_of
 
@@ -42,11 +43,22 @@ log = logging.getLogger("vllm.highwater_worker")
 
 
 def register() -> None:
-    """Wrap vLLM's worker class; a second call does nothing."""
+    """Wrap vLLM's worker class and start this process's file; a second call does nothing."""
+    _start_process_file()
     try:
         _wrap(import_module(_WORKERS).WorkerBase)
     except Exception as error:  # noqa: BLE001 - vLLM calls this unguarded: what is raised here ends its process
         log.warning("Highwater's worker plugin cannot work with this vLLM, and changes nothing: %r", error)
+
+
+def _start_process_file() -> None:
+    directory = os.environ.get(DIRECTORY)
+    if not directory:
+        return
+    try:
+        start_process_file(directory)
+    except Exception as error:  # noqa: BLE001 - as in `register`
+        log.warning("Highwater does not record this process's host memory: %s", error)
 
 
 def _wrap(worker_class: Any) -> None:  # noqa: ANN401 - vLLM's class, of any version
@@ -72,6 +84,8 @@ def attach(worker: Any) -> None:  # noqa: ANN401 - vLLM's worker, of any version
     if state.start is not None:
         return
     _bind_rpc(worker)
+    with suppress(Exception):  # it decides about nothing else
+        worker_made(worker)
     watch_sleep(worker, state.sleep)
     state.sleep.is_complete = True  # the worker has only just been made: nothing of it can be asleep
     reference = weakref.ref(worker)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from highwater_worker.encoder_cache.sightings import Sightings
 from highwater_worker.encoder_cache.sleep import SleepRecord
 from highwater_worker.encoder_cache.spilling_dict import Ledger
+from highwater_worker.memory.allocation_history import AllocationHistory
 from highwater_worker.memory.allocator_reserve import AllocatorReserve
 from highwater_worker.memory.residency import Residency
 from highwater_worker.memory.weights import WeightCount
@@ -70,6 +71,8 @@ class WorkerState:
     """The bytes of the models' weights, counted once."""
     allocator_reserve: AllocatorReserve = field(default_factory=AllocatorReserve)
     """The knowledge of how much the allocator can give back."""
+    history: AllocationHistory = field(default_factory=AllocationHistory)
+    """The history of torch's allocator, while we have it on."""
     start: StartPhases | None = None
     """How the worker's start went; None where the plugin did not see it."""
     recorder: RecorderHandle | None = None

@@ -127,7 +127,10 @@ class FakeDeviceModule(ModuleType):
         self.segments: list[dict[str, object]] = []
         self.looks = 0
         self.properties: dict[str, object] = {"total_memory": 5_000, "uuid": f"{kind}-0001"}
-        self.memory = SimpleNamespace(_snapshot=self._take_snapshot)
+        self.history: list[dict[str, object]] = []
+        self.memory = SimpleNamespace(
+            _snapshot=self._take_snapshot, _record_memory_history=lambda **given: self.history.append(given)
+        )
 
     def _called(self, name: str, index: object) -> None:
         assert isinstance(index, int), f"{name} without a device index makes a context on device 0"

@@ -1,6 +1,6 @@
 """A comment that names a file of somebody else's says which version's, and which line of it.
 
-tests/vendor_claims.toml says what stands there, and tests/engine/test_vendor_claims.py reads it.
+tests/vendor_claims.toml says what stands there, and tests/own_engine/test_vendor_claims.py reads it.
 """
 
 from __future__ import annotations

@@ -85,6 +85,8 @@ def vllm():
 def _written_at_once(monkeypatch):
     monkeypatch.setattr("highwater_worker.recorder.begin.is_in_memory", lambda _: True)
     monkeypatch.delenv(plugin.DIRECTORY, raising=False)
+    # tests/unit/worker_ext/processes has it: its thread would write into these tests' folders.
+    monkeypatch.setattr(plugin, "start_process_file", lambda _: None)
 
 
 def start(worker) -> list[object]:

@@ -17,7 +17,7 @@ from highwater_worker.devices.xpu import Xpu
 from highwater_worker.errors import UnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from highwater_worker.devices.figures import AllocatorFigures, Space
     from highwater_worker.devices.host import HostMemory
@@ -77,6 +77,12 @@ class DeviceFamily(Protocol):
         Raises:
             UnavailableError: The family has none.
         """
+
+    def history_switch(self) -> Callable[..., object] | None:
+        """Return what turns torch's history of allocations on and off; None where there is none."""
+
+    def records_history(self) -> bool:
+        """Return whether that history is on; True where it is unknown."""
 
 
 FAMILIES: tuple[DeviceFamily, ...] = (

@@ -94,7 +94,7 @@ class Accelerator:
             raise UnreadableError(f"torch.{self.type} has no memory_snapshot; the first release will show it")
         if "include_traces" in signature(take).parameters:  # torch 2.13.0 cuda/memory.py:625
             taken = take(include_traces=False)
-        elif self._records_history():
+        elif self.records_history():
             raise UnreadableError(
                 "torch records the history of its allocations, too much to walk; the first release will show it"
             )
@@ -144,6 +144,19 @@ class Accelerator:
             raise UnreadableError(f"torch.{self.type}.memory._snapshot returned no segments")
         return taken
 
+    def history_switch(self) -> Callable[..., object] | None:
+        """Return `torch.<type>.memory._record_memory_history`; None where this torch has none."""
+        found: Callable[..., object] | None = look_up(self._module(), "memory", "_record_memory_history")
+        return found
+
+    def records_history(self) -> bool:
+        """Return whether torch records the history of allocations; True where that is unknown."""
+        for module in ("torch", "torch_npu"):
+            is_enabled = look_up(sys.modules.get(module), "_C", f"_{self.type}_isHistoryEnabled")
+            if is_enabled is not None:
+                return bool(is_enabled())
+        return True
+
     def _module(self) -> ModuleType:
         # Imported late: with us, torch would come before the engine has chosen its devices. torch.npu is there once
         # torch_npu has been imported, which vllm-ascend does.
@@ -153,14 +166,6 @@ class Accelerator:
         # torch_npu 2.10.0.post4 npu/memory.py:183; earlier wheels have none.
         found: Callable[[], object] | None = look_up(self._module(), "host_empty_cache")
         return found
-
-    def _records_history(self) -> bool:
-        """Return whether torch records the history of allocations; True where that is unknown."""
-        for module in ("torch", "torch_npu"):
-            is_enabled = look_up(sys.modules.get(module), "_C", f"_{self.type}_isHistoryEnabled")
-            if is_enabled is not None:
-                return bool(is_enabled())
-        return True
 
     def _figure(self, stats: Mapping[str, object], name: str, notes: Notes) -> int | None:
         value = whole(stats.get(_KEYS[name]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_UNLIMITED = 1 << 60
+UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as the largest multiple of the page size: about 2^63. No machine has 2^60 bytes."""
 
 
@@ -27,7 +27,9 @@ _PAGE_CACHE_1 = ("total_inactive_file", "total_active_file")
 _PAGE_CACHE_2 = ("inactive_file", "active_file")
 
 
-class _Files(NamedTuple):
+class GroupFiles(NamedTuple):
+    """The memory groups of this process, its own first, and the names of their files."""
+
     levels: tuple[Path, ...]
     limit: str
     usage: str
@@ -40,14 +42,14 @@ def read_cgroup(root: Path) -> CgroupMemory:
     Args:
         root: The file system's root; a test brings its own.
     """
-    files = _find(root)
+    files = group_files(root)
     if files is None:
         return CgroupMemory(None, None)
     limited: list[tuple[int, CgroupMemory]] = []
     for level in files.levels:
-        limit = _number(level / files.limit)
+        limit = number_in(level / files.limit)
         # The limit first: to write memory.stat the kernel adds up the counters of all processors and all groups below.
-        if limit is not None and limit < _UNLIMITED:
+        if limit is not None and limit < UNLIMITED:
             used = _used(level, files)
             limited.append((limit - (used or 0), CgroupMemory(used, limit)))
     if limited:
@@ -64,17 +66,17 @@ def read_oom_kills(root: Path) -> int | None:
     Args:
         root: The file system's root; a test brings its own.
     """
-    files = _find(root)
+    files = group_files(root)
     if files is None:
         return None
     name = "memory.events" if files.limit == "memory.max" else "memory.oom_control"
-    counts = dict(line.partition(" ")[::2] for line in _lines(files.levels[0] / name))
+    counts = dict(line.partition(" ")[::2] for line in lines_of(files.levels[0] / name))
     count = counts.get("oom_kill", "").strip()
     return int(count) if count.isdigit() else None
 
 
-def _used(level: Path, files: _Files) -> int | None:
-    usage = _number(level / files.usage)
+def _used(level: Path, files: GroupFiles) -> int | None:
+    usage = number_in(level / files.usage)
     if usage is None:
         return None
     return max(0, usage - _sum_of(level / "memory.stat", files.page_cache))
@@ -93,9 +95,14 @@ class _Mount(NamedTuple):
 
 # The files' places are constant while a worker runs, and finding them costs more than reading them.
 @functools.lru_cache(maxsize=8)
-def _find(root: Path) -> _Files | None:
-    groups = _lines(root / "proc/self/cgroup")
-    mounts = list(_mounts(_lines(root / "proc/self/mountinfo")))
+def group_files(root: Path) -> GroupFiles | None:
+    """Return where the files of this process's memory groups are; None where there are none.
+
+    Args:
+        root: The file system's root; a test brings its own.
+    """
+    groups = lines_of(root / "proc/self/cgroup")
+    mounts = list(_mounts(lines_of(root / "proc/self/mountinfo")))
     # A hybrid machine mounts both versions; memory is then with version 1, which has the controller's name.
     for line in groups:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -103,13 +110,13 @@ def _find(root: Path) -> _Files | None:
             tops = [(root / mount.point, mount.group) for mount in mounts if mount.is_version_1]
             levels = _levels(tops, path, "memory.usage_in_bytes")
             if levels:
-                return _Files(levels, "memory.limit_in_bytes", "memory.usage_in_bytes", _PAGE_CACHE_1)
+                return GroupFiles(levels, "memory.limit_in_bytes", "memory.usage_in_bytes", _PAGE_CACHE_1)
     for line in groups:
         if line.startswith("0::"):
             tops = [(root / mount.point, mount.group) for mount in mounts if mount.kind == "cgroup2"]
             levels = _levels(tops, line[3:], "memory.current")
             if levels:
-                return _Files(levels, "memory.max", "memory.current", _PAGE_CACHE_2)
+                return GroupFiles(levels, "memory.max", "memory.current", _PAGE_CACHE_2)
     return None
 
 
@@ -142,17 +149,19 @@ def _relative(path: str, mounted: str) -> str:
     return "" if ".." in path.split("/") else path
 
 
-def _number(path: Path) -> int | None:
-    lines = _lines(path)
+def number_in(path: Path) -> int | None:
+    """Return the number that a file holds, None where it holds another word or cannot be read."""
+    lines = lines_of(path)
     return int(lines[0]) if lines and lines[0].strip().isdigit() else None
 
 
 def _sum_of(path: Path, names: tuple[str, ...]) -> int:
-    pairs = (line.partition(" ")[::2] for line in _lines(path))
+    pairs = (line.partition(" ")[::2] for line in lines_of(path))
     return sum(int(value) for key, value in pairs if key in names and value.strip().isdigit())
 
 
-def _lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
+    """Return a file's lines, none where it cannot be read."""
     try:
         return path.read_text("ascii", "replace").splitlines()
     except OSError:  # not Linux, not mounted, not ours to read: the same as not there

@@ -93,6 +93,13 @@ class Cpu:
         """
         raise UnavailableError("PyTorch keeps no memory snapshot on cpu; it keeps one of npu and cuda devices")
 
+    def history_switch(self) -> None:
+        """Return None: there is no history."""
+
+    def records_history(self) -> bool:
+        """Return False."""
+        return False
+
 
 @functools.lru_cache(maxsize=1)
 def _model_name() -> str | None:

@@ -32,3 +32,10 @@ class Xpu(Accelerator):
             UnavailableError: Always.
         """
         raise UnavailableError("PyTorch's memory snapshot is not taken on xpu; it is on npu and cuda devices")
+
+    def history_switch(self) -> None:
+        """Return None: none was ever read here."""
+
+    def records_history(self) -> bool:
+        """Return False."""
+        return False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from highwater_worker.notes import Notes
 
 # The functions of vLLM and vllm-ascend that pop entries, all of them to free them: runner V1's up to 0.23 and from 0.27
-# on, and V2's (`tests.engine.test_vendor_wheels` reads them in published packages).
+# on, and V2's (`tests.own_engine.test_vendor_wheels` reads them in published packages).
 FREEING = frozenset({"_update_states", "_process_encoder_cache_scheduler_output", "free_encoder_cache"})
 _POP_TOP = opmap["POP_TOP"]
 _CACHE = opmap.get("CACHE", 0)

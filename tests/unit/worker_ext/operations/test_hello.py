@@ -25,8 +25,8 @@ def test_it_introduces_worker_and_extension(torch_device, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     answer = ask(fake_worker(), "hello")
     assert answer["ops"] == [
-        "budget", "encoder_cache", "hello", "memory", "recorder_start", "recorder_stop", "release", "restore",
-        "snapshot", "trim",
+        "budget", "encoder_cache", "hello", "memory", "record_stacks", "recorder_start", "recorder_stop", "release",
+        "restore", "snapshot", "trim",
     ]  # fmt: skip
     device = {"type": "npu", "index": 1, "physical_index": 1, "name": "Fake 9000", "uuid": "npu-0001"}
     assert answer["device"] == device

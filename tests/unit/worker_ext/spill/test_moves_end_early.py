@@ -126,6 +126,7 @@ CALLS = {
 }
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(("before", "call"), CALLS.values(), ids=CALLS)
 def test_wherever_the_end_comes_no_entry_is_lost(before, call):
     """At every line of ours. Whoever goes on after Ctrl-C has every entry, and the next calls find all in order."""

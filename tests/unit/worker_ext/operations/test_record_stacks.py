@@ -1,0 +1,151 @@
+"""`record_stacks` turns torch's history on for a bounded time, and off on the main thread after a step or in a call."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+import pytest
+
+from highwater_worker.state import state_of
+from tests.unit.worker_ext.fakes import ask, fake_worker, refusal
+
+ON = {"enabled": "all", "context": "alloc", "stacks": "python", "max_entries": 50_000}
+OFF = {"enabled": None}
+
+
+@pytest.fixture
+def module(torch_device):
+    return torch_device("npu")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """`clock(seconds)` lets that much time pass."""
+    now = [1_000.0]
+    monkeypatch.setattr("highwater_worker.memory.allocation_history.time.monotonic", lambda: now[0])
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    return passes
+
+
+def asked(worker, **arguments):
+    return ask(worker, "record_stacks", json.dumps(arguments))
+
+
+def steps(worker, error=None):
+    """The engine's next step."""
+
+    def execute_model(*_):
+        if error is not None:
+            raise error
+        return "output"
+
+    worker.execute_model = execute_model
+    return worker
+
+
+def test_it_is_on_until_its_time_is_over(module, clock):
+    """The step after that turns it off, and is the engine's own again."""
+    worker = steps(fake_worker())
+    own = worker.execute_model
+    answer = asked(worker, minutes=2)
+    assert (answer["recording"], answer["was_recording"], answer["seconds_left"]) == (True, False, 120.0)
+    assert worker.execute_model(1) == "output"
+    clock(119)
+    worker.execute_model(2)
+    assert module.history == [ON]
+    clock(1)
+    assert worker.execute_model(3) == "output"
+    assert module.history == [ON, OFF]
+    assert worker.execute_model is own
+
+
+def test_a_step_that_fails_ends_it_too_and_fails_as_before(module, clock):
+    """The engine's exception is the engine's."""
+    worker = steps(fake_worker(), MemoryError("out of memory"))
+    asked(worker, minutes=1)
+    clock(61)
+    with pytest.raises(MemoryError, match="out of memory"):
+        worker.execute_model()
+    assert module.history[-1] == OFF
+
+
+def test_any_operation_ends_it(module, clock):
+    """An idle engine makes no steps."""
+    worker = steps(fake_worker())
+    asked(worker)
+    clock(601)
+    ask(worker, "hello")
+    assert module.history == [ON, OFF]
+
+
+def test_no_other_thread_turns_it_off(module, clock):
+    """It would take torch's locks, and those belong to the main thread."""
+    worker = steps(fake_worker())
+    asked(worker, minutes=1)
+    clock(61)
+    other = threading.Thread(target=lambda: (worker.execute_model(), state_of(worker).history.end_if_due()))
+    other.start()
+    other.join()
+    assert module.history == [ON]
+    worker.execute_model()
+    assert module.history == [ON, OFF]
+
+
+def test_it_can_be_ended_early_and_made_longer(module, clock):
+    """Zero minutes end it; a second call counts from now on."""
+    worker = steps(fake_worker())
+    asked(worker, minutes=1)
+    clock(50)
+    assert asked(worker, minutes=1, entries=7)["seconds_left"] == 60.0
+    assert module.history == [ON, ON | {"max_entries": 7}]
+    answer = asked(worker, minutes=0)
+    assert (answer["recording"], answer["was_recording"], answer["entries"]) == (False, True, None)
+    assert module.history[-1] == OFF
+    assert asked(worker, minutes=0)["was_recording"] is False
+    assert len(module.history) == 3
+
+
+def test_somebody_elses_history_is_left_alone(module, monkeypatch):
+    """Neither turned off later nor given another length."""
+    monkeypatch.setattr(sys.modules["torch"]._C, "_npu_isHistoryEnabled", lambda: True)
+    assert refusal(fake_worker(), "record_stacks").startswith("torch records its history already")
+    assert module.history == []
+
+
+@pytest.mark.parametrize("kind", ["cpu", "xpu"])
+def test_devices_without_history_say_so(kind, torch_device):
+    """As with a snapshot."""
+    torch_device(kind)
+    error = json.loads(fake_worker(kind).highwater_rpc("record_stacks"))["error"]
+    assert error == {
+        "code": "unavailable",
+        "message": f"PyTorch keeps no allocation history on {kind}; it does on npu and cuda",
+    }
+
+
+def test_torchs_own_trouble_fails_no_step(module, clock):
+    """What it raises while it is turned off stays here."""
+    worker = steps(fake_worker())
+    asked(worker, minutes=1)
+    clock(61)
+
+    def fail(**_):
+        raise RuntimeError("driver")
+
+    module.memory._record_memory_history = fail
+    assert worker.execute_model() == "output"
+    assert not state_of(worker).history.is_on
+
+
+@pytest.mark.parametrize("payload", [{"minutes": 61}, {"minutes": -1}, {"entries": 0}, {"entries": 10**9}])
+def test_it_is_bounded(module, payload):
+    """In time and in length."""
+    assert json.loads(fake_worker().highwater_rpc("record_stacks", json.dumps(payload)))["error"]["code"] == (
+        "bad_payload"
+    )
+    assert module.history == []

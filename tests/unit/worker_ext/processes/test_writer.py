@@ -1,0 +1,194 @@
+"""Each of vLLM's processes writes its own host memory; nothing that goes wrong there reaches vLLM."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import struct
+import time
+import zlib
+from types import SimpleNamespace
+
+import pytest
+
+from highwater_worker import plugin
+from highwater_worker.devices import cgroup
+from highwater_worker.processes import writer as writer_module
+from highwater_worker.processes.figures import read_figures
+from highwater_worker.processes.process_file import FILE_BYTES, MAX_BODY_BYTES, make_process_file
+from highwater_worker.processes.writer import ProcessWriter, remove_old_files, start_process_file
+
+HEAD = struct.Struct("<8sII")
+
+
+@pytest.fixture(autouse=True)
+def _forgets():
+    cgroup.group_files.cache_clear()
+    yield
+    if writer_module._Current.writer is not None:
+        writer_module._Current.writer.stop()
+    writer_module._Current.writer = None
+
+
+def parsed(path):
+    content = path.read_bytes()
+    magic, sequence, length = HEAD.unpack_from(content)
+    body = content[HEAD.size + 4 : HEAD.size + 4 + length]
+    (checksum,) = struct.unpack_from("<I", content, HEAD.size)
+    assert (magic, len(content)) == (b"HWPROC01", FILE_BYTES)
+    assert zlib.crc32(body, zlib.crc32(content[: HEAD.size])) == checksum
+    return sequence, json.loads(body)
+
+
+def written(folder, **options):
+    """A writer that has written once, and what it wrote."""
+    one = ProcessWriter(folder, **options)
+    assert one.write()
+    (path,) = folder.glob("*.process")
+    return one, path, parsed(path)[1]
+
+
+def test_a_process_says_who_it_is_and_what_it_has(tmp_path):
+    """Its own numbers, as the kernel has them, in one small file."""
+    one, path, said = written(tmp_path / "ring")
+    assert path.name == f"highwater-{os.getpid()}-{said['started']}.process"
+    assert (said["pid"], said["parent_pid"]) == (os.getpid(), os.getppid())
+    assert said["anonymous_bytes"] > 1 << 20
+    assert said["peak_bytes"] >= said["anonymous_bytes"]
+    assert said["threads"] >= 1
+    assert said["descriptors"] >= 3
+    assert said["descriptors_limit"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert {"total_bytes", "available_bytes"} < set(said["machine"])
+    one.write()
+    assert parsed(path)[0] == 2
+    one.leave()
+
+
+def test_a_worker_says_its_rank_and_the_settings_that_decide_about_host_memory(tmp_path):
+    """As far as this engine shows them."""
+    media = SimpleNamespace(mm_processor_cache_gb=4, mm_processor_cache_type="shm")
+    parallel = SimpleNamespace(
+        _api_process_count=2, data_parallel_size=1, tensor_parallel_size=2, distributed_executor_backend="mp"
+    )
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(multimodal_config=media),
+        parallel_config=parallel,
+        device_config=SimpleNamespace(device_type="cpu"),
+    )
+    one = ProcessWriter(tmp_path / "ring")
+    one.set_worker(SimpleNamespace(rank=1, local_rank=1, parallel_config=parallel, vllm_config=config))
+    said = one.record(5.0)
+    assert (said["role"], said["index"], said["rank"], said["tp_rank"]) == ("worker", 1, 1, 1)
+    assert said["engine"]["mm_processor_cache_gb"] == 4.0
+    assert (said["engine"]["api_servers"], said["engine"]["executor"]) == (2, "mp")
+
+
+def test_what_cannot_be_read_is_left_out(tmp_path):
+    """No /proc, no groups, no shared memory: the process is named all the same."""
+    said = ProcessWriter(tmp_path, root=tmp_path / "empty", shm=str(tmp_path / "none")).record(1.0)
+    assert (said["pid"], said["descriptors"], said["cgroup"], said["shm"]) == (os.getpid(), None, None, None)
+    assert "anonymous_bytes" not in said
+
+
+def test_text_that_is_too_long_costs_the_rest_and_not_the_process(tmp_path, monkeypatch):
+    """The file has a fixed size."""
+    row = {"pid": 1, "name": "x" * 900}
+    monkeypatch.setattr(writer_module, "list_processes", lambda *_: {"total": 8, "largest": [row] * 8})
+    _, _, said = written(tmp_path / "ring")
+    assert "others" not in said
+    assert said["anonymous_bytes"] > 0
+    with pytest.raises(ValueError, match="do not fit"):
+        make_process_file(tmp_path / "a.process", b"x" * (MAX_BODY_BYTES + 1))
+
+
+def test_a_folder_that_cannot_be_written_to_is_tried_again(tmp_path):
+    """Nothing is raised into vLLM's process, and nothing is said twice a second."""
+    (tmp_path / "ring").write_text("a file")
+    one = ProcessWriter(tmp_path / "ring")
+    assert one.write()
+    (tmp_path / "ring").unlink()
+    assert one.write()
+    assert one.record(1.0)["failures"] == 1
+
+
+def test_a_writer_whose_file_is_gone_ends(tmp_path):
+    """Swept, or the folder was emptied: nobody would find what it writes."""
+    one, path, _ = written(tmp_path / "ring")
+    path.unlink()
+    assert one.write() is False
+
+
+def test_files_of_silent_processes_are_removed_at_a_start(tmp_path):
+    """Where no sidecar does it; those of others stay."""
+    for name, at in (("highwater-1-1.process", 10.0), ("highwater-2-2.process", 900.0), ("other.process", 10.0)):
+        (tmp_path / name).write_bytes(b"")
+        os.utime(tmp_path / name, (at, at))
+    remove_old_files(tmp_path, 1000.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["highwater-2-2.process", "other.process"]
+
+
+def test_a_process_may_call_itself_anything(tmp_path):
+    """What is no printable ASCII is not handed on: a sidecar would refuse the whole file for it."""
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/status").write_bytes("Name:\té\x1b[2Jx\nThreads:\t1\n".encode())
+    assert read_figures(7, tmp_path)["command"] == "???[2Jx"
+
+
+def test_files_of_odd_names_count_for_no_process(tmp_path):
+    """Anybody may put them there."""
+    for name in ("highwater-7-1.process", "highwater-²-1.process", "highwater-8-1.process.tmp", "highwater-9.process"):
+        (tmp_path / name).write_bytes(b"")
+    assert writer_module._writers(tmp_path) == {7}
+
+
+def wait_for_file(folder, wanted):
+    deadline = time.monotonic() + 30.0
+    while len(list(folder.glob("*.process"))) < wanted and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return sorted(folder.glob("*.process"))
+
+
+def _child(folder, done):
+    found = wait_for_file(folder, 2)
+    done.put([parsed(path)[1]["role"] for path in found if f"-{os.getpid()}-" in path.name])
+
+
+def test_a_forked_child_has_a_file_of_its_own(tmp_path, monkeypatch):
+    """vLLM's plugins are not loaded again in it; its parent's file goes on."""
+    monkeypatch.setattr(writer_module, "SECONDS", 0.05)
+    start_process_file(str(tmp_path / "ring"))
+    context = multiprocessing.get_context("fork")
+    done = context.Queue()
+    child = context.Process(target=_child, args=(tmp_path / "ring", done), name="EngineCore_DP3")
+    child.start()
+    assert done.get(timeout=60) == ["engine_core"]
+    child.join()
+    assert any(f"-{os.getpid()}-" in path.name for path in wait_for_file(tmp_path / "ring", 1))
+
+
+def test_a_process_that_ends_in_order_leaves_no_file(tmp_path, monkeypatch):
+    """Its figures would be of a process that is gone."""
+    monkeypatch.setattr(writer_module, "SECONDS", 0.05)
+    start_process_file(str(tmp_path / "ring"))
+    wait_for_file(tmp_path / "ring", 1)
+    writer_module._Current.writer.stop()
+    writer_module._Current.writer._thread.join(60.0)
+    assert list((tmp_path / "ring").glob("*.process")) == []
+
+
+@pytest.mark.parametrize("directory", ["relative", "/a\0b"])
+def test_a_folder_that_cannot_be_one_is_said_once_and_changes_nothing(monkeypatch, caplog, directory):
+    """The plugin's own rule: no exception reaches vLLM."""
+    monkeypatch.setattr(plugin, "os", SimpleNamespace(environ={"HIGHWATER_RECORDER_DIR": directory}))
+    plugin._start_process_file()
+    assert "must be an absolute path" in caplog.text
+    assert writer_module._Current.writer is None
+
+
+def test_without_the_variable_there_is_no_thread(monkeypatch):
+    """The package is installed, and nobody asked for recorders."""
+    monkeypatch.delenv("HIGHWATER_RECORDER_DIR", raising=False)
+    plugin._start_process_file()
+    assert writer_module._Current.writer is None

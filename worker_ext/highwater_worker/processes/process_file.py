@@ -1,0 +1,96 @@
+"""The file of one process: 4096 bytes, rewritten in place with one system call. docs/recorder.md is the contract."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from highwater_worker.new_file import new_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAGIC = b"HWPROC01"
+FILE_BYTES = 4096
+_HEAD = struct.Struct("<8sII")
+_CHECKSUM = struct.Struct("<I")
+MAX_BODY_BYTES = FILE_BYTES - _HEAD.size - _CHECKSUM.size
+_READABLE_BY_ALL = 0o644
+
+
+class ProcessFile:
+    """The open file.
+
+    Args:
+        path: Its place.
+        descriptor: Of the open file.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._written = 1
+
+    def write(self, body: bytes) -> None:
+        """Write over what is there.
+
+        Args:
+            body: One JSON object in ASCII, at most `MAX_BODY_BYTES` long.
+
+        Raises:
+            OSError: It could not be written.
+            ValueError: It is too long.
+        """
+        self._written += 1
+        os.pwrite(self._descriptor, _framed(self._written, body), 0)
+
+    def is_there(self) -> bool:
+        """Return whether the file is still in its place."""
+        try:
+            return os.path.samestat(os.lstat(self.path), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+    def close(self, *, removes: bool) -> None:
+        """Close the file; a second call does nothing.
+
+        Args:
+            removes: Whether to remove it too: its process ends in order.
+        """
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor < 0:
+            return
+        with suppress(OSError):
+            if removes and os.path.samestat(os.lstat(self.path), os.fstat(descriptor)):
+                os.unlink(self.path)
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+def make_process_file(path: Path, body: bytes) -> ProcessFile:
+    """Make one; the folder is made where it is missing.
+
+    Args:
+        path: Its place.
+        body: What it says at first, as for `ProcessFile.write`.
+
+    Raises:
+        OSError: It cannot be made.
+        ValueError: The text is too long.
+    """
+    frame = _framed(1, body)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path, _READABLE_BY_ALL) as descriptor:
+        os.pwrite(descriptor, frame, 0)
+    return ProcessFile(path, descriptor)
+
+
+def _framed(sequence: int, body: bytes) -> bytes:
+    if len(body) > MAX_BODY_BYTES:
+        raise ValueError(f"{len(body)} bytes do not fit into {MAX_BODY_BYTES}")
+    head = _HEAD.pack(MAGIC, sequence & 0xFFFFFFFF, len(body))
+    frame = b"".join((head, _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(head))), body))
+    return frame.ljust(FILE_BYTES, b"\0")

@@ -1,0 +1,330 @@
+"""A thread that writes this process's host memory into its file once a second.
+
+It touches neither torch nor the engine, waits for nothing but its own clock, and ends in silence where it cannot write:
+vLLM must serve as well without it. A forked child gets a thread and a file of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import re
+import socket
+import sys
+import time
+from contextlib import suppress
+from itertools import islice
+from multiprocessing.util import Finalize
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+from highwater_worker.errors import printable
+from highwater_worker.identity import identity, pid_started
+from highwater_worker.notes import Notes
+from highwater_worker.processes.container import read_container
+from highwater_worker.processes.engine_settings import engine_settings
+from highwater_worker.processes.figures import count_descriptors, descriptors_limit, read_figures, read_machine
+from highwater_worker.processes.host_trace import HostTrace
+from highwater_worker.processes.listed import list_processes
+from highwater_worker.processes.process_file import MAX_BODY_BYTES, ProcessFile, make_process_file
+from highwater_worker.processes.role import Role, own_role
+from highwater_worker.processes.shared_memory import read_shm
+from highwater_worker.recorder.bodies import encoded
+from highwater_worker.recorder.file_system import file_system_of, is_remote
+from highwater_worker.recorder.identity import boot_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECONDS = 1.0
+_SELDOM_SECONDS = 10.0
+"""The time between two looks at the container by a process that is not the first one, at other processes and at the
+role, which changes as a process starts others."""
+_SHM_SECONDS = 5.0
+_STOP_SECONDS = 1.0
+"""The time that an end waits for the thread, which the disk may hold."""
+_EARLY = 100
+_SUFFIX = ".process"
+_NAME = re.compile(r"highwater-([0-9]{1,10})-[0-9]{1,20}\.process$")
+_MAX_LOOKED_AT = 4096
+_OLD_SECONDS = 600.0
+_MAX_OLD = 1024
+_SCHEMA = 1
+
+
+class ProcessWriter:
+    """Writes one process's file.
+
+    Args:
+        folder: Where to.
+        clock: Monotonic seconds, the same in all processes of a machine.
+        wall_clock: Unix seconds.
+        root: The file system's root; a test brings its own.
+        shm: Where shared memory is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        root: Path = Path("/"),
+        shm: str = "/dev/shm",  # noqa: S108 - looked at, never written to
+    ) -> None:
+        self.folder = folder
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._root = root
+        self._shm = shm
+        self._is_first = False
+        self._worker: dict[str, Any] = {}
+        self._engine: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
+        self._due: dict[str, float] = {}
+        self._role = Role("other")
+        self._file: ProcessFile | None = None
+        self._last_cost_ms: float | None = None
+        self._failures = 0
+        self._ends_in_order = False
+        self._trace = HostTrace(folder, clock=clock, wall_clock=wall_clock, root=root)
+        self._stopped = Event()
+        self._thread: Thread | None = None
+        self.pid = os.getpid()
+
+    def set_worker(self, worker: object) -> None:
+        """Note that this process has a worker: its ranks and its engine's settings; called on the engine's thread."""
+        ranks = identity(worker)
+        self._worker = {name: ranks[name] for name in ("rank", "dp_rank", "tp_rank", "pp_rank")}
+        self._engine = engine_settings(worker)
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            RuntimeError: None can be started.
+        """
+        thread = Thread(target=self.run, name="highwater-process", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def stop(self) -> None:
+        """End the thread, and remove the file: the process ends in order, or the recorder is not wanted any more."""
+        self._stopped.set()
+        if self._thread is not None and self.pid == os.getpid():
+            self._thread.join(_STOP_SECONDS)
+
+    def run(self) -> None:
+        """Write once a second until `stop`: the thread's body."""
+        try:
+            # Not at once: many processes only start another program.
+            while not self._stopped.wait(SECONDS):
+                if not self._ends_in_order:
+                    # Not at the start: multiprocessing empties its list in a child that it has just forked.
+                    self._ends_in_order = True
+                    atexit.register(self.stop)
+                    Finalize(None, self.stop, exitpriority=_EARLY)
+                if not self.write():
+                    break
+                self._trace.tick()
+        finally:
+            self._trace.close()
+            if self._file is not None:
+                self._file.close(removes=True)
+
+    def write(self) -> bool:
+        """Write the file once, and return whether to go on; never raises."""
+        if os.getpid() != self.pid:
+            return False
+        started = time.perf_counter()
+        try:
+            if self._file is None:
+                remove_old_files(self.folder, self._wall_clock())
+                self._file = make_process_file(self._path(), self._body())
+            elif not self._file.is_there():
+                return False  # swept, or the folder is gone
+            else:
+                self._file.write(self._body())
+        except Exception:  # noqa: BLE001 - a disk that is full now may not be later; there is nowhere to report it
+            self._failures += 1
+        self._last_cost_ms = round((time.perf_counter() - started) * 1000, 3)
+        return True
+
+    def leave(self) -> None:
+        """Let go of the file of the process that this one was forked from, and leave it in its place."""
+        self._trace.leave()
+        if self._file is not None:
+            self._file.close(removes=False)
+
+    def _path(self) -> Path:
+        return self.folder / f"highwater-{self.pid}-{pid_started(self._root)}{_SUFFIX}"
+
+    def _body(self) -> bytes:
+        now = self._clock()
+        record = self.record(now)
+        body = encoded(record)
+        for dropped in ("others", "shm", "engine"):  # the process's own figures come first
+            if len(body) <= MAX_BODY_BYTES:
+                break
+            record.pop(dropped, None)
+            body = encoded(record)
+        return body
+
+    def record(self, now: float) -> dict[str, Any]:
+        """Return the file's content.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        notes = Notes()
+        figures = notes.attempt("figures", lambda: read_figures("self", self._root)) or {}
+        self._every("role", _SELDOM_SECONDS, now, self._look_at_role)
+        container = self._every(
+            "container", SECONDS if self._is_first else _SELDOM_SECONDS, now, lambda: read_container(self._root)
+        )
+        record: dict[str, Any] = {
+            "schema": _SCHEMA,
+            "at": round(self._wall_clock(), 3),
+            "mono": round(now, 3),
+            "pid": self.pid,
+            **self._constant(),
+            "role": self._role.role,
+            "index": self._role.number,
+            **self._worker,
+            **figures,
+            "descriptors": notes.attempt("descriptors", lambda: count_descriptors(self._root)),
+            "descriptors_limit": descriptors_limit(),
+            "cgroup": container,
+            "cost_ms": self._last_cost_ms,
+            "cpu_seconds": round(time.thread_time(), 6),
+            "failures": self._failures,
+        }
+        if self._engine:
+            record["engine"] = self._engine
+        if self._is_first:
+            record["shm"] = self._every("shm", _SHM_SECONDS, now, lambda: read_shm(self._shm))
+            record["machine"] = self._every("machine", _SELDOM_SECONDS, now, lambda: dict(read_machine(self._root)))
+            record["others"] = self._every(
+                "others", _SELDOM_SECONDS, now, lambda: list_processes(_writers(self.folder), self._root)
+            )
+        return record
+
+    def _constant(self) -> dict[str, Any]:
+        if "constant" not in self._kept:
+            notes, root = Notes(), self._root
+            self._kept["constant"] = {
+                "started": notes.attempt("started", lambda: pid_started(root)),
+                "boot_id": notes.attempt("boot_id", lambda: boot_id(root)),
+                "host": notes.attempt("host", lambda: printable(socket.gethostname(), 64)),
+                "pid_namespace": notes.attempt("pid_namespace", lambda: os.stat(root / "proc/self/ns/pid").st_ino),
+                "vllm": _version(),
+            }
+        kept: dict[str, Any] = self._kept["constant"]
+        return kept
+
+    def _look_at_role(self) -> None:
+        role = own_role()
+        if role.role == "other" and self._worker:
+            role = Role("worker", self._worker.get("rank"))
+        self._role = role
+        # Of several that could, the first one reports what they share.
+        self._is_first = multiprocessing.parent_process() is None
+
+    def _every(self, name: str, seconds: float, now: float, read: Callable[[], Any]) -> Any:  # noqa: ANN401 - read's
+        """Return the last value, read again when it is due."""
+        if now >= self._due.get(name, float("-inf")):
+            self._due[name] = now + seconds
+            value = Notes().attempt(name, read)
+            if isinstance(value, dict):
+                value["mono"] = round(now, 3)
+            self._kept[name] = value
+        return self._kept.get(name)
+
+
+def _version() -> str | None:
+    # Never imported for it: in a process that has not got so far it would be loaded here.
+    version = getattr(sys.modules.get("vllm.version"), "__version__", None)
+    return printable(version, 40) if isinstance(version, str) else None
+
+
+def _writers(folder: Path) -> set[int]:
+    """Return the processes that have files in a folder, by the files' names."""
+    found: set[int] = set()
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in islice(entries, _MAX_LOOKED_AT):
+            name = _NAME.match(entry.name)
+            if name is not None:
+                found.add(int(name.group(1)))
+    return found
+
+
+def remove_old_files(folder: Path, now: float) -> None:
+    """Remove the files of processes that fell silent ten minutes ago; what cannot be removed stays.
+
+    Args:
+        folder: The recorders'; it may be missing.
+        now: Unix seconds.
+    """
+    looked_at = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            looked_at += 1
+            if looked_at > _MAX_OLD:
+                return
+            with suppress(OSError):
+                is_ours = entry.name.startswith("highwater-") and entry.name.endswith(_SUFFIX)
+                if is_ours and entry.stat(follow_symlinks=False).st_mtime < now - _OLD_SECONDS:
+                    os.unlink(entry.path)
+
+
+class _Current:
+    """The writer of this process; forked children replace it."""
+
+    writer: ProcessWriter | None = None
+    follows_forks = False
+
+
+def start_process_file(directory: str) -> None:
+    """Write this process's file from now on, and those of its forked children; a second call does nothing.
+
+    Args:
+        directory: An absolute path on this machine.
+
+    Raises:
+        ValueError: It is another kind of path, or lies on another machine.
+        RuntimeError: No thread can be started.
+    """
+    if _Current.writer is not None and _Current.writer.pid == os.getpid():
+        return
+    if not directory.startswith("/") or "\0" in directory:
+        raise ValueError(f"HIGHWATER_RECORDER_DIR is {directory!r}; it must be an absolute path")
+    folder = Path(directory)
+    kind = file_system_of(folder)
+    if is_remote(kind):
+        raise ValueError(f"{directory!r} lies on {kind}; it must be on this machine")
+    writer = ProcessWriter(folder)
+    writer.start()
+    _Current.writer = writer
+    if not _Current.follows_forks:
+        _Current.follows_forks = True
+        os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def worker_made(worker: object) -> None:
+    """Note in this process's file that it has a worker; without a file this does nothing."""
+    if _Current.writer is not None:
+        _Current.writer.set_worker(worker)
+
+
+def _after_fork_in_child() -> None:
+    before = _Current.writer
+    if before is None:
+        return
+    _Current.writer = None
+    with suppress(Exception):
+        before.leave()
+        writer = ProcessWriter(before.folder)
+        writer.start()
+        _Current.writer = writer
