@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
-Part: TypeAlias = Literal["poller", "policy", "shared_devices", "incidents", "diagnosis", "proxy", "http"]
+Part: TypeAlias = Literal[
+    "poller", "policy", "shared_devices", "host", "incidents", "diagnosis", "growth", "proxy", "http"
+]
 
 
 class InternalErrors:

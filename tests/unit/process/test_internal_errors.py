@@ -28,6 +28,7 @@ NOT_COUNTED: dict[tuple[str, str], str] = {
         "plan/oracle_script.py",
         "answer",
     ): "runs in vLLM's interpreter; whatever vLLM raises there is returned as its answer",
+    ("snapshots/reading.py", "load"): "runs in a process of its own, and its answer is that the file is not readable",
 }
 
 
@@ -163,6 +164,18 @@ async def shared_devices(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> N
     await run_for_a_moment(SharedDevices(broken, history, recorders=None, nvml=None, internal_error=counter).run)
 
 
+async def growth(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch: Any = sidecar.services.growth
+    monkeypatch.setattr(watch, "look", broken_later)
+    watch.notice(sidecar.services.report())
+    await run_for_a_moment(watch.run)
+
+
+async def host(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar.services.host, "read", broken_later)
+    await run_for_a_moment(sidecar.services.host.run)
+
+
 async def incident_watcher(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.listeners)
     box: Any = next(owner for owner in owners if type(owner).__name__ == "IncidentWatcher")
@@ -203,6 +216,8 @@ PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch],
     ("memory/poller.py", "_asked_pace"): ("poller", pace),
     ("policy/governor.py", "run"): ("policy", policy),
     ("memory/shared_devices.py", "run"): ("shared_devices", shared_devices),
+    ("growth/watch.py", "run"): ("growth", growth),
+    ("host/watch.py", "run"): ("host", host),
     ("incidents/watcher.py", "run"): ("incidents", incident_watcher),
     ("incidents/incidents.py", "_incident"): ("diagnosis", diagnosis),
     ("proxy/proxy.py", "_tick"): ("proxy", proxy),

@@ -1,0 +1,194 @@
+"""The verdict on a series, from its idle floors. Pure; no I/O, no clock.
+
+::
+
+    too few floors ────────────────────────────────► not known
+    a straight rise, within a bound of its own ────► plateau, with the bound
+    a straight rise, or a leak that was found before
+      ├─ the newest floors do not follow it ───────► as below
+      ├─ it was there two floors ago too ──────────► leak
+      └─ else ─────────────────────────────────────► not known: it rises
+    one step ► step; stands after a growth ► plateau; a trend ► not known; else ► flat
+
+A leak so needs more to begin than to go on, and to end it takes floors that contradict it: the verdict does not flap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from highwater.growth.floors import SCALES, Bound, Floor, Happening, Scale, binned
+from highwater.growth.leak import (
+    MAX_BINS,
+    MIN_FLOORS,
+    MIN_SECONDS,
+    SHARE_TO_BEGIN,
+    SHARE_TO_STAY,
+    Leak,
+    Rise,
+    end_of,
+    find_rise,
+    follows,
+    start_of,
+)
+from highwater.growth.shapes import Step, find_step, has_levelled_off, has_trend, is_within
+from highwater.readings import GrowthKind, GrowthUnit
+
+# The floors of a start: weights are in, and caches, heaps and kernels find their sizes.
+WARM_UP_FLOORS: Final = 3
+MIN_JUDGED: Final = 6
+# A rise that was there so many floors ago is no chance.
+CONFIRMING_FLOORS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A verdict, and what it rests on.
+
+    Attributes:
+        kind: The verdict.
+        why: Why it is not known, in words; empty for other verdicts.
+        value: At the newest floor.
+        grown: From the first floors that count to the last.
+        floors: How many there were.
+        window_seconds: From the first to the last.
+        since: Since when the verdict is this one: the newest floor's Unix seconds when it changed.
+        leak: For ``leak``.
+        bound: For ``plateau``; ``None`` where it levelled off and no bound is known.
+        step: For ``step``.
+    """
+
+    kind: GrowthKind
+    why: str = ""
+    value: float | None = None
+    grown: float | None = None
+    floors: int = 0
+    window_seconds: float = 0.0
+    since: float | None = None
+    leak: Leak | None = None
+    bound: Bound | None = None
+    step: Step | None = None
+
+
+def judge(
+    floors: Sequence[Floor],
+    *,
+    unit: GrowthUnit = "bytes",
+    bounds: Sequence[Bound] = (),
+    happenings: Sequence[Happening] = (),
+    before: Judgement | None = None,
+    warm_up_floors: int = WARM_UP_FLOORS,
+) -> Judgement:
+    """Judge a series.
+
+    Args:
+        floors: All that are kept of it, oldest first, of one process's life.
+        unit: Of their values.
+        bounds: What it may grow to by design.
+        happenings: What may have made a step, or lowered it.
+        before: The verdict until now.
+        warm_up_floors: How many of the floors are those of its start.
+    """
+    scale, counted = SCALES[unit], floors[warm_up_floors:]
+    fixed = [bound.from_start(floors[0].value) for bound in bounds] if floors else []
+    found = _found(counted, scale, fixed, happenings, before)
+    values = [floor.value for floor in counted]
+    return replace(
+        found,
+        value=floors[-1].value if floors else None,
+        grown=end_of(values) - start_of(values) if values else None,
+        floors=len(counted),
+        window_seconds=counted[-1].at - counted[0].at if counted else 0.0,
+        since=before.since if before is not None and before.kind == found.kind else floors[-1].wall if floors else None,
+    )
+
+
+def _found(
+    floors: Sequence[Floor],
+    scale: Scale,
+    bounds: Sequence[Bound],
+    happenings: Sequence[Happening],
+    before: Judgement | None,
+) -> Judgement:
+    if len(floors) < MIN_JUDGED:
+        why = f"{len(floors)} of {MIN_JUDGED} idle floors so far; each takes some seconds without a request"
+        return Judgement(kind="not_known", why=why)
+    known = before.leak if before is not None and before.kind == "leak" else None
+    rise = find_rise(floors, scale, happenings)
+    bound = None if rise is None else _bound_of(rise, floors[-1].value, bounds, scale)
+    if bound is not None:
+        return Judgement(kind="plateau", bound=bound)
+    leak = known if rise is None else _leak(rise, known)
+    if leak is None or not follows(leak, floors, scale, share=SHARE_TO_BEGIN if known is None else SHARE_TO_STAY):
+        return _other(floors, scale, bounds, happenings, is_rising=False)
+    if known is not None or find_rise(floors[:-CONFIRMING_FLOORS], scale, happenings) is not None:
+        return Judgement(kind="leak", leak=leak)
+    return _other(floors, scale, bounds, happenings, is_rising=True)
+
+
+def _bound_of(rise: Rise, value: float, bounds: Sequence[Bound], scale: Scale) -> Bound | None:
+    """Return the bound that the rise is on its way to."""
+    drivers = {rise.driver, *rise.also}
+    if "request" in drivers:  # a request without an image has tokens too
+        drivers -= {"1k_tokens"}
+    fitting = [
+        bound for bound in bounds if is_within(bound, value, scale) and (not bound.drivers or bound.drivers & drivers)
+    ]
+    return min(fitting, key=lambda bound: bound.limit, default=None)
+
+
+def _leak(rise: Rise, known: Leak | None) -> Leak:
+    """Return the leak that a rise is. Its driver stays what it was as long as it explains the rise as well as any."""
+    drivers = (rise.driver, *rise.also)
+    driver = known.driver if known is not None and known.driver in drivers else rise.driver
+    window = rise.window
+    return Leak(
+        driver=driver,
+        line=rise.lines[driver],
+        also=tuple(name for name in drivers if name != driver),
+        hourly=rise.lines.get("hour"),
+        grown=rise.grown,
+        floors=len(window),
+        window_seconds=window[-1].at - window[0].at,
+    )
+
+
+def _other(
+    floors: Sequence[Floor],
+    scale: Scale,
+    bounds: Sequence[Bound],
+    happenings: Sequence[Happening],
+    *,
+    is_rising: bool,
+) -> Judgement:
+    """Judge a series in which no leak was found."""
+    if is_rising:
+        return Judgement(kind="not_known", why="it rises straight, and a few more idle floors have to confirm that")
+    step = find_step(floors, scale, happenings)
+    if step is not None:
+        return Judgement(kind="step", step=step)
+    if not has_trend(floors, scale):
+        return Judgement(kind="flat")
+    values = [floor.value for floor in binned(floors, MAX_BINS)]
+    within = [bound for bound in bounds if is_within(bound, floors[-1].value, scale)]
+    if has_levelled_off(values, scale):
+        return Judgement(kind="plateau", bound=min(within, key=lambda bound: bound.limit, default=None))
+    if any(not bound.drivers for bound in within):
+        return Judgement(kind="plateau", bound=min(within, key=lambda bound: bound.limit))
+    return Judgement(kind="not_known", why=_why_open(floors))
+
+
+def _why_open(floors: Sequence[Floor]) -> str:
+    """Return why a series that rises is not judged, and what would settle it."""
+    seconds = floors[-1].at - floors[0].at
+    if len(floors) < MIN_FLOORS or seconds < MIN_SECONDS:
+        return (
+            f"it rises, and {len(floors)} idle floors over {seconds:.0f} s are too few to tell a leak from a warm-up; "
+            f"{MIN_FLOORS} over {MIN_SECONDS:.0f} s settle it"
+        )
+    return (
+        "it rises, and not straight: with the load, in steps or ever more slowly; some hours more, or a time of less "
+        "load, settle it"
+    )

@@ -1,0 +1,86 @@
+"""Series of memory, and what each report says of those on devices. Pure; no I/O, no clock.
+
+A value is what is left once releasable bytes are taken off: what an allocator keeps for later is no growth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from highwater.accounting.components import COMPONENTS
+from highwater.growth.floors import Bound
+from highwater.readings import GrowthUnit, RankReading
+from highwater.text.table import rank_title
+
+Place: TypeAlias = Literal["device", "host"]
+
+
+class SeriesKey(NamedTuple):
+    """One series, of one process's life.
+
+    Attributes:
+        owner: Whose memory it is: ``rank 0``, ``API server``.
+        measure: What of it: ``other_tensors_bytes``, ``descriptors``.
+        place: Device or host.
+        unit: Bytes, or a count.
+        life: The process: its machine, number and start. A number that is used again is another process.
+    """
+
+    owner: str
+    measure: str
+    place: Place
+    unit: GrowthUnit
+    life: str
+
+    @property
+    def name(self) -> str:
+        """Its name for people and programs, the same over restarts."""
+        return f"{self.owner} {self.measure}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One series at one moment.
+
+    Attributes:
+        key: The series.
+        value: In its unit.
+        bounds: What it may grow to by design.
+        room: What is left to the limit that it grows towards; ``None`` where no limit is known.
+        limit_by: That limit, in words.
+    """
+
+    key: SeriesKey
+    value: float
+    bounds: tuple[Bound, ...] = ()
+    room: float | None = None
+    limit_by: str | None = None
+
+
+def device_series(rank: RankReading) -> Iterator[Measured]:
+    """Yield a rank's components, each of those that are known."""
+    life = f"{rank.host}/{rank.pid}/{rank.pid_started}"
+    for component in COMPONENTS:
+        size = getattr(rank.components, component.name)
+        if size is None:
+            continue
+        if component.name == "torch_cached_bytes":
+            size -= min(rank.releasable_bytes or 0, size)
+        yield Measured(
+            key=SeriesKey(f"rank {rank_title(rank.dp_rank, rank.rank)}", component.name, "device", "bytes", life),
+            value=float(size),
+            bounds=_bounds(rank, component.name),
+            room=None if rank.free_bytes is None else float(rank.free_bytes + (rank.releasable_bytes or 0)),
+            limit_by="the memory of its device" if rank.device.type != "cpu" else "the memory of its machine",
+        )
+
+
+def _bounds(rank: RankReading, component: str) -> tuple[Bound, ...]:
+    """Return what a component may grow to by design: the encoder cache to its budget."""
+    cache = rank.encoder_cache
+    if component != "encoder_cache_bytes" or cache is None or not cache.capacity_embeds or not cache.embeds:
+        return ()
+    held = cache.device_bytes + cache.host_bytes
+    return (Bound(limit=cache.capacity_embeds * held / cache.embeds, what="the encoder cache's budget"),)

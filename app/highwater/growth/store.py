@@ -1,0 +1,173 @@
+"""Keeps idle floors in a file, so that a sidecar that is restarted goes on where it was.
+
+A line a moment is appended; when the file is too long it is written anew with what is kept. Moments are ordered by a
+clock that only one boot of the machine has, so that floors of another boot are refused, whatever the wall clocks say.
+
+::
+
+    {"schema": 1, "boot": "9f3c..."}
+    {"place": "device", "at": 812.4, "wall": 1.7e9, "work": [...], "lives": [...], "values": [[...], ...]}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from highwater.errors import os_reason
+from highwater.files.private_file import replace_private
+from highwater.files.regular import NotARegularFileError, open_regular
+from highwater.growth.book import FloorBook, Moment
+from highwater.growth.series import Place, SeriesKey
+from highwater.readings import GrowthUnit, WorkCounts
+from highwater.units import MIB
+
+SCHEMA: Final = 1
+MAX_FILE_BYTES: Final = 8 * MIB
+# A start reads them all, and each takes about a millisecond.
+MAX_LINES: Final = 2000
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+_Number: TypeAlias = Annotated[float, Field(ge=-(2**63), le=2**63)]
+
+
+class _Line(BaseModel):
+    """A moment as it is written: each series with its key and value: a line stands for itself."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    place: Place
+    at: _Number
+    wall: _Number
+    work: tuple[_Number | None, _Number | None, _Number | None, _Number | None]
+    lives: list[str]
+    values: list[tuple[str, str, GrowthUnit, int, _Number]]
+
+
+class FloorFile:
+    """The file.
+
+    Args:
+        path: Where it is; ``None``: nothing is kept.
+        boot: The machine's boot; by default the present one.
+
+    Attributes:
+        problem: What is wrong with it, in one sentence; ``None`` if nothing is.
+    """
+
+    def __init__(self, path: Path | None, *, boot: str | None = None) -> None:
+        self._path = path
+        self._boot = boot or boot_id()
+        self._bytes = self._lines = 0
+        self._is_ours = False
+        self.problem: str | None = None
+
+    def load(self, books: Mapping[Place, FloorBook], now: float) -> None:
+        """Read the floors of this boot, none of them later than ``now``. Blocks as long as the disk takes."""
+        if self._path is None or self._boot is None:
+            return
+        try:
+            for line in self._read(self._path):
+                if line.at <= now:
+                    _add(books[line.place], line)
+        except FileNotFoundError:
+            pass
+        except NotARegularFileError:
+            self.problem = f"growth: {self._path} is not a file, so idle floors are not kept over a restart"
+        except OSError as exc:
+            self.problem = f"growth: {self._path} cannot be read: {os_reason(exc)}"
+
+    def _read(self, path: Path) -> Iterator[_Line]:
+        with os.fdopen(open_regular(path, follows_link=False), "rb") as file:
+            content = file.read(MAX_FILE_BYTES)
+        self._bytes = len(content)
+        lines = content.split(b"\n")
+        if lines[0] != self._header().strip():
+            return  # of another boot, or of another schema: it is written anew
+        # After the last line's end nothing comes, or what a crash cut off: nothing may be appended to that.
+        self._is_ours = not lines[-1]
+        self._lines = len(lines)
+        for text in lines[1:-1][-MAX_LINES:]:
+            try:
+                yield _Line.model_validate_json(text)
+            except ValidationError:
+                continue
+
+    def keep(self, place: Place, books: Mapping[Place, FloorBook]) -> None:
+        """Append the newest moment of a book. Blocks as long as the disk takes."""
+        if self._path is None or self._boot is None:
+            return
+        text = _text(place, books[place], books[place].moments[-1:])
+        try:
+            if self._is_ours and self._bytes + len(text) <= MAX_FILE_BYTES and self._lines < MAX_LINES:
+                self._append(self._path, text)
+            else:
+                self._rewrite(self._path, books)
+            self.problem = None
+        except OSError as exc:
+            self._is_ours = False  # it may be gone, or half a line may be in it: it is written anew
+            self.problem = f"growth: {self._path} cannot be written: {os_reason(exc)}; a restart forgets idle floors"
+
+    def _append(self, path: Path, text: bytes) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(text)
+        self._bytes += len(text)
+        self._lines += 1
+
+    def _rewrite(self, path: Path, books: Mapping[Place, FloorBook]) -> None:
+        parts = [self._header(), *(_text(place, book, book.moments) for place, book in books.items())]
+        content = b"".join(parts)
+        replace_private(path, content)
+        self._bytes, self._lines, self._is_ours = len(content), content.count(b"\n"), True
+
+    def _header(self) -> bytes:
+        return json.dumps({"schema": SCHEMA, "boot": self._boot}).encode() + b"\n"
+
+
+def _text(place: Place, book: FloorBook, moments: Iterable[Moment]) -> bytes:
+    lines = []
+    for moment in moments:
+        work = moment.work
+        lives = sorted({key.life for key in book.columns})
+        values = [
+            (key.owner, key.measure, key.unit, lives.index(key.life), int(value))
+            for key, value in zip(book.columns, moment.values, strict=False)
+            if not math.isnan(value)
+        ]
+        line = {
+            "place": place,
+            "at": moment.at,
+            "wall": moment.wall,
+            "work": (work.requests, work.images, work.new_images, work.tokens),
+            "lives": lives,
+            "values": values,
+        }
+        lines.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+    return b"".join(lines)
+
+
+def _add(book: FloorBook, line: _Line) -> None:
+    requests, images, new_images, tokens = line.work
+    values = {
+        SeriesKey(owner, measure, line.place, unit, line.lives[life]): value
+        for owner, measure, unit, life, value in line.values
+        if 0 <= life < len(line.lives)
+    }
+    work = WorkCounts(requests=requests, images=images, new_images=new_images, tokens=tokens)
+    book.add(line.at, line.wall, work, values)
+
+
+def boot_id(path: Path = _BOOT_ID) -> str | None:
+    """Return the machine's boot; ``None`` where the kernel does not tell, and then nothing is kept."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip() or None
+    except OSError:
+        return None

@@ -1,0 +1,54 @@
+"""What operators call the engine's processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from highwater.host.reading import ROLES, ProcessMemory, Role
+
+_TITLES: dict[Role, str] = {
+    "api_server": "API server",
+    "launcher": "launcher",
+    "engine_core": "EngineCore",
+    "worker": "worker",
+    "coordinator": "DP coordinator",
+    "resource_tracker": "resource tracker",
+    "sidecar": "sidecar",
+    "other": "other",
+}
+
+
+def name_of(role: Role, index: int | None, rank: int | None, dp_rank: int | None, command: str | None) -> str:
+    """Return a process's name: ``EngineCore 1``, ``worker rank 2.1``, ``other python3``.
+
+    Args:
+        role: What it is.
+        index: Which of several of its role.
+        rank: Of a worker.
+        dp_rank: Of a worker.
+        command: Its program's name.
+    """
+    title = _TITLES[role]
+    if role == "worker" and rank is not None:
+        return f"{title} rank {dp_rank}.{rank}" if dp_rank else f"{title} rank {rank}"
+    if role == "engine_core" and index is None and dp_rank:
+        return f"{title} {dp_rank}"
+    if role == "other" and command:
+        return f"{title} {command}"
+    return title if index is None else f"{title} {index}"
+
+
+def named_apart(processes: Iterable[ProcessMemory]) -> tuple[ProcessMemory, ...]:
+    """Return them in the order of their roles; where several have one name, their numbers distinguish them."""
+    ordered = sorted(processes, key=lambda one: (ROLES.index(one.role), _natural(one.name), one.host or "", one.pid))
+    counts: dict[str, int] = {}
+    for one in ordered:
+        counts[one.name] = counts.get(one.name, 0) + 1
+    return tuple(one if counts[one.name] == 1 else replace(one, name=f"{one.name} (pid {one.pid})") for one in ordered)
+
+
+def _natural(name: str) -> tuple[object, ...]:
+    head, _, tail = name.rpartition(" ")
+    numbers = tail.split(".")
+    return (head, 0, *map(int, numbers)) if all(part.isascii() and part.isdigit() for part in numbers) else (name, 1)

@@ -1,0 +1,57 @@
+"""The sidecar's own log: lines for people, or one JSON object a line, uvicorn's and Python's warnings included."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Final, Literal, TypeAlias
+
+LogFormat: TypeAlias = Literal["text", "json"]
+
+_TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# uvicorn calls its general log so, errors or not.
+_NAMES: Final = {"uvicorn.error": "uvicorn"}
+
+
+class JsonLines(logging.Formatter):
+    """Formats a record as one JSON object on one line: ``time`` (UTC), ``level``, ``logger``, ``message``.
+
+    A traceback is the text ``exception``, with its line breaks escaped.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": moment.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = record.stack_info
+        return json.dumps(line)
+
+
+def _with_plain_name(record: logging.LogRecord) -> bool:
+    record.name = _NAMES.get(record.name, record.name)
+    return True
+
+
+def configure_log(level: str, form: LogFormat) -> None:
+    """Send all records of this process to standard error.
+
+    Args:
+        level: The lowest level that is written.
+        form: As lines for people, or as JSON.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(_TEXT))
+    handler.addFilter(_with_plain_name)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.captureWarnings(capture=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news

@@ -1,0 +1,15 @@
+"""The exceptions of this folder.
+
+SnapshotError       a file cannot be explained; its text says why
+  +- UnsafePickle   the file is not plain data, or too large, and was not read
+"""
+
+from __future__ import annotations
+
+
+class SnapshotError(Exception):
+    """A snapshot cannot be read or explained."""
+
+
+class UnsafePickle(SnapshotError):
+    """The file is no pickle of plain data within the bounds; nothing of it was made."""

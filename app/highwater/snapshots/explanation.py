@@ -1,0 +1,306 @@
+"""What a snapshot says, as figures: pools, holes, what pins segments, what could be given back. Pure.
+
+Whose memory a request can use follows PyTorch's allocator: blocks of its own pool, kind and stream only. A request of
+up to 1 MiB goes to the small kind, whose segments have 2 MiB; any other to the large kind, whose segments have 20 MiB
+for requests below 10 MiB, and the request's own size, in steps of 2 MiB, above.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from highwater.snapshots.model import Block, Segment, Snapshot, Stack
+from highwater.units import MIB
+
+SMALL_REQUEST: Final = 1 * MIB
+PAGES: Final = {"small": 2 * MIB, "large": 20 * MIB}
+"""Bytes of a page of an expandable segment."""
+_LARGE_STEP: Final = 2 * MIB
+_OWN_SEGMENT: Final = 10 * MIB
+_SHOWN_PINS: Final = 20
+_SHOWN_POOLS: Final = 200
+_SHOWN_FRAMES: Final = 6
+
+
+@dataclass(slots=True)
+class Sums:
+    """Bytes of some segments; `reserved` is the sum of the next three.
+
+    Attributes:
+        segments: How many.
+        reserved: That the allocator has from the driver.
+        allocated: In blocks that tensors use.
+        pending: In blocks that were freed and wait for another stream.
+        free: In blocks that can be used again.
+        rounding: Of `allocated`, what was not asked for.
+        largest_free: The largest of the free blocks.
+        holed_segments: Segments that hold something and have free bytes too.
+        held_free: The free bytes in these.
+        whole_segments: Segments in which nothing is held.
+        whole_free: The bytes of these.
+    """
+
+    segments: int = 0
+    reserved: int = 0
+    allocated: int = 0
+    pending: int = 0
+    free: int = 0
+    rounding: int = 0
+    largest_free: int = 0
+    holed_segments: int = 0
+    held_free: int = 0
+    whole_segments: int = 0
+    whole_free: int = 0
+
+    def add(self, segment: Segment) -> None:
+        """Count one more segment."""
+        free = sum(block.size for block in segment.blocks if block.state == "free")
+        self.segments += 1
+        self.reserved += segment.size
+        self.free += free
+        for block in segment.blocks:
+            if block.state == "live":
+                self.allocated += block.size
+                self.rounding += block.size - block.requested
+            elif block.state == "pending":
+                self.pending += block.size
+            else:
+                self.largest_free = max(self.largest_free, block.size)
+        if free == segment.size:
+            self.whole_segments += 1
+            self.whole_free += free
+        elif free:
+            self.holed_segments += 1
+            self.held_free += free
+
+    def as_json(self) -> dict[str, int]:
+        """Return them by name; sizes end in ``_bytes``."""
+        counts = {"segments", "holed_segments", "whole_segments"}
+        return {name if name in counts else f"{name}_bytes": getattr(self, name) for name in Sums.__slots__}
+
+
+def explain(snapshot: Snapshot, want: int | None = None) -> dict[str, Any]:
+    """Return the explanation, as JSON.
+
+    Args:
+        snapshot: The snapshot.
+        want: Bytes of a request to judge it by; None: the largest of the history.
+    """
+    by_device: defaultdict[int, list[Segment]] = defaultdict(list)
+    for segment in snapshot.segments:
+        by_device[segment.device].append(segment)
+    return {
+        "has_stacks": snapshot.has_stacks,
+        "trace_entries": snapshot.trace_entries,
+        "settings": dict(snapshot.settings),
+        "devices": [_device(device, segments, snapshot, want) for device, segments in sorted(by_device.items())],
+    }
+
+
+def _device(device: int, segments: list[Segment], snapshot: Snapshot, want: int | None) -> dict[str, Any]:
+    pools = pools_of(segments)
+    shown = sorted(pools.items(), key=lambda one: -one[1].reserved)
+    return {
+        "device": device,
+        **sums_of(segments).as_json(),
+        "private_bytes": sum(segment.size for segment in segments if segment.is_private),
+        "pools": [_pool(key, sums) for key, sums in shown[:_SHOWN_POOLS]],
+        "pools_left_out": max(0, len(shown) - _SHOWN_POOLS),
+        "wanted": _wanted(device, pools, snapshot, want),
+        "release_bytes": sum(map(released, segments)),
+        "release_segments": sum(released(segment) == segment.size for segment in segments),
+        "kept_whole_bytes": sum(whole_free(segment) for segment in segments if segment.is_private),
+        "expandable": _expandable(segments),
+        **_pins(segments),
+    }
+
+
+def sums_of(segments: Iterable[Segment]) -> Sums:
+    """Return the sums over segments."""
+    sums = Sums()
+    for segment in segments:
+        sums.add(segment)
+    return sums
+
+
+PoolKey: TypeAlias = tuple[tuple[int, int], str, int]
+"""Pool, kind and stream: a request uses free blocks of one of these alone."""
+
+
+def pools_of(segments: Iterable[Segment]) -> dict[PoolKey, Sums]:
+    """Return the sums of each pool, kind and stream."""
+    pools: defaultdict[PoolKey, Sums] = defaultdict(Sums)
+    for segment in segments:
+        pools[segment.pool, segment.kind, segment.stream].add(segment)
+    return dict(pools)
+
+
+def _pool(key: PoolKey, sums: Sums) -> dict[str, Any]:
+    pool, kind, stream = key
+    return {"pool": list(pool), "kind": kind, "stream": stream, **sums.as_json()}
+
+
+# --- a request against what is free ---
+
+
+def _wanted(device: int, pools: dict[PoolKey, Sums], snapshot: Snapshot, want: int | None) -> dict[str, Any] | None:
+    seen = snapshot.largest.get(device)
+    if want is None and seen is None:
+        return None
+    size = want if want is not None else seen.size if seen is not None else 0
+    kind = kind_for(size)
+    streams = {key[2]: sums.reserved for key, sums in pools.items() if key[0] == (0, 0) and key[1] == kind}
+    # Who asks by hand means the stream that has most: the one that the engine computes on.
+    busiest = max(streams, key=lambda stream: (streams[stream], -stream), default=0)
+    stream = seen.stream if seen is not None and want is None else busiest
+    sums = pools.get(((0, 0), kind, stream), Sums())
+    return {
+        "bytes": size,
+        "from": "asked" if want is not None else "failed" if seen is not None and seen.failed else "history",
+        "kind": kind,
+        "stream": stream,
+        "largest_free_bytes": sums.largest_free,
+        "fits": sums.largest_free >= rounded(size),
+        "new_segment_bytes": new_segment(size),
+        "device_free_bytes": seen.device_free if seen is not None and want is None else None,
+    }
+
+
+def rounded(size: int) -> int:
+    """Return the bytes of the block that a request takes: a multiple of 512."""
+    return max(512, -(-size // 512) * 512)
+
+
+def kind_for(size: int) -> str:
+    """Return the kind of segment that serves a request."""
+    return "small" if rounded(size) <= SMALL_REQUEST else "large"
+
+
+def new_segment(size: int) -> int:
+    """Return the bytes that PyTorch asks the driver for where no free block serves a request."""
+    size = rounded(size)
+    if size <= SMALL_REQUEST:
+        return PAGES["small"]
+    return PAGES["large"] if size < _OWN_SEGMENT else -(-size // _LARGE_STEP) * _LARGE_STEP
+
+
+# --- what could be given back ---
+
+
+def whole_free(segment: Segment) -> int:
+    """Return a segment's bytes if nothing is held in it, else 0."""
+    return segment.size if all(block.state == "free" for block in segment.blocks) else 0
+
+
+def released(segment: Segment) -> int:
+    """Return the bytes of a segment that `empty_cache` gives back: all or nothing, or whole pages where expandable.
+
+    The private pools of captured graphs and of sleep mode keep theirs as long as their owner lives.
+    """
+    if segment.is_private:
+        return 0
+    return pages_free(segment) if segment.is_expandable else whole_free(segment)
+
+
+def pages_free(segment: Segment) -> int:
+    """Return the bytes of whole pages within a segment's free blocks."""
+    page = PAGES[segment.kind]
+    start = found = 0
+    for block in segment.blocks:
+        end = start + block.size
+        if block.state == "free":
+            found += max(0, end // page - -(-start // page)) * page
+        start = end
+    return found
+
+
+def _expandable(segments: list[Segment]) -> dict[str, Any]:
+    """Return what `release` would give back besides if each partly used segment were expandable, by this layout."""
+    mapped = [segment for segment in segments if segment.is_expandable]
+    holed = [one for one in segments if not one.is_expandable and not one.is_private and not whole_free(one)]
+    return {
+        "segments": len(mapped),
+        "bytes": sum(segment.size for segment in mapped),
+        "pages_bytes": sum(pages_free(segment) for segment in holed),
+        "at_most_bytes": sum(block.size for one in holed for block in one.blocks if block.state == "free"),
+    }
+
+
+# --- what pins segments ---
+
+
+def _pins(segments: list[Segment]) -> dict[str, Any]:
+    """Return the partly used segments with most free bytes, and for each stack how much free memory it pins."""
+    holed = [(free, segment) for segment in segments if 0 < (free := _free(segment)) < segment.size]
+    holed.sort(key=lambda one: (-one[0], one[1].address))
+    by_stack: defaultdict[Stack, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for free, segment in holed:
+        for stack, size in _held_by(segment).items():
+            figures = by_stack[stack]
+            figures[0] += 1
+            figures[1] += size
+            figures[2] += free
+    # A segment that several stacks hold is pinned by each: all must go before it is free.
+    ranked = sorted(by_stack.items(), key=lambda one: (-one[1][2], one[1][1]))
+    return {
+        "pins": [_pin(free, segment) for free, segment in holed[:_SHOWN_PINS]],
+        "pins_left_out": max(0, len(holed) - _SHOWN_PINS),
+        "pinned_by": [
+            {"stack": frames_of(stack), "segments": count, "held_bytes": size, "free_bytes": free}
+            for stack, (count, size, free) in ranked[:_SHOWN_PINS]
+            if stack
+        ],
+    }
+
+
+def _free(segment: Segment) -> int:
+    return sum(block.size for block in segment.blocks if block.state == "free")
+
+
+def _held_by(segment: Segment) -> dict[Stack, int]:
+    held: defaultdict[Stack, int] = defaultdict(int)
+    for block in segment.blocks:
+        if block.state != "free":
+            held[block.stack] += block.size
+    return held
+
+
+def _pin(free: int, segment: Segment) -> dict[str, Any]:
+    held = [block for block in segment.blocks if block.state != "free"]
+    largest = max(held, key=_size)
+    return {
+        "address": segment.address,
+        "bytes": segment.size,
+        "free_bytes": free,
+        "largest_free_bytes": max(block.size for block in segment.blocks if block.state == "free"),
+        "held_blocks": len(held),
+        "held_bytes": segment.size - free,
+        "largest_held_bytes": largest.size,
+        "stack": frames_of(largest.stack),
+        "kind": segment.kind,
+        "pool": list(segment.pool),
+        "stream": segment.stream,
+    }
+
+
+def _size(block: Block) -> int:
+    return block.size
+
+
+def frames_of(stack: Stack) -> list[str]:
+    """Return a stack's innermost frames outside PyTorch, each ``file:line function``; PyTorch's own where all are."""
+    own = [frame for frame in stack if not _is_torchs(frame[0])] or list(stack)
+    return list(_shown(own[:_SHOWN_FRAMES]))
+
+
+def _shown(frames: Iterable[tuple[str, int, str]]) -> Iterator[str]:
+    for file, line, name in frames:
+        # Enough of the path to know the package by.
+        yield f"{'/'.join(file.split('/')[-3:])}:{line} {name}"
+
+
+def _is_torchs(file: str) -> bool:
+    return file in ("??", "") or "/torch/" in file or "/torch_npu/" in file or not file.endswith(".py")

@@ -1,0 +1,311 @@
+"""Floors are taken at rest only, kept over a restart of the sidecar, and judged at a bounded cost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from highwater.accounting.attribution import account
+from highwater.growth.book import FloorBook
+from highwater.growth.floors import MAX_FLOORS, Bound, superfluous
+from highwater.growth.rest import Rest, follow, is_due
+from highwater.growth.series import Measured, SeriesKey, device_series
+from highwater.growth.store import MAX_FILE_BYTES, FloorFile
+from highwater.growth.watch import JUDGED_AT_ONCE, GrowthWatch
+from highwater.memory.history import History
+from highwater.readings import (
+    Components,
+    Device,
+    EncoderCache,
+    EngineStatus,
+    Progress,
+    RankReading,
+    Report,
+    WorkCounts,
+    WorkerMemory,
+)
+from highwater.units import GIB, MIB
+
+BOOT = "boot-1"
+
+
+def rank(number: int = 0, *, tensors: float = 0.0, pid: int = 7, **changes: object) -> RankReading:
+    worker = WorkerMemory(
+        rank=number,
+        host="node",
+        pid=pid,
+        pid_started=100 + pid,
+        taken_at=0.0,
+        device=Device(type="npu", index=number),
+        total_bytes=64 * GIB,
+        free_bytes=4 * GIB,
+        used_bytes=60 * GIB,
+    )
+    parts = Components(weights_bytes=30 * GIB, other_tensors_bytes=int(GIB + tensors), torch_cached_bytes=600 * MIB)
+    return replace(account(worker), **{"components": parts, "releasable_bytes": 500 * MIB, **changes})
+
+
+def report(*ranks: RankReading, requests: float = 0.0, running: int = 0, **changes: object) -> Report:
+    work = WorkCounts(requests=requests, images=requests, new_images=requests, tokens=100 * requests)
+    status = EngineStatus(url="http://e", state="ready", requests_running=running, requests_waiting=0, work=work)
+    return replace(Report(engine=status, ranks=ranks, stale=False), **changes)
+
+
+class Clock:
+    """The time, which a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Watched:
+    """A watch, its clock, and the traffic that it sees."""
+
+    def __init__(self, path: Path | None = None, *, boot: str = BOOT, start: float = 1000.0) -> None:
+        self.clock = Clock()
+        self.clock.now = start
+        self.history = History(10)
+        self.watch = GrowthWatch(
+            self.history, FloorFile(path, boot=boot), clock=self.clock, wall_clock=lambda: 1.7e9 + self.clock.now
+        )
+        self.requests = 0
+
+    async def see(self, seen: Report) -> None:
+        self.watch.notice(seen)
+        await self.watch.look(seen)
+
+    async def burst(self, requests: int, *ranks: RankReading, rest: int = 16) -> None:
+        await self.see(report(*ranks, requests=self.requests, running=1))
+        self.requests += requests
+        for _ in range(rest):
+            self.clock.now += 1
+            await self.see(report(*ranks, requests=self.requests))
+
+    def verdict(self, measure: str = "other_tensors_bytes") -> str:
+        (found,) = [one for one in self.watch.verdicts() if one.measure == measure]
+        return found.verdict
+
+
+async def leaking(watched: Watched, bursts: int = 30) -> None:
+    for number in range(bursts):
+        requests = (3, 9, 1, 7)[number % 4]
+        await watched.burst(requests, rank(tensors=8.0 * MIB * (watched.requests + requests)))
+
+
+async def test_a_leak_is_found_named_and_recorded():
+    """The component that leaks, with rate, driver and date; the other components are flat."""
+    watched = Watched()
+    await leaking(watched)
+    found = watched.watch.verdicts()[0]
+    assert (found.series, found.verdict) == ("rank 0 other_tensors_bytes", "leak")
+    assert found.rate is not None
+    assert found.rate.per_driver == pytest.approx(8 * MIB)
+    assert found.exhausted_at is not None
+    assert found.limit_by == "the memory of its device"
+    assert watched.verdict("weights_bytes") == watched.verdict("torch_cached_bytes") == "flat"
+    assert [event.summary for event in watched.history.events()] == ["rank 0 other_tensors_bytes leaks"]
+
+
+async def test_nothing_is_measured_under_load():
+    """What a step holds for a moment is in no floor, nor is what is left before the rest is long enough."""
+    watched = Watched()
+    for _ in range(50):
+        await watched.see(report(rank(tensors=9 * GIB), running=2))
+        watched.clock.now += 1
+    for _ in range(2):
+        await watched.see(report(rank(tensors=9 * GIB)))
+        watched.clock.now += 1
+    assert watched.watch.data("rank 0 other_tensors_bytes") == []
+
+
+async def test_the_verdict_on_an_engine_that_is_gone_is_about_the_past():
+    """It leaked, and no date of exhaustion is given."""
+    watched = Watched()
+    await leaking(watched)
+    gone = report()
+    await watched.see(replace(gone, stale=True, engine=replace(gone.engine, state="gone")))
+    found = watched.watch.verdicts()[0]
+    assert (found.verdict, found.is_over, found.exhausted_at) == ("leak", True, None)
+    assert found.text.startswith("it leaked ")
+
+
+async def test_another_process_begins_anew():
+    """The same rank with another pid, or with the same pid and another start, has no floors yet."""
+    watched = Watched()
+    await leaking(watched)
+    await watched.burst(1, rank(tensors=0, pid_started=999))
+    assert len(watched.watch.data("rank 0 other_tensors_bytes")) == 1
+    assert watched.verdict() == "not_known"
+
+
+async def test_a_restarted_sidecar_goes_on(tmp_path: Path):
+    """With the same floors; those of another boot, or of a moment that is yet to come, are not used."""
+    path = tmp_path / "state.growth"
+    before = Watched(path)
+    await leaking(before)
+    kept = before.watch.data("rank 0 other_tensors_bytes")
+    after = Watched(path, start=before.clock.now + 5)
+    assert after.watch.data("rank 0 other_tensors_bytes") == kept
+    after.requests = before.requests
+    await after.burst(2, rank(tensors=8.0 * MIB * (before.requests + 2)))
+    assert after.verdict() == "leak"
+    assert Watched(path, boot="boot-2", start=before.clock.now + 5).watch.data("rank 0 other_tensors_bytes") == []
+    assert Watched(path, start=500.0).watch.data("rank 0 other_tensors_bytes") == []
+
+
+async def test_a_broken_file_costs_its_broken_lines(tmp_path: Path):
+    """A line that a crash cut off, or that somebody wrote into it."""
+    path = tmp_path / "state.growth"
+    before = Watched(path)
+    await leaking(before, bursts=5)
+    kept = before.watch.data("rank 0 other_tensors_bytes")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b'{"place": "moon"}\n', b"\xff\n", *lines[2:], lines[-1][:40]]))
+    assert Watched(path, start=before.clock.now + 5).watch.data("rank 0 other_tensors_bytes") == kept
+
+
+async def test_a_folder_in_the_files_place_is_reported(tmp_path: Path):
+    """And verdicts go on without it."""
+    watched = Watched(tmp_path)
+    await leaking(watched)
+    assert watched.verdict() == "leak"
+    assert watched.watch._file.problem is not None
+
+
+def test_releasable_bytes_are_no_growth():
+    """The allocator's reserve counts without what a release would give back."""
+    (reserve,) = [one for one in device_series(rank()) if one.key.measure == "torch_cached_bytes"]
+    assert reserve.value == 100 * MIB
+    assert reserve.room == 4 * GIB + 500 * MIB
+
+
+def test_the_encoder_caches_budget_is_its_bound():
+    """In bytes, by what it holds for each embedding now."""
+    cache = EncoderCache(entries=2, device_bytes=10 * MIB, embeds=100, capacity_embeds=1000)
+    full = rank(components=Components(encoder_cache_bytes=10 * MIB), encoder_cache=cache)
+    (one,) = device_series(full)
+    assert one.bounds == (Bound(limit=100 * MIB, what="the encoder cache's budget"),)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stale": True},
+        {"progress": Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="")},
+        {"engine": replace(report().engine, requests_waiting=1)},
+        {"engine": replace(report().engine, requests_running=None)},
+        {"engine": replace(report().engine, state="sleeping")},
+        {"engine": replace(report().engine, state="busy")},
+        {"engine": replace(report().engine, work=WorkCounts(requests=1))},
+    ],
+)
+def test_a_rest_ends_with_any_sign_of_work(change: dict[str, object]):
+    """Requests, steps, counts; nor is an engine at rest that sleeps or is not heard of."""
+    resting = follow(follow(Rest(), report(), 10.0), report(), 20.0)
+    assert resting.seconds(20.0) == 10.0
+    assert follow(resting, report(**change), 21.0).seconds(21.0) == 0.0
+
+
+def test_a_floor_is_taken_once_a_rest_and_once_a_minute():
+    """Not before the rest is long enough; a long rest shows what grows without requests."""
+    rest = Rest(since=100.0)
+    assert not is_due(rest, None, 102.9, rest_seconds=3.0)
+    assert is_due(rest, None, 103.0, rest_seconds=3.0)
+    assert is_due(rest, 90.0, 103.0, rest_seconds=3.0)
+    assert not is_due(rest, 103.0, 162.0, rest_seconds=3.0)
+    assert is_due(rest, 103.0, 163.0, rest_seconds=3.0)
+    assert not is_due(Rest(), None, 163.0, rest_seconds=3.0)
+
+
+def test_a_day_fits_and_the_newest_floors_stay():
+    """Thinned by age: the first ones and the newest are there, and no gap is larger than an hour."""
+    times: list[float] = []
+    for second in range(0, 86_400, 20):
+        times.append(float(second))
+        if len(times) > MAX_FLOORS:
+            del times[superfluous(times)]
+    assert len(times) == MAX_FLOORS
+    assert times[:4] == [0.0, 20.0, 40.0, 60.0]
+    assert times[-40:] == [86_380.0 - 20 * n for n in reversed(range(40))]
+    assert max(two - one for one, two in pairwise(times)) < 3600
+
+
+def _many(value: float) -> Iterable[Measured]:
+    for owner in range(8):
+        for measure in range(30):
+            key = SeriesKey(f"worker rank {owner}", f"measure {measure} bytes", "host", "bytes", f"host/{owner}/1")
+            yield Measured(key=key, value=GIB + (value * MIB if measure % 10 == 0 else measure), room=float(GIB))
+
+
+@pytest.mark.untraced
+async def test_eight_ranks_of_thirty_series_over_a_day_cost_little(tmp_path: Path):
+    """Under 10 ms of this process's CPU a second, with a tenth of the series leaking; and the file stays bounded.
+
+    A day of floors is taken first; then some minutes of traffic are measured, at a poll a second.
+    """
+    watched, path = Watched(tmp_path / "growth"), tmp_path / "growth"
+    work = [0.0]
+
+    async def series(_: float) -> list[Measured]:
+        return list(_many(work[0]))
+
+    watch = GrowthWatch(
+        watched.history,
+        FloorFile(path, boot=BOOT),
+        host_series=series,
+        clock=watched.clock,
+        wall_clock=watched.clock,
+    )
+    book = watch._books["host"]
+    for number in range(600):
+        work[0] += 1 + number % 7
+        at = 1000.0 + 144.0 * number
+        counts = WorkCounts(requests=work[0], images=work[0], new_images=work[0], tokens=work[0] * 90)
+        book.add(at, at, counts, {one.key: one.value for one in _many(work[0])})
+        watched.clock.now = at
+    began, seconds = time.process_time(), 0
+    for number in range(12):
+        for second in range(20):
+            seen = report(rank(device=Device(type="cpu")), requests=work[0], running=int(second < 4))
+            watch.notice(seen)
+            await watch.look(seen)
+            watched.clock.now += 1
+            seconds += 1
+        work[0] += 1 + number % 7
+    spent = (time.process_time() - began) / seconds
+    assert len(book.moments) == MAX_FLOORS
+    assert path.stat().st_size < MAX_FILE_BYTES
+    assert sum(one.verdict == "leak" for one in watch.verdicts()) > 0
+    assert spent < 0.010, f"{spent * 1000:.2f} ms a second"
+    assert JUDGED_AT_ONCE == 2
+
+
+async def test_the_file_is_written_anew_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It never grows beyond its limit, and holds the newest floors all the same."""
+    monkeypatch.setattr("highwater.growth.store.MAX_FILE_BYTES", 60_000)
+    watched = Watched(tmp_path / "growth")
+    sizes = []
+    for number in range(120):
+        await watched.burst(1 + number % 3, rank(tensors=number * MIB), rest=5)
+        sizes.append((tmp_path / "growth").stat().st_size)
+    assert max(sizes) <= 60_000
+    lines = (tmp_path / "growth").read_text().splitlines()
+    assert json.loads(lines[-1])["work"][0] == watched.requests
+
+
+def test_counts_that_begin_again_are_another_engines():
+    """Whatever the processes' numbers say."""
+    book, key = FloorBook(), SeriesKey("rank 0", "weights_bytes", "device", "bytes", "a")
+    assert book.add(1.0, 1.0, WorkCounts(requests=50), {key: 1.0})
+    assert book.add(2.0, 2.0, WorkCounts(requests=3), {key: 1.0})
+    assert not book.add(2.0, 3.0, WorkCounts(requests=4), {key: 1.0})
+    assert [moment.at for moment in book.moments] == [2.0]

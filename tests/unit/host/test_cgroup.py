@@ -1,0 +1,89 @@
+"""Memory cgroups of both versions mean the same, read here or by the engine's own processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from highwater.host.cgroup import container_of, read_group
+from highwater.host.process_record import RawCgroup
+from highwater.units import MIB
+from highwater_worker.devices import cgroup as worker_cgroup
+from highwater_worker.processes.container import read_container
+from tests.unit.host.recorded import V1_STAT, group, machine
+
+V1_MOUNT = "31 23 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+
+
+@pytest.fixture(autouse=True)
+def _forgets_groups():
+    worker_cgroup.group_files.cache_clear()
+
+
+def version_1(root, limit=9223372036854771712):
+    folder = root / "sys/fs/cgroup/memory/box"
+    folder.mkdir(parents=True)
+    texts = {
+        "memory.usage_in_bytes": "5108666368\n",
+        "memory.limit_in_bytes": f"{limit}\n",
+        "memory.max_usage_in_bytes": "6000000000\n",
+        "memory.kmem.usage_in_bytes": "209719296\n",
+        "memory.kmem.tcp.usage_in_bytes": "4096\n",
+        "memory.failcnt": "7\n",
+        "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+        "memory.stat": V1_STAT,
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return machine(root, proc__self__cgroup="4:memory:/box\n0::/\n", proc__self__mountinfo=V1_MOUNT)
+
+
+def test_version_2_by_kind(tmp_path):
+    """File pages without shared memory, the kernel's with socket buffers, and what cannot be dropped."""
+    group(tmp_path, "pod", limit=str(6144 * MIB))
+    root = machine(tmp_path, proc__self__cgroup="0::/pod\n")
+    one = container_of(read_group("self", root))
+    assert (one.version, one.used_bytes, one.limit_bytes) == (2, 5_108_666_368, 6144 * MIB)
+    assert (one.anonymous_bytes, one.shmem_bytes, one.page_cache_bytes) == (3072 * MIB, 600 * MIB, 1000 * MIB)
+    assert (one.droppable_bytes, one.kernel_bytes) == (1000 * MIB, 200 * MIB + 4096)
+    assert one.kept_bytes == 5_108_666_368 - 1100 * MIB
+    assert one.room_bytes == 6144 * MIB - one.kept_bytes
+    assert one.events["oom_kill"] == 1
+    assert (one.pressure.some_avg60, one.pressure.full_seconds) == (11.0, 1.5)
+
+
+def test_version_1_by_kind(tmp_path):
+    """The same numbers from the other version's files; without a limit there is no room to speak of."""
+    one = container_of(read_group("self", version_1(tmp_path)))
+    assert (one.version, one.limit_bytes, one.room_bytes) == (1, None, None)
+    assert (one.anonymous_bytes, one.shmem_bytes, one.page_cache_bytes) == (3072 * MIB, 600 * MIB, 1000 * MIB)
+    assert (one.kernel_bytes, one.sock_bytes, one.swap_bytes) == (209_719_296, 4096, 4096)
+    assert one.events == {"oom_kill": 2, "max": 7}
+    assert one.kept_bytes == 5_108_666_368 - 1000 * MIB
+
+
+def test_a_limit_above_the_own_group_counts(tmp_path):
+    """The pod's, where the container has none: that is the one that kills."""
+    group(tmp_path, "pod", limit=str(5000 * MIB), current=4999 * MIB)
+    group(tmp_path, "pod/box", current=2000 * MIB)
+    root = machine(tmp_path, proc__self__cgroup="0::/pod/box\n")
+    one = container_of(read_group("self", root))
+    assert (one.used_bytes, one.limit_bytes) == (2000 * MIB, 5000 * MIB)
+    assert one.room_bytes == 5000 * MIB - (4999 - 1100) * MIB
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_engines_side_reads_what_the_sidecar_reads(tmp_path, version):
+    """The worker package has a reader of its own; both say the same of one group."""
+    if version == 1:
+        root = version_1(tmp_path, limit=6 * 1024 * MIB)
+    else:
+        group(tmp_path, "pod", limit=str(6144 * MIB))
+        root = machine(tmp_path, proc__self__cgroup="0::/pod\n")
+    theirs, ours = read_container(root), read_group("self", root)
+    assert container_of(RawCgroup(**theirs)) == container_of(ours)
+
+
+def test_without_groups_nothing_is_claimed(tmp_path):
+    """No mount of the file system, or none that shows the group."""
+    assert read_group("self", machine(tmp_path)) is None
+    assert read_container(tmp_path) is None

@@ -1,0 +1,162 @@
+"""One reading: processes by role, the engine's container apart from others, and what could not be read."""
+
+from __future__ import annotations
+
+import pytest
+
+from highwater.host.reader import HostReader, WorkerProcess
+from highwater.units import MIB
+from tests.unit.host.recorded import BOOT, group, machine, record, write
+
+
+@pytest.fixture
+def host(tmp_path):
+    """`host(**options)` reads; `.folder` takes process files, and `.root` is the machine."""
+    root, folder = machine(tmp_path / "root"), tmp_path / "ring"
+    (tmp_path / "shm").mkdir()
+
+    def read(**options):
+        reader = HostReader(
+            folder, clock=lambda: 1000.0, monotonic=lambda: 501.0, root=root, shm=tmp_path / "shm", **options
+        )
+        return reader.read()
+
+    read.folder, read.root, read.shm = folder, root, tmp_path / "shm"
+    return read
+
+
+def test_processes_come_in_the_order_of_their_roles_with_names_of_their_own(host):
+    """Workers by rank; two of one name have their numbers behind it."""
+    write(host.folder, record(pid=1, role="worker", rank=10, dp_rank=0))
+    write(host.folder, record(pid=2, role="worker", rank=9, dp_rank=0))
+    write(host.folder, record(pid=3, role="api_server", index=1))
+    write(host.folder, record(pid=4, role="engine_core", index=0))
+    write(host.folder, record(pid=5, role="other", command="python3"))
+    write(host.folder, record(pid=6, role="other", command="python3"))
+    names = [one.name for one in host().processes]
+    assert names[:4] == ["API server 1", "EngineCore 0", "worker rank 9", "worker rank 10"]
+    assert names[4:] == ["other python3 (pid 5)", "other python3 (pid 6)"]
+
+
+def test_a_process_has_the_limit_of_open_files_that_its_file_says(host):
+    """And none where its worker package is older."""
+    write(host.folder, record(pid=1, descriptors=60, descriptors_limit=1024))
+    write(host.folder, record(pid=2, descriptors=60))
+    assert [(one.descriptors, one.descriptors_limit) for one in host().processes] == [(60, 1024), (60, None)]
+
+
+def test_an_unknown_role_is_other(host):
+    """A newer worker package may have more of them."""
+    write(host.folder, record(role="wizard"))
+    (one,) = host().processes
+    assert (one.role, one.key) == ("other", ("other", "other vllm", 99))
+
+
+def test_the_engines_container_is_the_one_with_its_processes(host):
+    """Another of the engine's is listed beside it, and so is the sidecar's own."""
+    group(host.root, "sidecar")
+    machine(host.root, proc__self__cgroup="0::/sidecar\n")
+    for pid in (1, 2):
+        write(host.folder, record(pid=pid))
+    elsewhere = record()["cgroup"] | {"inode": 78, "used": 2**50}
+    write(host.folder, record(pid=3, cgroup=elsewhere))
+    reading = host()
+    assert reading.container.key == f"{BOOT[:8]}-77"
+    assert reading.container.kept_bytes == 3_955_228_672
+    assert [one.sees for one in reading.other_containers] == ["engine", "sidecar"]
+
+
+def test_the_freshest_word_about_a_container_counts(host):
+    """The first process reads it once a second, the others every ten."""
+    old = record()["cgroup"] | {"mono": 491.0, "used": 1}
+    write(host.folder, record(pid=1, cgroup=old))
+    write(host.folder, record(pid=2))
+    assert host().container.used_bytes == record()["cgroup"]["used"]
+
+
+def test_processes_without_files_are_listed_by_the_first_one(host):
+    """Each once, and none that has a file."""
+    rows = [
+        {"pid": 50, "started": 5, "name": "resource tracker", "tracker": True, "anonymous_bytes": 9 * MIB},
+        {"pid": 2, "name": "python3", "anonymous_bytes": 1},
+        {"pid": 51, "name": "ninja", "anonymous_bytes": MIB},
+    ]
+    write(host.folder, record(pid=1, others={"total": 3, "largest": rows, "mono": 499.0}))
+    write(host.folder, record(pid=2, role="engine_core"))
+    shown = {one.name: (one.source, one.age_seconds) for one in host().processes}
+    assert shown["resource tracker"] == ("listed", 2.0)
+    assert sorted(shown) == ["API server", "EngineCore", "other ninja", "resource tracker"]
+
+
+def test_shared_memory_is_what_the_engine_sees(host):
+    """From its own file where it is another than the sidecar's, and read here where it is the same."""
+    theirs = {"device": 1, "size": 64 * MIB, "used": MIB, "free": 63 * MIB, "owners": {"nccl": [1, MIB, 9 * MIB]}}
+    write(host.folder, record(shm=theirs | {"mono": 500.0}))
+    shm = host().shm
+    assert (shm.sees, shm.size_bytes, shm.promised_bytes, shm.age_seconds) == ("engine", 64 * MIB, 9 * MIB, 1.0)
+    (host.shm / "psm_1").write_bytes(bytes(8192))
+    write(host.folder, record(shm=theirs | {"device": host.shm.stat().st_dev, "mono": 500.0}))
+    shm = host().shm
+    assert (shm.sees, [one.owner for one in shm.owners]) == ("sidecar", ["rpc_rings"])
+
+
+def process(root, pid, parent, title, anonymous, *, started=7, limit="1024"):
+    folder = root / f"proc/{pid}"
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text(f"{pid} (x) S {parent}{' 0' * 17} {started} 0\n")
+    (folder / "status").write_text(
+        f"Name:\tx\nVmHWM:\t{anonymous + 1} kB\nRssAnon:\t{anonymous} kB\nRssFile:\t1 kB\n"
+        "RssShmem:\t0 kB\nThreads:\t3\n"
+    )
+    (folder / "cmdline").write_bytes(title.encode().replace(b" ", b"\0"))
+    (folder / "cgroup").write_text("0::/pod\n")
+    (folder / "fd").mkdir()
+    (folder / "limits").write_text(
+        "Limit                     Soft Limit           Hard Limit           Units     \n"
+        f"Max open files            {limit:<20} 524288               files     \n"
+    )
+
+
+def test_without_the_worker_package_a_shared_pid_namespace_shows_the_engine(host):
+    """From one known worker upwards to vLLM's first process, and all below it; nothing else of the machine."""
+    group(host.root, "pod", limit=str(8000 * MIB))
+    process(host.root, 1, 0, "/sbin/init", 1)
+    process(host.root, 2, 1, "bash", 1)
+    process(host.root, 10, 2, "python vllm serve model", 700)
+    process(host.root, 11, 10, "VLLM::EngineCore", 500, limit="unlimited")
+    process(host.root, 12, 11, "VLLM::Worker_TP0", 900)
+    process(host.root, 13, 10, "python -c from multiprocessing.resource_tracker import main", 9)
+    process(host.root, 14, 1, "nginx", 1)
+    reading = host(workers=lambda: [WorkerProcess(12, 7, 0, 0)])
+    assert [(one.name, one.source) for one in reading.processes] == [
+        ("API server", "proc"),
+        ("EngineCore", "proc"),
+        ("worker rank 0", "proc"),
+        ("resource tracker", "proc"),
+    ]
+    assert [(one.descriptors, one.descriptors_limit) for one in reading.processes[:2]] == [(0, 1024), (0, None)]
+    assert (reading.container.limit_bytes, reading.container.sees) == (8000 * MIB, "sidecar")
+    assert reading.problems == ()
+
+
+def test_a_worker_of_another_start_is_not_looked_for(host):
+    """Its number may be anybody's by now."""
+    process(host.root, 12, 1, "VLLM::Worker", 900, started=8)
+    assert host(workers=lambda: [WorkerProcess(12, 7, 0, 0)]).processes == ()
+
+
+def test_where_nothing_is_seen_it_says_what_to_do(host):
+    """With a folder that nobody writes to, and without any."""
+    assert "HIGHWATER_RECORDER_DIR" in host().problems[0]
+    alone = HostReader(None, root=host.root, shm=host.shm).read()
+    assert "share the PID namespace" in alone.problems[0]
+    assert alone.machine.available_bytes == 32_768_000 * 1024
+
+
+@pytest.mark.parametrize("command", ["²", "1.²", "٣", "1"])
+def test_a_process_may_be_called_anything(host, command):
+    """Whatever counts as a digit elsewhere is a name like any other."""
+    process(host.root, 12, 1, "VLLM::Worker", 900)
+    process(host.root, 13, 12, f"{command} 40", 1)
+    names = [one.name for one in host(workers=lambda: [WorkerProcess(12, 7, 0, 0)]).processes]
+    assert names == ["worker rank 0", f"other {command}"]

@@ -1,0 +1,58 @@
+"""The last reading is kept, shared by all who ask within a second, and a fault costs only itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from highwater.host.watch import HostWatch
+from tests.unit.host.recorded import reading
+
+
+class Reader:
+    """Counts how often it reads, and fails where it is told to."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.fails = False
+
+    def read(self):
+        self.reads += 1
+        if self.fails:
+            raise OSError("gone")
+        return reading()
+
+
+async def test_those_who_ask_within_a_second_share_a_reading():
+    """Whoever may read may ask as often as they like."""
+    now, reader = [100.0], Reader()
+    watch = HostWatch(reader, monotonic=lambda: now[0])
+    heard = []
+    watch.listeners.append(heard.append)
+    await asyncio.gather(*(watch.report() for _ in range(9)))
+    assert (reader.reads, len(heard)) == (1, 1)
+    now[0] += 1.5
+    report = await watch.report()
+    assert (reader.reads, report.age_seconds, watch.summary.processes) == (2, 0.0, 3)
+    assert watch.summary.largest == "worker rank 0"
+
+
+async def test_a_fault_is_counted_and_the_next_reading_is_tried(caplog):
+    """The loop goes on; before the first reading there is nothing to show."""
+    reader, errors, rounds = Reader(), [], []
+    reader.fails = True
+
+    async def sleep(_):
+        rounds.append(1)
+        reader.fails = False
+        if len(rounds) == 2:
+            raise asyncio.CancelledError
+
+    watch = HostWatch(reader, internal_error=lambda: errors.append(1), sleep=sleep, monotonic=lambda: 1.0)
+    assert (watch.last, watch.summary) == (None, None)
+    with caplog.at_level(logging.ERROR), pytest.raises(asyncio.CancelledError):
+        await watch.run()
+    assert (len(errors), watch.last is not None) == (1, True)
+    assert "host memory could not be read" in caplog.text
