@@ -7,21 +7,30 @@ import signal
 import sys
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from highwater import __version__
 from highwater.commands import terminal
+from highwater.commands.events import events
 from highwater.commands.explain import explain
 from highwater.commands.extension import extension
+from highwater.commands.get import get
+from highwater.commands.growth import growth
 from highwater.commands.healthcheck import healthcheck
+from highwater.commands.host import host
 from highwater.commands.incidents import incidents
 from highwater.commands.measure import measure
 from highwater.commands.plan import plan
+from highwater.commands.policy import policy
+from highwater.commands.restore import restore
+from highwater.commands.snapshot import snapshot
 from highwater.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from highwater.settings import Settings
 
 BAD_SETTINGS = 2
@@ -29,7 +38,80 @@ WATCHED_IMAGES = 40
 """Of the demonstration's first half: enough to see the encoder cache grow."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+# What `highwater --help` shows: the commands by what they are for, each in at most 45 characters, as terminals have
+# room for. A test holds it to the commands.
+COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Watch": {
+        "status": "is all well; where the memory is",
+        "top": "the memory, live",
+        "events": "what happened, or happens",
+        "incidents": "what the engine died of",
+        "explain": "why the memory is as it is",
+        "host": "who has the host memory",
+        "growth": "what grows: leak or plateau, until when",
+        "get": "any path of the control plane",
+    },
+    "Act": {
+        "reclaim": "give memory back without failing a request",
+        "restore": "undo trim_encoder_cache",
+        "policy": "what gives memory back by itself",
+        "mark": "name this moment, to compare with later",
+        "snapshot": "PyTorch's memory snapshot of every worker",
+    },
+    "Set up": {
+        "serve": "run the sidecar beside a vLLM server",
+        "check": "what is not set up right, and the change",
+        "token": "the admin token of this machine's sidecar",
+        "extension": "copy the worker package for vLLM",
+        "healthcheck": "the sidecar's health as an exit status",
+        "completion": "completion for bash, zsh or fish",
+    },
+    "Plan and measure": {
+        "plan": "what other vLLM flags would do",
+        "measure": "run a load, and report the memory under it",
+        "demo": "a real engine on CPU, and the story on it",
+    },
+}
+# The settings in the help of `serve`: keys, and sections with a dot at their end. A test holds it to the settings.
+SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Engine": (
+        "engine_url",
+        "engine_root_path",
+        "engine_has_extension",
+        "engine_log",
+        "rpc_deadline_seconds",
+        "max_step_seconds",
+        "engine_tls.",
+    ),
+    "Listening": ("host", "port", "control_port", "shutdown_seconds", "tls."),
+    "Access": ("admin_token", "admin_token_file", "trust_loopback"),
+    "Watching": (
+        "poll_seconds",
+        "idle_poll_seconds",
+        "history_seconds",
+        "recorder_dir",
+        "recorder_rate",
+        "recorder_seconds",
+        "incidents.",
+    ),
+    "Policy and relief": ("policy.", "state_file", "gate.", "trim."),
+    "Requests": ("proxy.",),
+    "Logs": ("log_level", "log_format", "access_log"),
+}
+
+
+class _Grouped(click.Group):
+    """Shows its commands by what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the lists."""
+        del ctx
+        for title, commands in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()), col_max=12)
+
+
+@click.group(cls=_Grouped, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="highwater")
 def main() -> None:
     """Highwater: where a vLLM server's memory went, and how to get it back without failing a request."""
@@ -53,13 +135,15 @@ def _run(settings: Settings) -> None:
     from highwater.commands.server import Server  # noqa: PLC0415
     from highwater.main import create_app  # noqa: PLC0415
     from highwater.process.descriptors import raise_limit  # noqa: PLC0415
+    from highwater.process.log_format import configure_log  # noqa: PLC0415
     from highwater.process.malloc import retain_freed_memory  # noqa: PLC0415
     from highwater.proxy import exchange  # noqa: PLC0415
+    from highwater.wiring.start_line import start_line  # noqa: PLC0415
 
     retain_freed_memory()
     raise_limit()
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news
+    configure_log(settings.log_level, settings.log_format)
+    logging.getLogger("highwater").info("%s", start_line(settings))
     if settings.has_data_plane:
         is_pure = exchange.__file__.endswith(".py")
         logging.getLogger("highwater").info("data plane: %s", "pure Python" if is_pure else "compiled")
@@ -72,6 +156,10 @@ def _run(settings: Settings) -> None:
 
 def _key(parameter: str) -> str:
     return parameter.replace("__", ".")
+
+
+def _is_among(key: str, keys: Iterable[str]) -> bool:
+    return any(key == own or (own.endswith(".") and key.startswith(own)) for own in keys)
 
 
 def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's FieldInfo
@@ -99,6 +187,16 @@ class _Serve(click.Command):
         file = click.Option(["--config"], metavar="FILE", help=text)
         return [file, *(_option(key, field) for key, field in keys())]
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by what they are about."""
+        rows = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
+        for title, keys in SETTINGS.items():
+            names = [name for name in rows if _is_among(_key(name or ""), keys)]
+            with formatter.section(title):
+                formatter.write_dl([row for name in names if (row := rows.pop(name)) is not None])
+        with formatter.section("Other"):
+            formatter.write_dl([row for row in rows.values() if row is not None])
+
     def __init__(self, name: str, **attributes: Any) -> None:  # noqa: ANN401 - click's
         """Make the command without its options."""
         super().__init__(name, **attributes)
@@ -114,13 +212,22 @@ main.add_command(
 )
 
 
-main.add_command(explain)
-main.add_command(extension)
-main.add_command(healthcheck)
-main.add_command(incidents)
-main.add_command(measure)
-main.add_command(plan)
-for command in terminal.ALL:
+for command in (
+    events,
+    explain,
+    extension,
+    get,
+    growth,
+    healthcheck,
+    host,
+    incidents,
+    measure,
+    plan,
+    policy,
+    restore,
+    snapshot,
+    *terminal.ALL,
+):
     main.add_command(command)
 
 

@@ -30,7 +30,8 @@ Foreign exceptions (httpx, json, pydantic) are mapped to these once, at the door
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 _SHOWN_LENGTH = 120
@@ -228,15 +229,25 @@ def flaw(errors: Iterable[Mapping[str, Any]]) -> str:
     return f"{where}: {first['msg']}".removeprefix(": ")
 
 
-def sentences(errors: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """A pydantic error list as one sentence a problem: key, value, and what would be right. Never shows a token."""
+def sentences(
+    errors: Iterable[Mapping[str, Any]], nearest: Callable[[str], str | None] = lambda _: None
+) -> Iterator[str]:
+    """A pydantic error list as one sentence a problem: key, value, and what would be right. Never shows a token.
+
+    Args:
+        errors: As pydantic returns it.
+        nearest: Returns the known key that is most like one that is not known; ``None`` where none is.
+    """
     for error in errors:
         key = ".".join(str(part) for part in error["loc"])
         if error["type"] == "extra_forbidden":
-            yield f"{key}: there is no such key"
+            near = nearest(key)
+            yield f"{key}: there is no such key" + (f"; did you mean {near}?" if near else "")
             continue
         # A file that holds the token may be named; the token itself never is.
         is_secret = "token" in key and key != "admin_token_file"
         shown = "" if is_secret or error["type"] == "missing" or not key else f"{error['input']!r} "
         message = _PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
+        if error["type"] == "tuple_type" and not is_secret and str(error["input"]).startswith("/"):
+            message += f", such as {json.dumps([error['input']])}"
         yield f"{key}: {shown if len(shown) <= _SHOWN_LENGTH else ''}{message}".removeprefix(": ")

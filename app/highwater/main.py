@@ -11,7 +11,7 @@ no second one. Both ports share one ``Proxy``, with a limit of clients each.
 
 Each area is made by a builder of ``wiring``, from those that were made before it::
 
-    counters ──► access ──► data plane ──► core ──► incidents ──► exporter ──► control plane ──► ports
+    counters ──► access ──► data plane ──► core ──► growth ──► incidents ──► exporter ──► control plane ──► ports
 """
 
 from __future__ import annotations
@@ -30,22 +30,29 @@ from fastapi import FastAPI
 from highwater.api.access import Access
 from highwater.api.counters import Counters
 from highwater.api.engine_page import EnginePage
+from highwater.api.host_families import HostNow
 from highwater.api.metrics import Exporter
 from highwater.api.services import Services
 from highwater.files.admin_token import AdminToken
 from highwater.files.tls import TlsWatch, engine_context, listening_context
+from highwater.growth.watch import GrowthWatch
+from highwater.host.watch import HostWatch
 from highwater.incidents import Incidents
 from highwater.incidents.watcher import IncidentWatcher
 from highwater.memory.snapshots import Snapshots
 from highwater.memory.sources.encoder_cache import EncoderCacheEntries
+from highwater.readings import Report
 from highwater.settings import Settings
 from highwater.wiring.clocks import Clocks
 from highwater.wiring.control_plane import wire_access, wire_control_plane
 from highwater.wiring.core import Core, CoreInputs, wire_core, wire_engine, wire_recorders
 from highwater.wiring.data_plane import DataPlane, RootPathWatch, listening_ports, make_front, wire_data_plane
+from highwater.wiring.growth import wire_growth
+from highwater.wiring.host import wire_host
 from highwater.wiring.incidents import wire_incidents
 from highwater.wiring.loops import Loops
 from highwater.wiring.sidecar import Sidecar
+from highwater.wiring.start_line import WaitingLog
 
 
 def create_app(
@@ -89,10 +96,13 @@ def create_app(
             requests_under_way=data.requests_under_way,
         )
     )
-    incidents, watcher = wire_incidents(settings, core, clocks, errors)
+    host = wire_host(settings, core.poller, clocks, errors)
+    growth = wire_growth(settings, core, host, clocks, errors)
+    incidents, watcher = wire_incidents(settings, core, clocks, errors, growth.verdicts)
     shared = [core.shared.run] if core.shared.has_witness else []
-    loops = Loops(core.poller.run, core.governor.run, watcher.run, TlsWatch(tls, engine_tls).run, *shared)
-    areas = _Areas(settings, clocks, counters, token, access, data, core, incidents, watcher, loops)
+    tls_watch = TlsWatch(tls, engine_tls)
+    loops = Loops(core.poller.run, core.governor.run, watcher.run, host.run, growth.run, tls_watch.run, *shared)
+    areas = _Areas(settings, clocks, counters, token, access, data, core, growth, incidents, watcher, host, loops)
     return _serve(areas, tls)
 
 
@@ -107,8 +117,10 @@ class _Areas:
     access: Access
     data: DataPlane
     core: Core
+    growth: GrowthWatch
     incidents: Incidents
     watcher: IncidentWatcher
+    host: HostWatch
     loops: Loops
 
 
@@ -120,6 +132,7 @@ def _serve(areas: _Areas, tls: ssl.SSLContext | None) -> Sidecar:
     internal_error = areas.counters.internal_errors.counter("http")
     control, paths = wire_control_plane(services, _lifespan(areas), internal_error)
     front = make_front(settings, paths)
+    core.poller.listeners.append(WaitingLog(areas.clocks.monotonic).notice)
     if settings.has_data_plane:
         watch = RootPathWatch(front, lambda: core.poller.capabilities.root_path, core.history)
         core.poller.listeners.append(watch.notice)
@@ -151,7 +164,15 @@ def _services(areas: _Areas, stopping: Callable[[], bool]) -> Services:
         connections=data.proxy.connections,
         dropped_lines=data.dropped_lines,
         incidents=lambda: areas.incidents.counts,
+        growth=areas.growth.verdicts,
+        host=lambda: _host_now(areas.host),
     )
+
+    def report() -> Report:
+        now = poller.current()
+        grown = replace(now.growth, series=areas.growth.verdicts())
+        return replace(now, policy=governor.status(), host=areas.host.summary, growth=grown)
+
     return Services(
         poller=poller,
         governor=governor,
@@ -162,15 +183,21 @@ def _services(areas: _Areas, stopping: Callable[[], bool]) -> Services:
         engine_page=EnginePage(core.engine),
         entries=EncoderCacheEntries(core.engine, clock=clocks.monotonic),
         budgets=core.budgets,
+        growth=areas.growth,
         incidents=areas.incidents,
         recorders=core.recorders,
         snapshots=Snapshots(core.engine, poller, core.history, areas.settings.recorder_dir, clock=clocks.wall),
-        report=lambda: replace(poller.current(), policy=governor.status()),
+        report=report,
+        host=areas.host,
         alive=areas.loops.alive,
         stopping=stopping,
         server_info=partial(core.engine.get, "/server_info"),
         control=areas.access,
     )
+
+
+def _host_now(host: HostWatch) -> HostNow | None:
+    return None if host.last is None else HostNow(host.last, host.outlook)
 
 
 def _lifespan(areas: _Areas) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

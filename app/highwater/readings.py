@@ -22,7 +22,7 @@ PolicyLevel: TypeAlias = Literal["calm", "short", "urgent", "held", "unknown"]
 RulePhase: TypeAlias = Literal["calm", "short", "urgent", "acting", "resting", "held"]
 PolicyMode: TypeAlias = Literal["act", "observe"]
 EventKind: TypeAlias = Literal[
-    "reset", "refusal", "mark", "state", "policy", "baseline", "recovery", "incident", "snapshot"
+    "reset", "refusal", "mark", "state", "policy", "baseline", "recovery", "incident", "snapshot", "growth"
 ]
 Trigger: TypeAlias = Literal["policy", "reclaim", "drop-in"]
 Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
@@ -36,6 +36,11 @@ QuiescedBy: TypeAlias = Literal["nothing", "gate"]
 # Where a rank's reading is from: its answer to our call, or its recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
 ProgressVerdict: TypeAlias = Literal["progressing", "idle", "busy", "stuck", "unknown"]
+# What became of a series of memory between requests; app/highwater/growth/judging.py decides it.
+GrowthKind: TypeAlias = Literal["flat", "plateau", "step", "leak", "not_known"]
+# What a growth goes along with.
+GrowthDriver: TypeAlias = Literal["request", "image", "new_image", "1k_tokens", "hour"]
+GrowthUnit: TypeAlias = Literal["bytes", "count"]
 
 # --- what follows from the engine's state ---
 
@@ -411,6 +416,23 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkCounts:
+    """What the engine has done since its start, by its own counters; ``None`` where it does not count that.
+
+    Attributes:
+        requests: Requests that ended.
+        images: Images and other multimodal items that its processor cache was asked for.
+        new_images: Those of them that the cache did not hold.
+        tokens: Prompt and generated tokens.
+    """
+
+    requests: float | None = None
+    images: float | None = None
+    new_images: float | None = None
+    tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
     """The engine's own ``/metrics``, summed over its engines.
 
@@ -420,6 +442,9 @@ class EngineLoad:
         kv_cache_usage_ratio: Of the fullest engine.
         sleeping: Whether any engine has its weights offloaded or discarded.
         work_done: Tokens and requests counted so far; the same number twice means that nothing ran in between.
+        work: The same one by one, with images.
+        mm_cache_queries: Items looked up in the processor cache so far.
+        mm_cache_hits: Those that were found.
     """
 
     requests_running: int | None = None
@@ -427,6 +452,9 @@ class EngineLoad:
     kv_cache_usage_ratio: float | None = None
     sleeping: bool | None = None
     work_done: float | None = None
+    work: WorkCounts = WorkCounts()
+    mm_cache_queries: int | None = None
+    mm_cache_hits: int | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -452,6 +480,9 @@ class EngineStatus:
         capabilities: What it can do.
         hint: Why it is in that state, or what to do; ``None`` where there is nothing to say.
         work_done: Tokens and requests counted so far: the same number twice means that nothing ran in between.
+        work: The same one by one, with images.
+        is_loading: Whether its workers' recorders show a start under way; ``None`` where they would not show one.
+        extension_versions: Those of the worker package, by the workers' recorders; empty without any.
     """
 
     url: str
@@ -465,8 +496,11 @@ class EngineStatus:
     requests_waiting: int | None = None
     kv_cache_usage_ratio: float | None = None
     work_done: float | None = None
+    work: WorkCounts = WorkCounts()
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     hint: str | None = None
+    is_loading: bool | None = None
+    extension_versions: tuple[str, ...] = ()
 
     @property
     def traits(self) -> StateTraits:
@@ -514,6 +548,79 @@ class RankGrowth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthRate:
+    """How fast a series leaks.
+
+    Attributes:
+        driver: What it goes along with.
+        per_driver: Bytes, or descriptors or threads, for each of the driver's unit: a request, an hour.
+        low: The lower end of the 95 % interval of that.
+        high: Its upper end.
+        per_hour: The same for each hour of the window, with its own rests and bursts.
+        also: Other drivers that explain the growth as well.
+    """
+
+    driver: GrowthDriver
+    per_driver: float
+    low: float
+    high: float
+    per_hour: float | None = None
+    also: tuple[GrowthDriver, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesGrowth:
+    """The verdict on one series of memory, and what it is based on.
+
+    Attributes:
+        series: Its name: ``rank 0 other_tensors_bytes``, ``API server anonymous_bytes``.
+        owner: Whose memory it is: a rank or a process.
+        measure: What of it.
+        place: ``device`` or ``host``.
+        unit: Of ``value``.
+        verdict: ``flat``; ``plateau``: it levelled off, or grows to a bound that it has by design; ``step``: it made
+            one; ``leak``; ``not_known``.
+        text: One sentence: what was seen, why, and what would settle it.
+        value: At the last idle floor.
+        grown: Since the first one that counts.
+        rate: How fast it leaks; ``None`` for other verdicts.
+        bound: What a plateau may grow to by design; ``None`` where none is known.
+        bound_by: Whose limit that is.
+        step: The size of a step; ``None`` for other verdicts.
+        step_at: When it was made, in Unix seconds: between the floor before and this one.
+        step_by: The event nearest to it; ``None`` where none is known.
+        exhausted_at: When a leak has used up what is left, in Unix seconds; ``None`` where no limit is known.
+        limit_by: What it uses up, in words.
+        floors: How many idle floors the verdict rests on.
+        window_seconds: From the first of them to the last.
+        since: Since when the verdict is this one, in Unix seconds.
+        is_over: Whether the process has ended: the verdict is about the past.
+    """
+
+    series: str
+    owner: str
+    measure: str
+    place: Literal["device", "host"]
+    unit: GrowthUnit
+    verdict: GrowthKind
+    text: str
+    value: float | None = None
+    grown: float | None = None
+    rate: GrowthRate | None = None
+    bound: float | None = None
+    bound_by: str | None = None
+    step: float | None = None
+    step_at: float | None = None
+    step_by: str | None = None
+    exhausted_at: float | None = None
+    limit_by: str | None = None
+    floors: int = 0
+    window_seconds: float = 0.0
+    since: float | None = None
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """How used bytes moved, summed over the ranks that were there at both ends.
 
@@ -525,6 +632,7 @@ class Growth:
         reason: Why growth since then is not known; ``None`` where it is, or where there is nothing to say yet.
         seconds_to_full: When the first device is full if all goes on as in the last minute; ``None`` where none fills.
         ranks: How each rank's device fills.
+        series: The verdict on each series of memory, the leaks first.
     """
 
     since_ready_bytes: int | None = None
@@ -534,6 +642,7 @@ class Growth:
     reason: str | None = None
     seconds_to_full: float | None = None
     ranks: tuple[RankGrowth, ...] = ()
+    series: tuple[SeriesGrowth, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -654,6 +763,34 @@ class PolicyStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostSummary:
+    """Host memory in a few figures; ``GET /memory/host`` has all of it. ``None`` is what could not be read.
+
+    Attributes:
+        processes: How many of the engine's processes are seen.
+        used_bytes: Charged to the engine's container, page cache included.
+        kept_bytes: Of the group whose limit is met first, what the kernel cannot drop.
+        limit_bytes: That limit; ``None``: there is none.
+        seconds_to_limit: When it is reached at the pace of the last minutes; ``None``: not within a week.
+        largest: The largest part that the kernel cannot drop.
+        largest_bytes: Its size.
+        shm_used_bytes: Of ``/dev/shm``, which has ``shm_size_bytes``.
+        warnings: What is wrong, one sentence each.
+    """
+
+    processes: int = 0
+    used_bytes: int | None = None
+    kept_bytes: int | None = None
+    limit_bytes: int | None = None
+    seconds_to_limit: float | None = None
+    largest: str | None = None
+    largest_bytes: int | None = None
+    shm_used_bytes: int | None = None
+    shm_size_bytes: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The report that ``GET /memory`` shows.
 
@@ -664,6 +801,7 @@ class Report:
         ranks_missing: Those that should be there and are not.
         progress: Whether the ranks make progress; ``None`` without recorders.
         start_failure: The last start that failed; ``None`` once the engine is up, and where none was seen.
+        host: Host memory in a few figures; ``None`` where no process of the engine is seen.
     """
 
     schema: int = SCHEMA
@@ -680,6 +818,7 @@ class Report:
     encoder_cache: EncoderCacheTotals | None = None
     growth: Growth = Growth()
     policy: PolicyStatus | None = None
+    host: HostSummary | None = None
 
 
 # --- what was done, and what happened ---

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from highwater.files.admin_token import MIN_LENGTH, is_strong_enough
+from highwater.files.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
 from highwater.files.tls import TlsFiles, check_certificate, check_pair
 from highwater.policy.settings import Finite, PolicySettings
 from highwater.process.descriptors import room_at_most
+from highwater.process.log_format import LogFormat
 from highwater.proxy.access_log import STANDARD_OUTPUT
 from highwater.proxy.allowlist import AllowList, root_path_flaw
 from highwater.units import KIB, MIB
@@ -26,6 +27,8 @@ MAX_RECORDS = 32_000
 
 ForwardedMode = Literal["pass", "replace", "append"]
 
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 # Settings that are about requests for the engine: whoever sets one of them wants requests to be passed on.
 _ABOUT_REQUESTS = frozenset({"engine_url", "engine_root_path", "engine_tls", "control_port", "gate", "proxy"})
@@ -33,6 +36,19 @@ _ABOUT_REQUESTS = frozenset({"engine_url", "engine_root_path", "engine_tls", "co
 
 def _too_many(room: int) -> str:
     return f"must be at most {room} under this process's limit of open files (ulimit -Hn)"
+
+
+def _leads_to(url: str, host: str, port: int | None) -> bool:
+    """Return whether an engine's URL names the address that is listened on, as far as names alone tell."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix" or (parts.port or _DEFAULT_PORTS.get(parts.scheme)) != port:
+        return False
+    name = parts.hostname or ""
+    if name == host.strip("[]").lower():
+        return True
+    if host in _EVERYWHERE:
+        return is_loopback(name) or name in _EVERYWHERE
+    return "localhost" in (name, host) and is_loopback(name) and is_loopback(host)
 
 
 class ProxySettings(BaseModel):
@@ -231,7 +247,7 @@ class Settings(BaseModel):
         description="the root path that vLLM was started with: below it the same paths are proxied as without it",
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
-    port: int = Field(8001, ge=1, le=65535, description="port to listen on")
+    port: int = Field(8001, ge=1, le=65535, validate_default=True, description="port to listen on")
     control_port: int | None = Field(
         None,
         ge=1,
@@ -278,7 +294,9 @@ class Settings(BaseModel):
     shutdown_seconds: Finite = Field(
         30.0, ge=0, le=3600, description="how long streams may go on after the signal to stop"
     )
-    state_file: Path | None = Field(None, description="keeps PUT /policy across restarts; unset: disabled")
+    state_file: Path | None = Field(
+        None, description="keeps PUT /policy across restarts, and idle floors in a file beside it; unset: disabled"
+    )
     access_log: str | None = Field(
         None,
         description="writes a JSON line for each request that ended: `-` for standard output, or a file's absolute "
@@ -286,6 +304,9 @@ class Settings(BaseModel):
         json_schema_extra={"pattern": "^(-$|/)"},
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of the sidecar's own log")
+    log_format: LogFormat = Field(
+        "text", description="of the sidecar's own log, on standard error: text, or json: one JSON object a line"
+    )
     policy: PolicySettings = PolicySettings()
     gate: GateSettings = GateSettings()
     trim: TrimSettings = TrimSettings()
@@ -398,6 +419,17 @@ class Settings(BaseModel):
             service = "highwater" if info.field_name == "port" else "highwater-control"
             raise ValueError(
                 f"was written by Kubernetes for a Service called {service}; set enableServiceLinks: false in the pod"
+            )
+        return value
+
+    @field_validator("port", "control_port")
+    @classmethod
+    def _not_the_engines(cls, value: int | None, info: ValidationInfo) -> int | None:
+        engine_url, host = info.data.get("engine_url"), info.data.get("host")  # a wrong one is reported already
+        if engine_url is not None and host is not None and _leads_to(engine_url, host, value):
+            raise ValueError(
+                f"is where engine_url ({engine_url}) leads: the sidecar would pass requests on to itself; set "
+                "engine_url to vLLM's own address, or this to another port"
             )
         return value
 

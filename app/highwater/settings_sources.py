@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any
 
-import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from highwater.errors import SettingsError, sentences
+from highwater.files.settings_file import parse_yaml, read_settings_file
+from highwater.policy.settings import RuleSettings
 from highwater.settings import PREFIX, Settings, is_list, keys, variable
 
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
@@ -27,7 +28,9 @@ CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 # keeps the engine's environment.
 _NOT_SETTINGS = frozenset({CONFIG_VARIABLE, f"{PREFIX}URL", f"{PREFIX}CACHE_DIR"})
 _FIELDS = dict(keys())
-_QUOTED = re.compile(r"""(['"]).{2,}\1""", re.DOTALL)
+_SECTIONS = tuple(key for key, info in Settings.model_fields.items() if isinstance(info.default, BaseModel))
+# Of difflib's ratio: one wrong letter, one too many or two swapped are over it; another setting of a family is not.
+_ALIKE = 0.85
 # Kubernetes writes these for a Service called "highwater" into every pod of its namespace (service links).
 _SERVICE_LINK = re.compile(rf"{PREFIX}(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP)\w*)")
 
@@ -59,7 +62,7 @@ def load(
     try:
         settings = Settings(**merged)
     except ValidationError as exc:
-        problems += sentences(exc.errors(include_url=False))
+        problems += sentences(exc.errors(include_url=False), _nearest_key)
     else:
         if not problems:
             return settings
@@ -70,43 +73,35 @@ def _unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     known = {variable(key) for key, _ in keys()} | _NOT_SETTINGS
     for name in sorted(env):
         if name.startswith(PREFIX) and name not in known and not _SERVICE_LINK.fullmatch(name):
-            yield f"{name}: is not a setting; see highwater serve --help"
+            near = _nearest(name, known, lambda text: re.sub("_+", "_", text))
+            yield f"{name}: is not a setting; " + (f"did you mean {near}?" if near else "see highwater serve --help")
+
+
+def _nearest(given: str, known: Iterable[str], plain: Callable[[str], str] = str) -> str | None:
+    """Return the known name that was probably meant: the same but for what `plain` leaves out, or the most alike."""
+    names = {plain(name): name for name in sorted(known)}
+    found = get_close_matches(plain(given), names, n=1, cutoff=_ALIKE)
+    return names[found[0]] if found else None
+
+
+def _nearest_key(key: str) -> str | None:
+    """Return the key of a file that was probably meant, in dotted form; `policy.rules.0.` stands before a rule's."""
+    rule = re.match(r"policy\.rules\.\d+\.", key)
+    known = [f"{rule[0]}{name}" for name in RuleSettings.model_fields] if rule else [*_FIELDS, *_SECTIONS]
+    # A key of a section is often written without it.
+    return _nearest(key, known) or next((name for name in _FIELDS if name.endswith(f".{key}")), None)
 
 
 def _read_file(name: str | None) -> dict[str, Any]:
-    if not name:
-        return {}
-    path = Path(name)
-    try:
-        content = _parse(path.suffix, path.read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as exc:
-        # Not in its own words: they quote the line, and what stands there; that may be the token.
-        mark, problem = exc.problem_mark, _QUOTED.sub("...", exc.problem or "is not YAML")
-        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
-        raise SettingsError([f"config: {name}: {problem}{where}"]) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as exc:
-        raise SettingsError([f"config: {name}: {' '.join(str(exc).split())}"]) from exc
-    if not isinstance(content, dict):
-        raise SettingsError([f"config: {name}: must be a table of settings, not {type(content).__name__}"])
-    return content
-
-
-def _parse(suffix: str, text: str) -> object:
-    if suffix == ".toml":
-        return tomllib.loads(text)
-    if suffix in {".yaml", ".yml"}:
-        return yaml.safe_load(text) or {}
-    raise SettingsError([f"config: a file must end in .toml, .yaml or .yml, not {suffix or 'nothing'}"])
+    return read_settings_file(name) if name else {}
 
 
 def _nested(key: str, text: str) -> dict[str, Any]:
     """A text by its dotted key as a tree; a list is parsed, everything else is the model's to read."""
     value: object = text
     if is_list(_FIELDS[key]):
-        try:
-            value = yaml.safe_load(text)  # JSON is YAML
-        except yaml.YAMLError:
-            value = text  # the model says what it must be
+        with suppress(SettingsError):  # the model says what it must be
+            value = parse_yaml(text)  # JSON is YAML
     section, _, leaf = key.rpartition(".")
     return {section: {leaf: value}} if section else {leaf: value}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import check, topics
-from tests.check import Lane, all_lanes, changed, files_in_no_lane, long_topics, not_run, run
+from tests.check import Lane, all_lanes, changed, files_in_no_lane, long_topics, not_run, program, run
 from tests.imports import imported_by
 from tests.topics import ROOT, TOPICS, Topic, digests, marked
 
@@ -58,6 +58,26 @@ def test_a_lane_waits_for_those_before_it(logs):
     assert statuses(second, first) == ({"first": 0, "second": 0}, [])
     assert (logs / "order").read_text().split() == ["first", "second"]
     assert statuses(lane("bad", "false"), lane("after", "true", after=("bad",))) == ({"bad": 1}, ["after"])
+
+
+def test_a_lane_does_not_run_beside_those_that_it_names(logs):
+    """Whichever of the two begins first; lanes that neither names go on."""
+    script = f"echo begin >> {logs}/order; sleep 0.3; echo end >> {logs}/order"
+    first, second = lane("first", script), lane("second", script, not_beside=("first",))
+    assert statuses(first, second) == ({"first": 0, "second": 0}, [])
+    assert statuses(second, first) == ({"first": 0, "second": 0}, [])
+    assert (logs / "order").read_text().split() == ["begin", "end"] * 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not share cores by session")
+def test_a_lane_that_gives_way_does_so_as_a_session(logs):
+    """The lanes of engines, which are the longest, have the cores first."""
+    script = "print(open('/proc/self/autogroup').read())"
+    gives_way = Lane("gives-way", (program("python", "-c", script),), session_gives_way=True)
+    does_not = Lane("does-not", ((sys.executable, "-c", script),))
+    assert statuses(gives_way, does_not) == ({"gives-way": 0, "does-not": 0}, [])
+    assert (logs / "gives-way.log").read_text().split()[1:] == ["nice", "5"]
+    assert (logs / "does-not.log").read_text().split()[1:] == ["nice", "0"]
 
 
 def test_what_a_lane_costs_is_counted_with_its_children():
@@ -203,7 +223,8 @@ def test_each_topic_has_tests():
 
 def test_one_file_needs_an_engine_in_every_check():
     """An engine costs half a minute: another test of one is long, and belongs to a topic."""
-    files = {path for path in (ROOT / "tests/engine").glob("test_*.py") if "pytestmark = " not in path.read_text()}
+    all_files = [path for folder in ("engine", "own_engine") for path in (ROOT / "tests" / folder).glob("test_*.py")]
+    files = {path for path in all_files if "pytestmark = " not in path.read_text()}
     assert {path.name for path in files} == {"test_journey.py"}
 
 
@@ -216,7 +237,7 @@ def files() -> dict[str, set[str]]:
 @pytest.mark.parametrize(
     ("changed_file", "due"),
     [
-        ("app/highwater/policy/core.py", {"beside", "relief", "policy", "shown", "coverage"}),
+        ("app/highwater/policy/core.py", {"beside", "relief", "policy", "shown", "chart", "coverage"}),
         ("app/highwater/dashboard/plots.js", {"shown", "coverage"}),
         ("app/highwater/measure/report.py", {"shown", "beside", "coverage"}),
         ("tests/engine/storm.py", {"relief", "worker"}),

@@ -40,6 +40,20 @@ def test_the_help_tells_of_every_key(key):
     assert KEYS[key].description in text
 
 
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_is_in_one_group_of_the_help(key):
+    """Grouped by what it is about."""
+    assert sum(cli._is_among(key, keys) for keys in cli.SETTINGS.values()) == 1
+
+
+def test_every_command_is_in_one_group_of_the_help():
+    """In words that fit beside its name."""
+    listed = [name for commands in cli.COMMANDS.values() for name in commands]
+    assert sorted(listed) == sorted(cli.main.commands)
+    assert max(len(text) for commands in cli.COMMANDS.values() for text in commands.values()) <= 45
+    assert "..." not in invoke("--help").output.partition("\n")[2]
+
+
 def test_the_help_tells_of_no_other_key():
     """A flag that is gone is gone from the help."""
     words = invoke("serve", "--help").output.split()

@@ -13,18 +13,34 @@ ROOT = Path(__file__).resolve().parents[2]
 ONCALL = (ROOT / "docs" / "oncall.md").read_text(encoding="utf-8")
 TERMS = re.findall(r"^\| ([\w, ]+) \| (.+) \| (.+) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)[1:]
 MAX_COMMANDS = 5
+MAX_LINES = 60
 
 
-def test_the_page_lists_every_alert_with_its_severity_and_runbook():
-    """Each once, the critical ones first."""
+def alerts() -> set[tuple[str, str]]:
     rules = yaml.safe_load((ROOT / "helm" / "alerts" / "highwater.rules.yaml").read_text())
-    alerts = {(rule["alert"], rule["labels"]["severity"]) for group in rules["groups"] for rule in group["rules"]}
-    listed = re.findall(r"^\| \[(\w+)\]\(runbooks/(\w+)\.md\) \| (\w+) \| \S", ONCALL, re.MULTILINE)
-    assert all(name == page for name, page, _ in listed)
-    assert len(listed) == len(alerts)
-    assert {(name, severity) for name, _, severity in listed} == alerts
+    return {(rule["alert"], rule["labels"]["severity"]) for group in rules["groups"] for rule in group["rules"]}
+
+
+def test_the_list_has_every_alert_with_its_severity_runbook_and_first_step():
+    """Each once, the critical ones first."""
+    page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[(\w+)\]\(runbooks/(\w+)\.md\) +\| (\w+) +\| [\w ]+ +\| \S", page, re.MULTILINE)
+    assert all(name == runbook for name, runbook, _ in listed)
+    assert len(listed) == len(alerts())
+    assert {(name, severity) for name, _, severity in listed} == alerts()
     severities = [severity for _, _, severity in listed]
     assert severities == sorted(severities, key=["critical", "warning", "info"].index)
+
+
+def test_the_page_is_one_screen_of_five_symptoms():
+    """Each leads to runbooks; every critical alert's is among them."""
+    assert len(ONCALL.splitlines()) <= MAX_LINES
+    (table,) = re.findall(r"^\| what you see \|.*\n\|---.*\n((?:\|.*\n)+)", ONCALL, re.MULTILINE)
+    symptoms = [set(re.findall(r"runbooks/(\w+)\.md", row)) for row in table.splitlines()]
+    assert len(symptoms) == MAX_COMMANDS
+    assert all(symptoms)
+    linked = set().union(*symptoms)
+    assert {name for name, severity in alerts() if severity == "critical"} <= linked <= {name for name, _ in alerts()}
 
 
 def test_the_five_commands_exist():

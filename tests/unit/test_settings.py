@@ -149,7 +149,7 @@ def test_all_problems_are_reported_at_once(write):
     ("key", "value", "told"),
     [
         ("trust_loopback", "perhaps", "trust_loopback: 'perhaps' must be true or false"),
-        ("proxy.extra_paths", "/v1/x", "proxy.extra_paths: '/v1/x' must be a JSON list"),
+        ("proxy.extra_paths", "/v1/x", "proxy.extra_paths: '/v1/x' must be a JSON list, such as [\"/v1/x\"]"),
         ("admin_token_file", "here", "admin_token_file: 'here' must be the absolute path of a file"),
         ("control_port", "8001", "control_port: '8001' must differ from port (8001); unset: port serves both planes"),
         ("control_port", "70000", "control_port: '70000' Input should be less than or equal to 65535"),
@@ -247,6 +247,56 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
     """Never silently the defaults."""
     (problem,) = problems(environ={"HIGHWATER_CONFIG": str(tmp_path / "gone.toml")})
     assert "gone.toml" in problem
+
+
+# --- what was probably meant ---
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("HIGHWATER_POLICY_MODE", "HIGHWATER_POLICY__MODE"),
+        ("HIGHWATER_ENGIN_URL", "HIGHWATER_ENGINE_URL"),
+        ("HIGHWATER_PROT", "HIGHWATER_PORT"),
+        ("HIGHWATER_INCIDENTS_FOLDER", "HIGHWATER_INCIDENTS__FOLDER"),
+    ],
+)
+def test_a_variable_that_is_nearly_one_is_answered_with_it(name, meant):
+    """One underscore instead of two is the usual slip."""
+    (problem,) = problems(environ={name: "1"})
+    assert problem == f"{name}: is not a setting; did you mean {meant}?"
+
+
+def test_a_variable_that_is_like_no_other_gets_no_guess():
+    """A wrong guess is worse than none."""
+    (problem,) = problems(environ={"HIGHWATER_QUUX": "1"})
+    assert problem == "HIGHWATER_QUUX: is not a setting; see highwater serve --help"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("pol_seconds: 1", "pol_seconds: there is no such key; did you mean poll_seconds?"),
+        ("polcy: {mode: act}", "polcy: there is no such key; did you mean policy?"),
+        ("policy: {mod: act}", "policy.mod: there is no such key; did you mean policy.mode?"),
+        ("drain_seconds: 3", "drain_seconds: there is no such key; did you mean gate.drain_seconds?"),
+        ("quux: 3", "quux: there is no such key"),
+        (
+            "policy: {rules: [{name: a, signal: device_free_bytes, remedys: []}]}",
+            "policy.rules.0.remedys: there is no such key; did you mean policy.rules.0.remedies?",
+        ),
+    ],
+)
+def test_a_key_that_is_nearly_one_is_answered_with_it(write, text, said):
+    """Also where its section was left out, and within a rule."""
+    (problem,) = problems(config=write("a.yaml", text))
+    assert problem == said
+
+
+def test_a_path_where_a_list_belongs_is_shown_as_a_list():
+    """As it is to be written."""
+    (problem,) = problems({"proxy.extra_paths": "/foo"})
+    assert problem.endswith('must be a JSON list, such as ["/foo"]')
 
 
 # --- Kubernetes ---

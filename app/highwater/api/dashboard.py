@@ -1,4 +1,7 @@
-"""The page for browsers and its files. They hold no secret: what the page shows it asks for like anyone."""
+"""The page for browsers and its files, and the way there from ``/``.
+
+They hold no secret: what the page shows it asks for like anyone.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, HTTPException, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi.responses import PlainTextResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "dashboard"
@@ -15,6 +18,22 @@ CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
+# For whoever asks without a browser and without documentation.
+SIGNPOST: Final = """\
+Highwater, the memory control plane beside a vLLM server.
+
+/dashboard            the page, for browsers
+/memory?format=text   where the memory is; without format=text as JSON
+/memory/budget        why it is that much
+/memory/events        what happened, newest first
+/memory/incidents     why the engine died, hung or ran out of memory
+/policy               what gives memory back by itself
+/metrics              for Prometheus
+/livez /readyz /health/deep    health
+/memory/openapi.json  every path, with what it takes and returns
+
+The same at a shell: highwater status, highwater top, highwater --help
+"""
 _HEADERS: Final = {
     "Cache-Control": "no-cache",  # kept, and asked about each time: the page and its modules must be of one version
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -27,7 +46,7 @@ TYPES: Final = {".css": "text/css", ".html": "text/html", ".js": "text/javascrip
 
 
 def dashboard_router() -> APIRouter:
-    """Serves ``/dashboard`` and the files beneath it."""
+    """Serves ``/``, ``/dashboard`` and the files beneath it."""
     files = StaticFiles(directory=FOLDER)
     types = {path.relative_to(FOLDER).as_posix(): TYPES.get(path.suffix) for path in FOLDER.rglob("*")}
 
@@ -43,6 +62,15 @@ def dashboard_router() -> APIRouter:
 
     # Not in the schema: it is no interface for programs. HEAD is for those who look whether it is there.
     router = APIRouter(include_in_schema=False)
+
+    @router.api_route("/", methods=["GET", "HEAD"])
+    async def root(request: Request) -> Response:
+        """Send browsers to the page, and tell everybody else what is where."""
+        headers = {**_HEADERS, "Vary": "Accept"}
+        if "text/html" in request.headers.get("accept", ""):
+            # Relative, as below.
+            return RedirectResponse("dashboard", 303, headers=headers)
+        return PlainTextResponse(SIGNPOST, headers=headers)
 
     @router.api_route("/dashboard", methods=["GET", "HEAD"])
     async def page(request: Request) -> Response:

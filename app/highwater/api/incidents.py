@@ -79,7 +79,7 @@ async def _found(incidents: Incidents, incident_id: str) -> Incident:
     except UnreadableIncident as exc:
         raise HTTPException(409, f"the incident is there and cannot be read: {exc}") from exc
     if incident is None:
-        raise HTTPException(404, "there is no incident of that id; GET /memory/incidents lists them")
+        raise HTTPException(404, f"id: {incident_id[:64]!r} is no incident's; GET /memory/incidents lists them")
     return incident
 
 

@@ -49,7 +49,7 @@ def memory_router(services: Services) -> APIRouter:
     async def memory(request: Request, query: Annotated[MemoryQuery, Query()]) -> Response:
         """Return the memory as of the last poll; as a table with ``Accept: text/plain`` or ``?format=text``."""
         report = services.report()
-        if _wants_text(request, query.format):
+        if wants_text(request, query.format):
             return PlainTextResponse(report_text(report))
         if query.since is None:
             return Response(_REPORT.dump_json(report), media_type="application/json")
@@ -72,7 +72,8 @@ def memory_router(services: Services) -> APIRouter:
     return router
 
 
-def _wants_text(request: Request, chosen: str | None) -> bool:
+def wants_text(request: Request, chosen: str | None) -> bool:
+    """Return whether to answer as text: as the query says, else as the ``Accept`` header does."""
     if chosen is not None:
         return chosen == "text"
     accept = request.headers.get("accept", "")

@@ -17,15 +17,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from highwater.accounting.attribution import device_total, host_ratio, rank_key, used_total
+from highwater.accounting.attribution import device_total, host_ratio, host_share, rank_key, used_total
 from highwater.accounting.components import COMPONENTS
 from highwater.api.counters import Counters
+from highwater.api.growth_metrics import growth_families
+from highwater.api.host_families import HostNow, host_families
 from highwater.incidents import IncidentKind
 from highwater.policy.rules import RATIO_SIGNALS
 from highwater.process.internal_errors import Part
+from highwater.process.own_cgroup import memory_limit
 from highwater.proxy.traffic import Connections, connection_families
 from highwater.readings import (
     EngineState,
+    EngineStatus,
     PolicyLevel,
     PolicyMode,
     PolicyStatus,
@@ -33,6 +37,7 @@ from highwater.readings import (
     Report,
     RulePhase,
     RuleStatus,
+    SeriesGrowth,
 )
 from highwater.text.table import device_title, rank_title
 
@@ -66,6 +71,12 @@ _RANK_GAUGES: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...]
     ),
     ("host_memory_rss_bytes", "Resident set size of the worker's process.", lambda r: r.host_memory.rss_bytes),
     ("host_memory_used_ratio", "Host memory in use over the cgroup's limit or the node's total.", host_ratio),
+    (
+        "host_memory_used_bytes",
+        "Host memory in use by the worker's cgroup, or by the node.",
+        lambda r: host_share(r)[0],
+    ),
+    ("host_memory_limit_bytes", "The cgroup's memory limit, or the node's total.", lambda r: host_share(r)[1]),
     (
         "encoder_cache_oldest_age_seconds",
         "Time since the oldest encoder cache entry was first seen by a poll: a lower bound.",
@@ -163,7 +174,10 @@ class Exporter:
         connections: Returns the proxy's connections.
         dropped_lines: Returns the number of lines that the access log lost.
         incidents: Returns the number of incidents of each kind.
+        growth: Returns the verdicts on growth.
+        host: Returns host memory as it was read last.
         process: Reads the sidecar's own process; once a second at most, since a descriptor is a file to list.
+        process_memory_limit: Returns the bytes that it may use; ``None`` without a limit. As often.
         clock: Monotonic seconds.
     """
 
@@ -177,7 +191,10 @@ class Exporter:
         connections: Callable[[], Connections] = Connections,
         dropped_lines: Callable[[], int] = lambda: 0,
         incidents: Callable[[], Mapping[IncidentKind, int]] = dict,
+        growth: Callable[[], tuple[SeriesGrowth, ...]] = tuple,
+        host: Callable[[], HostNow | None] = lambda: None,
         process: Collector | None = None,
+        process_memory_limit: Callable[[], int | None] = memory_limit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         # With a prefix: vLLM's own page, which follows on the same one, has the plain names.
@@ -200,8 +217,10 @@ class Exporter:
             _Part(lambda: (ageless(), counters.changes), lambda _: _policy_families(policy())),
             _Part(lambda: counters.changes, lambda _: counters.registry.collect()),
             _Part(lambda: counters.traffic.counted, lambda _: counters.traffic.collect()),
+            _Part(host, host_families),
             _Part(elsewhere, _elsewhere_families),
-            _Part(lambda: int(clock()), lambda _: own_process.collect()),
+            _Part(growth, growth_families),
+            _Part(lambda: int(clock()), lambda _: (*own_process.collect(), *_process_families(process_memory_limit()))),
         )
 
     def page(self) -> bytes:
@@ -230,6 +249,12 @@ def _elsewhere_families(now: _CountedElsewhere) -> Iterator[Metric]:
     yield _counted("incidents", text, "kind", now.incidents)
     text = "Unexpected exceptions in a part of the sidecar, which went on; its log has each."
     yield _counted("internal_errors", text, "part", now.internal_errors)
+
+
+def _process_families(limit: int | None) -> Iterator[Metric]:
+    if limit is not None:
+        text = "Memory that the sidecar's container may use, its page cache included; absent without a limit."
+        yield GaugeMetricFamily("highwater_process_memory_limit_bytes", text, value=limit)
 
 
 def _counted(name: str, text: str, label: str, counts: Mapping[Any, int]) -> CounterMetricFamily:
@@ -267,6 +292,7 @@ def _engine_families(report: Report) -> Iterator[Metric]:
     info = _gauge("engine_info", "Always 1; the engine's version and model are labels.", ("version", "model"))
     info.add_metric((report.engine.version or "", report.engine.model or ""), 1.0)
     yield info
+    yield from _start_families(report.engine)
     for name, text, value in (
         ("engine_requests_running", "Requests in the engine's running batch.", report.engine.requests_running),
         ("engine_requests_waiting", "Requests queued in the engine's scheduler.", report.engine.requests_waiting),
@@ -283,6 +309,19 @@ def _engine_families(report: Report) -> Iterator[Metric]:
         yield GaugeMetricFamily("highwater_ranks_expected", text, value=report.ranks_expected)
     text = "Workers in the last report."
     yield GaugeMetricFamily("highwater_ranks_reported", text, value=0 if report.stale else report.ranks_reported)
+
+
+def _start_families(engine: EngineStatus) -> Iterator[Metric]:
+    if engine.started_at is not None:
+        text = "When the first process of the engine's workers was started, since unix epoch in seconds."
+        yield GaugeMetricFamily("highwater_engine_start_time_seconds", text, value=engine.started_at)
+    if engine.is_loading is not None:
+        text = "Whether the workers' recorders show a start under way; absent where they would not show one."
+        yield GaugeMetricFamily("highwater_engine_loading", text, value=float(engine.is_loading))
+    versions = _gauge("extension_info", "Always 1; the version of the workers' package is a label.", ("version",))
+    for version in engine.extension_versions:
+        versions.add_metric((version,), 1.0)
+    yield versions
 
 
 def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:

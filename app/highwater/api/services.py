@@ -9,6 +9,8 @@ from highwater.api.access import Access
 from highwater.api.engine_page import EnginePage
 from highwater.api.metrics import Exporter
 from highwater.engine.client import EngineAnswer
+from highwater.growth.watch import GrowthWatch
+from highwater.host.watch import HostWatch
 from highwater.incidents import Incidents
 from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.history import History
@@ -36,9 +38,12 @@ class Services:
         engine_page: The engine's own metrics.
         entries: The encoder caches' contents.
         budgets: What workers that have no recorder report of their start.
+        growth: The verdicts on growth.
         incidents: What is kept of engines that died or hung.
         recorders: The workers' recorders, if they have any.
         snapshots: PyTorch's own memory snapshots.
+        report: The last report with its age, the policy's state and the verdicts on growth.
+        host: Host memory.
         report: The last report with its age and the policy's state.
         alive: Whether the loops run.
         stopping: Whether the sidecar has been asked to stop.
@@ -55,9 +60,11 @@ class Services:
     engine_page: EnginePage
     entries: EncoderCacheEntries
     budgets: EngineBudgets
+    growth: GrowthWatch
     incidents: Incidents
     recorders: Recorders | None
     snapshots: Snapshots
+    host: HostWatch
     report: Callable[[], Report]
     alive: Callable[[], bool]
     stopping: Callable[[], bool]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Body, Depends, HTTPException, Path
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Receive, Scope, Send
 
 from highwater.api.problems import ProblemAnswer
@@ -41,6 +41,15 @@ class SnapshotRequest(BaseModel):
     dry_run: bool = False
 
 
+class StacksRequest(BaseModel):
+    """The body of ``POST /memory/snapshot/stacks``; all of it may be left out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    minutes: float = Field(10, ge=0, le=60, description="0 turns it off")
+    entries: int = Field(50_000, ge=1, le=200_000, description="the newest of the history that are kept")
+
+
 def snapshots_router(services: Services) -> APIRouter:
     """``/memory/snapshot`` and ``/memory/snapshots``."""
     control = Depends(services.control)
@@ -59,6 +68,16 @@ def snapshots_router(services: Services) -> APIRouter:
         dry_run = body is not None and body.dry_run
         taken = await snapshots.take(dry_run=dry_run, caller=caller)
         return JSONResponse({"schema": 1, "dry_run": dry_run, "snapshot": taken.snapshot, "ranks": _ranks(taken)})
+
+    @router.post(
+        "/memory/snapshot/stacks",
+        responses={501: {"model": ProblemAnswer, "description": "PyTorch keeps no history of these devices"}},
+    )
+    async def stacks(body: Annotated[StacksRequest | None, Body()] = None, caller: Caller = control) -> JSONResponse:
+        """Have PyTorch note who allocates, for so many minutes: a snapshot taken then names the places."""
+        asked = body or StacksRequest()
+        ranks = await snapshots.record_stacks(asked.minutes, asked.entries, caller=caller)
+        return JSONResponse({"schema": 1, "ranks": [asdict(rank) for rank in ranks]})
 
     @router.get("/memory/snapshots")
     async def listed() -> JSONResponse:

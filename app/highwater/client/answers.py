@@ -18,6 +18,7 @@ _REPORT = TypeAdapter(Report)
 _EVENT = TypeAdapter(Event)
 _RANKS = TypeAdapter(tuple[RankReading, ...])
 _REMEDY = TypeAdapter(RemedyResult)
+_YEAR_10000 = 253_402_300_800.0  # no calendar goes on from there
 
 
 def report_of(data: object) -> Report:
@@ -49,7 +50,7 @@ def understood(what: str) -> Iterator[None]:
     """Map what is missing or of another kind in a response to one line for people."""
     try:
         yield
-    except (ValidationError, KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
+    except (ValidationError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as exc:
         raise SidecarUnreachable(
             f"{what} is not what a sidecar of this version answers; upgrade the older one"
         ) from exc
@@ -95,6 +96,7 @@ def events_of(data: object) -> list[Event]:
 def event_of(data: object) -> Event | None:
     """Return one event; ``None`` where this version does not know its like."""
     try:
-        return _EVENT.validate_python(cleaned(data))
+        event = _EVENT.validate_python(cleaned(data))
     except ValidationError:
         return None
+    return event if 0 <= event.at < _YEAR_10000 else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ DEFAULT_URL: Final = "http://127.0.0.1:8001"
 URL_VARIABLE: Final = "HIGHWATER_URL"
 # Exit statuses; 2 is click's, for a command line that cannot be understood.
 FAILED, UNREACHABLE = 1, 3
+INTERRUPTED: Final = 128 + signal.SIGINT
 # For questions. What acts on the engine may have to wait for a safe moment.
 ASK_SECONDS = 8.0
 
@@ -86,6 +88,18 @@ def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bo
         SidecarClient(url, token=found.value, token_source=found.source, timeout_seconds=seconds) as sidecar,
     ):
         yield sidecar
+
+
+def check_there(url: str) -> None:
+    """Find out that a sidecar of this version is there before it gets the token, or a patient call.
+
+    Raises:
+        NoSidecar: It is not.
+    """
+    from highwater.client.answers import report_of  # noqa: PLC0415 - see sidecar_at
+
+    with sidecar_at(url) as sidecar:
+        report_of(sidecar.get("/memory"))
 
 
 @contextmanager

@@ -90,6 +90,15 @@ class SidecarClient:
         """Return the parsed JSON of a POST; no body is sent where it is None."""
         return self._json("POST", path, body=body)
 
+    def put(self, path: str, body: Any) -> Any:  # noqa: ANN401
+        """Return the parsed JSON of a PUT."""
+        return self._json("PUT", path, body=body)
+
+    def get_content(self, path: str) -> tuple[str, bytes]:
+        """Return media type and body of a GET of any path, as they are; a web page of another server too."""
+        headers, content = self._call("GET", path)
+        return headers.get("content-type", "").partition(";")[0].strip().lower(), content
+
     def events(self) -> Iterator[tuple[str, Any]]:
         """``GET /memory/events`` live: event name and parsed data, the report as it stands first.
 
@@ -109,7 +118,7 @@ class SidecarClient:
             for event in source.iter_sse():
                 try:
                     data = json.loads(event.data)
-                except ValueError as exc:
+                except (ValueError, RecursionError) as exc:
                     raise SidecarUnreachable(self._no_sidecar("events that are no JSON", response.headers)) from exc
                 yield event.event, data
 
@@ -117,7 +126,7 @@ class SidecarClient:
         headers, content = self._call(method, path, **options)
         try:
             return json.loads(content)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             shown = "a web page" if "html" in headers.get("content-type", "") else "what is no JSON"
             raise SidecarUnreachable(self._no_sidecar(shown, headers)) from exc
 
@@ -149,7 +158,7 @@ class SidecarClient:
         status = response.status_code
         try:
             body = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             body = None
         if _DATA_PORT in content.decode(errors="replace"):
             raise SidecarUnreachable(
@@ -177,7 +186,8 @@ class SidecarClient:
         try:
             yield
         except httpx_sse.SSEError as exc:
-            raise SidecarUnreachable(_line(f"{self.url} answers, and not with events; is that a sidecar?")) from exc
+            shown = "a web page" if "text/html" in str(exc) else "what is no stream of events"
+            raise SidecarUnreachable(_line(f"{self.url} answers with {shown}; is that a sidecar?")) from exc
         except httpx.TimeoutException as exc:
             when = "accepts no connection" if isinstance(exc, httpx.ConnectTimeout) else "does not answer"
             raise SidecarUnreachable(_line(f"{self.url} {when} in time; is a sidecar there? {_ANOTHER}")) from exc

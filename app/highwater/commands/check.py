@@ -16,7 +16,7 @@ from highwater.commands.setup_checks import ControlAccess, SetupCheck, SetupFact
 from highwater.errors import SidecarRefused
 from highwater.files.admin_token import FoundToken
 
-_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": "bright_black"}
+_COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red", "skip": "bright_black"}
 
 
 def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) -> SetupFacts:
@@ -46,6 +46,7 @@ def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) ->
             token_source=token.source,
             sidecar_version=cleaned(info.get("version")) if isinstance(info, dict) else None,
             own_version=__version__,
+            host=cleaned(_optional(sidecar, "/memory/host")),
         )
 
 
@@ -78,8 +79,10 @@ def check_text(findings: Sequence[SetupCheck]) -> str:
         lines.append(f"{word} {finding.name:<11} {finding.text}")
         if finding.change is not None:
             lines.append(f"{'':<17} {click.style('change:', bold=True)} {finding.change}")
-    counts = {level: sum(finding.level == level for finding in findings) for level in ("fail", "warn", "ok", "skip")}
+    counts = {level: sum(finding.level == level for finding in findings) for level in _COLOURS}
     summary = [f"{counts['fail']} failed", f"{counts['warn']} warnings", f"{counts['ok']} ok"]
+    if counts["note"]:
+        summary.append(f"{counts['note']} could be better")
     if counts["skip"]:
         summary.append(f"{counts['skip']} could not be checked")
     return "\n".join([*lines, ", ".join(summary)])

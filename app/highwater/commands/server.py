@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -20,17 +21,54 @@ import uvicorn
 from uvicorn.lifespan.off import LifespanOff
 from uvicorn.server import ServerState
 
+from highwater.commands.healthcheck import PATHS, ask
 from highwater.errors import os_reason
 from highwater.proxy.listeners import HANDSHAKE_SECONDS, accept_several
 from highwater.wiring.sidecar import ListeningPort, Sidecar
 
-CANNOT_LISTEN = 3
+# Of its own: 1 to 3 mean other things, and a supervisor that tries again helps none of them.
+CANNOT_LISTEN = 4
 # What is left for requests to the control port where those of the data port have used up the time to stop.
 CONTROL_STOP_SECONDS = 1.0
 # Of uvicorn's main loop: it renews the Date of responses at each tenth.
 _TICKS_PER_SECOND = 10
+# To find out who has the port.
+_LOOK_SECONDS = 1.0
 
 log = logging.getLogger("highwater")
+
+
+def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
+    """Return why a port cannot be listened on, with the setting to change, and what is there where that can be known.
+
+    Args:
+        exc: What the system said.
+        setting: That of the port.
+        host: The setting of that name.
+        port: The number.
+    """
+    if isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"host: {host!r} is no address of this machine ({os_reason(exc)}); set host to one, to 127.0.0.1 for this "
+            "machine alone, or to 0.0.0.0 for all of its addresses"
+        )
+    said = f"{setting}: cannot listen on {host} port {port}: {os_reason(exc)}"
+    if exc.errno == errno.EADDRINUSE:
+        return f"{said}{_who_is_there(host, port)}; stop it, or set {setting} to a port that is free"
+    if exc.errno == errno.EACCES:
+        return f"{said}; set {setting} to 1024 or above, or grant the capability NET_BIND_SERVICE"
+    return f"{said}; set {setting} to a port that is free, and host to an address of this machine"
+
+
+def _who_is_there(host: str, port: int) -> str:
+    """Return what serves on a port, as far as its health paths tell."""
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound to
+    base = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
+    if ask(base, PATHS["live"], _LOOK_SECONDS) is None:
+        return " (what has it answers /livez, as a sidecar does)"
+    if ask(base, "/health", _LOOK_SECONDS) is None:
+        return " (what has it answers /health, as vLLM does)"
+    return ""
 
 
 class Server(uvicorn.Server):
@@ -107,15 +145,8 @@ class Server(uvicorn.Server):
                 backlog=config.backlog,
             )
         except OSError as exc:
-            log.error(  # noqa: TRY400 - it says all
-                "%s: cannot listen on %s port %d: %s; set %s to a port that is free, and host to an address of this "
-                "machine",
-                port.setting,
-                config.host,
-                port.number,
-                os_reason(exc),
-                port.setting,
-            )
+            problem = await asyncio.to_thread(listening_problem, exc, port.setting, config.host, port.number)
+            log.error("%s", problem)  # noqa: TRY400 - it says all
             raise
         scheme = "http" if config.ssl is None else "https"
         for listening in first.sockets:

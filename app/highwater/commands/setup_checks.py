@@ -7,17 +7,18 @@ knows nothing of the load: that memory is short right now is reported by ``highw
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from highwater.commands.shm_check import judge_shm
 from highwater.engine.capabilities import EXTENSION, parse_version
 from highwater.files.admin_token import is_loopback
 from highwater.readings import Event, Report, RuleStatus, are_recorded
 from highwater.text.table import missing_text, waters_text
 from highwater.units import span_text
 
-Level: TypeAlias = Literal["ok", "warn", "fail", "skip"]
+Level: TypeAlias = Literal["ok", "note", "warn", "fail", "skip"]
 # What lets a caller make control calls, or why they would be denied; "unknown" of a sidecar that does not report it.
 ControlAccess: TypeAlias = Literal["token", "loopback", "no_token", "wrong_token", "closed", "unknown"]
 
@@ -47,6 +48,7 @@ class SetupFacts:
         token_source: Where it was found, or why it was not.
         sidecar_version: The sidecar's; None where it does not report one.
         own_version: This command's.
+        host: ``GET /memory/host``; empty where it has none.
     """
 
     url: str
@@ -60,6 +62,7 @@ class SetupFacts:
     token_source: str
     sidecar_version: str | None
     own_version: str
+    host: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def can(self) -> Mapping[str, Any]:
@@ -88,7 +91,8 @@ class SetupCheck:
 
     Attributes:
         name: What it is about, in a word or two.
-        level: ``ok``, ``warn``, ``fail``, or ``skip`` where it is not known.
+        level: ``ok``; ``note`` where it works and one more setting would help; ``warn``; ``fail``; ``skip`` where it is
+            not known.
         text: What is so.
         change: What to change; None where nothing need be.
     """
@@ -105,7 +109,7 @@ def checked(facts: SetupFacts) -> list[SetupCheck]:
 
 
 def exit_code(checks: Sequence[SetupCheck]) -> int:
-    """0: all as it should be; 1: something to look at; 2: something wrong."""
+    """0: all as it should be, or could be better; 1: something to look at; 2: something wrong."""
     levels = {check.level for check in checks}
     return 2 if "fail" in levels else 1 if "warn" in levels else 0
 
@@ -240,7 +244,12 @@ def recorder(facts: SetupFacts) -> SetupCheck:
         return _unknown("recorder")
     text = "disabled or unreadable: a hang cannot be distinguished from a long step, nor a silent rank be seen"
     change = "set HIGHWATER_RECORDER_DIR to a folder that sidecar and workers share, such as /dev/shm/highwater"
-    return SetupCheck("recorder", "warn", text, change)
+    return SetupCheck("recorder", "note", text, change)
+
+
+def shared_memory(facts: SetupFacts) -> SetupCheck:
+    """``/dev/shm`` is large enough for what this command line can need, before a process ends with SIGBUS."""
+    return SetupCheck("/dev/shm", *judge_shm(facts.host))  # noqa: S108 - a name to show
 
 
 def thresholds(facts: SetupFacts) -> SetupCheck:
@@ -280,6 +289,8 @@ def mode(facts: SetupFacts) -> SetupCheck:
     remedies = {remedy.name: remedy.unavailable for rule in policy.rules for remedy in rule.remedies}
     blocked = [f"{name}: {why}" for name, why in remedies.items() if why is not None]
     if blocked and len(blocked) == len(remedies):
+        if not facts.knows_engine:
+            return _unknown("policy")
         return SetupCheck("policy", "warn", f"can only observe here: {'; '.join(blocked)}", "see docs/relief.md")
     count = policy.actions_last_hour
     text = f"acts; {count} {'action' if count == 1 else 'actions'} in the last hour"
@@ -359,7 +370,7 @@ def incidents(facts: SetupFacts) -> SetupCheck:
         return SetupCheck("incidents", "warn", text, f"highwater incidents {newest.get('id')}")
     if facts.incidents.get("folder") is None:
         text = "are kept in memory only: what the engine died of is lost when the sidecar restarts"
-        return SetupCheck("incidents", "warn", text, "set HIGHWATER_INCIDENTS__FOLDER")
+        return SetupCheck("incidents", "note", text, "set HIGHWATER_INCIDENTS__FOLDER")
     return SetupCheck("incidents", "ok", f"none in the last hour; kept in {facts.incidents['folder']}")
 
 
@@ -384,6 +395,7 @@ SETUP_CHECKS: tuple[Callable[[SetupFacts], SetupCheck], ...] = (
     readings,
     statistics,
     recorder,
+    shared_memory,
     thresholds,
     mode,
     state_file,

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from highwater.accounting.attribution import COMPONENTS
 from highwater.readings import Event, Report, RuleStatus
+from highwater.text.growth import leak_line, leaks
 from highwater.text.table import component_title, report_text, table
 from highwater.units import UNKNOWN, size_text, span_text
 
@@ -35,6 +36,7 @@ def judged(report: Report) -> Verdict:
         worries.append(f"{report.ranks_expected - report.ranks_reported} of {report.ranks_expected} ranks are missing")
     if policy is not None:
         worries += [worry for rule in policy.rules if (worry := _worry(rule, policy.level)) is not None]
+    worries += [leak_line(one) for one in leaks(report.growth.series) if not one.is_over]
     if not worries:
         return Verdict(OK)
     return Verdict(CRITICAL if report.engine.traits.level == "bad" else ATTENTION, tuple(worries))

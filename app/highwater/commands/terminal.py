@@ -18,6 +18,8 @@ import click
 from highwater.client.options import (
     ASK_SECONDS,
     FAILED,
+    URL_VARIABLE,
+    check_there,
     ending_well,
     examples,
     json_option,
@@ -149,7 +151,7 @@ def reclaim(
         body = {"mode": mode, "dry_run": dry_run, "remedies": wanted(remedies, free_bytes) or None}
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
-    _check_there(url)
+    check_there(url)
     with sidecar_at(url, timeout_seconds=RECLAIM_SECONDS, with_token=True) as sidecar:
         try:
             answer = sidecar.post("/memory/reclaim", body)
@@ -163,14 +165,6 @@ def reclaim(
         sys.exit(FAILED)
 
 
-def _check_there(url: str) -> None:
-    """Find out that a sidecar is there before it gets the token and a patient call."""
-    from highwater.client.answers import report_of
-
-    with sidecar_at(url) as sidecar:
-        report_of(sidecar.get("/memory"))
-
-
 @click.command(
     epilog=examples(
         "highwater mark 'before bench'",
@@ -182,7 +176,7 @@ def _check_there(url: str) -> None:
 @json_option
 def mark(name: str, url: str, *, as_json: bool) -> None:
     """Name this moment, so that what changed since can be asked for."""
-    _check_there(url)
+    check_there(url)
     with sidecar_at(url, timeout_seconds=MARK_SECONDS, with_token=True) as sidecar:
         made = sidecar.post("/memory/marks", {"name": name})
     if as_json:
@@ -236,20 +230,24 @@ def check(url: str, *, as_json: bool) -> None:
 )
 @click.option(
     "--port",
-    default=lambda: own_port(os.environ),
-    show_default="HIGHWATER_CONTROL_PORT, else HIGHWATER_PORT, else 8001",
+    default=None,
+    show_default="that of HIGHWATER_URL, else HIGHWATER_CONTROL_PORT, else HIGHWATER_PORT, else 8001",
     type=click.IntRange(1, 65535),
     help="the port of the control plane of the sidecar on this machine",
 )
-def token(port: int) -> None:
+def token(port: int | None) -> None:
     """Print the admin token of the sidecar on this machine.
 
     Looks into HIGHWATER_ADMIN_TOKEN, then into the file that HIGHWATER_ADMIN_TOKEN_FILE names, then into the file that
     a sidecar with this port makes when it starts. On a terminal it also says where the token was found.
     """
-    found = find_token(f"http://127.0.0.1:{port}", os.environ)
+    named = os.environ.get(URL_VARIABLE) if port is None else None
+    found = find_token(named or f"http://127.0.0.1:{port or own_port(os.environ)}", os.environ)
     if found.value is None:
-        raise click.ClickException(f"no admin token was found: {found.source}; `highwater serve` makes one at start")
+        raise click.ClickException(
+            f"no admin token was found: {found.source}; `highwater serve` makes one at start; --port names its port "
+            "where that is another"
+        )
     if sys.stdout.isatty():
         click.echo(f"from {found.source}:", err=True)
     click.echo(found.value)

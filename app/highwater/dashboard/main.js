@@ -9,6 +9,7 @@ import { byId, setText } from "./dom.js";
 import { repaintAll } from "./charts.js";
 import { EncoderPanel } from "./encoder.js";
 import { writeEvents, writeIncidents, writeResets } from "./events.js";
+import { HostPanel } from "./host.js";
 import { follow } from "./live.js";
 import { Notices, writeConnection, writeEngine } from "./notices.js";
 import { Plots } from "./plots.js";
@@ -46,6 +47,7 @@ const rankTable = new RankTable(/** @type {HTMLElement} */ (byId("rank-table")))
 const notices = new Notices(byId("notices"));
 const budget = new BudgetPanel(byId("budget"));
 const encoder = new EncoderPanel(byId("encoder"));
+const host = new HostPanel(byId("host"));
 const policy = new PolicyPanel(byId("policy"));
 new Controls(byId("controls"), announce);
 const legend = byId("legend");
@@ -178,6 +180,7 @@ function show() {
   writeLegend(legend, report.policy?.rules ?? []);
   budget.update(report);
   encoder.update(report);
+  host.update(report);
   policy.update(report.policy, events);
   if (!state.hasHistory) return;
   plots.update(state);

@@ -286,6 +286,11 @@ function ofEngine(field, name, variable, format) {
   return { name, variable, stepped: true, format, value: (readings) => (index) => readings.engine[field][index] };
 }
 
+/** @param {number} number in GiB */
+const hostGib = (number) => `${gibNumber(number * GIB)} GiB`;
+/** @param {import("./readings.js").Readings} readings */
+const hostKept = (readings) => (/** @type {number} */ index) => readings.engine.host_kept_bytes[index] / GIB;
+
 const LINES = [
   {
     kind: "requests",
@@ -338,6 +343,17 @@ const LINES = [
     range: zeroTo,
     unit: gibTick,
     sub: ({ ranks }) => gib(total(ranks.map((rank) => rank.host_memory.rss_bytes))),
+  },
+  {
+    kind: "host-container",
+    title: "Host memory of the engine's container that stays",
+    series: ({ host }) =>
+      known(host?.kept_bytes)
+        ? [{ ...ofEngine("host_kept_bytes", "stays", "--line-3", hostGib), stepped: false, value: hostKept }]
+        : [],
+    range: zeroTo,
+    unit: gibTick,
+    sub: ({ host }) => (known(host?.limit_bytes) ? `${gib(host.kept_bytes)} of ${gib(host.limit_bytes)}` : gib(host?.kept_bytes)),
   },
   {
     kind: "kv-usage",

@@ -15,7 +15,7 @@ const RANK_FIELDS = [
   "torch_reserved_bytes",
   "host_rss_bytes",
 ];
-const ENGINE_FIELDS = ["requests_running", "requests_waiting", "kv_cache_usage_ratio"];
+const ENGINE_FIELDS = ["requests_running", "requests_waiting", "kv_cache_usage_ratio", "host_kept_bytes"];
 
 /** Data-parallel engines number their ranks from 0 each. @param {{dp_rank: number | null, rank: number | null}} rank */
 export function rankKey(rank) {
@@ -27,6 +27,7 @@ export function readingOf(report) {
   return {
     at: report.taken_at,
     ...Object.fromEntries(ENGINE_FIELDS.map((name) => [name, report.engine[name]])),
+    host_kept_bytes: report.host?.kept_bytes ?? null,
     ranks: report.ranks.map((rank) => ({
       dp_rank: rank.dp_rank,
       rank: rank.rank,

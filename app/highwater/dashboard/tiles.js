@@ -185,15 +185,18 @@ export class Tiles {
       known(highWater) ? `high water in ${duration(highWater)}` : null,
       known(full) ? `full in ${duration(full)}` : null,
     ].filter(Boolean);
+    const leak = (growth.series ?? []).find((one) => one.verdict === "leak" && !one.is_over);
     this.growth.showBytes(growth.since_ready_bytes, {
       signed: true,
       sub: `${perSecond(rate)} over the last minute${several ? `, ${ranks.length} ranks together` : ""}`,
-      extra: ends.length
-        ? `${ends.join(", ")} at this rate`
-        : growth.baseline_taken_at
-          ? `ready at ${clock(growth.baseline_taken_at)}`
-          : "",
-      level: known(full) && full < 3600 ? "warn" : null,
+      extra: leak
+        ? `${leak.owner}, ${leak.measure.replace(/_bytes$/, "").replaceAll("_", " ")}: ${leak.text}`
+        : ends.length
+          ? `${ends.join(", ")} at this rate`
+          : growth.baseline_taken_at
+            ? `ready at ${clock(growth.baseline_taken_at)}`
+            : "",
+      level: leak || (known(full) && full < 3600) ? "warn" : null,
     });
   }
 

@@ -33,6 +33,8 @@ RPC_METHOD = "highwater_rpc"
 # Under the 5 seconds after which vLLM's uvicorn closes an idle connection.
 KEEPALIVE_SECONDS = 4.0
 HTTP_ERROR = 400
+# The sidecar's proxy answers so where it is its own client (RFC 5842 7.2); vLLM never does.
+_LOOP_STATUS = 508
 # Of worker calls: a listing of thousands of cache entries takes tens of milliseconds to read, which every stream of the
 # proxy would wait for; a thread costs more than it saves for what is smaller.
 _LARGE_BYTES = 256 * 1024
@@ -241,6 +243,10 @@ class Engine:
                 body += piece
                 if len(body) > max_bytes:
                     raise EngineGarbled(f"GET {path}: more than {max_bytes} bytes")
+        if response.status_code == _LOOP_STATUS:
+            raise EngineUnreachable(
+                f"engine_url ({self.url}) leads back to this sidecar itself; set engine_url to vLLM's own address"
+            )
         return EngineAnswer(response.status_code, response.headers.get("content-type", ""), bytes(body))
 
     async def post(self, path: str, query: str = "") -> EngineAnswer:

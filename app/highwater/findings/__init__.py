@@ -4,5 +4,5 @@
 
     finding     a finding, and the advice that it gives      advice     known settings, and what each costs
     case        the ranks at their moments: the rules' input rules      one question each, with one threshold
-    markdown    reports as Markdown, and the page of it
+    markdown    reports as Markdown, and the page of it      leaks      the rule about leaks
 """

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from highwater.accounting.attribution import COMPONENTS, account
 from highwater.accounting.points import MemoryPoint
 from highwater.findings.finding import Finding
-from highwater.readings import Device, EngineLoad, EngineStatus, HostMemory, RankReading, WorkerMemory
+from highwater.readings import Device, EngineLoad, EngineStatus, HostMemory, RankReading, SeriesGrowth, WorkerMemory
 from highwater.text.table import rank_title
 from highwater.units import MIB
 
@@ -113,6 +113,7 @@ class Case:
         since: Since when, in words: a part of a sentence.
         bytes_per_second: The pace of the last minute.
         seconds_to_full: When the first device is full at that pace.
+        series: The verdict on each series of memory.
     """
 
     kind: str
@@ -125,6 +126,7 @@ class Case:
     since: str = ""
     bytes_per_second: float | None = None
     seconds_to_full: float | None = None
+    series: tuple[SeriesGrowth, ...] = ()
 
     @property
     def is_load(self) -> bool:

@@ -14,6 +14,7 @@ from highwater.engine.capabilities import parse_version
 from highwater.findings import advice as known
 from highwater.findings.case import NOTABLE_BYTES, Case, RankCase, Rule, part_of, times
 from highwater.findings.finding import Advice, Finding
+from highwater.findings.leaks import leaks
 from highwater.text.table import component_title
 from highwater.units import MIB, mib, mib_text
 
@@ -425,6 +426,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ooms,
     unused_reserve,
     host_memory,
+    leaks,
     growth,
     over_budget,
     alloc_retries,

@@ -38,6 +38,7 @@ def case_of(evidence: Evidence) -> Case:
         since="since the engine was ready" if since_ready or whole is not None else "over the minutes that were kept",
         bytes_per_second=evidence.growth.bytes_per_second,
         seconds_to_full=evidence.growth.seconds_to_full,
+        series=evidence.growth.series,
     )
 
 

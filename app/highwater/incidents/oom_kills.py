@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Final
 
 from highwater.accounting.attribution import rank_key
 from highwater.incidents import OomKills
+from highwater.process.own_cgroup import oom_kill_count
 from highwater.readings import RankReading
 from highwater.text.table import rank_title
 
@@ -21,40 +21,6 @@ from highwater.text.table import rank_title
 RECENT_SECONDS: Final = 60.0
 _KEPT: Final = 64
 _OWN: Final = "counted in the sidecar's own control group"
-
-
-def own_count(root: Path = Path("/")) -> int | None:
-    """Return how many processes of this process's own control group the kernel has killed for memory.
-
-    Args:
-        root: The file system's root; a test brings its own.
-    """
-    try:
-        groups = (root / "proc/self/cgroup").read_text("ascii", "replace").splitlines()
-    except OSError:
-        return None
-    for _, _, rest in (line.partition(":") for line in groups):
-        controllers, _, path = rest.partition(":")
-        is_version_1 = "memory" in controllers.split(",")
-        if not is_version_1 and controllers:
-            continue
-        top = root / ("sys/fs/cgroup/memory" if is_version_1 else "sys/fs/cgroup")
-        name = "memory.oom_control" if is_version_1 else "memory.events"
-        # In a container its own group is what is mounted, whatever the kernel calls it.
-        for folder in (top / path.strip("/"), top):
-            count = _oom_kill(folder / name)
-            if count is not None:
-                return count
-    return None
-
-
-def _oom_kill(file: Path) -> int | None:
-    try:
-        lines = file.read_text("ascii", "replace").splitlines()
-    except (OSError, ValueError):
-        return None
-    count = dict(line.partition(" ")[::2] for line in lines).get("oom_kill", "").strip()
-    return int(count) if count.isdigit() else None
 
 
 class OomKillWatch:
@@ -65,7 +31,9 @@ class OomKillWatch:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, read: Callable[[], int | None] = own_count, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, read: Callable[[], int | None] = oom_kill_count, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._read = read
         self._clock = clock
         self._counts: dict[str, int] = {}

@@ -36,6 +36,7 @@ from highwater.readings import (
     PolicyStatus,
     RankReading,
     Report,
+    SeriesGrowth,
     StartFailure,
     WorkerMemory,
 )
@@ -78,6 +79,7 @@ class IncidentWatcher:
         recorders: The recorders, if there are any.
         life: The engine's present life, with its first readings.
         policy: The policy as it stands.
+        verdicts: The verdicts on growth.
         oom_kills: Counts the kernel's kills for memory.
         internal_error: Counts a fault of our own.
     """
@@ -90,6 +92,7 @@ class IncidentWatcher:
         recorders: Recorders | None,
         life: Callable[[], EngineLife],
         policy: Callable[[], PolicyStatus],
+        verdicts: Callable[[], tuple[SeriesGrowth, ...]] = tuple,
         oom_kills: OomKillWatch | None = None,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
@@ -98,6 +101,7 @@ class IncidentWatcher:
         self._recorders = recorders
         self._engine_life = life
         self._policy = policy
+        self._verdicts = verdicts
         self._oom_kills = oom_kills or OomKillWatch()
         self._internal_error = internal_error
         self._state: EngineState = "starting"
@@ -243,7 +247,7 @@ class IncidentWatcher:
             engine=report.engine,
             ranks=from_history(life.ranks, readings),
             baseline=life.baseline,
-            growth=life.growth,
+            growth=replace(life.growth, series=self._verdicts()),
             load=life.load,
             policy=self._policy(),
             policy_before=life.policy,

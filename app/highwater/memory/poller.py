@@ -98,6 +98,7 @@ class Poller:
         self._internal_error = internal_error
         self.listeners: list[Callable[[Report], None]] = []
         self.pace: Callable[[Report], float] | None = None
+        self.last_load = EngineLoad()
         self._rounds = Rounds(
             engine,
             sources,
@@ -240,16 +241,17 @@ class Poller:
     # --- concluding ---
 
     def _conclude(self, outcome: Round) -> Report:
-        was, seen, before = self._last, outcome.observation, self._verdict
+        was, before = self._last, self._verdict
         is_lost = outcome.contact == "refused" and not outcome.is_loading
         ranks = None if is_lost else self._heard(outcome)
         self._verdict = verdict = self._decide(outcome)
         self._keep_start(outcome)
         self._keep_life(outcome, ranks, before)
         missing = was.ranks_missing if ranks is None else self._missing(ranks, outcome)
+        self.last_load = outcome.observation.load or self.last_load
         if verdict.since != before.since or self._state_since is None:
             self._state_since = self._wall_clock()
-        status = self._status(seen.load or EngineLoad(), self._hint(outcome, ranks or (), missing))
+        status = self._status(outcome, self._hint(outcome, ranks or (), missing))
         if ranks is None:
             # What was last known stays, with its age, and marked as stale where the engine did not confirm it.
             lost = was.stale or outcome.failure is not None
@@ -364,7 +366,9 @@ class Poller:
         grown = replace(growth(self.baseline, ranks, used, by_rank), reason=self.life.baseline_problem)
         return grown if self._up_since is not None else without_forecast(grown)
 
-    def _status(self, load: EngineLoad, hint: str | None) -> EngineStatus:
+    def _status(self, outcome: Round, hint: str | None) -> EngineStatus:
+        load, recorders = outcome.observation.load or EngineLoad(), self._recorders
+        shows_starts = recorders is not None and recorders.show_starts
         return EngineStatus(
             url=self._url,
             state=self._verdict.state,
@@ -377,8 +381,11 @@ class Poller:
             requests_waiting=load.requests_waiting,
             kv_cache_usage_ratio=load.kv_cache_usage_ratio,
             work_done=load.work_done,
+            work=load.work,
             capabilities=self._rounds.public_capabilities,
             hint=hint,
+            is_loading=True if outcome.is_loading else (False if shows_starts else None),
+            extension_versions=recorders.extension_versions if recorders is not None else (),
         )
 
     def _failure(self, failure: EngineError, outcome: Round) -> str:

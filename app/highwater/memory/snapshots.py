@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -132,7 +132,30 @@ class Taken:
     here: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStacks:
+    """One worker's report on the history of its allocations.
+
+    Attributes:
+        rank: Of the worker.
+        dp_rank: Of its engine.
+        recording: Whether it is on by our asking.
+        was_recording: Whether it was, before this call.
+        seconds_left: After which it ends.
+        entries: That it keeps at most, the newest.
+    """
+
+    rank: int | None
+    dp_rank: int | None
+    recording: bool
+    was_recording: bool
+    seconds_left: float | None
+    entries: int | None
+
+
 _WIRE = TypeAdapter(tuple[RankSnapshot, ...])
+_STACKS_WIRE = TypeAdapter(tuple[RankStacks, ...])
+_Answer = TypeVar("_Answer")
 
 
 class Snapshots:
@@ -206,6 +229,29 @@ class Snapshots:
         self._history.record("snapshot", f"{summary} {seconds:.2f} s", caller=caller)
         return Taken(snapshot, ranks, frozenset(file.name for file in files))
 
+    async def record_stacks(
+        self, minutes: float, entries: int, *, caller: Caller | None = None
+    ) -> tuple[RankStacks, ...]:
+        """Have every worker's allocator note who allocates, for so many minutes; 0 ends it.
+
+        Raises:
+            Refused: A snapshot is being taken, or a worker refuses.
+            NotOffered: The devices have no such history.
+            NotAvailable: The engine is not there to be asked, or a worker failed.
+        """
+        if self._turn.locked():
+            raise Refused("a snapshot is being taken; the history of allocations is turned on or off after it")
+        self._check_engine()
+        async with self._turn:
+            try:
+                answers = await self._call("record_stacks", {"minutes": minutes, "entries": entries})
+            except EngineUnresponsive as exc:
+                raise NotAvailable(f"{exc}; the workers do it as soon as they can") from exc
+        ranks = _understood(_STACKS_WIRE, "record_stacks", answers)
+        what = f"turned on for {minutes:g} min" if minutes else "turned off"
+        self._history.record("snapshot", f"history of allocations {what} on {len(ranks)} ranks", caller=caller)
+        return ranks
+
     def _check_engine(self) -> None:
         engine = self._poller.current().engine
         if not engine.traits.is_up:
@@ -215,17 +261,21 @@ class Snapshots:
 
     async def _ask(self, payload: dict[str, Any]) -> tuple[RankSnapshot, ...]:
         try:
-            answers = await self._engine.rpc("snapshot", payload)
+            answers = await self._call("snapshot", payload)
         except EngineUnresponsive as exc:
             later = "a snapshot that is late is written all the same, and GET /memory/snapshots lists it then"
             raise NotAvailable(f"{exc}; {later}") from exc
+        return _understood(_WIRE, "snapshot", answers)
+
+    async def _call(self, op: str, payload: dict[str, Any]) -> list[dict[str, Any]]:
+        try:
+            answers = await self._engine.rpc(op, payload)
+        except EngineUnresponsive:
+            raise
         except EngineError as exc:
             raise NotAvailable(str(exc)) from exc
         _check_answers(answers)
-        try:
-            return _WIRE.validate_python(answers)
-        except ValidationError as exc:
-            raise NotAvailable(f"worker call snapshot: {flaw(exc.errors(include_url=False))}") from exc
+        return answers
 
     # --- the folder ---
 
@@ -310,6 +360,13 @@ def pieces(file: BinaryIO, size: int, most: int = 256 * 1024) -> Iterator[bytes]
         while size > 0 and (piece := file.read(min(size, most))):
             size -= len(piece)
             yield piece
+
+
+def _understood(wire: TypeAdapter[_Answer], op: str, answers: list[dict[str, Any]]) -> _Answer:
+    try:
+        return wire.validate_python(answers)
+    except ValidationError as exc:
+        raise NotAvailable(f"worker call {op}: {flaw(exc.errors(include_url=False))}") from exc
 
 
 def _name(now: float) -> str:

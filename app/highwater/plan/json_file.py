@@ -25,7 +25,7 @@ def read_json(path: Path, limit: int, needed: str) -> object:
         with os.fdopen(open_regular(path, follows_link=True), "rb") as file:
             content = file.read(limit + 1)
     except (OSError, ValueError) as exc:  # a path with a null byte is a ValueError
-        raise PlanError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+        raise PlanError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}; {needed} is needed") from exc
     if len(content) > limit:
         raise PlanError(f"{path}: has more than {limit:,} bytes; {needed} is needed")
     try:

@@ -89,7 +89,8 @@ def read_config(place: str) -> Mapping[str, Any]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    values = read_json(path, MAX_CONFIG_BYTES, f"a model's {path.name}")
+    needed = MODELOPT_CONFIG if path.name == MODELOPT_CONFIG else "config.json"
+    values = read_json(path, MAX_CONFIG_BYTES, f"a model's {needed}")
     if not isinstance(values, dict):
         raise PlanError(f"{path}: a JSON object is needed, this is a {type(values).__name__}")
     return values

@@ -126,6 +126,7 @@ class ClientConnection(Client):
         self.read_side = ReadSide(self.transport)
         self.write_side = WriteSide(self.transport, self._proxy.write_batch)
         self.forwarding = forwarding(self._proxy.forwarded, self.transport)
+        self._ends: Any = (self.transport.get_extra_info("peername"), self.transport.get_extra_info("sockname"))
         self._connections.add(self)
         self._clients.add(self)
         surplus = self._clients.surplus
@@ -322,6 +323,10 @@ class ClientConnection(Client):
             self._is_surplus = self._clients.surplus > 0
             if self._is_surplus and (where.to == "engine" or where.path_class == LIVE_STREAM):
                 where = Destination("nowhere", refusal=self._clients.too_many)
+        if where.to == "engine":
+            itself = self._proxy.loop_failure(self._ends)
+            if itself is not None:
+                where = Destination("nowhere", refusal=itself)
         if where.refusal is not None:
             # A body, if one comes, is dropped; where the client waits for a 100 first, it could not be distinguished
             # from the next request.

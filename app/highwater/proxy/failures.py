@@ -14,6 +14,7 @@ _KINDS = {
     413: "request_too_large",
     431: "request_too_large",
     501: "invalid_request_error",
+    508: "loop_detected",
     503: "service_unavailable_error",
 }
 SERVER_ERRORS = range(500, 600)
@@ -42,6 +43,18 @@ class BadRequest(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
+
+
+LOOP_STATUS = 508
+
+
+def loop(engine: str) -> Failure:
+    """A request that this sidecar itself sent, to what it takes for the engine."""
+    return Failure(
+        LOOP_STATUS,
+        "loop",
+        f"engine_url ({engine}) leads back to this sidecar itself; set engine_url to vLLM's own address",
+    )
 
 
 CLIENT_LEFT = Failure(499, "client_left", "the client left")

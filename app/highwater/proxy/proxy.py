@@ -19,6 +19,7 @@ from highwater.proxy.failures import (
     Failure,
     body_too_large,
     head_too_large,
+    loop,
     too_many_connections,
     too_many_control_connections,
 )
@@ -99,6 +100,7 @@ class Proxy:
         self._withhold = withhold
         self.limits = limits or ProxyLimits()
         self.body_too_large = body_too_large(self.limits.max_body_bytes)
+        self._loop_failure = loop(upstream)
         self.head_too_large = head_too_large(self.limits.max_header_bytes)
         self.first_byte_ticks = self._ticks(self.limits.first_byte_seconds)
         self.idle_ticks = self._ticks(self.limits.idle_seconds)
@@ -228,6 +230,14 @@ class Proxy:
         """Return a request's head for the engine."""
         raw = head.for_engine(self.host_line, forwarding)
         return raw if self._withhold is None else self._withhold(raw)
+
+    def loop_failure(self, ends: Any) -> Failure | None:  # noqa: ANN401 - addresses of any family
+        """Return why a client's request is not sent on: the client is this proxy. None for every other client.
+
+        Args:
+            ends: The client's address, and the one at which it reached this proxy.
+        """
+        return self._loop_failure if ends in self.pool.ends else None
 
     async def start(self) -> None:
         """Open the connection pool; nothing is sent yet."""

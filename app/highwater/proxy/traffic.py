@@ -207,8 +207,9 @@ class ProxyTraffic:
         shed = CounterMetricFamily("highwater_proxy_requests_shed", text, labels=("reason",))
         for reason, count in sorted(self._refused.items()):
             refused.add_metric((reason,), count)
-            if reason in SHED_REASONS:
-                shed.add_metric((reason,), count)
+        # From 0 on: many at once, at the first reset that sheds any, are an increase and not a series that begins.
+        for reason in SHED_REASONS:
+            shed.add_metric((reason,), self._refused.get(reason, 0))
         yield from (errors, refused, shed)
 
 

@@ -48,6 +48,7 @@ class EngineConnection:
         read_side: Held while the client takes no more.
         write_side: The one way to send the engine something.
         is_counted: The pool counts it as open.
+        ends: The addresses of this end and the far one, where the pool counts them.
         served: Requests served so far.
         idle_since: Loop time.
     """
@@ -59,6 +60,7 @@ class EngineConnection:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.is_counted = False
+        self.ends: Any = None
         self.served = 0
         self.idle_since = 0.0
         self._requester: Requester | None = None
@@ -115,6 +117,7 @@ class EngineConnection:
         """End the request that is under way, whichever side closed."""
         if self.is_counted:
             self._pool.open -= 1
+            self._pool.ends.discard(self.ends)
         requester, self._requester = self._requester, None
         self._parser = None  # it holds our methods: a cycle would be the garbage collector's work
         if requester is None:
@@ -279,6 +282,8 @@ class Pool:
     Attributes:
         open: Connections that are open, in use or not.
         retries: Requests sent once more, on a new connection.
+        ends: Their addresses on this side and on the far one: a client that came by such a pair is this pool itself.
+            Not by the first alone: the kernel gives one port to connections to several addresses.
     """
 
     def __init__(
@@ -296,6 +301,7 @@ class Pool:
         self._host, self._port, self._socket_path, self._tls = host, port, socket_path, tls
         self.write_batch = write_batch
         self.open = 0
+        self.ends: set[Any] = set()
         self.origin = origin
         self.retries = 0
         self._connect_seconds = connect_seconds
@@ -344,6 +350,8 @@ class Pool:
         # Here and not in connection_made: of one whose client has left meanwhile, uvloop reports no end.
         made.is_counted = True
         self.open += 1
+        made.ends = (made.transport.get_extra_info("sockname"), made.transport.get_extra_info("peername"))
+        self.ends.add(made.ends)
         return made
 
     def keep(self, connection: EngineConnection) -> None:

@@ -48,6 +48,7 @@ class Recorders:
 
     Attributes:
         records: What they said last; after the engine's end too.
+        show_starts: Whether this engine's workers start them by themselves, so that one that loads shows itself.
 
     Args:
         engine: The engine.
@@ -75,6 +76,7 @@ class Recorders:
         proc: Path = Path("/proc"),
     ) -> None:
         self.records: tuple[RankRecord, ...] = ()
+        self.show_starts = False
         self._engine = engine
         self._folder = folder
         self._rate = rate
@@ -105,6 +107,11 @@ class Recorders:
     def model(self) -> str | None:
         """The name under which the engine serves its model, by the workers' word."""
         return next((record.identity.model for record in self.records if record.identity.model), None)
+
+    @property
+    def extension_versions(self) -> tuple[str, ...]:
+        """The worker package's versions, by the workers' word: one, unless something is wrong."""
+        return tuple(sorted({record.identity.extension for record in self.records if record.identity.extension}))
 
     def coverage(self, expected: int | None) -> Coverage:
         """Compare the recorders of the present life of the engine with the ranks that there should be.
@@ -251,6 +258,7 @@ class Recorders:
             await self._sleep(WAIT_STEP_SECONDS)
             records = await asyncio.to_thread(self._files.read)
         self.records = records
+        self.show_starts |= any(record.identity.self_started for record in records)
         return records
 
     async def is_another_writing(self, than: str | None) -> bool:

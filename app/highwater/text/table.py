@@ -13,12 +13,14 @@ from highwater.readings import (
     Device,
     EncoderCacheTotals,
     EngineStatus,
+    HostSummary,
     MissingRank,
     RankReading,
     Report,
     RuleStatus,
     StartPhase,
 )
+from highwater.text.growth import growth_line
 from highwater.units import UNKNOWN, mib, mib_text, share_text, size_text, span_text
 
 
@@ -155,10 +157,26 @@ def engine_facts(report: Report, size: SizeText) -> dict[str, str]:
     facts = {
         "encoder cache": _encoder_cache(report.encoder_cache, size),
         "growth": _growth(report, size),
+        "verdicts": growth_line(report.growth.series),
         "requests": requests_text(report.engine),
         "progress": "" if report.progress is None else report.progress.summary,
+        "host": "" if report.host is None else _host(report.host),
     }
     return {name: fact for name, fact in facts.items() if fact}
+
+
+def _host(host: HostSummary) -> str:
+    parts = [] if host.used_bytes is None else [f"{size_text(host.used_bytes)} in the engine's container"]
+    if host.limit_bytes and host.kept_bytes is not None:
+        share = share_text(host.kept_bytes / host.limit_bytes)
+        parts.append(f"{size_text(host.kept_bytes)} of it stays, {share} of {size_text(host.limit_bytes)}")
+    if host.seconds_to_limit is not None:
+        parts.append(f"full in {span_text(host.seconds_to_limit)}")
+    if host.largest is not None:
+        parts.append(f"most: {host.largest} {size_text(host.largest_bytes)}")
+    if host.shm_size_bytes is not None:
+        parts.append(f"shared memory {size_text(host.shm_used_bytes)} of {size_text(host.shm_size_bytes)}")
+    return "; ".join([", ".join(parts), *host.warnings])
 
 
 def _encoder_cache(cache: EncoderCacheTotals | None, size: SizeText) -> str:

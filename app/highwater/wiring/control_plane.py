@@ -16,9 +16,11 @@ from highwater.api.budget import budget_router
 from highwater.api.control import control_router
 from highwater.api.dashboard import dashboard_router
 from highwater.api.encoder_cache import encoder_cache_router
+from highwater.api.growth import growth_router
 from highwater.api.head import HeadAsGet
 from highwater.api.health import health_router
 from highwater.api.history import history_router
+from highwater.api.host import host_router
 from highwater.api.incidents import incidents_router
 from highwater.api.memory import memory_router
 from highwater.api.plan import plan_router
@@ -79,7 +81,15 @@ def wire_control_plane(
         responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )
-    readers = (memory_router, budget_router, plan_router, encoder_cache_router, history_router)
+    readers = (
+        memory_router,
+        growth_router,
+        budget_router,
+        plan_router,
+        encoder_cache_router,
+        host_router,
+        history_router,
+    )
     # Probes and scrapes come first, and most often: FastAPI tries one router after the other.
     for router in (health_router, *readers, control_router, snapshots_router, policy_router):
         app.include_router(router(services))
@@ -89,7 +99,7 @@ def wire_control_plane(
     answer_problems(app, internal_error)
     schema = app.openapi()
     paths = SidecarPaths(
-        frozenset(schema["paths"]) | {"/memory/openapi.json", "/dashboard"}, _SIDECAR_PREFIXES, _LIVE_PATHS
+        frozenset(schema["paths"]) | {"/", "/memory/openapi.json", "/dashboard"}, _SIDECAR_PREFIXES, _LIVE_PATHS
     )
     # A HEAD is judged as the GET that it becomes.
     return HeadAsGet(ControlGuard(BodyLimit(app, CONTROL_BODY_BYTES), services.control, schema)), paths

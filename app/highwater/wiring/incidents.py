@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from highwater.incidents import Incidents, IncidentStore
 from highwater.incidents.oom_kills import OomKillWatch
 from highwater.incidents.watcher import IncidentWatcher
 from highwater.process.internal_errors import InternalErrors
+from highwater.readings import SeriesGrowth
 from highwater.settings import Settings
 from highwater.wiring.clocks import Clocks
 from highwater.wiring.core import Core
@@ -16,7 +18,11 @@ log = logging.getLogger("highwater")
 
 
 def wire_incidents(
-    settings: Settings, core: Core, clocks: Clocks, internal_errors: InternalErrors
+    settings: Settings,
+    core: Core,
+    clocks: Clocks,
+    internal_errors: InternalErrors,
+    verdicts: Callable[[], tuple[SeriesGrowth, ...]],
 ) -> tuple[Incidents, IncidentWatcher]:
     """Wire the incidents, and the watcher that opens them: it hears of every report."""
     kept = settings.incidents
@@ -35,6 +41,7 @@ def wire_incidents(
         recorders=core.recorders,
         life=lambda: core.poller.life,
         policy=core.governor.status,
+        verdicts=verdicts,
         oom_kills=OomKillWatch(clock=clocks.monotonic),
         internal_error=internal_errors.counter("incidents"),
     )

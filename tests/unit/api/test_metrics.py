@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import ProcessCollector
@@ -20,20 +21,27 @@ from highwater.accounting.attribution import encoder_totals, freed, growth, tota
 from highwater.accounting.freed import credit
 from highwater.api import metrics
 from highwater.api.counters import Counters
+from highwater.api.growth_metrics import MAX_SHOWN
+from highwater.api.host_families import HostNow
 from highwater.api.metrics import Exporter
+from highwater.host.outlook import Outlook
+from highwater.host.reading import Pressure
 from highwater.proxy.traffic import Connections
 from highwater.readings import (
     Components,
     EngineStatus,
+    GrowthRate,
     HostMemory,
     PolicyStatus,
     RankPressure,
     RemedyResult,
     Report,
     RuleStatus,
+    SeriesGrowth,
     TorchMemory,
 )
 from tests.fakes.engine import FakeClock, FakeEngine
+from tests.unit.host.recorded import reading
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 # As the kernel would show a sidecar, whose figures differ everywhere else.
@@ -46,7 +54,8 @@ _NAMES = (
     "memory_component_bytes torch_allocated_bytes torch_reserved_bytes torch_peak_allocated_bytes "
     "torch_alloc_retries_total torch_ooms_total encoder_cache_bytes encoder_cache_entries "
     "encoder_cache_oldest_age_seconds host_memory_rss_bytes host_memory_used_ratio growth_bytes "
-    "growth_bytes_per_second device_memory_seconds_to_full "
+    "growth_bytes_per_second device_memory_seconds_to_full growth_verdict growth_leak_bytes growth_leak_items "
+    "growth_exhausted_timestamp_seconds "
     "engine_up engine_state ranks_expected ranks_reported report_age_seconds "
     "poll_duration_seconds poll_failures_total policy_state policy_high_water_bytes policy_low_water_bytes "
     "resets_total reset_freed_bytes_total reset_duration_seconds proxy_requests_total proxy_requests_in_flight "
@@ -56,16 +65,48 @@ _NAMES = (
     "engine_requests_waiting engine_kv_cache_usage_ratio policy_mode policy_rule_info policy_signal_bytes "
     "policy_signal_ratio policy_high_water_ratio policy_low_water_ratio policy_level policy_actions_last_hour "
     "policy_short_bytes policy_actions_total "
+    "host_process_bytes host_process_peak_bytes host_process_threads host_process_open_files host_container_bytes "
+    "host_container_used_bytes host_container_kept_bytes host_container_limit_bytes "
+    "host_container_not_attributed_bytes host_container_events_total host_container_pressure_seconds_total "
+    "host_container_seconds_to_limit host_shm_size_bytes host_shm_free_bytes host_shm_promised_bytes "
+    "host_shm_used_bytes "
     "encoder_cache_embeds encoder_cache_capacity_embeds proxy_request_duration_seconds proxy_request_bytes_total "
     "proxy_response_bytes_total proxy_refused_total proxy_connections proxy_engine_connections "
     "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total control_denied_total "
     "engine_restarts_total incidents_total internal_errors_total "
     "process_resident_memory_bytes process_virtual_memory_bytes process_cpu_seconds_total process_open_fds "
-    "process_max_fds process_start_time_seconds"
+    "process_max_fds process_start_time_seconds process_memory_limit_bytes host_memory_used_bytes "
+    "host_memory_limit_bytes engine_start_time_seconds engine_loading extension_info"
 )
 PROMISED = tuple(_NAMES.split())
 FILLING = [(10.0 * number, 2.0**20 * number) for number in range(7)]
-PER_RANK = {name for name in PROMISED if re.match(r"devices?_|memory_|torch_|encoder_|host_|growth_", name)}
+PER_RANK = {name for name in PROMISED if re.match(r"devices?_|memory_|torch_|encoder_|host_memory_|growth_bytes", name)}
+
+
+def verdict(owner: str, measure: str, **changes: Any) -> SeriesGrowth:
+    place, unit = ("device", "bytes") if owner.startswith("rank") else ("host", "bytes")
+    of_series = {"owner": owner, "measure": measure, "series": f"{owner} {measure}", "place": place, "unit": unit}
+    return SeriesGrowth(**{**of_series, "verdict": "flat", "text": "", **changes})
+
+
+VERDICTS = (
+    verdict(
+        "API server",
+        "anonymous_bytes",
+        verdict="leak",
+        rate=GrowthRate(driver="request", per_driver=3.0 * 2**20, low=2.9 * 2**20, high=3.1 * 2**20),
+        exhausted_at=1.75e9,
+    ),
+    verdict(
+        "API server",
+        "descriptors",
+        unit="count",
+        verdict="leak",
+        rate=GrowthRate(driver="hour", per_driver=6.0, low=5.0, high=7.0),
+    ),
+    verdict("rank 0", "encoder_cache_bytes", verdict="plateau"),
+    verdict("rank 1", "other_tensors_bytes", verdict="leak", is_over=True),
+)
 
 
 def story() -> tuple[Report, RemedyResult]:
@@ -91,6 +132,9 @@ def story() -> tuple[Report, RemedyResult]:
         requests_running=3,
         requests_waiting=0,
         kv_cache_usage_ratio=0.41,
+        started_at=1_760_000_000.0,
+        is_loading=False,
+        extension_versions=("0.0.9",),
     )
     report = Report(
         taken_at=now[0].taken_at,
@@ -141,6 +185,17 @@ POLICY = PolicyStatus(
 CONNECTIONS = Connections(
     clients=5, engine_active=3, engine_idle=2, tunnels=1, requests_on_new=4, requests_on_reused=6, retries=1
 )
+_READING = reading()
+HOST = HostNow(
+    replace(
+        _READING,
+        processes=tuple(replace(one, peak_bytes=2**32, threads=60, descriptors=48) for one in _READING.processes),
+        container=replace(
+            _READING.container, events={"max": 3, "oom_kill": 1}, pressure=Pressure(some_seconds=2.5, full_seconds=1.5)
+        ),
+    ),
+    Outlook(seconds_to_limit=5400.0),
+)
 # Path class, status code, result, duration, time to the first byte.
 ENDED = (
     ("chat_completions", 200, "complete", 8.0, 0.2),
@@ -161,7 +216,10 @@ def exporter_of(report: Report, result: RemedyResult | None = None) -> Exporter:
         connections=lambda: CONNECTIONS,
         dropped_lines=lambda: 2,
         incidents=lambda: {"died": 2, "hung": 0},
+        host=lambda: HOST,
+        growth=lambda: VERDICTS,
         process=ProcessCollector(namespace="highwater", proc=str(PROC), registry=None),
+        process_memory_limit=lambda: 1024**3,
         clock=lambda: 0.0,
     )
     exporter.counters.internal_errors.counter("poller")()
@@ -225,7 +283,7 @@ def test_the_page_is_the_golden_one():
 def test_every_promised_family_is_there_and_no_other():
     """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
-    assert len(PROMISED) == 84
+    assert len(PROMISED) == 110
 
 
 def test_promtool_has_nothing_to_say():
@@ -303,6 +361,8 @@ def test_before_the_first_reading_the_page_is_there():
     assert samples(text, "ranks_expected") == {}
     assert samples(text, "engine_requests_running") == {}
     assert samples(text, "engine_info", "version", "model") == {("", ""): 1.0}
+    for name in ("engine_loading", "engine_start_time_seconds", "extension_info"):
+        assert samples(text, name) == {}
 
 
 def test_the_policy_tells_its_mode_and_what_each_rule_watches():
@@ -407,7 +467,8 @@ def test_what_was_shed_at_the_gate_is_among_the_refused():
     """One count, shown twice."""
     text = classic(exporter_of(*story()))
     assert samples(text, "proxy_refused_total", "reason") == {("gate_full",): 1.0, ("not_admitted",): 1.0}
-    assert samples(text, "proxy_requests_shed_total", "reason") == {("gate_full",): 1.0}
+    shed = {("gate_full",): 1.0, ("held_too_long",): 0.0, ("shutting_down",): 0.0}
+    assert samples(text, "proxy_requests_shed_total", "reason") == shed
 
 
 def test_an_answer_of_ten_minutes_has_a_bucket():
@@ -551,3 +612,13 @@ def test_a_device_with_two_ranks_counts_once_in_the_sums():
     assert samples(text, "devices_memory_used_bytes") == {(): whole["0",]}
     assert samples(text, "devices_memory_total_bytes") == {(): float(report.ranks[0].total_bytes)}
     assert samples(text, "device_info", "rank", "uuid") == {("0", "npu-a"): 1.0, ("1", "npu-a"): 1.0}
+
+
+def test_growth_of_an_engine_that_has_ended_is_not_shown():
+    """And of no more series than fit, the leaks first."""
+    many = tuple(verdict(f"worker rank {number}", "threads", unit="count") for number in range(400))
+    text = classic(Exporter(Counters(), lambda: story()[0], lambda: POLICY, growth=lambda: (*VERDICTS, *many)))
+    shown = samples(text, "growth_verdict", "process", "series", "verdict")
+    assert len(shown) == 5 * MAX_SHOWN
+    assert shown["API server", "anonymous", "leak"] == 1.0
+    assert not any(process == "rank 1" for process, _, _ in shown)

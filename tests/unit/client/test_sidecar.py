@@ -7,6 +7,7 @@ import json
 import httpx
 import pytest
 
+from highwater.client.answers import events_of
 from highwater.client.sidecar import SidecarClient
 from highwater.errors import SidecarRefused, SidecarUnreachable
 
@@ -218,3 +219,16 @@ def test_too_many_readers_are_refused(answering):
     answering(httpx.Response(503, json={"error": {"code": "engine_not_available", "message": "64 readers"}}))
     with SidecarClient("http://s:1") as sidecar, pytest.raises(SidecarRefused, match="64 readers"):
         list(sidecar.events())
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_answer_nested_without_end_is_no_sidecars(answering, status):
+    """A server that sends a hundred thousand brackets gets one line said of it, and no traceback."""
+    assert "no Highwater sidecar" in unreachable(answering, httpx.Response(status, content=b"[" * 100_000))
+
+
+@pytest.mark.parametrize("at", [1e300, -1e300, float("nan")])
+def test_an_event_at_no_time_is_not_known(at):
+    """No calendar can show it; the others are shown all the same."""
+    event = {"id": 1, "kind": "state", "summary": "it is up"}
+    assert [one.at for one in events_of([event | {"at": at}, event | {"at": 1.0}])] == [1.0]

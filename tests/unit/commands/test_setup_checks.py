@@ -30,6 +30,7 @@ def facts(url="http://127.0.0.1:8001", **changed) -> SetupFacts:
         "token_source": "HIGHWATER_ADMIN_TOKEN",
         "sidecar_version": "0.1.0",
         "own_version": "0.1.0",
+        "host": {"reading": {"shm": {"size_bytes": 64 << 30, "free_bytes": 60 << 30, "promised_bytes": 0}}},
     }
     given = {name: changed.pop(name) for name in own if name in changed}
     rules = {"policy": changed.pop("rules")} if "rules" in changed else {}
@@ -110,7 +111,7 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
             "weights_bytes: not known",
             None,
         ),
-        ("recorder", {"progress": None}, "warn", "a hang cannot be distinguished", "HIGHWATER_RECORDER_DIR"),
+        ("recorder", {"progress": None}, "note", "a hang cannot be distinguished", "HIGHWATER_RECORDER_DIR"),
         ("recorder", {"progress": replace(MOVING, verdict="stuck", summary="1 step")}, "fail", "1 step", None),
         ("thresholds", {"rules": replace(policy(), rules=())}, "warn", "no rules", "policy.md"),
         ("thresholds", {"rules": policy(HELD)}, "fail", "cannot be reached", "PUT /policy"),
@@ -120,6 +121,7 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
         ("thresholds", {}, "ok", "device acts below 1.52 GiB, stops at 3.05 GiB", None),
         ("mode", {"rules": policy(mode="observe")}, "warn", "only observes", "HIGHWATER_POLICY__MODE=act"),
         ("mode", {"rules": policy(NO_REMEDY)}, "warn", "can only observe here: release: not loaded", "relief.md"),
+        ("mode", {"rules": policy(NO_REMEDY), **GONE}, "skip", "unknown until what stands above is right", None),
         ("mode", {"rules": policy(ONE_LESS)}, "ok", "not by itself here: reset_encoder_cache: before vLLM 0.16", None),
         ("mode", {}, "ok", "acts; 1 action in the last hour", None),
         ("state_file", {"policy": {"source": "put", "kept": False}}, "warn", "ends with", "HIGHWATER_STATE_FILE"),
@@ -137,7 +139,7 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
         ("exposure", {"can": {}, "engine_url": "http://10.0.0.7:8000"}, "warn", "10.0.0.7", "--host 127.0.0.1"),
         ("exposure", {"engine_url": "unix:/run/vllm.sock"}, "ok", "unix:", None),
         ("exposure", {"engine_url": "http://localhost:8000"}, "ok", "localhost", None),
-        ("incidents", {"incidents": {"incidents": [], "folder": None}}, "warn", "in memory only", "INCIDENTS__FOLDER"),
+        ("incidents", {"incidents": {"incidents": [], "folder": None}}, "note", "in memory only", "INCIDENTS__FOLDER"),
         ("incidents", {"incidents": {"problem": "no room"}}, "fail", "no room", "incidents.folder"),
         ("incidents", {"incidents": {"incidents": [INCIDENT], "folder": "/x"}}, "warn", "died", INCIDENT["id"]),
         ("incidents", {"incidents": {"incidents": [INCIDENT | {"at": 1.0}], "folder": "/x"}}, "ok", "none", None),
@@ -201,7 +203,7 @@ def test_the_lines_tell_what_to_change():
     lines = shown.splitlines()
     at = next(index for index, line in enumerate(lines) if "only observes" in line)
     assert "HIGHWATER_POLICY__MODE=act" in lines[at + 1]
-    assert lines[-1] == "0 failed, 1 warnings, 15 ok"
+    assert lines[-1] == "0 failed, 1 warnings, 16 ok"
 
 
 def test_for_programs():

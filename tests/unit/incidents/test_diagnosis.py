@@ -24,10 +24,12 @@ from highwater.readings import (
     EngineLoad,
     EngineStatus,
     Growth,
+    GrowthRate,
     HostMemory,
     PolicyStatus,
     RankPressure,
     RuleStatus,
+    SeriesGrowth,
     TorchMemory,
 )
 from tests.fakes.incident import AT, MIB, TOTAL, entry, evidence, rank, reading, unknown
@@ -75,6 +77,22 @@ def risen(kind: str, counter: str, first: int | None, last: int | None) -> Evide
     return evidence(kind, rank(known), baseline=(baseline,))
 
 
+def leaking(owner: str = "API server") -> SeriesGrowth:
+    return SeriesGrowth(
+        series=f"{owner} anonymous_bytes",
+        owner=owner,
+        measure="anonymous_bytes",
+        place="host",
+        unit="bytes",
+        verdict="leak",
+        text="it leaked 3.0 MiB per request (2.9 MiB to 3.1 MiB)",
+        rate=GrowthRate(driver="request", per_driver=3 * MIB, low=2.9 * MIB, high=3.1 * MIB),
+        floors=20,
+        window_seconds=600.0,
+        is_over=True,
+    )
+
+
 FOUND: list[tuple[str, str, Evidence]] = [
     ("killed_by_kernel", "likely", evidence("died", oom_kills=OomKills(count=1, where="counted where rank 0 runs"))),
     ("killed_by_kernel", "clue", evidence("out_of_memory", oom_kills=OomKills(count=2, where="counted by rank 0"))),
@@ -89,6 +107,8 @@ FOUND: list[tuple[str, str, Evidence]] = [
     ("over_budget", "clue", evidence("died", rank(reading(used=60_000 * MIB)))),
     ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.12.0"))),
     ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.11.0rc1"))),
+    ("leaks", "likely", evidence("died", growth=Growth(series=(leaking(), leaking("EngineCore"))))),
+    ("leaks", "clue", evidence("hung", growth=Growth(series=(leaking(),)))),
     ("growth", "clue", evidence("died", growth=Growth(since_ready_bytes=3_782 * MIB, bytes_per_second=70.0 * MIB))),
     ("growth", "clue", evidence("died", growth=Growth(since_ready_bytes=3_782 * MIB))),
     (
@@ -179,6 +199,8 @@ NOT_FOUND: list[tuple[str, Evidence]] = [
     ("killed_by_kernel", evidence("died")),
     ("killed_by_kernel", evidence("died", oom_kills=OomKills(count=0, where="counted where rank 0 runs"))),
     ("ended_by_signal", evidence("died")),
+    ("leaks", evidence("died")),
+    ("leaks", evidence("died", growth=Growth(series=(replace(leaking(), verdict="plateau", rate=None),)))),
     ("device_full", evidence("died")),
     ("device_full", evidence("died", rank(reading(used=FULL, free_bytes=None)))),
     ("device_full", evidence("died", rank(reading(used=FULL, total_bytes=None)))),

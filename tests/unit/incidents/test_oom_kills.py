@@ -4,42 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from highwater.incidents import OomKills
-from highwater.incidents.oom_kills import OomKillWatch, own_count
+from highwater.incidents.oom_kills import OomKillWatch
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import reading
-
-V1 = "12:memory:/docker/1\n4:cpu,cpuacct:/\n0::/\n"
 
 
 def rank(number: int, kills: int | None):
     known = reading(number)
     return replace(known, host_memory=replace(known.host_memory, cgroup_oom_kills=kills))
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "count"),
-    [
-        ("0::/\n", {"sys/fs/cgroup/memory.events": "oom 2\noom_kill 5\noom_group_kill 1\n"}, 5),
-        ("0::/system.slice/hw.service\n", {"sys/fs/cgroup/system.slice/hw.service/memory.events": "oom_kill 0\n"}, 0),
-        ("0::/of/the/host\n", {"sys/fs/cgroup/memory.events": "oom_kill 1\n"}, 1),
-        (V1, {"sys/fs/cgroup/memory/docker/1/memory.oom_control": "under_oom 0\noom_kill 3\n"}, 3),
-        (V1, {"sys/fs/cgroup/memory/memory.oom_control": "oom_kill 4\n"}, 4),
-        ("0::/\n", {}, None),
-        ("0::/\n", {"sys/fs/cgroup/memory.events": "oom_kill x\n"}, None),
-        ("garbage", {}, None),
-        (None, {}, None),
-    ],
-)
-def test_the_own_groups_count_is_read(tmp_path, groups, files, count):
-    """Of either version, in a container and beside one; what cannot be read is no zero."""
-    for name, text in ({"proc/self/cgroup": groups} if groups is not None else {}).items() | files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert own_count(tmp_path) == count
 
 
 def test_a_rise_is_told_for_a_minute():

@@ -55,6 +55,7 @@ def asked(core: Core) -> Counter[str]:
     return Counter(call.path for call in core.fake.calls)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("knobs", [{"dev_mode": False}, {"extension": None}, {}], ids=["plain", "dev mode", "class"])
 async def test_in_an_hour_of_watching_no_worker_is_called(watch, knobs):
     """Whatever could be called: each five minutes bring some work, and every reading is fresh."""
@@ -303,6 +304,8 @@ async def test_an_engine_that_loads_is_shown(watch, tmp_path):
     assert (report.engine.state, report.engine.restarts, report.growth.since_ready_bytes) == ("ready", 0, 0)
     assert [one.name for one in report.ranks[0].start] == ["init", "weights", "warm_up"]
     assert core.poller.life.id == loading
+    assert [one.engine.is_loading for one in (*reports[:1], report)] == [True, False]
+    assert report.engine.extension_versions
     assert [summary.partition(":")[0] for summary in core.summaries()] == ["engine starting -> ready"]
 
 
@@ -311,10 +314,12 @@ async def test_an_engine_that_loads_again_is_shown_as_soon_as_it_writes(watch, t
     core = watch()
     await rounds(core, 2)
     core.fake.down = True
-    assert (await rounds(core, 2))[-1].engine.state == "gone"
+    ended = (await rounds(core, 2))[-1].engine
+    assert (ended.state, ended.is_loading) == ("gone", False)
     load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now))
     report = (await rounds(core, 2))[-1]
     assert (report.engine.state, report.stale, report.engine.restarts) == ("starting", False, 1)
+    assert report.engine.is_loading
     assert [one.name for one in report.ranks[0].start] == ["init"]
 
 

@@ -1,4 +1,4 @@
-"""Tokens of an image by family: figures of vLLM 0.32's own functions (tests/engine/test_plan_images.py asks them)."""
+"""Tokens of an image by family: what vLLM 0.32's own functions say (tests/own_engine/test_plan_images.py)."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_a_folder_is_taken_for_the_config_in_it(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read: No such file"),
+        (None, "cannot be read: No such file or directory; a model's config.json is needed"),
         (b"{", "is no JSON"),
         (b"\xff\xfe", "is no JSON"),
         (b"[" * 100_000, "is no JSON"),
@@ -52,6 +52,14 @@ def test_what_is_no_config_is_refused(tmp_path: Path, content: bytes | None, mes
     with pytest.raises(PlanError, match=message) as refused:
         read_config(str(tmp_path))
     assert str(file) in str(refused.value)
+
+
+def test_another_file_is_told_from_a_config(tmp_path: Path):
+    """What is needed is a config.json, whatever the file that was named is called."""
+    page = tmp_path / "README.md"
+    page.write_text("# A model")
+    with pytest.raises(PlanError, match=r"README\.md: is no JSON: .*; a model's config\.json is needed"):
+        read_config(str(page))
 
 
 def test_a_plan_with_bytes_has_every_figure():

@@ -18,7 +18,7 @@ from highwater.memory.sources.encoder_cache import KEPT_SECONDS, EncoderCacheEnt
 from highwater.memory.sources.engine_metrics import EngineMetrics, parse_load
 from highwater.memory.sources.pause_state import PauseState
 from highwater.memory.sources.workers import Workers
-from highwater.readings import EngineLoad
+from highwater.readings import EngineLoad, WorkCounts
 from tests.fakes.engine import IMAGES, USED_READY, FakeClock, FakeEngine
 
 
@@ -99,7 +99,12 @@ async def test_the_load_is_the_engines_own_count(engine, fake):
     fake.running, fake.waiting, fake.kv_usage = 3, 2, 0.41
     seen = await EngineMetrics(engine).read()
     assert seen.load == EngineLoad(
-        requests_running=3, requests_waiting=2, kv_cache_usage_ratio=0.41, sleeping=False, work_done=0.0
+        requests_running=3,
+        requests_waiting=2,
+        kv_cache_usage_ratio=0.41,
+        sleeping=False,
+        work_done=0.0,
+        work=WorkCounts(tokens=0.0),
     )
 
 

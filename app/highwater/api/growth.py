@@ -1,0 +1,86 @@
+"""The route of the verdicts on growth, with the idle floors behind them. It calls no worker: everybody may read it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from highwater.api.memory import wants_text
+from highwater.api.services import Services
+from highwater.errors import UnknownName
+from highwater.growth.floors import Floor
+from highwater.readings import SCHEMA, SeriesGrowth
+from highwater.text.growth_table import growth_table
+
+
+class GrowthQuery(BaseModel):
+    """The query of ``GET /memory/growth``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["json", "text"] | None = None
+    series: str | None = Field(None, max_length=256, description="one series by its name, with its idle floors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthFloor:
+    """One idle floor of a series: its value, and what the engine had done until then."""
+
+    at: float
+    value: float
+    requests: float | None
+    images: float | None
+    new_images: float | None
+    tokens: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthAnswer:
+    """The verdicts, the leaks first; of one series that was asked for its floors too, oldest first."""
+
+    schema: int = SCHEMA
+    series: tuple[SeriesGrowth, ...]
+    floors: tuple[GrowthFloor, ...] = ()
+
+
+_ANSWER = TypeAdapter(GrowthAnswer)
+
+
+def _floor(floor: Floor) -> GrowthFloor:
+    counts = {name: _known(getattr(floor, name)) for name in ("requests", "images", "new_images", "tokens")}
+    return GrowthFloor(at=floor.wall, value=floor.value, **counts)
+
+
+def _known(count: float) -> float | None:
+    return None if math.isnan(count) else count
+
+
+def growth_router(services: Services) -> APIRouter:
+    """``/memory/growth``."""
+    router = APIRouter(tags=["memory"])
+
+    @router.get("/memory/growth", response_model=GrowthAnswer, responses={200: {"content": {"text/plain": {}}}})
+    async def growth(request: Request, query: Annotated[GrowthQuery, Query()]) -> Response:
+        """Return the verdict on every series of memory: flat, plateau, step, leak or not known.
+
+        With ``series`` that one alone, and the idle floors that its verdict rests on.
+        """
+        verdicts = services.growth.verdicts()
+        floors: tuple[GrowthFloor, ...] = ()
+        if query.series is not None:
+            names = [one.series for one in verdicts]
+            if query.series not in names:
+                raise UnknownName("series", query.series, [repr(name) for name in names])
+            verdicts = tuple(one for one in verdicts if one.series == query.series)
+            floors = tuple(map(_floor, services.growth.data(query.series)))
+        if wants_text(request, query.format):
+            return PlainTextResponse(growth_table(verdicts))
+        answer = GrowthAnswer(series=verdicts, floors=floors)
+        return Response(_ANSWER.dump_json(answer), media_type="application/json")
+
+    return router

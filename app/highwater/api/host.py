@@ -1,0 +1,44 @@
+"""The route of host memory: who has it, by process and kind. It calls no worker, so everybody may read it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from highwater.api.services import Services
+from highwater.host.report import HostReport
+from highwater.host.text import host_text
+
+_REPORT = TypeAdapter(HostReport)
+
+
+class HostQuery(BaseModel):
+    """The query of ``GET /memory/host``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["json", "text"] | None = None
+
+
+def host_router(services: Services) -> APIRouter:
+    """``/memory/host``."""
+    router = APIRouter(tags=["memory"])
+
+    @router.get("/memory/host", response_model=HostReport, responses={200: {"content": {"text/plain": {}}}})
+    async def host(request: Request, query: Annotated[HostQuery, Query()]) -> Response:
+        """Return host memory by process and kind, the container, `/dev/shm` and vLLM's processor caches.
+
+        As tables with ``Accept: text/plain`` or ``?format=text``. No worker is called.
+        """
+        report = await services.host.report()
+        accept = request.headers.get("accept", "")
+        wants_text = "text/plain" in accept and "application/json" not in accept
+        if query.format == "text" or (query.format is None and wants_text):
+            return PlainTextResponse(await asyncio.to_thread(host_text, report))
+        return Response(await asyncio.to_thread(_REPORT.dump_json, report), media_type="application/json")
+
+    return router

@@ -1,0 +1,152 @@
+"""``highwater events``: what happened, as lines for people or programs, once or as it happens."""
+
+# ruff: noqa: PLC0415 - `highwater --help` loads nothing but click
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from highwater.client.options import ASK_SECONDS, INTERRUPTED, ending_well, examples, sidecar_at, url_option
+from highwater.errors import SidecarError, SidecarUnreachable
+from highwater.text.printable import plain
+
+if TYPE_CHECKING:
+    from highwater.client.sidecar import SidecarClient
+    from highwater.readings import Event
+
+FIRST_PAUSE_SECONDS: Final = 0.5
+MAX_PAUSE_SECONDS: Final = 5.0
+# As many as the sidecar keeps at most and hands out at once.
+MAX_EVENTS: Final = 1000
+_KIND_WIDTH: Final = 9
+
+
+def event_text(event: Event) -> str:
+    """Return one line: when by this machine's clock, of which kind, what happened, and who asked for it."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+    return plain(f"{at} {event.kind:<{_KIND_WIDTH}} {event.summary}{_by(event)}")
+
+
+def _by(event: Event) -> str:
+    if event.caller is not None:
+        return f" (by {event.caller.by} from {event.caller.address or 'an unknown peer'})"
+    return f" (by the policy, rule {event.rule})" if event.trigger == "policy" and event.rule else ""
+
+
+def listed(answer: Any, last: int) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
+    """Return the events of ``GET /memory/events``, oldest first.
+
+    Args:
+        answer: What it returned.
+        last: So many of the newest.
+
+    Raises:
+        SidecarUnreachable: It is no list of events.
+    """
+    events = answer.get("events") if isinstance(answer, dict) else None
+    if not isinstance(events, list):
+        raise SidecarUnreachable(
+            "what answers /memory/events there is no Highwater sidecar; --url or HIGHWATER_URL names another"
+        )
+    return [event for event in events[:last] if isinstance(event, dict)][::-1]
+
+
+def follow(
+    connect: Callable[[], SidecarClient], pause: Callable[[float], None], last: int, lost: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield the newest events, and then each as it happens, without an end: a sidecar that went is looked for again.
+
+    What happened meanwhile is made up for. An event that was yielded is not yielded again.
+
+    Args:
+        connect: Makes a client.
+        pause: Waits so many seconds.
+        last: So many of the events that have been are yielded first.
+        lost: Receives a sentence where the sidecar cannot be reached.
+
+    Raises:
+        SidecarError: None answers the first time.
+    """
+    seen: deque[tuple[object, object]] = deque(maxlen=2 * MAX_EVENTS)
+    seconds, is_first = FIRST_PAUSE_SECONDS, True
+    while True:
+        try:
+            with connect() as sidecar:
+                for events in _from_now_on(sidecar):
+                    new = [event for event in events if (event.get("at"), event.get("id")) not in seen]
+                    seen.extend((event.get("at"), event.get("id")) for event in new)
+                    yield from new[len(new) - min(last, len(new)) :] if is_first else new
+                    is_first, seconds = False, FIRST_PAUSE_SECONDS
+            lost("the sidecar has ended the stream")
+        except SidecarError as exc:
+            if is_first:
+                raise
+            lost(str(exc))
+        pause(seconds)
+        seconds = min(seconds * 2, MAX_PAUSE_SECONDS)
+
+
+def _from_now_on(sidecar: SidecarClient) -> Iterator[list[dict[str, Any]]]:
+    """Yield the events that have been, once the stream is open so that none is missed, and then each that comes."""
+    is_open = False
+    for name, data in sidecar.events():
+        if not is_open:  # the first message is the report
+            is_open = True
+            yield listed(sidecar.get("/memory/events", {"limit": str(MAX_EVENTS)}), MAX_EVENTS)
+        if name == "event" and isinstance(data, dict):
+            yield [data]
+
+
+@click.command(
+    epilog=examples(
+        "highwater events                        the newest 20, oldest first",
+        "highwater events --last 100 --json | jq -r 'select(.kind == \"reset\").summary'",
+        "highwater events --follow               as they happen, until Ctrl-C",
+    )
+)
+@url_option
+@click.option(
+    "--last", default=20, show_default=True, type=click.IntRange(0, MAX_EVENTS), help="how many that have been"
+)
+@click.option("--follow", "-f", "follows", is_flag=True, help="then print each as it happens")
+@click.option("--json", "as_json", is_flag=True, help="as JSON, an event a line")
+def events(url: str, *, last: int, follows: bool, as_json: bool) -> None:
+    """Show what happened: states of the engine, remedies, changes of the policy, marks, incidents.
+
+    Exits with 0, with 3 if no sidecar answers, and with 130 when Ctrl-C ends --follow. A sidecar that goes away while
+    it is followed is looked for again, and what happened meanwhile is made up for.
+    """
+    from highwater.client.sidecar import SidecarClient
+
+    if not follows:
+        with sidecar_at(url) as sidecar:
+            _show(listed(sidecar.get("/memory/events", {"limit": str(max(last, 1))}), last), as_json)
+        return
+
+    def lost(why: str) -> None:
+        click.echo(f"highwater: {why}; trying again", err=True)
+
+    try:
+        with ending_well():
+            _show(follow(lambda: SidecarClient(url, timeout_seconds=ASK_SECONDS), time.sleep, last, lost), as_json)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _show(events: Iterable[dict[str, Any]], as_json: bool) -> None:
+    """Print each on a line; one that this version does not know only as JSON."""
+    from highwater.client.answers import event_of
+
+    for data in events:
+        if as_json:
+            click.echo(json.dumps(data))
+        elif (event := event_of(data)) is not None:
+            click.echo(event_text(event))
+        sys.stdout.flush()

@@ -1,0 +1,52 @@
+"""``highwater host``: who has the pod's memory, by process and kind."""
+
+# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from highwater.client.options import examples, json_option, sidecar_at, url_option
+from highwater.commands.host_trace import trace
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog=examples(
+        "highwater host",
+        "highwater host --json | jq '.parts.rows[:5]'      the five largest parts",
+        "highwater host trace api-server --minutes 10    which lines of it hold more and more",
+    ),
+)
+@url_option
+@json_option
+@click.pass_context
+def host(context: click.Context, url: str, *, as_json: bool) -> None:
+    """Show who has the host memory: API servers, EngineCore, workers, /dev/shm, page cache, the kernel.
+
+    The parts sum to what the kernel counts for the engine's container. Exits with 1 where something is wrong.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from pydantic import TypeAdapter, ValidationError
+
+    from highwater.client.answers import cleaned
+    from highwater.errors import flaw
+    from highwater.host.report import HostReport
+    from highwater.host.text import host_text
+
+    with sidecar_at(url) as sidecar:
+        answer = sidecar.get("/memory/host")
+    try:
+        report = TypeAdapter(HostReport).validate_python(cleaned(answer))
+    except ValidationError as exc:
+        why = flaw(exc.errors(include_url=False, include_input=False))
+        raise click.ClickException(f"{url} answers GET /memory/host with something else: {why}") from exc
+    click.echo(json.dumps(answer, indent=2) if as_json else host_text(report), nl=as_json)
+    if any(one.level == "warning" for one in report.findings):
+        raise click.exceptions.Exit(1)
+
+
+host.add_command(trace)

@@ -1,0 +1,107 @@
+"""``highwater host trace``: which lines of a process of vLLM's hold more and more."""
+
+# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from highwater.client.options import examples, json_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from highwater.host.trace import TraceResult
+
+_MINUTES, _FRAMES = 60, 8
+# The process looks once a second; reading what it holds may take some, on a busy machine.
+_GRACE_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
+
+
+def _named(context: click.Context, _: click.Parameter, folder: Path | None) -> Path | None:
+    if folder is None and not context.resilient_parsing:
+        raise click.UsageError(
+            "--folder is not given, and HIGHWATER_RECORDER_DIR is not set; name the folder that vLLM's workers record "
+            "into, as in --folder /dev/shm/highwater"
+        )
+    return folder
+
+
+@click.command(
+    epilog=examples(
+        "highwater host trace api-server --minutes 10",
+        "highwater host trace engine-core --minutes 30 --frames 6",
+        "highwater host trace 4242 --stop         ends it early, with its result",
+    )
+)
+@click.argument("process")
+@click.option("--minutes", default=5.0, show_default=True, type=click.FloatRange(0, _MINUTES, min_open=True))
+@click.option("--frames", default=4, show_default=True, type=click.IntRange(1, _FRAMES), help="callers that are kept")
+@click.option("--stop", is_flag=True, help="ends the trace that is under way")
+@click.option(
+    "--folder",
+    envvar="HIGHWATER_RECORDER_DIR",
+    show_envvar=True,
+    callback=_named,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="the recorders' folder",
+)
+@json_option
+def trace(process: str, minutes: float, frames: int, folder: Path, *, stop: bool, as_json: bool) -> None:
+    """Have PROCESS trace its own Python memory for so many minutes, and name the lines that hold more and more.
+
+    PROCESS is a pid, or api-server, engine-core or worker, with a number where there are several. Run it on the
+    engine's machine, as the engine's user or as root. The process is slower meanwhile.
+    """
+    from highwater.host.trace import CannotTrace, ask, find_process, read_result, trace_text, withdraw
+    from highwater.text.printable import printable
+
+    try:
+        record, name = find_process(folder, process)
+        old = read_result(folder, record)
+        if stop:
+            _check_running(old, f"{name} (pid {record.pid})")
+        asked = ask(folder, record, action="stop" if stop else "start", minutes=minutes, frames=frames)
+    except CannotTrace as exc:
+        raise click.ClickException(printable(str(exc))) from exc
+    # A refusal cannot always say of which request it is.
+    ids = {asked, None, *([old.id] if stop and old is not None else [])}
+    seconds = _GRACE_SECONDS + (0.0 if stop else minutes * 60)
+    result = _waited_for(lambda: read_result(folder, record), lambda one: one.id in ids and one != old, seconds)
+    if result is None:
+        withdraw(folder, record)
+        raise click.ClickException(
+            f"{name} (pid {record.pid}) has not answered: it looks once a second, and only where the worker package is "
+            "current"
+        )
+    text = json.dumps(asdict(result)) if as_json else trace_text(result, name)
+    click.echo(printable(text, keep="\n"))
+    if result.state != "ended":
+        raise click.exceptions.Exit(1)
+
+
+def _check_running(result: TraceResult | None, name: str) -> None:
+    if result is None or result.state != "running":
+        raise click.ClickException(f"no trace of {name} is under way")
+
+
+def _waited_for(
+    read: Callable[[], TraceResult | None], is_new: Callable[[TraceResult], bool], seconds: float
+) -> TraceResult | None:
+    """Return the result once the process is done, or what there is of it when the time is over."""
+    began, found = time.monotonic(), None
+    while time.monotonic() < began + (seconds if found is not None else _GRACE_SECONDS):
+        time.sleep(_LOOK_SECONDS)
+        result = read()
+        if result is not None and is_new(result):
+            found = result
+            if result.state != "running":
+                return result
+    return found

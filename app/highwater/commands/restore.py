@@ -1,0 +1,53 @@
+"""``highwater restore``: the way back from a trim."""
+
+# ruff: noqa: PLC0415 - `highwater --help` loads nothing but click
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from highwater.client.options import check_there, examples, json_option, sidecar_at, url_option
+
+# Outputs go back to the device in rounds.
+WORKER_SECONDS = 300.0
+
+
+@click.command(epilog=examples("highwater restore"))
+@url_option
+@json_option
+def restore(url: str, *, as_json: bool) -> None:
+    """Bring back to the device what trim_encoder_cache moved to host memory.
+
+    Exits with 0 when it is done, 1 if the sidecar refuses or a worker cannot, 3 if no sidecar answers.
+    """
+    check_there(url)
+    with sidecar_at(url, timeout_seconds=WORKER_SECONDS, with_token=True) as sidecar:
+        answer = sidecar.post("/memory/encoder-cache/restore")
+        text = restored_text(answer)
+    click.echo(json.dumps(answer, indent=1) if as_json else text)
+
+
+def restored_text(answer: Any) -> str:  # noqa: ANN401 - JSON
+    """Return what ``POST /memory/encoder-cache/restore`` returned, a line for each rank.
+
+    Raises:
+        SidecarUnreachable: This version cannot read it.
+    """
+    from highwater.client.answers import cleaned, understood
+    from highwater.text.table import rank_title, table
+    from highwater.units import size_text
+
+    with understood("/memory/encoder-cache/restore"):
+        shown: Any = cleaned(answer)
+        rows = [
+            [
+                rank_title(rank.get("dp_rank"), rank["rank"]),
+                str(rank["restored_entries"]),
+                size_text(rank["restored_bytes"]),
+            ]
+            for rank in shown["ranks"]
+        ]
+    return table(["rank", "entries brought back", "bytes"], rows) if rows else "nothing was on the host"

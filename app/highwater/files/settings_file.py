@@ -1,0 +1,114 @@
+"""A settings file, TOML or YAML: read with bounds, and without doubt about what it says.
+
+A pipe or a device is refused before it is opened: it could make the start wait for ever. A YAML key that is given twice
+is refused too, where the parser itself would let the last one win without a word.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, Final, cast
+
+import yaml
+
+from highwater.errors import SettingsError, os_reason
+from highwater.files.regular import NotARegularFileError, open_regular
+from highwater.text.printable import plain
+from highwater.units import MIB
+
+MAX_BYTES: Final = MIB
+_QUOTED = re.compile(r"""(['"]).{2,}\1""", re.DOTALL)
+_SHOWN_KEY = 64
+_MERGE: Final = "tag:yaml.org,2002:merge"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which takes each key of a mapping once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        lines: dict[Hashable, int] = {}
+        for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
+            key: Any = cast("Any", self).construct_object(key_node, deep=True)  # without types in some stubs
+            if not isinstance(key, Hashable):  # reported below
+                continue
+            line = key_node.start_mark.line + 1
+            if key in lines:
+                name = plain(str(key), _SHOWN_KEY)
+                raise SettingsError(
+                    [f"{name}: is given twice, on line {lines[key]} and on line {line}; keep one of the two"]
+                )
+            lines[key] = line
+        return super().construct_mapping(node, deep)
+
+
+def read_settings_file(name: str) -> dict[str, Any]:
+    """Return what the file holds, a table by keys.
+
+    Args:
+        name: Its path, which ends in ``.toml``, ``.yaml`` or ``.yml``.
+
+    Raises:
+        SettingsError: It cannot be read, is no regular file, has over 1 MiB, or is no table; one line that never quotes
+            what stands in it: that may be the token.
+    """
+    suffix = Path(name).suffix
+    if suffix not in {".toml", ".yaml", ".yml"}:
+        raise _problem(f"{name}: a file must end in .toml, .yaml or .yml, not {suffix or 'nothing'}")
+    try:
+        text = _read(name)
+        content = tomllib.loads(text) if suffix == ".toml" else parse_yaml(text) or {}
+    except SettingsError as exc:
+        raise SettingsError([f"config: {name}: {problem}" for problem in exc.problems]) from None
+    except NotARegularFileError:
+        kind = "a folder" if Path(name).is_dir() else "a pipe or a device"
+        raise _problem(f"{name}: must be a regular file, and is {kind}") from None
+    except OSError as exc:
+        raise _problem(f"{name}: {os_reason(exc)}") from exc
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise _problem(f"{name}: {' '.join(str(exc).split())}") from exc
+    except RecursionError:
+        raise _problem(f"{name}: is nested too deeply") from None
+    if not isinstance(content, dict):
+        raise _problem(f"{name}: must be a table of settings, not {type(content).__name__}")
+    return content
+
+
+def parse_yaml(text: str) -> object:
+    """Return what YAML, and so JSON, says.
+
+    Raises:
+        SettingsError: It is not YAML, or a key is given twice.
+    """
+    try:
+        loader = _Loader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as exc:
+        # Not in its own words: they quote the line, and what stands there; that may be the token.
+        mark, problem = exc.problem_mark, _QUOTED.sub("...", exc.problem or "is not YAML")
+        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise SettingsError([f"{problem}{where}"]) from None
+    except yaml.YAMLError as exc:
+        raise SettingsError([" ".join(str(exc).split())]) from exc
+    except ValueError as exc:  # a date that does not exist, a number of too many digits
+        raise SettingsError([f"a value cannot be read: {' '.join(str(exc).split())}"]) from exc
+
+
+def _read(name: str) -> str:
+    descriptor = open_regular(name, follows_link=True)  # a ConfigMap's files are links
+    with open(descriptor, "rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise SettingsError([f"has over {MAX_BYTES:,} bytes, the most that a settings file may have"])
+    return content.decode("utf-8")
+
+
+def _problem(text: str) -> SettingsError:
+    return SettingsError([f"config: {text}"])

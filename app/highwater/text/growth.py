@@ -1,0 +1,82 @@
+"""Verdicts on growth as text: one line of the report, and one of each series."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from highwater.accounting.components import COMPONENTS
+from highwater.readings import GrowthDriver, GrowthKind, GrowthRate, GrowthUnit, SeriesGrowth
+from highwater.units import size_text
+
+DRIVER_TITLES: Final[Mapping[GrowthDriver, str]] = {
+    "request": "request",
+    "image": "image",
+    "new_image": "new image",
+    "1k_tokens": "1,000 tokens",
+    "hour": "hour",
+}
+VERDICT_TITLES: Final[Mapping[GrowthKind, str]] = {
+    "leak": "leak",
+    "step": "step",
+    "plateau": "plateau",
+    "not_known": "not known",
+    "flat": "flat",
+}
+_COMPONENT_TITLES: Final = {component.name: component.title for component in COMPONENTS}
+_WHOLE: Final = 100
+
+
+def measure_title(measure: str) -> str:
+    """Return a series' measure as people read it."""
+    return _COMPONENT_TITLES.get(measure) or measure.removesuffix("_bytes").replace("_", " ")
+
+
+def series_title(one: SeriesGrowth) -> str:
+    """Return a series' name as people read it."""
+    return f"{one.owner}: {measure_title(one.measure)}"
+
+
+def amount_text(value: float | None, unit: GrowthUnit, *, signed: bool = False) -> str:
+    """Return a value in its unit."""
+    if unit == "bytes" or value is None:
+        return size_text(value, signed=signed)
+    digits = 0 if abs(value) >= _WHOLE or float(value).is_integer() else 1
+    return f"{value:{'+' if signed else ''},.{digits}f}"
+
+
+def rate_text(rate: GrowthRate, unit: GrowthUnit) -> str:
+    """Return a rate with its interval: ``4.0 MiB per request (3.9 MiB to 4.1 MiB)``."""
+    low, high = amount_text(rate.low, unit), amount_text(rate.high, unit)
+    return f"{amount_text(rate.per_driver, unit)} per {DRIVER_TITLES[rate.driver]} ({low} to {high})"
+
+
+def leaks(series: Sequence[SeriesGrowth]) -> list[SeriesGrowth]:
+    """Return the series that leak, those of an engine that has ended included."""
+    return [one for one in series if one.verdict == "leak"]
+
+
+def growth_line(series: Sequence[SeriesGrowth]) -> str:
+    """Return the verdicts in one line: the leaks by name, the others by number; empty where there are none."""
+    if not series:
+        return ""
+    named = [leak_line(one) for one in leaks(series)]
+    counts: Counter[GrowthKind] = Counter(one.verdict for one in series if one.verdict != "leak")
+    rest = ", ".join(f"{counts[kind]} {title}" for kind, title in VERDICT_TITLES.items() if counts[kind])
+    return "; ".join([*named, rest] if rest else named)
+
+
+def leak_line(one: SeriesGrowth) -> str:
+    """Return a leak in one clause: what leaks, how fast, until when."""
+    rate = "" if one.rate is None else f" {rate_text(one.rate, one.unit)}"
+    return f"{series_title(one)} {'leaked' if one.is_over else 'leaks'}{rate}{exhaustion_text(one)}"
+
+
+def exhaustion_text(one: SeriesGrowth) -> str:
+    """Return when the leak has used up what is left, as the end of a clause; empty where that is not known."""
+    if one.exhausted_at is None:
+        return ""
+    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(one.exhausted_at))
+    return f", and at this pace {one.limit_by} is used up on {date}"

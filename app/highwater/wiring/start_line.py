@@ -1,0 +1,74 @@
+"""What the log says of a sidecar that starts: what it is, and, once a minute, what it waits for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from highwater import __version__
+from highwater.policy.settings import RuleSettings
+from highwater.readings import Report
+from highwater.settings import Settings
+from highwater.text.printable import plain
+from highwater.text.table import signal_text
+
+WAITING_SECONDS = 60.0
+
+log = logging.getLogger("highwater")
+
+
+def start_line(settings: Settings) -> str:
+    """Return one line: version, engine, mode, thresholds, who may make control calls, recorders, incidents."""
+    rules = "; ".join(map(_rule, settings.policy.rules)) or "no rules"
+    parts = [
+        f"engine {settings.engine_url}",
+        f"policy {settings.policy.mode}: {rules}",
+        f"control calls need {_token(settings)}",
+        f"recorders {f'in {settings.recorder_dir}' if settings.recorder_dir else 'disabled (recorder_dir)'}",
+        f"incidents {f'in {settings.incidents.folder}' if settings.incidents.folder else 'in memory only'}",
+    ]
+    return plain(f"highwater {__version__}: {', '.join(parts)}")
+
+
+def _rule(rule: RuleSettings) -> str:
+    if rule.high_water is None:
+        return f"{rule.name} ({rule.signal}, waters from the engine's own plan)"
+    high, low = signal_text(rule.signal, rule.high_water), signal_text(rule.signal, rule.low_water)
+    return f"{rule.name} ({rule.signal}, acts at {high}, stops at {low})"
+
+
+def _token(settings: Settings) -> str:
+    if settings.trust_loopback:
+        return "the admin token, but from this machine (trust_loopback)"
+    if settings.admin_token is not None:
+        return "the admin token (admin_token)"
+    file = settings.admin_token_file
+    return "a token made for this run" if file is None else f"the admin token in {file}"
+
+
+class WaitingLog:
+    """Logs, at the first report and then once a minute, what is waited for until the engine serves requests.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next = 0.0
+        self._since: float | None = None
+
+    def notice(self, report: Report) -> None:
+        """Look at a report."""
+        engine, now = report.engine, self._clock()
+        if engine.traits.serves:
+            self._since = None
+            return
+        if self._since is None:
+            self._since = self._next = now
+        if now < self._next:
+            return
+        self._next = now + WAITING_SECONDS
+        lasted = f" for {now - self._since:.0f} s" if now > self._since else ""
+        why = f": {engine.hint}" if engine.hint else ""
+        log.info("waiting%s for the engine at %s (%s)%s", lasted, engine.url, engine.state.replace("_", " "), why)

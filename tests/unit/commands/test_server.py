@@ -1,0 +1,68 @@
+"""A port that cannot be listened on is one line that names the setting to change."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from highwater.commands.server import CANNOT_LISTEN, listening_problem
+
+
+def error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("exc", "words"),
+    [
+        (error(errno.EACCES), "port: cannot listen on 127.0.0.1 port 80: permission denied; set port to 1024 or above"),
+        (error(errno.EADDRNOTAVAIL), "host: '127.0.0.1' is no address of this machine"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "(name or service not known); set host to"),
+        (error(errno.EMFILE), "port: cannot listen on 127.0.0.1 port 80: too many open files"),
+    ],
+)
+def test_the_setting_that_is_wrong_is_named(exc, words):
+    """Each with what would be right."""
+    assert words in listening_problem(exc, "port", "127.0.0.1", 80)
+
+
+@pytest.mark.parametrize(("path", "words"), [("/livez", "as a sidecar does"), ("/health", "as vLLM does"), ("/x", "")])
+def test_what_has_the_port_is_said_where_it_tells(path, words):
+    """By its health paths; anything else is not guessed."""
+
+    class There(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == path else 404)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), There) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        port = server.server_port
+        problem = listening_problem(error(errno.EADDRINUSE), "control_port", "0.0.0.0", port)
+        server.shutdown()
+        thread.join()
+    assert problem.startswith(f"control_port: cannot listen on 0.0.0.0 port {port}: address already in use")
+    assert problem.endswith("; stop it, or set control_port to a port that is free")
+    assert words in problem
+    assert ("what has it" in problem) is bool(words)
+
+
+def test_an_address_that_is_none_ends_the_start():
+    """In JSON where that was asked for, and with an exit status of its own."""
+    command = [sys.executable, "-m", "highwater", "serve", "--host", "256.1.1.1", "--log-format", "json"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HIGHWATER_")}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == CANNOT_LISTEN
+    assert "host: '256.1.1.1' is no address of this machine" in ended.stderr
+    assert all(line.startswith('{"time": ') for line in ended.stderr.splitlines())
