@@ -1,14 +1,14 @@
 # syntax=docker/dockerfile:1
 # vLLM with the worker extension in it, for those who want one image and no volume. The base decides the device:
 #
-#   NVIDIA  --build-arg VLLM_IMAGE=vllm/vllm-openai:v0.12.0
-#   Ascend  --build-arg VLLM_IMAGE=quay.io/ascend/vllm-ascend:v0.12.0rc1
-#   CPU     --build-arg VLLM_IMAGE=public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.12.0
+#   NVIDIA  --build-arg VLLM_IMAGE=vllm/vllm-openai:v0.32.0
+#   Ascend  --build-arg VLLM_IMAGE=quay.io/ascend/vllm-ascend:v0.23.0
+#   CPU     --build-arg VLLM_IMAGE=public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.32.0
 #
 # or your own; add @sha256:... to pin it. Nothing is installed into it: highwater_worker has no dependencies. vLLM loads it
 # as a plugin; with HIGHWATER_RECORDER_DIR, a folder shared with the sidecar, each worker tells it that it may be called.
 # Without that folder add --worker-extension-cls highwater_worker.MemoryExtension to vLLM's arguments.
-ARG VLLM_IMAGE=vllm/vllm-openai:v0.12.0
+ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
 # As in extension.Dockerfile.

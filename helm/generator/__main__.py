@@ -1,17 +1,19 @@
-"""`python -m helm.generator`: writes values.schema.json of the chart."""
+"""`python -m helm.generator`: writes values.schema.json and files/signals.json of the chart."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from helm.generator import schema
+from helm.generator.settings import signals
 
 HELM = Path(__file__).resolve().parents[1]
 
 
 def files() -> dict[str, str]:
     """Every file that is made here, by its path under `helm/`, and its text."""
-    return {"values.schema.json": schema.text()}
+    return {"values.schema.json": schema.text(), "files/signals.json": json.dumps(signals(), indent=2) + "\n"}
 
 
 if __name__ == "__main__":

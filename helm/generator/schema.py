@@ -28,7 +28,9 @@ FOLDER: Schema = {"type": "string", "pattern": "^/[^:]*[^/:]$"}
 FOLDER_OR_NONE: Schema = {"type": "string", "pattern": "^(/[^:]*)?$"}
 DURATION: Schema = {"type": "string", "pattern": "^([0-9]+(ms|s|m|h))+$"}
 NAME: Schema = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$", "maxLength": 253}
-SHORT_NAME: Schema = NAME | {"maxLength": 50}
+SHORT_NAME: Schema = NAME | {"maxLength": 46}
+# As `host:port`: what stands before the first slash of an image.
+REGISTRY: Schema = {"type": "string", "pattern": "^([a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._/-]*[a-z0-9])?)?$"}
 PULL_POLICY: Schema = {"enum": ["Always", "IfNotPresent", "Never"]}
 DIGEST: Schema = {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
 TAG: Schema = {"type": "string", "pattern": "^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$"}
@@ -68,9 +70,41 @@ MONITOR = table(
     scrapeTimeout=DURATION,
     namespace=NAME,
     labels=LABELS,
+    annotations=LABELS,
+    jobLabel=TEXT,
+    honorLabels=FLAG,
+    sampleLimit=COUNT,
+    authorization=MAP,
+    basicAuth=MAP,
     tlsConfig=MAP,
     relabelings=MAPS,
     metricRelabelings=MAPS,
+)
+# Only its timing: what a probe asks follows from the ports, and a pod whose probe asks elsewhere is never ready.
+TIMING = {
+    "initialDelaySeconds": COUNT,
+    "periodSeconds": ONE_OR_MORE,
+    "timeoutSeconds": ONE_OR_MORE,
+    "failureThreshold": ONE_OR_MORE,
+}
+READINESS_TIMING = table(**TIMING, successThreshold=ONE_OR_MORE)
+KILLING_TIMING = table(**TIMING, terminationGracePeriodSeconds=ONE_OR_MORE)
+ALERT = table(enabled=FLAG, severity=SOME_TEXT, **{"for": DURATION}, labels=LABELS)
+SERVICE = table(
+    enabled=FLAG,
+    type=one_of("ClusterIP", "NodePort", "LoadBalancer"),
+    port=PORT,
+    annotations=LABELS,
+    labels=LABELS,
+    clusterIP=TEXT,
+    nodePort={"type": "integer", "minimum": 0, "maximum": 65535},
+    loadBalancerClass=TEXT,
+    loadBalancerSourceRanges=TEXTS,
+    externalTrafficPolicy=one_of("", "Cluster", "Local"),
+    trafficDistribution=one_of("", "PreferClose", "PreferSameZone", "PreferSameNode"),
+)
+DEVICE = table(
+    kind=one_of("", "nvidia", "ascend", "amd", "intel", "gaudi", "cpu"), count=COUNT, resource=TEXT, claims=TEXTS
 )
 STRATEGY = table(
     type=one_of("RollingUpdate", "Recreate"),
@@ -104,7 +138,7 @@ VALUES: dict[str, Schema] = {
         pythonPath={"type": "array", "items": FOLDER},
         workerExtension={"type": "string", "pattern": "^([A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)+)?$"},
         listen=table(kind=one_of("loopback", "socket"), port=OPEN_PORT),
-        device=table(kind=one_of("none", "nvidia", "ascend"), count=COUNT, resource=TEXT),
+        device=DEVICE,
         resources=RESOURCES,
         sharedMemory=QUANTITY,
         apiKey=table(enabled=FLAG, existingSecret=SECRET_KEY),
@@ -113,8 +147,15 @@ VALUES: dict[str, Schema] = {
             volumeSize=QUANTITY,
             level=one_of("DEBUG", "INFO", "WARNING", "ERROR"),
         ),
-        probes=table(startupSeconds=SECONDS, liveness=FLAG, unhealthySeconds=SECONDS, killSeconds=SECONDS),
+        probes=table(
+            startupSeconds=SECONDS,
+            liveness=FLAG,
+            unhealthySeconds=SECONDS,
+            killSeconds=SECONDS,
+            overrides=table(startup=KILLING_TIMING, liveness=KILLING_TIMING, readiness=READINESS_TIMING),
+        ),
         drain=table(firstSeconds={"type": "number", "minimum": 0}, seconds={"type": "number", "minimum": 0}),
+        lifecycle=table(postStart=MAP),
         extraVolumeMounts=MAPS,
         securityContext=MAP,
     ),
@@ -141,7 +182,12 @@ VALUES: dict[str, Schema] = {
         extraVolumeMounts=MAPS,
         securityContext=MAP,
         recorderSize=QUANTITY,
-        probes=table(startupSeconds=SECONDS, readinessPeriodSeconds=SECONDS, readinessFailures=ONE_OR_MORE),
+        probes=table(
+            startupSeconds=SECONDS,
+            readinessPeriodSeconds=SECONDS,
+            readinessFailures=ONE_OR_MORE,
+            overrides=table(liveness=KILLING_TIMING, readiness=READINESS_TIMING),
+        ),
         state=table(persistent=FLAG, size=QUANTITY, storageClass=TEXT, existingClaim=NAME),
         tls=table(existingSecret=NAME),
     ),
@@ -156,7 +202,12 @@ VALUES: dict[str, Schema] = {
         restartPolicy=one_of("RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"),
     ),
     "attach": table(
-        workload=one_of("Deployment", "StatefulSet"), name=NAME, podLabels=LABELS, container=NAME, containerIndex=COUNT
+        workload=one_of("Deployment", "StatefulSet"),
+        name=NAME,
+        podLabels=LABELS,
+        container=NAME,
+        args={"type": ["array", "null"], "items": {"type": "string"}},
+        containerIndex=COUNT,
     ),
     "pod": table(
         labels=LABELS,
@@ -168,13 +219,19 @@ VALUES: dict[str, Schema] = {
         tolerations=MAPS,
         affinity=MAP,
         topologySpreadConstraints=MAPS,
+        resourceClaims=MAPS,
         hostNetwork=FLAG,
+        hostIPC=FLAG,
+        shareProcessNamespace=FLAG,
+        dnsPolicy=one_of("", "Default", "ClusterFirst", "ClusterFirstWithHostNet", "None"),
+        dnsConfig=table(nameservers=TEXTS, searches=TEXTS, options=MAPS),
+        hostAliases=MAPS,
         securityContext=MAP,
         extraVolumes=MAPS,
         extraContainers=MAPS,
         extraInitContainers=MAPS,
     ),
-    "service": table(enabled=FLAG, type=one_of("ClusterIP", "NodePort", "LoadBalancer"), port=PORT, annotations=LABELS),
+    "service": SERVICE,
     "serviceAccount": table(create=FLAG, name=NAME, annotations=LABELS),
     "podMonitor": MONITOR,
     "serviceMonitor": MONITOR,
@@ -184,7 +241,7 @@ VALUES: dict[str, Schema] = {
         labels=LABELS,
         ruleLabels=LABELS,
         recordings=FLAG,
-        disabled=TEXTS,
+        alerts={"type": "object", "additionalProperties": ALERT},
     ),
     "docs": table(baseUrl=TEXT, suffix=one_of("html", "md")),
     "dashboards": table(enabled=FLAG, namespace=NAME, labels=LABELS, annotations=LABELS),
@@ -222,6 +279,8 @@ VALUES: dict[str, Schema] = {
                 )
                 | {"required": ["query", "threshold"]},
             },
+            fallback=table(failureThreshold=ONE_OR_MORE, replicas=COUNT, behavior=SOME_TEXT),
+            advanced=MAP,
         ),
     ),
     "ingress": table(enabled=FLAG, className=NAME, annotations=LABELS, hosts=TEXTS, tls=MAPS),
@@ -238,8 +297,9 @@ NEEDED = (
 
 
 def values_schema() -> Schema:
-    """The whole. `global` is Helm's own."""
-    properties = VALUES | {"config": _config(), "global": MAP}
+    """The whole. `global` is shared with parent charts, whose keys are not ours to judge."""
+    shared = {"type": "object", "properties": {"imageRegistry": REGISTRY}}
+    properties = VALUES | {"config": _config(), "global": shared}
     needed = [
         {
             "if": {"properties": {section: {"properties": {"enabled": {"const": True}}}}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from highwater.policy.rules import ALL_REMEDIES, FALLING_SIGNALS, RATIO_SIGNALS, SIGNAL_REMEDIES
 from highwater.settings import Settings
 
 CHARTS_OWN = frozenset({"engine_url", "admin_token", "tls", "engine_tls"})
@@ -14,7 +15,28 @@ _SAID_ELSEWHERE = ("title", "default", "writeOnly")
 def config_schema() -> dict[str, Any]:
     """An object schema without references, every key optional, null for the default."""
     whole = Settings.model_json_schema()
-    return _table(whole, whole["$defs"], without=CHARTS_OWN)
+    config = _table(whole, whole["$defs"], without=CHARTS_OWN)
+    _name_signals_and_remedies(config["properties"]["policy"]["properties"]["rules"]["items"])
+    return config
+
+
+def signals() -> dict[str, list[str]]:
+    """What the templates must know of signals to compare two values of a rule, which a schema cannot."""
+    return {
+        "falling": sorted(FALLING_SIGNALS),
+        "ratios": sorted(RATIO_SIGNALS),
+        "withoutRemedies": sorted(signal for signal, remedies in SIGNAL_REMEDIES.items() if not remedies),
+    }
+
+
+def _name_signals_and_remedies(rule: dict[str, Any]) -> None:
+    """Settings say in code which words there are; what a rule requires is never null."""
+    properties = rule["properties"]
+    properties["signal"]["enum"] = [*SIGNAL_REMEDIES]
+    properties["remedies"]["items"]["enum"] = [*ALL_REMEDIES]
+    properties["remedies"]["uniqueItems"] = True
+    for key in rule["required"]:
+        properties[key]["type"] = "string"
 
 
 def _table(

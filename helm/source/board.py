@@ -18,6 +18,8 @@ from helm.source.metrics import names_in
 from helm.source.panels import DATASOURCE, KINDS, Builder, Query
 
 TAG = "highwater"
+# As a sidecar serves them that somebody on call has forwarded to themselves (docs/oncall.md).
+RUNBOOKS = "http://127.0.0.1:8001/docs/runbooks"
 Plan: TypeAlias = dict[str, Any]
 """What YAML holds of a dashboard, a variable or a panel."""
 
@@ -53,13 +55,22 @@ def dashboard(path: Path) -> str:
     board.link(others.as_dropdown(True).include_vars(False).keep_time(True))
     for variable in plan["variables"]:
         board.with_variable(_variable(variable, names))
+    runbooks = dashboards.TextBoxVariable("runbooks").label("Runbooks").default_value(RUNBOOKS)
+    board.with_variable(runbooks.description("Where a click on an alert leads: the published pages, or a sidecar's."))
     for annotation in plan["annotations"]:
         board.annotation(_resets(annotation, names))
     numbers = itertools.count(1)
-    for row in plan["rows"]:
-        board.with_row(dashboards.Row(row["row"]).id(next(numbers)))
-        for panel in row["panels"]:
-            board.with_panel(_panel(panel, names).id(next(numbers)))
+    for place, row in enumerate(plan["rows"]):
+        head, is_open = dashboards.Row(row["row"]).id(next(numbers)), place == 0 or row.get("open", False)
+        panels = [_panel(panel, names).id(next(numbers)) for panel in row["panels"]]
+        if not is_open:
+            # Their queries are not asked until somebody opens the row.
+            head.collapsed(True)
+            for panel in panels:
+                head.with_panel(panel)
+        board.with_row(head)
+        for panel in panels if is_open else ():
+            board.with_panel(panel)
     return json.dumps(board.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
 
@@ -82,6 +93,14 @@ def _variable(plan: Plan, names: Mapping[str, str]) -> dashboards.QueryVariable:
         everything = models.VariableOption(selected=True, text=["All"], value=["$__all"])
         variable.multi(True).include_all(True).all_value(".*").current(everything)
     return variable
+
+
+def _coded(family: str, label: str, values: list[str], by: str = "", selector: str = "SERVER") -> str:
+    """A query for the number, from 1 on, of the value that holds now, of a family that is 1 for one of its label's."""
+    each = " or ".join(
+        f'{number} * ({family}{{{selector}, {label}="{value}"}} == 1)' for number, value in enumerate(values, 1)
+    )
+    return f"max by ({by}) ({each})"
 
 
 def _resets(plan: Plan, names: Mapping[str, str]) -> dashboards.AnnotationQuery:
@@ -112,4 +131,8 @@ def _panel(plan: Plan, names: Mapping[str, str]) -> Builder:
         for expr in ([exprs] if isinstance(exprs, str) else exprs)
     ]
     queries += [Query(filled_in(each.pop("expr"), names), column=each) for each in columns]
+    if "coded" in options:
+        coded = options.pop("coded")
+        options["values"] = coded["values"]
+        queries = [Query(filled_in(_coded(**coded), names), options.pop("legend"))]
     return KINDS[kind](options.pop(kind), options.pop("text"), queries, **options)

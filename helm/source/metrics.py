@@ -26,6 +26,11 @@ ENGINE_FAMILIES = {
     "vllm:generation_tokens_total": "Tokens generated.",
     "vllm:prompt_tokens_total": "Prompt tokens computed.",
 }
+ENGINE_HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": "Time to the first token of a request, in seconds.",
+    "vllm:inter_token_latency_seconds": "Time between two tokens of a request, in seconds.",
+    "vllm:e2e_request_latency_seconds": "Time from a request's arrival to its last token, in seconds.",
+}
 # Prometheus' own.
 PROMETHEUS_FAMILIES = {
     "up": "1 where the last scrape of the target went well.",
@@ -33,7 +38,7 @@ PROMETHEUS_FAMILIES = {
 }
 
 # Labels that the scrape, Prometheus or vLLM adds, and that of a histogram's buckets.
-OTHER_LABELS = {"job", "instance", "namespace", "pod", "alertname", "alertstate", "severity", "le"}
+OTHER_LABELS = {"cluster", "job", "instance", "namespace", "pod", "alertname", "alertstate", "severity", "le"}
 
 _NAME = re.compile(r"\b(?:highwater_\w+|vllm:\w+)|\b(?:up|ALERTS)\b")
 _SELECTOR = re.compile(r"(\w+)\{([^}]*)\}")
@@ -77,7 +82,7 @@ def _family(name: str) -> str:
     if name in OWN or name in ENGINE_FAMILIES or name in PROMETHEUS_FAMILIES:
         return name
     family = re.sub(r"_(?:bucket|count|sum)$", "", name)
-    if OWN.get(family, ("", ""))[0] == "histogram":
+    if OWN.get(family, ("", ""))[0] == "histogram" or (family != name and family in ENGINE_HISTOGRAMS):
         return family
     raise UnknownMetricError(f"{name} is neither in {GOLDEN.name} nor one of the engine's families")
 
@@ -101,4 +106,4 @@ def help_of(family: str) -> str:
     """What a family means, as its exposition says."""
     if family in OWN:
         return OWN[family][1]
-    return (ENGINE_FAMILIES | PROMETHEUS_FAMILIES)[family]
+    return (ENGINE_FAMILIES | ENGINE_HISTOGRAMS | PROMETHEUS_FAMILIES)[family]

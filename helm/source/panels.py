@@ -215,17 +215,44 @@ def _as_line(color: str) -> list[models.DynamicConfigValue]:
 
 
 def states_panel(
-    title: str, text: str, queries: Sequence[Query], *, width: int = 12, height: int = 5, empty: str | None = None
+    title: str,
+    text: str,
+    queries: Sequence[Query],
+    *,
+    values: Sequence[str] = (),
+    link: str | None = None,
+    width: int = 12,
+    height: int = 5,
+    empty: str | None = None,
 ) -> statetimeline.Panel:
-    """Which of several states holds, over time: a row for each series, coloured where it is 1."""
+    """Which of several states holds, over time: a row for each series.
+
+    Args:
+        title: Its title.
+        text: What it shows.
+        queries: What is drawn: 1 where it holds; with `values` the number of the one that does.
+        values: What the numbers from 1 on mean, each shown by its name and in its colour.
+        link: Where a click leads.
+        width: Of 24.
+        height: In rows.
+        empty: Shown where there is nothing.
+    """
     panel = _dressed(statetimeline.Panel(), title, text, queries, unit="none", width=width, height=height)
     panel.targets(_targets(queries, instant=False))
-    panel.show_value(common.VisibilityMode.NEVER).merge_values(True).fill_opacity(80).line_width(0)
+    panel.show_value(common.VisibilityMode.AUTO if values else common.VisibilityMode.NEVER)
+    panel.merge_values(True).fill_opacity(80).line_width(0)
     shown = {
         "0": models.ValueMappingResult(text="no", color="transparent", index=0),
         "1": models.ValueMappingResult(text="yes", color=GREEN, index=1),
     }
+    if values:
+        shown = {
+            str(number): models.ValueMappingResult(text=value, color=STATE_COLORS[value], index=number)
+            for number, value in enumerate(values, 1)
+        }
     panel.mappings([models.ValueMap(options=shown)])
+    if link is not None:
+        panel.data_links([dashboards.DashboardLink("Runbook").url(link).target_blank(True)])
     return _with_empty(panel, empty)
 
 

@@ -53,14 +53,16 @@ http://127.0.0.1:{{ int .Values.engine.listen.port }}
 - name: HIGHWATER_TLS__KEY_FILE
   value: /etc/highwater/tls/tls.key
 {{- end }}
+{{- with include "highwater.adminTokenFolder" . }}
+- name: HIGHWATER_ADMIN_TOKEN_FILE
+  value: {{ . }}/token
+{{- else }}
 {{- if .Values.adminToken.enabled }}
 - name: HIGHWATER_ADMIN_TOKEN
   valueFrom:
     secretKeyRef:
       {{- include "highwater.adminTokenSource" . | nindent 6 }}
-{{- else if include "highwater.makesAdminToken" . }}
-- name: HIGHWATER_ADMIN_TOKEN_FILE
-  value: {{ include "highwater.adminTokenFolder" . }}/token
+{{- end }}
 {{- end }}
 {{- with .Values.sidecar.env }}
 {{ toYaml . }}

@@ -27,7 +27,7 @@ highwater_worker.MemoryExtension
 {{- end -}}
 
 {{- define "highwater.modelArgs" -}}
-{{- $model := required "engine.model: say which model, by its name or as a folder" .Values.engine.model -}}
+{{- $model := .Values.engine.model -}}
 {{- if eq (last .Values.engine.command) "serve" }}
 - {{ $model | quote }}
 {{- else }}
@@ -36,7 +36,7 @@ highwater_worker.MemoryExtension
 {{- with .Values.engine.servedModelName }}
 - {{ printf "--served-model-name=%s" . | quote }}
 {{- end }}
-{{- $tensor := .Values.engine.tensorParallelSize | default .Values.engine.device.count }}
+{{- $tensor := .Values.engine.tensorParallelSize | default (ternary 0 .Values.engine.device.count (eq .Values.engine.device.kind "cpu")) }}
 {{- if gt (int $tensor) 1 }}
 - --tensor-parallel-size={{ int $tensor }}
 {{- end }}
@@ -89,8 +89,8 @@ highwater_worker.MemoryExtension
 {{- end }}
 {{- end -}}
 
-{{- define "highwater.engineEnv" -}}
-{{ include "highwater.guardEnv" . }}
+{{- /* What an installation may want otherwise: engine.env replaces these by name. */ -}}
+{{- define "highwater.engineDefaults" -}}
 # A numeric user has no home and no name in the image; what asks for one (PyTorch, Triton, HCCL's logs) finds these.
 - name: HOME
   value: /home/vllm
@@ -98,13 +98,28 @@ highwater_worker.MemoryExtension
   value: vllm
 - name: LOGNAME
   value: vllm
+# torch.compile's results: a new pod need not compile again where they are on a claim.
 - name: VLLM_CACHE_ROOT
-  value: /home/vllm/.cache/vllm
+  value: {{ ternary (printf "%s/vllm-cache" .Values.models.mountPath) "/home/vllm/.cache/vllm" (and (has .Values.models.kind (list "claim" "existingClaim")) (not .Values.models.readOnly)) }}
 - name: VLLM_NO_USAGE_STATS
   value: "1"
 {{- if ne .Values.models.kind "none" }}
 - name: HF_HOME
   value: {{ .Values.models.mountPath }}/huggingface
+# With VLLM_USE_MODELSCOPE models come from there instead.
+- name: MODELSCOPE_CACHE
+  value: {{ .Values.models.mountPath }}/modelscope
+{{- end }}
+{{- end -}}
+
+{{- define "highwater.engineEnv" -}}
+{{ include "highwater.guardEnv" . }}
+{{- $theirs := list -}}
+{{- range .Values.engine.env }}{{ $theirs = append $theirs .name }}{{ end -}}
+{{- range include "highwater.engineDefaults" . | fromYamlArray }}
+{{- if not (has .name $theirs) }}
+- {{ toYaml . | nindent 2 | trim }}
+{{- end }}
 {{- end }}
 {{- if .Values.models.offline }}
 - name: HF_HUB_OFFLINE
@@ -200,24 +215,29 @@ failureThreshold: {{ int .Values.sidecar.probes.readinessFailures }}
 
 {{- define "highwater.engineProbes" -}}
 {{- $probes := .Values.engine.probes -}}
+{{- $alive := include "highwater.alive" . | fromYaml -}}
+{{- $kill := int $probes.killSeconds -}}
+{{- $startup := dict "periodSeconds" 5 "timeoutSeconds" 10 "failureThreshold" (div (add (int $probes.startupSeconds) 4) 5) "terminationGracePeriodSeconds" $kill -}}
 startupProbe:
-  {{- include "highwater.alive" . | nindent 2 }}
-  periodSeconds: 5
-  timeoutSeconds: 10
-  failureThreshold: {{ div (add (int $probes.startupSeconds) 4) 5 }}
-  terminationGracePeriodSeconds: {{ int $probes.killSeconds }}
+  {{- mergeOverwrite (deepCopy $alive) $startup $probes.overrides.startup | toYaml | nindent 2 }}
 # The sidecar has the same: some look at one container, some at the other.
 readinessProbe:
-  {{- include "highwater.readiness" . | nindent 2 }}
+  {{- mergeOverwrite (include "highwater.readiness" . | fromYaml) $probes.overrides.readiness | toYaml | nindent 2 }}
 {{- if $probes.liveness }}
+{{- $liveness := dict "periodSeconds" 10 "timeoutSeconds" 10 "failureThreshold" (div (add (int $probes.unhealthySeconds) 9) 10) "terminationGracePeriodSeconds" $kill }}
 livenessProbe:
-  {{- include "highwater.alive" . | nindent 2 }}
-  periodSeconds: 10
-  timeoutSeconds: 10
-  failureThreshold: {{ div (add (int $probes.unhealthySeconds) 9) 10 }}
-  terminationGracePeriodSeconds: {{ int $probes.killSeconds }}
+  {{- mergeOverwrite (deepCopy $alive) $liveness $probes.overrides.liveness | toYaml | nindent 2 }}
 {{- end }}
-{{ include "highwater.drain" (dict "root" . "host" "127.0.0.1") }}
+{{ include "highwater.lifecycle" (dict "root" . "host" "127.0.0.1") }}
+{{- end -}}
+
+{{- /* The drain, and the hook of the user's. Takes the same. */ -}}
+{{- define "highwater.lifecycle" -}}
+{{- $hooks := include "highwater.drain" . | fromYaml -}}
+{{- with .root.Values.engine.lifecycle.postStart -}}
+{{- $_ := set $hooks.lifecycle "postStart" . -}}
+{{- end -}}
+{{- toYaml $hooks -}}
 {{- end -}}
 
 {{- /* Takes (dict "root" . "host" "where the sidecar is"). */ -}}
@@ -235,14 +255,12 @@ lifecycle:
         - {{ .root.Values.engine.drain.seconds | toString | quote }}
 {{- end -}}
 
+{{- /* Empty on a CPU, and where devices come by claims. */ -}}
 {{- define "highwater.deviceResource" -}}
 {{- $device := .Values.engine.device -}}
-{{- if $device.resource -}}
-{{- $device.resource -}}
-{{- else if eq $device.kind "nvidia" -}}
-nvidia.com/gpu
-{{- else if eq $device.kind "ascend" -}}
-huawei.com/Ascend910
+{{- $known := dict "nvidia" "nvidia.com/gpu" "ascend" "huawei.com/Ascend910" "amd" "amd.com/gpu" "intel" "gpu.intel.com/xe" "gaudi" "habana.ai/gaudi" -}}
+{{- if not $device.claims -}}
+{{- $device.resource | default (get $known $device.kind) -}}
 {{- end -}}
 {{- end -}}
 
@@ -250,6 +268,11 @@ huawei.com/Ascend910
 {{- $resources := deepCopy .Values.engine.resources -}}
 {{- with include "highwater.deviceResource" . -}}
 {{- $_ := set $resources "limits" (merge (dict . (int $.Values.engine.device.count)) ($resources.limits | default dict)) -}}
+{{- end -}}
+{{- with .Values.engine.device.claims -}}
+{{- $claims := $resources.claims | default list -}}
+{{- range . }}{{ $claims = append $claims (dict "name" .) }}{{ end -}}
+{{- $_ := set $resources "claims" $claims -}}
 {{- end -}}
 {{- toYaml $resources -}}
 {{- end -}}
@@ -272,7 +295,7 @@ command:
 {{- end -}}
 
 {{- define "highwater.engineCommon" -}}
-image: {{ include "highwater.image" (dict "image" .Values.engine.image "what" "engine.image" "tag" "") }}
+image: {{ include "highwater.image" (dict "root" . "image" .Values.engine.image "tag" "") }}
 imagePullPolicy: {{ .Values.engine.image.pullPolicy }}
 workingDir: /home/vllm
 env:
@@ -316,6 +339,6 @@ args:
   - --worker-extension-cls={{ include "highwater.workerExtension" . }}
 {{- end }}
 {{- /* The requests are the leader's to count. */}}
-{{ include "highwater.drain" (dict "root" . "host" "${LWS_LEADER_ADDRESS}") }}
+{{ include "highwater.lifecycle" (dict "root" . "host" "${LWS_LEADER_ADDRESS}") }}
 {{ include "highwater.engineCommon" . }}
 {{- end -}}

@@ -3,23 +3,37 @@ Names, labels and images. Every template of the folder takes the chart's root co
 `.Subcharts.highwater` in a chart that has this one as a dependency.
 */}}
 {{- define "highwater.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- include "highwater.dnsLabel" (default .Chart.Name .Values.nameOverride) -}}
 {{- end -}}
 
 {{- define "highwater.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
-{{- else if contains (include "highwater.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- include "highwater.dnsLabel" .Values.fullnameOverride -}}
+{{- else if contains (include "highwater.name" .) (include "highwater.dnsLabel" .Release.Name) -}}
+{{- include "highwater.dnsLabel" .Release.Name -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "highwater.name" .) | trunc 50 | trimSuffix "-" -}}
+{{- include "highwater.dnsLabel" (printf "%s-%s" .Release.Name (include "highwater.name" .)) -}}
 {{- end -}}
+{{- end -}}
+
+{{- /*
+A text as a name that a Service may have (DNS-1035): letters, digits and dashes, a letter first. Releases are often named
+after a model (qwen2.5-7b, 7b), which Helm allows and the API server does not. 46 characters leave 17 of 63 for the
+longest ending, -dashboard-server.
+*/ -}}
+{{- define "highwater.dnsLabel" -}}
+{{- $name := regexReplaceAll "[^a-z0-9-]" . "-" | trimAll "-" -}}
+{{- if regexMatch "^[0-9]" $name -}}
+{{- $name = printf "hw-%s" $name -}}
+{{- end -}}
+{{- $name | trunc 46 | trimAll "-" -}}
 {{- end -}}
 
 {{- /* What pods are found by: never changed, a Deployment's selector is immutable. */ -}}
 {{- define "highwater.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "highwater.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "highwater.name" . | quote }}
+{{- /* Quoted: a release may be called 7. */}}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- /* The pods that have a sidecar: all of them, or of a LeaderWorkerSet the leaders. */ -}}
@@ -32,21 +46,21 @@ app.kubernetes.io/component: engine
 {{- end -}}
 {{- end -}}
 
+{{- /* Nobody's label replaces one that something is found by. */ -}}
 {{- define "highwater.labels" -}}
-{{ include "highwater.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $ours := dict
+    "app.kubernetes.io/version" .Chart.AppVersion
+    "app.kubernetes.io/managed-by" .Release.Service
+    "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_")
+-}}
+{{- merge (include "highwater.selectorLabels" . | fromYaml) $ours .Values.commonLabels | toYaml -}}
 {{- end -}}
 
 {{- /* metadata of everything but pods. Takes (dict "root" . "suffix" "-x" "annotations" {} "labels" {}). */ -}}
 {{- define "highwater.metadata" -}}
 {{- $root := .root -}}
-name: {{ include "highwater.fullname" $root }}{{ .suffix }}
-namespace: {{ .namespace | default $root.Release.Namespace }}
+name: {{ printf "%s%s" (include "highwater.fullname" $root) (.suffix | default "") | quote }}
+namespace: {{ .namespace | default $root.Release.Namespace | quote }}
 labels:
   {{- merge (deepCopy (.labels | default dict)) (include "highwater.labels" $root | fromYaml) | toYaml | nindent 2 }}
 {{- with merge (deepCopy (.annotations | default dict)) $root.Values.commonAnnotations }}
@@ -55,18 +69,26 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{- /* Takes (dict "image" {repository, tag, digest} "what" "sidecar.image" "tag" "fallback"). A digest wins. */ -}}
+{{- /* Takes (dict "root" . "image" {repository, tag, digest} "tag" "fallback"). A digest wins over a tag. */ -}}
 {{- define "highwater.image" -}}
-{{- $repository := required (printf "%s.repository: say where the image is; docker/ in the repository builds it" .what) .image.repository -}}
+{{- $repository := .image.repository -}}
+{{- with (.root.Values.global | default dict).imageRegistry -}}
+{{- /* What stands before the first slash is a registry if it could not be a folder of Docker Hub. */ -}}
+{{- $first := splitList "/" $repository | first -}}
+{{- if and (contains "/" $repository) (or (contains "." $first) (contains ":" $first) (eq $first "localhost")) -}}
+{{- $repository = trimPrefix (printf "%s/" $first) $repository -}}
+{{- end -}}
+{{- $repository = printf "%s/%s" . $repository -}}
+{{- end -}}
 {{- if .image.digest -}}
 {{- printf "%s@%s" $repository .image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" $repository (required (printf "%s.tag: give a tag or a digest" .what) (.image.tag | default .tag)) -}}
+{{- printf "%s:%s" $repository (.image.tag | default .tag) -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "highwater.sidecarImage" -}}
-{{- include "highwater.image" (dict "image" .Values.sidecar.image "what" "sidecar.image" "tag" .Chart.AppVersion) -}}
+{{- include "highwater.image" (dict "root" . "image" .Values.sidecar.image "tag" .Chart.AppVersion) -}}
 {{- end -}}
 
 {{- /* Where an alert's runbook is, absolute. Takes (dict "root" . "url" <its path in the repository>). */ -}}

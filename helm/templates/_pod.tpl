@@ -20,13 +20,11 @@ metadata:
     {{- /* No versions among them: a new chart that changes nothing in the pod restarts no engine. */}}
     {{- merge (dict "app.kubernetes.io/component" $.component) (include "highwater.selectorLabels" . | fromYaml) .Values.commonLabels .Values.pod.labels | toYaml | nindent 4 }}
   annotations:
-    kubectl.kubernetes.io/default-container: vllm
+    {{- $annotations := dict "kubectl.kubernetes.io/default-container" "vllm" }}
     {{- if .Values.config.engine_log }}
-    checksum/logging: {{ include "highwater.loggingJson" . | sha256sum }}
+    {{- $_ := set $annotations "checksum/logging" (include "highwater.loggingJson" . | sha256sum) }}
     {{- end }}
-    {{- with .Values.pod.annotations }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- mergeOverwrite $annotations .Values.pod.annotations | toYaml | nindent 4 }}
 spec:
   # What Kubernetes would write for a Service called highwater or vllm (HIGHWATER_PORT=tcp://...) breaks both.
   enableServiceLinks: false
@@ -34,9 +32,13 @@ spec:
   serviceAccountName: {{ include "highwater.serviceAccountName" . }}
   # The engine first lets its requests end, then ends; the sidecar after it.
   terminationGracePeriodSeconds: {{ include "highwater.graceSeconds" . }}
-  {{- if .Values.pod.hostNetwork }}
-  hostNetwork: true
-  dnsPolicy: ClusterFirstWithHostNet
+  {{- range $key := list "hostNetwork" "hostIPC" "shareProcessNamespace" }}
+  {{- if index $.root.Values.pod $key }}
+  {{ $key }}: true
+  {{- end }}
+  {{- end }}
+  {{- with .Values.pod.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" .Values.pod.hostNetwork) }}
+  dnsPolicy: {{ . }}
   {{- end }}
   securityContext:
     {{- mergeOverwrite (include "highwater.restrictedPod" . | fromYaml) .Values.pod.securityContext | toYaml | nindent 4 }}
@@ -49,6 +51,9 @@ spec:
       "tolerations" .Values.pod.tolerations
       "affinity" .Values.pod.affinity
       "topologySpreadConstraints" .Values.pod.topologySpreadConstraints
+      "resourceClaims" .Values.pod.resourceClaims
+      "dnsConfig" .Values.pod.dnsConfig
+      "hostAliases" .Values.pod.hostAliases
   }}
   {{- with $value }}
   {{ $key }}: {{ toYaml . | nindent 4 }}

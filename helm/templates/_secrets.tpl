@@ -13,7 +13,17 @@ key: {{ ternary $existing.key "admin-token" (ne $existing.name "") }}
 {{- if not (or .Values.adminToken.enabled .Values.config.admin_token_file) -}}true{{- end -}}
 {{- end -}}
 
-{{- define "highwater.adminTokenFolder" -}}/run/highwater/admin{{- end -}}
+{{- /*
+Whether the Secret is mounted as a file, which the sidecar reads again when it changes. Its group is the pod's fsGroup,
+which a workload of somebody else's may lack: there the token is a variable.
+*/ -}}
+{{- define "highwater.mountsAdminToken" -}}
+{{- if and .Values.adminToken.enabled (ne .Values.workload.kind "None") -}}true{{- end -}}
+{{- end -}}
+
+{{- define "highwater.adminTokenFolder" -}}
+{{- if or (include "highwater.mountsAdminToken" .) (include "highwater.makesAdminToken" .) -}}/run/highwater/admin{{- end -}}
+{{- end -}}
 
 {{- define "highwater.apiKeySource" -}}
 {{- $existing := .Values.engine.apiKey.existingSecret -}}

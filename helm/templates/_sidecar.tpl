@@ -35,9 +35,12 @@ seccompProfile:
   mountPath: /etc/highwater/tls
   readOnly: true
 {{- end }}
-{{- if include "highwater.makesAdminToken" . }}
+{{- with include "highwater.adminTokenFolder" . }}
 - name: highwater-admin
-  mountPath: {{ include "highwater.adminTokenFolder" . }}
+  mountPath: {{ . }}
+  {{- if include "highwater.mountsAdminToken" $ }}
+  readOnly: true
+  {{- end }}
 {{- end }}
 - name: highwater-tmp
   mountPath: /tmp
@@ -62,19 +65,16 @@ ports:
   - name: control
     containerPort: {{ int .Values.config.control_port }}
     protocol: TCP
-{{- /* Not whether the engine is there: what comes after this container waits for this probe, and that is the engine. */}}
-startupProbe:
-  httpGet: {path: /livez, port: {{ int .Values.config.control_port }}, scheme: {{ include "highwater.scheme" . }}}
-  periodSeconds: 1
-  timeoutSeconds: 5
-  failureThreshold: {{ int .Values.sidecar.probes.startupSeconds }}
+{{- /*
+No startup probe: the containers after this one, and that is the engine, would wait for it. A sidecar that cannot start
+must not keep a model from loading. And not whether the engine is there: it is no reason to restart the sidecar.
+*/}}
 livenessProbe:
-  httpGet: {path: /livez, port: {{ int .Values.config.control_port }}, scheme: {{ include "highwater.scheme" . }}}
-  periodSeconds: 10
-  timeoutSeconds: 5
-  failureThreshold: 3
+  {{- $livez := dict "path" "/livez" "port" (int .Values.config.control_port) "scheme" (include "highwater.scheme" .) }}
+  {{- $liveness := dict "httpGet" $livez "initialDelaySeconds" (int .Values.sidecar.probes.startupSeconds) "periodSeconds" 10 "timeoutSeconds" 5 "failureThreshold" 3 }}
+  {{- mergeOverwrite $liveness .Values.sidecar.probes.overrides.liveness | toYaml | nindent 2 }}
 readinessProbe:
-  {{- include "highwater.readiness" . | nindent 2 }}
+  {{- mergeOverwrite (include "highwater.readiness" . | fromYaml) .Values.sidecar.probes.overrides.readiness | toYaml | nindent 2 }}
 resources:
   {{- toYaml .Values.sidecar.resources | nindent 2 }}
 securityContext:

@@ -6,14 +6,25 @@ others belong to the engine that this chart runs.
 - name: highwater-extension
   {{- if eq (include "highwater.extensionFrom" .) "image" }}
   image:
-    reference: {{ include "highwater.image" (dict "image" .Values.extension.image "what" "extension.image" "tag" .Chart.AppVersion) }}
+    reference: {{ include "highwater.image" (dict "root" . "image" .Values.extension.image "tag" .Chart.AppVersion) }}
     pullPolicy: {{ .Values.extension.image.pullPolicy }}
   {{- else }}
   emptyDir: {sizeLimit: 16Mi}
   {{- end }}
 - name: highwater-tmp
   emptyDir: {sizeLimit: 64Mi}
-{{- if include "highwater.makesAdminToken" . }}
+{{- if include "highwater.mountsAdminToken" . }}
+- name: highwater-admin
+  secret:
+    {{- $source := include "highwater.adminTokenSource" . | fromYaml }}
+    secretName: {{ $source.name }}
+    items:
+      - {key: {{ $source.key }}, path: token}
+    # Its owner is root, its group the pod's fsGroup.
+    defaultMode: 0440
+    # Without it the engine starts, and the sidecar serves and refuses control calls, until the Secret is there.
+    optional: true
+{{- else if include "highwater.makesAdminToken" . }}
 - name: highwater-admin
   emptyDir: {medium: Memory, sizeLimit: 1Mi}
 {{- end }}

@@ -19,7 +19,7 @@ import pytest
 from highwater.demo.process import free_port
 from tests.docker.image import Image
 
-pytestmark = [pytest.mark.long("image"), pytest.mark.compiled, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long("image"), pytest.mark.compiled, pytest.mark.timeout(1800)]
 
 MIB = 1024 * 1024
 # Unpacked, as `docker images` shows python:3.12-slim-bookworm. An estimate: no registry of images is asked here.

@@ -19,7 +19,10 @@ RELEASE, NAMESPACE = "demo", "models"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Object = dict[str, Any]
-LEAST: Object = {"engine": {"model": "some/model"}, "sidecar": {"image": {"repository": "registry.example.org/hw"}}}
+LEAST: Object = {
+    "engine": {"model": "some/model", "device": {"kind": "nvidia"}},
+    "sidecar": {"image": {"repository": "registry.example.org/hw"}},
+}
 
 
 @cache

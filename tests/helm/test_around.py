@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
 import pytest
@@ -71,12 +72,24 @@ def test_autoscalers_ask_for_metrics_that_there_are() -> None:
         assert all(f"# TYPE {name} " in known for name in names)
 
 
-def test_only_the_trigger_that_may_be_silent_takes_silence_for_zero() -> None:
-    """An empty answer of Prometheus scales nothing down; that of memory that is short is empty while all is well."""
+def test_engines_are_added_for_load_and_never_for_memory() -> None:
+    """Another engine would start as full; and an empty answer of Prometheus scales nothing down."""
     triggers = the("ScaledObject", OPTIONS["ScaledObject"])["spec"]["triggers"]
-    silent = {each["metadata"]["query"]: each["metadata"]["ignoreNullValues"] for each in triggers}
-    assert {"short" in query: value for query, value in silent.items()} == {True: "true", False: "false"}
-    assert [each["metricType"] for each in triggers] == ["AverageValue", "Value", "AverageValue"]
+    assert {each["metadata"]["ignoreNullValues"] for each in triggers} == {"false"}
+    assert [each["metricType"] for each in triggers] == ["AverageValue", "Value"]
+    assert not [each for each in triggers if "policy" in each["metadata"]["query"]]
+
+
+def test_keda_scales_as_slowly_as_the_autoscaler_does() -> None:
+    """By the same behaviour; with a fallback where one is given, and else without a change while nobody answers."""
+    keda = OPTIONS["ScaledObject"]["autoscaling"]["keda"]
+    spec = the("ScaledObject", OPTIONS["ScaledObject"])["spec"]
+    behavior = the("HorizontalPodAutoscaler", OPTIONS["HorizontalPodAutoscaler"])["spec"]["behavior"]
+    assert spec["advanced"] == {"horizontalPodAutoscalerConfig": {"behavior": behavior}}
+    assert "fallback" not in spec
+    fallback = {"failureThreshold": 3, "replicas": 2}
+    given = the("ScaledObject", {"autoscaling": {"keda": keda | {"fallback": fallback}}})["spec"]
+    assert given["fallback"] == fallback
 
 
 def test_the_budget_finds_the_pods_that_serve() -> None:
@@ -152,6 +165,91 @@ def test_monitors_scrape_the_sidecar_and_bring_the_engines_metrics(kind: str) ->
     assert monitor["selector"]["matchLabels"].items() <= labels[kind].items()
     assert (endpoint["path"], endpoint.get("params"), endpoint["scheme"]) == ("/metrics", None, "http")
     assert monitor["namespaceSelector"] == {"matchNames": [NAMESPACE]}
+
+
+def test_options_of_the_service_reach_it_and_no_other() -> None:
+    """Under Kubernetes' names, on the Service for clients alone; labels do not replace what it is found by."""
+    values = merged(
+        ci_values("dra-loadbalancer-values.yaml"), {"service": {"labels": {"app.kubernetes.io/component": "x"}}}
+    )
+    data, control = the("Service", values, ending="highwater"), the("Service", values, ending="-control")
+    given = values["service"]
+    for key in (
+        "type",
+        "loadBalancerClass",
+        "loadBalancerSourceRanges",
+        "externalTrafficPolicy",
+        "trafficDistribution",
+    ):
+        assert data["spec"][key] == given[key]
+        assert key == "type" or key not in control["spec"]
+    assert data["spec"]["ports"][0]["nodePort"] == 30443
+    labels = data["metadata"]["labels"]
+    assert (labels["exposure"], labels["app.kubernetes.io/component"]) == ("internal", "engine")
+    assert the("Service", {"service": {"clusterIP": "None"}}, ending="highwater")["spec"]["clusterIP"] == "None"
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_options_of_a_monitor_reach_it(kind: str) -> None:
+    """Each where the operator's resource has it; by default none is there."""
+    of_endpoint = {"honorLabels": True, "basicAuth": {"username": {"name": "s", "key": "u"}}}
+    of_monitor = {"sampleLimit": 20000, "jobLabel": "team"}
+    ((option, value),) = OPTIONS[kind].items()
+    usual = the(kind, OPTIONS[kind])
+    changed = the(kind, {option: {**value, **of_endpoint, **of_monitor, "annotations": {"a": "b"}}})
+    endpoints = "podMetricsEndpoints" if kind == "PodMonitor" else "endpoints"
+    assert changed["spec"] == usual["spec"] | of_monitor | {endpoints: [usual["spec"][endpoints][0] | of_endpoint]}
+    assert changed["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_an_alert_is_changed_by_its_name() -> None:
+    """Off, less severe, later or with a label; its expression stays, and so do all others."""
+    rule = {"enabled": True, "recordings": False}
+    alerts = {
+        "HighwaterObserveMode": {"enabled": False},
+        "HighwaterEngineGone": {"severity": "warning", "for": "15m", "labels": {"page": "office-hours"}},
+    }
+    usual, changed = (
+        {each["alert"]: each for group in the("PrometheusRule", one)["spec"]["groups"] for each in group["rules"]}
+        for one in ({"prometheusRule": rule}, {"prometheusRule": {**rule, "alerts": alerts}})
+    )
+    assert usual.keys() - changed.keys() == {"HighwaterObserveMode"}
+    gone = changed["HighwaterEngineGone"]
+    assert gone["labels"] == usual["HighwaterEngineGone"]["labels"] | {"severity": "warning", "page": "office-hours"}
+    assert (gone["for"], gone["expr"]) == ("15m", usual["HighwaterEngineGone"]["expr"])
+    assert {name for name in changed if changed[name] != usual[name]} == {"HighwaterEngineGone"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"engine": {"listen": {"kind": "socket"}}, "pod": {"hostNetwork": True}},
+            "most networks apply no NetworkPolicy to such pods",
+        ),
+        (
+            {"ingress": {"enabled": True, "hosts": ["a.example.org"]}},
+            "networkPolicy.clients admits this namespace only",
+        ),
+        (
+            {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}},
+            "networkPolicy.clients admits this namespace only",
+        ),
+    ],
+)
+def test_the_notes_warn_of_what_a_policy_cannot_guard_or_shuts_out(values: Object, words: str) -> None:
+    """Only there: not without a policy, and not where the gateway's namespace is named."""
+
+    def notes(given: Object) -> str:
+        return next(text for file, text in files(given).items() if file.endswith("NOTES.txt"))
+
+    policy: Object = {"networkPolicy": {"enabled": True}}
+    assert words in notes(merged(values, policy))
+    assert words not in notes(values)
+    assert words not in notes(policy)
+    gateway = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateway"}}}]
+    named = merged(values, {"networkPolicy": {"enabled": True, "clients": gateway}})
+    assert "hostNetwork" in str(values) or words not in notes(named)
 
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
@@ -259,14 +357,31 @@ def test_no_two_objects_have_one_name(name: str) -> None:
     assert len(named) == len(set(named))
 
 
+def notes_of(values: Object) -> tuple[str, list[str]]:
+    """The text, and the commands in it."""
+    notes = next(text for file, text in files(values).items() if file.endswith("NOTES.txt"))
+    indented = [line for line in notes.splitlines() if line.startswith("  ")]
+    return notes, [line for line in indented if line.strip().startswith(("kubectl", "curl"))]
+
+
 @pytest.mark.parametrize("name", CI_FILES)
 def test_the_notes_tell_three_commands(name: str) -> None:
-    """Of this release: look, ask, give back; or how to apply the patch."""
-    notes = next(text for file, text in files(ci_values(name)).items() if file.endswith("NOTES.txt"))
-    commands = [
-        line for line in notes.splitlines() if line.startswith("  ") and line.strip().startswith(("kubectl", "curl"))
-    ]
-    assert len(commands) == 3
+    """Of this release: look, ask, give back; or how to fetch the patch that is to be applied."""
+    notes, commands = notes_of(ci_values(name))
+    assert len(commands) == (1 if name == "attach-values.yaml" else 3)
     assert all(f"-n {NAMESPACE}" in line or f".{NAMESPACE}:" in line or "localhost" in line for line in commands)
     assert "map[" not in notes
     assert "<no value>" not in notes
+
+
+def test_the_notes_tell_how_to_apply_the_patch() -> None:
+    """That for kubectl where it has all arguments, else Kustomize's: each by a key that the ConfigMap has."""
+    values = ci_values("attach-values.yaml")
+    with_args = merged(values, {"attach": {"args": ["--model=m"]}})
+    for given, keys in ((values, ["kustomization.yaml"]), (with_args, ["patch.yaml"])):
+        notes, commands = notes_of(given)
+        found = the("ConfigMap", given, ending="-patch")
+        assert re.findall(r'index \.data "([^"]+)"', notes) == keys
+        assert {*keys} <= {*found["data"]}
+        assert f"get configmap {found['metadata']['name']} " in commands[0]
+    assert commands[1].split()[-1] == "patch.yaml"

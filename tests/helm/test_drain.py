@@ -13,6 +13,9 @@ import pytest
 from tests.helm.chart import HELM
 
 DRAIN = (HELM / "files" / "drain.py").read_text(encoding="utf-8")
+# As it is, but patient: a busy machine is not what decides here.
+PATIENT = DRAIN.replace("timeout=5)", "timeout=60)")
+assert PATIENT != DRAIN
 
 
 class Sidecar:
@@ -59,8 +62,8 @@ def sidecar() -> Iterator[tuple[Sidecar, str]]:
 def drain(url: str, seconds: str) -> subprocess.CompletedProcess[str]:
     """With a proxy in the environment that nobody is at: the hook does not use it."""
     environ = {"LEADER": "127.0.0.1", "http_proxy": "http://127.0.0.1:1"}
-    command = [sys.executable, "-c", DRAIN, url, "0", seconds]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-c", PATIENT, url, "0", seconds]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_it_waits_until_no_request_is_under_way(sidecar: tuple[Sidecar, str]) -> None:
@@ -75,7 +78,7 @@ def test_it_gives_up_at_last(sidecar: tuple[Sidecar, str]) -> None:
     """One request that never ends does not hold up a node's drain for ever."""
     told, url = sidecar
     told.under_way = [1]
-    assert drain(url, "1").returncode == 0
+    assert drain(url, "3").returncode == 0
     assert told.asked >= 2
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from tests.helm.chart import (
     CI_FILES,
     Object,
+    chart,
     ci_values,
     container,
     containers,
@@ -50,14 +48,16 @@ def test_the_engine_port_is_not_reachable_from_outside_the_pod(name: str) -> Non
 @pytest.mark.parametrize("name", CI_FILES)
 def test_services_and_routes_lead_to_the_sidecars_ports_only(name: str) -> None:
     """Whatever is rendered; and what leads in from outside leads to the data port."""
+    config = merged(chart().values, ci_values(name))["config"]
+    data, control = config["port"], config["control_port"]
     for each in objects(ci_values(name)):
         if each["kind"] == "Service":
             targets = [port["targetPort"] for port in each["spec"]["ports"]]
             suffix = each["metadata"]["name"].removeprefix("demo-highwater").removeprefix("highwater")
-            assert targets == {"": [8001], "-control": [8002], "-pods": [8001, 8002]}[suffix]
+            assert targets == {"": [data], "-control": [control], "-pods": [data, control]}[suffix]
         if each["kind"] == "NetworkPolicy":
             ports = [port["port"] for rule in each["spec"]["ingress"] for port in rule.get("ports", [])]
-            assert set(ports) <= {8001, 8002}
+            assert set(ports) <= {data, control}
         if each["kind"] in ("Ingress", "HTTPRoute"):
             assert "-control" not in str(each["spec"])
 
@@ -142,10 +142,19 @@ def test_the_sidecar_is_a_native_one_and_the_last_to_start_before_the_engine(nam
 
 @pytest.mark.parametrize("name", WITH_PODS)
 def test_the_sidecars_start_and_life_do_not_depend_on_the_engine(name: str) -> None:
-    """The engine waits for its startup probe, which therefore must not wait for the engine."""
+    """Its liveness is its own; readiness is that of both."""
     sidecar = container(pod(ci_values(name)), "highwater")
-    paths = {probe: sidecar[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
-    assert paths == {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+    paths = {probe: sidecar[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")}
+    assert paths == {"livenessProbe": "/livez", "readinessProbe": "/readyz"}
+
+
+@pytest.mark.parametrize("name", WITH_PODS)
+def test_the_engine_starts_beside_a_sidecar_that_cannot(name: str) -> None:
+    """The kubelet starts what follows a native sidecar once it runs and its startup probe has passed. It has none."""
+    sidecar = container(pod(ci_values(name)), "highwater")
+    assert "startupProbe" not in sidecar
+    assert "postStart" not in sidecar.get("lifecycle", {})
+    assert sidecar["livenessProbe"]["initialDelaySeconds"] == 60
 
 
 def test_the_engines_probes_ask_the_sidecar_and_give_a_model_time_to_load() -> None:
@@ -182,7 +191,7 @@ def test_probes_follow_the_sidecar_to_another_port_and_to_tls() -> None:
     """Each of them, and whoever else calls it."""
     each = pod({"config": {"control_port": 9443}, "sidecar": {"tls": {"existingSecret": "pair"}}})
     probes = [c[p]["httpGet"] for c in containers(each) for p in c if p.endswith("Probe") and "httpGet" in c[p]]
-    assert len(probes) == 4
+    assert len(probes) == 3
     for kind in ("startupProbe", "livenessProbe"):
         assert "https://127.0.0.1:9443" in container(each, "vllm")[kind]["exec"]["command"]
     assert {(probe["port"], probe["scheme"]) for probe in probes} == {(9443, "HTTPS")}
@@ -264,64 +273,6 @@ def test_what_is_null_is_off_in_both_containers() -> None:
         *("HIGHWATER_ADMIN_TOKEN_FILE", "HIGHWATER_CONTROL_PORT", "HIGHWATER_ENGINE_URL", "HIGHWATER_HOST"),
         "HIGHWATER_PORT",
     ]
-
-
-# --- devices and models ---
-
-
-@pytest.mark.parametrize(
-    ("device", "resource"),
-    [
-        ({"kind": "nvidia", "count": 2}, "nvidia.com/gpu"),
-        ({"kind": "ascend", "count": 2}, "huawei.com/Ascend910"),
-        ({"kind": "ascend", "count": 2, "resource": "huawei.com/Ascend310P"}, "huawei.com/Ascend310P"),
-    ],
-)
-def test_devices_are_the_engines_and_tensor_parallel_follows(device: Object, resource: str) -> None:
-    """The sidecar asks for none."""
-    values = {"engine": {"device": device, "resources": {"limits": {"memory": "64Gi"}}}}
-    engine, sidecar = container(pod(values), "vllm"), container(pod(values), "highwater")
-    assert engine["resources"]["limits"] == {"memory": "64Gi", resource: 2}
-    assert "--tensor-parallel-size=2" in engine["args"]
-    assert resource not in str(sidecar["resources"])
-
-
-def test_ascends_environment_is_read_before_vllm_starts() -> None:
-    """Their images set it in root's login shell, which nobody has here; exec keeps signals where they belong."""
-    engine = container(pod(ci_values("ascend-values.yaml")), "vllm")
-    shell, flag, script, name, *command = engine["command"]
-    assert (shell, flag, name, command) == ("bash", "-c", "vllm", ["vllm", "serve"])
-    assert script.startswith(". '/usr/local/Ascend/ascend-toolkit/set_env.sh' && ")
-    assert script.endswith('&& exec "$@"')
-
-
-def test_what_those_files_set_reaches_the_engine(tmp_path: Path) -> None:
-    """Run by a real bash: their PYTHONPATH is before ours and not instead of it, and arguments stay whole."""
-    (tmp_path / "set_env.sh").write_text("export PYTHONPATH=/ascend:$PYTHONPATH\n")
-    command = ["sh", "-c", 'echo "$PYTHONPATH"; echo "$2"', "sh"]
-    values = {"environmentFiles": [f"{tmp_path}/set_env.sh"], "command": command, "args": ["two words; $(no command)"]}
-    engine = container(pod({"engine": values}), "vllm")
-    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": env(engine)["PYTHONPATH"]}
-    said = subprocess.run(
-        [*engine["command"], *engine["args"]], env=environ, capture_output=True, text=True, check=True
-    )
-    assert said.stdout.splitlines() == ["/ascend:/opt/highwater", "two words; $(no command)"]
-
-
-def test_a_module_as_the_command_gets_the_model_as_an_option() -> None:
-    """`vllm serve` wants it by place, the API server's module by name."""
-    by_name = container(pod({"engine": {"command": ["python3", "-m", "vllm.entrypoints.openai.api_server"]}}), "vllm")
-    assert container(pod({}), "vllm")["args"][0] == "some/model"
-    assert by_name["args"][0] == "--model=some/model"
-
-
-def test_shared_memory_is_sized_and_the_models_folder_is_there() -> None:
-    """64 MiB, which a container has otherwise, kill tensor-parallel ranks."""
-    each = pod({"engine": {"sharedMemory": "16Gi"}, "models": {"kind": "claim", "mountPath": "/data"}})
-    paths = mounts(container(each, "vllm"))
-    assert volume(each, paths["/dev/shm"])["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
-    assert volume(each, paths["/data"])["persistentVolumeClaim"]["claimName"] == "demo-highwater-models"
-    assert env(container(each, "vllm"))["HF_HOME"] == "/data/huggingface"
 
 
 # --- several nodes ---

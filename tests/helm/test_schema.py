@@ -12,6 +12,7 @@ from helm_python import HelmRenderError, HelmValuesError
 
 from helm.generator.__main__ import files as generated
 from helm.generator.settings import CHARTS_OWN
+from highwater.errors import SettingsError
 from highwater.settings import is_list, keys, variable
 from highwater.settings_sources import load
 from tests.helm.chart import CI_FILES, HELM, chart, ci_values, container, env, files, merged, pod
@@ -28,6 +29,7 @@ OTHER: dict[str, Any] = {
     "state_file": "/var/tmp/state.json",
     "access_log": "-",
     "log_level": "debug",
+    "log_format": "json",
     "policy.mode": "observe",
     "policy.rules": [{"name": "one", "signal": "encoder_cache_bytes", "high_water": 2e9, "low_water": 1e9}],
     "trim.host_budget_bytes": 17179869184,
@@ -86,7 +88,8 @@ def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
     def paths(values: object, rule: dict[str, Any], at: str) -> None:
         if isinstance(values, dict) and "properties" in rule and at.rpartition(".")[2] != "resources":
             missing = set(rule["properties"]) - set(values) - {"global"}
-            assert at.startswith(".config") or not missing, f"{at}: {missing}"
+            # Of a table without a default every key is optional.
+            assert at.startswith(".config") or not values or not missing, f"{at}: {missing}"
             for key, value in values.items():
                 paths(value, rule["properties"][key], f"{at}.{key}")
 
@@ -175,8 +178,64 @@ TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
         {"config": {"proxy": {"enabled": False}}},
         "config.proxy.enabled: false leaves no way to the engine",
     ),
-    "devices of no kind": ({"engine": {"device": {"count": 2}}}, "kind is none, so count must be 0"),
-    "a kind without devices": ({"engine": {"device": {"kind": "ascend"}}}, "ascend needs at least 1"),
+    "devices of a CPU": (
+        {"engine": {"device": {"kind": "cpu", "count": 2}}},
+        "kind is cpu; leave count, resource and claims out",
+    ),
+    "a kind without devices": ({"engine": {"device": {"count": 0}}}, "count: 0; nvidia needs at least 1"),
+    "NVIDIA's image on a CPU": (
+        {"engine": {"device": {"kind": "cpu"}}},
+        "vllm/vllm-openai:v0.32.0 is vLLM for nvidia, and engine.device.kind is cpu",
+    ),
+    "devices by two ways": (
+        {
+            "engine": {"device": {"resource": "nvidia.com/mig-3g.40gb", "claims": ["gpus"]}},
+            "pod": {"resourceClaims": [{"name": "gpus"}]},
+        },
+        "by resource (nvidia.com/mig-3g.40gb) or by claims (gpus)",
+    ),
+    "a claim that the pod lacks": (
+        {"engine": {"device": {"claims": ["gpus"]}}},
+        "engine.device.claims: gpus is not among pod.resourceClaims",
+    ),
+    "no name server": ({"pod": {"dnsPolicy": "None"}}, "pod.dnsConfig: pod.dnsPolicy is None"),
+    "an Ingress to no Service": (
+        {"service": {"enabled": False}, "ingress": {"enabled": True, "hosts": ["a"]}},
+        "ingress.enabled: it leads to the Service, and service.enabled is false",
+    ),
+    "a route to no Service": (
+        {"service": {"enabled": False}, "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}},
+        "httpRoute.enabled: it leads to the Service",
+    ),
+    "a monitor of no Service": (
+        {"service": {"enabled": False}, "serviceMonitor": {"enabled": True}},
+        "serviceMonitor.enabled: it leads to the Service",
+    ),
+    "a test of no Service": ({"service": {"enabled": False}}, "helmTest.enabled: it leads to the Service"),
+    "a node's port of a ClusterIP": (
+        {"service": {"nodePort": 30001}},
+        "service.nodePort: service.type is ClusterIP; it needs NodePort or LoadBalancer",
+    ),
+    "a load balancer's class of none": (
+        {"service": {"type": "NodePort", "loadBalancerClass": "example.org/x"}},
+        "service.loadBalancerClass: service.type is NodePort; it needs LoadBalancer",
+    ),
+    "a headless load balancer": (
+        {"service": {"type": "LoadBalancer", "clusterIP": "None"}},
+        "service.clusterIP: None is a headless Service",
+    ),
+    "Prometheus shut out": (
+        {"networkPolicy": {"enabled": True}, "podMonitor": {"enabled": True}},
+        "networkPolicy.scrapers: it is empty, so the policy shuts Prometheus out",
+    ),
+    "two ways to log in": (
+        {"podMonitor": {"enabled": True, "authorization": {"type": "Bearer"}, "basicAuth": {"username": {}}}},
+        "podMonitor: authorization and basicAuth exclude each other",
+    ),
+    "an alert that is none": (
+        {"prometheusRule": {"enabled": True, "alerts": {"HighwaterNoSuch": {"enabled": False}}}},
+        "prometheusRule.alerts: HighwaterNoSuch is no alert of this chart; there are Highwater",
+    ),
     "an image volume without an image": ({"extension": {"from": "image"}}, "extension.image.repository"),
     "two autoscalers": ({"autoscaling": {k: {"enabled": True} for k in ("hpa", "keda")}}, "hpa and keda would both"),
     "two monitors": (
@@ -231,14 +290,75 @@ def test_all_that_does_not_go_together_is_told_at_once() -> None:
     assert "twice" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("section", "key", "words"), [("engine", "model", "say which model"), ("sidecar", "image", "say where")]
-)
-def test_what_has_no_default_is_asked_for(section: str, key: str, words: str) -> None:
-    """The model and the sidecar's image, by name."""
+def test_what_has_no_default_is_asked_for_at_once() -> None:
+    """The model, the devices and the sidecar's image, by name, in one message."""
     with pytest.raises(HelmRenderError) as refused:
-        files({section: {key: "" if key == "model" else {"repository": ""}}})
+        chart().render({}, name="demo", namespace="models")
+    for asked in (
+        "sidecar.image.repository: say where the sidecar's image is",
+        "engine.model: say which model",
+        "engine.device.kind: say which devices the engine uses: nvidia, ascend, amd, intel, gaudi or cpu",
+    ):
+        assert asked in str(refused.value)
+
+
+RULE = {"name": "r", "signal": "device_used_ratio", "high_water": 0.95, "low_water": 0.9}
+WRONG_RULES: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "a signal that is none": ([RULE | {"signal": "nope"}], "at '/config/policy/rules/0/signal': value must be one of"),
+    "a remedy that is none": ([RULE | {"remedies": ["pray"]}], "at '/config/policy/rules/0/remedies/0': value must be"),
+    "a remedy twice": ([RULE | {"remedies": ["release", "release"]}], "at '/config/policy/rules/0/remedies'"),
+    "no signal": ([{"name": "r"}], "at '/config/policy/rules/0': missing property 'signal'"),
+    "no name": ([{"signal": "device_free_bytes"}], "at '/config/policy/rules/0': missing property 'name'"),
+    "a key that is none": ([RULE | {"highwater": 1}], "additional properties 'highwater' not allowed"),
+    "low over high": (
+        [RULE | {"low_water": 0.96}],
+        "config.policy.rules[0] (r): high_water (0.95) and low_water (0.96): low_water must be under high_water",
+    ),
+    "low under high where less is worse": (
+        [{"name": "f", "signal": "device_free_bytes", "high_water": 2e9, "low_water": 1e9}],
+        "config.policy.rules[0] (f): high_water (2000000000) and low_water (1000000000): low_water must be over",
+    ),
+    "one water": (
+        [{"name": "r", "signal": "device_free_bytes", "high_water": 1e9}],
+        "config.policy.rules[0] (r): low_water is missing; give both, or neither",
+    ),
+    "no water": (
+        [{"name": "r", "signal": "encoder_cache_bytes"}],
+        "config.policy.rules[0] (r): high_water and low_water are required for encoder_cache_bytes",
+    ),
+    "a ratio over 1": ([RULE | {"high_water": 95, "low_water": 0.9}], "device_used_ratio is a ratio from 0 to 1"),
+    "bytes under 0": (
+        [{"name": "r", "signal": "encoder_cache_bytes", "high_water": 5, "low_water": -1}],
+        "encoder_cache_bytes is never negative",
+    ),
+    "no remedy for the host": (
+        [RULE | {"signal": "host_used_ratio"}],
+        "config.policy.rules[0] (r): remedies must be named for host_used_ratio",
+    ),
+    "one name for two": ([RULE, RULE], "config.policy.rules[1] (r): another rule has this name"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_RULES)
+def test_a_wrong_rule_is_refused_by_helm_as_by_the_sidecar(what: str) -> None:
+    """It would keep the sidecar from starting; the message has the key, the value and what would be right."""
+    rules, words = WRONG_RULES[what]
+    with pytest.raises((HelmValuesError, HelmRenderError)) as refused:
+        files({"config": {"policy": {"rules": rules}}})
     assert words in str(refused.value)
+    with pytest.raises(SettingsError):
+        load(environ={"HIGHWATER_POLICY__RULES": json.dumps(rules)})
+
+
+def test_right_rules_are_taken_by_both() -> None:
+    """Waters that are derived, a falling signal, and a host's rule with its remedies."""
+    rules = [
+        {"name": "device", "signal": "device_free_bytes"},
+        {"name": "free", "signal": "device_free_bytes", "high_water": 1e9, "low_water": 2e9},
+        RULE | {"name": "host", "signal": "host_used_ratio", "remedies": ["reset_mm_cache"]},
+    ]
+    text = env(container(pod({"config": {"policy": {"rules": rules}}}), "highwater"))["HIGHWATER_POLICY__RULES"]
+    assert len(load(environ={"HIGHWATER_POLICY__RULES": text}).policy.rules) == 3
 
 
 @pytest.mark.parametrize("name", CI_FILES)

@@ -27,6 +27,7 @@ from tests.helm.chart import (
     pod,
     pods,
     the,
+    volume,
 )
 from tests.helm.cluster import cluster
 
@@ -73,9 +74,9 @@ def test_existing_secrets_are_named_and_none_is_made() -> None:
     values = ci_values("statefulset-values.yaml")
     assert "Secret" not in kinds(values)
     each = pod(values)
-    token = env(container(each, "highwater"))["HIGHWATER_ADMIN_TOKEN"]
+    token = volume(each, "highwater-admin")["secret"]
     key = env(container(each, "vllm"))["VLLM_API_KEY"]
-    assert token == {"secretKeyRef": {"name": "operators", "key": "highwater"}}
+    assert (token["secretName"], token["items"]) == ("operators", [{"key": "highwater", "path": "token"}])
     assert key == {"secretKeyRef": {"name": "engine-key", "key": "key"}}
 
 

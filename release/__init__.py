@@ -1,0 +1,1 @@
+"""Making a release: its version, its files. RELEASING.md says in which order. Nothing here publishes anything."""

@@ -1,0 +1,96 @@
+"""docs/tested.toml is the one place that says what was run: chart, compose, pages and tests agree with it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from highwater.demo.environment import DEFAULT_VERSION
+from tests.helm.chart import CI_FILES, HELM, LEAST, ci_values, container, merged, pod, pods
+
+ROOT = HELM.parent
+TESTED = tomllib.loads((ROOT / "docs" / "tested.toml").read_text(encoding="utf-8"))
+DEVICES = TESTED["device"]
+IMAGES = {row["image"] for row in DEVICES.values() if row["image"]}
+# Named as they are published, by a version.
+NAMED = re.compile(r"(?:\w[\w.-]*/)*vllm(?:-openai(?:-\w+)?|-ascend|-cpu-release-repo):v?\d[\w.]*")
+
+
+def pages() -> Iterator[Path]:
+    for folder, pattern in (("docs", "*.md"), ("docker", "*"), ("helm", "*.md"), (".", "*.md")):
+        yield from (path for path in (ROOT / folder).glob(pattern) if path.is_file() and path.name != "CHANGELOG.md")
+
+
+@pytest.mark.parametrize("path", sorted(pages()), ids=lambda path: path.name)
+def test_every_image_of_vllm_is_one_of_the_matrix(path: Path) -> None:
+    """In pages, Dockerfiles and compose files; so none of them is older than what was tested."""
+    assert set(NAMED.findall(path.read_text(encoding="utf-8"))) <= IMAGES
+
+
+def test_there_are_images_to_be_found() -> None:
+    """The judge is awake: each default is named in docker/, and an older one would be seen."""
+    docker = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docker").iterdir() if path.is_file())
+    assert set(NAMED.findall(docker)) == {DEVICES[kind]["image"] for kind in ("nvidia", "ascend", "cpu")}
+    assert NAMED.findall("image: quay.io/ascend/vllm-ascend:v0.12.0rc1") == ["quay.io/ascend/vllm-ascend:v0.12.0rc1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"), [("nvidia", "compose.nvidia"), ("ascend", "compose.ascend"), ("cpu", "compose")]
+)
+def test_compose_starts_what_the_matrix_has(kind: str, file: str) -> None:
+    """By default; a variable names another."""
+    text = (ROOT / "docker" / f"{file}.yaml").read_text(encoding="utf-8")
+    image = yaml.safe_load(text)["services"]["engine"]["build"]["args"]["VLLM_IMAGE"]
+    assert image == f"${{VLLM_IMAGE:-{DEVICES[kind]['image']}}}"
+
+
+def test_the_charts_default_is_the_matrixs() -> None:
+    """And what its examples name is what the matrix has for their device."""
+    assert container(pod({}), "vllm")["image"] == DEVICES["nvidia"]["image"]
+    for name in CI_FILES:
+        kind = merged(LEAST, ci_values(name))["engine"]["device"]["kind"]
+        found = {container(each, "vllm").get("image", "") for each in pods(ci_values(name))} - {""}
+        assert {image.removeprefix("mirror.example.org:5000/") for image in found} <= {DEVICES[kind]["image"]}, name
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DEVICES if kind != "cpu"])
+def test_the_chart_asks_for_the_resource_of_the_matrix(kind: str) -> None:
+    """Where no other is named."""
+    values = {"engine": {"device": {"kind": kind}, "image": {"repository": "registry.example.org/vllm"}}}
+    assert container(pod(values), "vllm")["resources"]["limits"] == {DEVICES[kind]["resource"]: 1}
+
+
+def test_the_schema_knows_the_same_devices() -> None:
+    """Those of the matrix, and nothing until one is named."""
+    schema = json.loads((HELM / "values.schema.json").read_text(encoding="utf-8"))
+    known = schema["properties"]["engine"]["properties"]["device"]["properties"]["kind"]["enum"]
+    assert set(known) == {"", *DEVICES}
+
+
+def test_the_versions_are_those_that_tests_start() -> None:
+    """The default one first; the others are docs/compat.md's, whose results are there."""
+    first, *others = [row["version"] for row in TESTED["engine"]]
+    assert first == DEFAULT_VERSION
+    started = re.search(
+        r"^VERSIONS = (.+)$", (ROOT / "tests/compat/conftest.py").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert started is not None
+    assert set(others) == set(ast.literal_eval(started[1]))
+    records = json.loads((ROOT / "docs" / "compat.json").read_text(encoding="utf-8"))
+    assert {record["version"] for record in records} == set(others)
+    assert {row["device"] for row in TESTED["engine"]} == {"cpu"}
+
+
+def test_what_never_ran_is_not_said_to_have_run() -> None:
+    """docs/devices.md has the results of each device; only a CPU's are there."""
+    text = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
+    for kind, name in (("nvidia", "NVIDIA"), ("ascend", "Ascend")):
+        assert (f"**{name}: no step has run.**" in text) is (DEVICES[kind]["ran"] == "nothing")
+    assert {kind for kind, row in DEVICES.items() if row["ran"] != "nothing"} == {"cpu"}

@@ -1,0 +1,316 @@
+"""docs/install/attach.md, followed with the real kubectl, Kustomize and Helm, beside Deployments of several styles."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.helm.chart import Object, container, env, mounts, pod_templates
+from tests.helm.validity import validate
+from tests.install.conftest import Reader
+from tests.install.page import Block, blocks
+
+PAGE = "install/attach.md"
+FIRST, KUBECTL, GITOPS = "First", "kubectl", "Kustomize and GitOps"
+MakeReader = Callable[..., Reader]
+
+PLAIN = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: my-vllm, namespace: models, labels: {app: my-vllm}}
+spec:
+  selector: {matchLabels: {app: my-vllm}}
+  template:
+    metadata: {labels: {app: my-vllm}, annotations: {team: search}}
+    spec:
+      containers:
+      - name: server
+        image: vllm/vllm-openai:v0.32.0
+        args: [--model=Qwen/Qwen3-VL-8B-Instruct, --max-num-seqs=64]
+        env: [{name: HF_HOME, value: /cache}, {name: PYTHONPATH, value: /opt/ours}]
+        ports: [{name: http, containerPort: 8000}]
+        resources: {limits: {nvidia.com/gpu: 1}}
+        livenessProbe:
+          exec: {command: [curl, "localhost:8000/health"]}
+          initialDelaySeconds: 600
+        readinessProbe:
+          httpGet: {path: /health, port: http, httpHeaders: [{name: X-Probe, value: "1"}]}
+          successThreshold: 2
+        lifecycle: {preStop: {httpGet: {path: /bye, port: 8000}}, postStart: {exec: {command: ["true"]}}}
+        volumeMounts: [{name: cache, mountPath: /cache}]
+      - {name: proxy, image: "istio/proxyv2:1.27", ports: [{containerPort: 15090}]}
+      volumes: [{name: cache, emptyDir: {}}]
+"""
+ALL_IN_COMMAND = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: my-vllm}
+spec:
+  selector: {matchLabels: {app: my-vllm}}
+  template:
+    metadata: {labels: {app: my-vllm}}
+    spec:
+      securityContext: {runAsUser: 0}
+      initContainers: [{name: fetch, image: busybox, command: ["true"]}]
+      containers:
+      - name: server
+        image: vllm/vllm-openai:v0.32.0
+        command: [vllm, serve, Qwen/Qwen3-VL-8B-Instruct, --host, 0.0.0.0, --port, "8000"]
+        ports: [{name: container-port, containerPort: 8000}]
+        startupProbe: {tcpSocket: {port: 8000}, failureThreshold: 3}
+"""
+A_SHELLS_LINE = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: my-vllm, namespace: models}
+spec:
+  selector: {matchLabels: {app: my-vllm}}
+  template:
+    metadata: {labels: {app: my-vllm}}
+    spec:
+      containers:
+      - name: server
+        image: vllm/vllm-openai:v0.32.0
+        command: [/bin/sh, -c]
+        args: ["vllm serve Qwen/Qwen3-VL-8B-Instruct --trust-remote-code\\n"]
+"""
+STYLES = {"arguments": PLAIN, "all in command": ALL_IN_COMMAND, "a line for a shell": A_SHELLS_LINE}
+OURS = ["--host=127.0.0.1", "--port=18000"]
+
+
+def engine_of(deployment: Object) -> Object:
+    (template,) = pod_templates(deployment)
+    return container(template, "server")
+
+
+def commands(section: str, *, that_has: str) -> str:
+    """The one block of a section's commands with this in it."""
+    (found,) = [block.text for block in blocks(PAGE, section) if block.language == "sh" and that_has in block.text]
+    return found
+
+
+def with_args(found: list[Block], deployment: Object) -> list[Block]:
+    """The page's attach.yaml with this Deployment's arguments, which the page has its reader write into it."""
+    args = json.dumps(engine_of(deployment).get("args", []))
+    line = next(line for block in found for line in block.text.splitlines() if line.strip().startswith("args:"))
+    return [replace(block, text=block.text.replace(line, f"  args: {args}")) for block in found]
+
+
+def attached(make: MakeReader, style: str) -> Reader:
+    """A reader who has followed the kubectl section's install lines."""
+    theirs = yaml.safe_load(STYLES[style])
+    reader = make(theirs)
+    reader.write(with_args(blocks(PAGE, KUBECTL), theirs))
+    reader.run(commands(KUBECTL, that_has="helm install"))
+    return reader
+
+
+def in_git(make: MakeReader, deployment: str, **attach: Any) -> Reader:
+    """A reader who has followed the GitOps section up to its result."""
+    reader = make()
+    reader.write(blocks(PAGE, GITOPS))
+    values = yaml.safe_load((reader.folder / "attach.yaml").read_text())
+    values["attach"] |= attach
+    (reader.folder / "attach.yaml").write_text(yaml.safe_dump(values))
+    (reader.folder / "my-vllm" / "deployment.yaml").write_text(deployment)
+    reader.run(commands(GITOPS, that_has="helm template"))
+    return reader
+
+
+def assert_attached(deployment: Object, theirs: Object) -> None:
+    """It is valid, the engine is closed and guarded, and what was theirs is there."""
+    validate(deployment)
+    (template,), (before,) = pod_templates(deployment), pod_templates(theirs)
+    engine, sidecar, old = engine_of(deployment), container(template, "highwater"), engine_of(theirs)
+    assert (engine["image"], engine.get("command"), engine.get("ports")) == (
+        old["image"],
+        old.get("command"),
+        old.get("ports"),
+    )
+    given = " ".join(engine["args"])
+    assert given.endswith(" ".join(OURS))
+    assert given.startswith(" ".join(old.get("args", [])).strip())
+    assert env(engine)["VLLM_SERVER_DEV_MODE"] == "1"
+    assert env(sidecar)["HIGHWATER_PORT"] == "8000"
+    assert env(sidecar)["HIGHWATER_ENGINE_URL"] == "http://127.0.0.1:18000"
+    for probe in ("startupProbe", "livenessProbe"):
+        assert set(engine[probe]) == {
+            "exec",
+            "periodSeconds",
+            "timeoutSeconds",
+            "failureThreshold",
+            "terminationGracePeriodSeconds",
+        }
+        assert engine[probe]["exec"]["command"][-2:] == ["http://127.0.0.1:8002", "http://127.0.0.1:18000"]
+    assert engine["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": 8002, "scheme": "HTTP"}
+    assert set(engine["lifecycle"]["preStop"]) == {"exec"}
+    assert needed(template) == []
+    logging = template["metadata"]["annotations"]["highwater-logging.json"]
+    assert json.loads(logging)["handlers"]["file"]["filename"] == env(sidecar)["HIGHWATER_ENGINE_LOG"]
+    (volume,) = [each for each in template["spec"]["volumes"] if each["name"] == "highwater-logging"]
+    assert volume["downwardAPI"]["items"] == [
+        {"path": "logging.json", "fieldRef": {"fieldPath": "metadata.annotations['highwater-logging.json']"}}
+    ]
+    assert {entry["name"] for entry in before["spec"].get("volumes", [])} <= {
+        entry["name"] for entry in template["spec"]["volumes"]
+    }
+    assert set(mounts({"volumeMounts": [], **old})) <= set(mounts(engine))
+    assert {each["name"] for each in before["spec"]["containers"]} < {
+        each["name"] for each in template["spec"]["containers"]
+    }
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_pages_kubectl_lines_install_upgrade_and_remove(reader: MakeReader, style: str) -> None:
+    """An upgrade that changes nothing makes no revision, and a removal leaves what was there before, and only that."""
+    done, theirs = attached(reader, style), yaml.safe_load(STYLES[style])
+    deployment = done.cluster.get("Deployment", "my-vllm")
+    assert_attached(deployment, theirs)
+    done.run(commands(KUBECTL, that_has="helm upgrade"))
+    assert done.cluster.get("Deployment", "my-vllm") == deployment
+    done.run(commands(KUBECTL, that_has="rollout undo"))
+    assert done.cluster.get("Deployment", "my-vllm")["spec"]["template"] == theirs["spec"]["template"]
+    assert done.cluster.names() == ["deployment/my-vllm"]
+
+
+def test_arguments_that_change_later_are_changed_by_the_same_lines(newest: MakeReader) -> None:
+    """In attach.yaml; an upgrade that does change something makes a revision."""
+    done = attached(newest, "arguments")
+    values = done.folder / "attach.yaml"
+    values.write_text(values.read_text().replace("--max-num-seqs=64", "--max-num-seqs=8"))
+    done.run(commands(KUBECTL, that_has="helm upgrade"))
+    deployment = done.cluster.get("Deployment", "my-vllm")
+    assert engine_of(deployment)["args"] == ["--model=Qwen/Qwen3-VL-8B-Instruct", "--max-num-seqs=8", *OURS]
+    assert deployment["metadata"]["annotations"]["deployment.kubernetes.io/revision"] == "3"
+
+
+def needed(value: Any) -> list[Object]:
+    """Every reference in a pod to a ConfigMap or a Secret without which it does not start."""
+    found = []
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            if key in ("configMapKeyRef", "secretKeyRef", "configMapRef", "secretRef", "configMap", "secret"):
+                found += [] if entry.get("optional") else [entry]
+            else:
+                found += needed(entry)
+    elif isinstance(value, list):
+        found = [reference for entry in value for reference in needed(entry)]
+    return found
+
+
+def test_a_pod_starts_after_the_release_is_gone(newest: MakeReader) -> None:
+    """Nothing that it waits for is the release's; also where the chart makes the admin token's Secret."""
+    theirs = yaml.safe_load(PLAIN)
+    done = newest(theirs)
+    found = with_args(blocks(PAGE, KUBECTL), theirs)
+    done.write([replace(block, text=block.text.replace("adminToken: {enabled: false}", "")) for block in found])
+    done.run(commands(KUBECTL, that_has="helm install"))
+    assert "secret/highwater" in done.cluster.names()
+    done.run("helm uninstall highwater -n models")
+    (template,) = pod_templates(done.cluster.get("Deployment", "my-vllm"))
+    assert done.cluster.names() == ["deployment/my-vllm"]
+    assert needed(template) == []
+
+
+def test_what_says_that_a_pod_starts_would_see_a_secret() -> None:
+    """The judge is awake."""
+    reference = {"name": "highwater", "key": "admin-token"}
+    assert needed({"env": [{"valueFrom": {"secretKeyRef": reference}}]}) == [reference]
+
+
+@pytest.mark.parametrize("deployment", [PLAIN, PLAIN.replace("namespace: models, ", "")], ids=["namespace", "without"])
+def test_the_pages_gitops_lines_attach_the_sidecar(reader: MakeReader, deployment: str) -> None:
+    """Whether or not the file says a namespace; the arguments are added behind those in the file."""
+    done = in_git(reader, deployment)
+    theirs = yaml.safe_load(deployment)
+    rendered = [each for each in yaml.safe_load_all(done.run("kubectl kustomize my-vllm")) if each]
+    (patched,) = [each for each in rendered if each["kind"] == "Deployment"]
+    assert_attached(patched, theirs)
+    done.run(commands(GITOPS, that_has="apply -k"))
+    assert done.cluster.get("Deployment", "my-vllm")["spec"] == patched["spec"]
+    assert "service/highwater-control" in done.cluster.names()
+
+
+@pytest.mark.parametrize("style", ["all in command", "a line for a shell"])
+def test_gitops_repeats_arguments_where_they_cannot_be_added(newest: MakeReader, style: str) -> None:
+    """As the page says, by `attach.args`."""
+    theirs = yaml.safe_load(STYLES[style])
+    done = in_git(newest, STYLES[style], args=engine_of(theirs).get("args", []))
+    (patched,) = [
+        each for each in yaml.safe_load_all(done.run("kubectl kustomize my-vllm")) if each["kind"] == "Deployment"
+    ]
+    assert_attached(patched, theirs)
+
+
+def test_rendering_again_changes_no_file(newest: MakeReader) -> None:
+    """So nothing is ever out of sync, and an upgrade shows in a diff."""
+    done = in_git(newest, PLAIN)
+    folder = done.folder / "my-vllm"
+    before = {path: path.read_text() for path in folder.rglob("*") if path.is_file()}
+    done.run(commands(GITOPS, that_has="helm template"))
+    assert {path: path.read_text() for path in folder.rglob("*") if path.is_file()} == before
+    assert "\nkind: Secret" not in before[folder / "highwater" / "beside.yaml"]
+
+
+def test_another_container_at_the_place_is_an_error(newest: MakeReader) -> None:
+    """And no argument goes to it."""
+    done = in_git(newest, PLAIN, containerIndex=1)
+    with pytest.raises(AssertionError, match=r"(?s)spec/containers/1/name.*failed"):
+        done.run("kubectl kustomize my-vllm")
+
+
+def test_the_page_lets_the_old_pod_go_first(newest: MakeReader) -> None:
+    """Where no device is spare."""
+    done = newest(yaml.safe_load(PLAIN))
+    done.run(commands(FIRST, that_has="maxSurge"))
+    deployment = done.cluster.get("Deployment", "my-vllm")
+    assert deployment["spec"]["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+    }
+    validate(deployment)
+
+
+def test_the_pages_look_at_the_arguments_shows_them(newest: MakeReader) -> None:
+    """As a list that can be written into attach.yaml as it is."""
+    shown = newest(yaml.safe_load(PLAIN)).run(commands(KUBECTL, that_has="jsonpath"))
+    assert yaml.safe_load(shown) == ["--model=Qwen/Qwen3-VL-8B-Instruct", "--max-num-seqs=64"]
+
+
+def test_the_sidecar_holds_up_no_engine(newest: MakeReader, tmp_path: Path) -> None:
+    """It is no init container, a failed copy of the worker package ends well, and a pod of root's refuses neither."""
+    done = attached(newest, "all in command")
+    (template,) = pod_templates(done.cluster.get("Deployment", "my-vllm"))
+    spec = template["spec"]
+    assert "highwater" in [each["name"] for each in spec["containers"]]
+    assert not [each for each in spec["initContainers"] if each.get("restartPolicy")]
+    assert spec["securityContext"] == {"runAsUser": 0}
+    for name in ("highwater", "highwater-extension"):
+        assert container(template, name)["securityContext"]["runAsUser"] == 65532
+    failing = tmp_path / "failing"
+    failing.mkdir()
+    (failing / "highwater").write_text("#!/bin/sh\nexit 1\n")
+    (failing / "highwater").chmod(0o755)
+    command = container(template, "highwater-extension")["command"]
+    ended = subprocess.run(command, env={"PATH": f"{failing}:/usr/bin:/bin"}, capture_output=True, check=False)
+    assert (ended.returncode, b"without the worker package" in ended.stdout) == (0, True)
+
+
+def test_a_patch_with_replace_would_have_been_seen(newest: MakeReader) -> None:
+    """kubectl drops such a map where the original has none: what these tests are for."""
+    done = attached(newest, "a line for a shell")
+    patch = yaml.safe_load((done.folder / "patch.yaml").read_text())
+    patch["spec"]["template"]["spec"]["containers"][0]["startupProbe"]["$patch"] = "replace"
+    (done.folder / "patch.yaml").write_text(yaml.safe_dump(patch))
+    theirs = yaml.safe_load(A_SHELLS_LINE)
+    done.cluster.store(theirs)
+    done.run("kubectl -n models patch deployment my-vllm --patch-file patch.yaml")
+    with pytest.raises(KeyError, match="startupProbe"):
+        assert_attached(done.cluster.get("Deployment", "my-vllm"), theirs)

@@ -1,0 +1,113 @@
+"""The workflows of a CI that has not run here: linted, pinned, and with no more permissions than they use."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from release.version import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
+BIN = Path(sys.executable).parent
+PUBLISHES = {"publish-image", "publish-chart", "publish-python"}
+
+
+def jobs(path: Path) -> dict[str, dict]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+
+
+def steps(path: Path) -> list[dict]:
+    return [step for job in jobs(path).values() for step in job["steps"]]
+
+
+def linted(path: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "zizmor"), "--offline", "--no-progress", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_zizmor_finds_nothing(path):
+    """No template in a script, no credentials left behind, no permission for all."""
+    done = linted(path)
+    assert done.returncode == 0, done.stdout
+
+
+def test_zizmor_would_find_something(tmp_path):
+    """A branch's name in a script is somebody else's code."""
+    text = WORKFLOWS[0].read_text().replace("- run: make lint", '- run: echo "${{ github.head_ref }}"')
+    (tmp_path / "check.yaml").write_text(text)
+    done = linted(tmp_path / "check.yaml")
+    assert done.returncode != 0
+    assert "template-injection" in done.stdout
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_each_is_a_workflow_by_githubs_schema(path):
+    """Keys, events and values."""
+    command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.github-workflows", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_each_action_is_pinned_by_its_whole_hash(path):
+    """With the version beside it, for people and for bots that renew it; and one hash for each action."""
+    uses = re.findall(r"uses: (\S+)(.*)", path.read_text(encoding="utf-8"))
+    assert uses
+    for action, comment in uses:
+        assert re.fullmatch(r"[\w-]+/[\w.-]+@[0-9a-f]{40}", action), action
+        assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), (action, comment)
+    assert len({action for action, _ in uses}) == len({action.partition("@")[0] for action, _ in uses})
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_each_script_is_one_that_bash_reads(path):
+    """Expressions of the workflow's own language are taken out first."""
+    for step in steps(path):
+        script = re.sub(r"\$\{\{.*?\}\}", "x", step.get("run", "true"))
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (script, done.stderr)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_no_job_has_more_permissions_than_it_asks_for(path):
+    """None by default, and no write to the contents of the repository."""
+    assert yaml.safe_load(path.read_text())["permissions"] == {}
+    for name, job in jobs(path).items():
+        assert "permissions" in job, name
+        assert job["permissions"].get("contents", "none") in {"none", "read"}, name
+
+
+def test_only_jobs_that_a_maintainer_approves_publish():
+    """Each waits in the environment `release`, and for the files that were built and compared."""
+    release = jobs(ROOT / ".github/workflows/release.yaml")
+    waits = {name for name, job in release.items() if job.get("environment")}
+    assert waits == PUBLISHES
+    for name in PUBLISHES:
+        assert "build" in release[name]["needs"], name
+    publishing = ("gh-action-pypi-publish", "helm push", "imagetools create")
+    found = {
+        name for name, job in release.items() for step in job["steps"] if any(word in str(step) for word in publishing)
+    }
+    assert found == PUBLISHES
+
+
+def test_the_image_is_made_for_both_architectures():
+    """arm64 natively: Kunpeng and Grace."""
+    matrix = jobs(ROOT / ".github/workflows/release.yaml")["image"]["strategy"]["matrix"]["include"]
+    assert {row["arch"] for row in matrix} == {"amd64", "arm64"}
+    assert all(row["runner"].endswith("-arm") == (row["arch"] == "arm64") for row in matrix)
+
+
+def test_every_make_target_that_is_run_exists():
+    """And every module of `release`."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in WORKFLOWS:
+        text = path.read_text()
+        assert set(re.findall(r"make ([a-z-]+)", text)) <= targets
+        assert all((ROOT / "release" / f"{name}.py").is_file() for name in re.findall(r"-m release\.(\w+)", text))
