@@ -20,6 +20,7 @@ OUTSIDE: Final = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "RELEASING.md": "releasing.md",
     "SECURITY.md": "reporting.md",
     "helm/README.md": "chart.md",
     "worker_ext/README.md": "worker-extension.md",

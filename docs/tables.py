@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+import yaml
 from tabulate import tabulate
 
 from highwater.accounting.attribution import account
@@ -28,6 +30,8 @@ from highwater.settings import keys, variable
 from highwater.units import GIB, MIB
 
 DOCS = Path(__file__).resolve().parent
+ALERTS = DOCS.parent / "helm" / "source" / "alerts.yaml"
+SEVERITIES = ("critical", "warning", "info")
 GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "api" / "golden" / "metrics.txt"
 
 # Of a family that each rank has.
@@ -183,9 +187,40 @@ def ascend_table() -> str:
     return _table(["about", "versions", "what it does", "read in"], rows)
 
 
+def alerts_table() -> str:
+    """Every alert, the worst first: severity, how long it must hold, and what to do first."""
+    (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    rules = sorted(group["rules"], key=lambda rule: SEVERITIES.index(rule["labels"]["severity"]))
+    rows = []
+    for rule in rules:
+        # Commands stand at the end, after what says where they run.
+        words = re.sub(r"RUN (.+)$", r"`\1`", re.sub(r"\{\{.*\}\}", "", rule["annotations"]["first_step"]))
+        link = f"[{rule['alert']}](runbooks/{rule['alert']}.md)"
+        rows.append([link, rule["labels"]["severity"], rule.get("for", "at once"), words])
+    return _table(["alert", "severity", "after", "do this first"], rows)
+
+
+def devices_table() -> str:
+    """What the chart calls devices, from docs/tested.toml."""
+    tested = tomllib.loads((DOCS / "tested.toml").read_text(encoding="utf-8"))
+    rows = [
+        [
+            f"`{kind}`",
+            f"`{row['resource']}`" if row["resource"] else "",
+            f"`{row['image']}`" if row["image"] else "see vLLM's documentation",
+            row["reads"],
+            row["ran"],
+        ]
+        for kind, row in tested["device"].items()
+    ]
+    return _table(["`engine.device.kind`", "resource", "image", "what Highwater reads", "what was run"], rows)
+
+
 TABLES = {
+    "alerts.md": {"alerts": alerts_table},
     "ascend.md": {"ascend": ascend_table},
     "incidents.md": {"messages": message_table},
+    "kubernetes.md": {"devices": devices_table},
     "settings.md": {"settings": settings_table},
     "policy.md": {"waters": waters_table, "figures": figures_table, "signals": signal_table, "rule": rule_table},
     "metrics.md": {"metrics": metrics_table},
