@@ -8,10 +8,12 @@ READY  := $(VENV)/.ready
 DEVICE_PYTHON  ?= python3
 WHEELS_PYTHON  ?= 3.12
 WHEELS_MACHINE ?= x86_64
+# How long `make soak` runs.
+MINUTES ?= 120
 # For every Python and machine that the package is for; what is pinned stays so until it is told to go (-U).
 PIN    := --universal --python-version 3.11 --generate-hashes --no-header --quiet
 
-.PHONY: help demo test test-fast test-long test-whole test-compat lint format docs site bench situations device device-wheels soak-proxy requirements sbom tools peers clean
+.PHONY: help demo test test-fast test-long test-whole test-compat lint format docs pictures site bench situations device device-wheels soak soak-proxy requirements sbom version release tools peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
@@ -57,6 +59,9 @@ docs: $(READY) ## Write the tables in docs/, the dashboards and the chart's sche
 	$(BIN)/python -m helm.source
 	$(BIN)/python -m helm.generator
 
+pictures: $(READY) tools ## The dashboards drawn from a real Prometheus, build/pictures; those that docs/grafana.md shows
+	$(BIN)/python -m bench.pictures
+
 site: $(READY) ## The documentation site, build/site: no network needed; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
@@ -74,12 +79,23 @@ device: ## What Highwater says of a device, checked on this machine's, and docs/
 device-wheels: $(READY) ## What `make device` needs beside PyTorch, for a machine without network: build/device-wheels
 	$(BIN)/python -m bench.device wheels --python $(WHEELS_PYTHON) --machine $(WHEELS_MACHINE)
 
+soak: $(READY) ## A real engine with mixed images, text and videos through the sidecar for MINUTES: docs/soak.md
+	$(BIN)/highwater demo --prepare
+	$(BIN)/python -m bench.engine_soak --minutes $(MINUTES)
+
 soak-proxy: $(READY) ## Half an hour of hostile clients beside ordinary ones: docs/soak.md, measured again
 	$(BIN)/python -m bench.soak --minutes 30
 
 requirements: $(READY) ## Pin what the sidecar's image is made of anew, with hashes
 	$(BIN)/uv pip compile pyproject.toml $(PIN) --no-emit-package vllm-highwater-worker -o docker/requirements.txt
 	$(BIN)/uv pip compile docker/build-requirements.in $(PIN) -c docker/requirements.txt -o docker/build-requirements.txt
+
+version: $(READY) ## Print the version, or write it to every place that states it: make version V=1.2.3
+	@$(BIN)/python -m release.version $(V)
+
+release: $(READY) ## The files of a release, the same bytes from the same commit: dist/release; publishes nothing
+	$(BIN)/python -m release.build --out dist/release
+	$(BIN)/twine check --strict dist/release/*.whl dist/release/vllm_*.tar.gz
 
 sbom: $(READY) ## What the sidecar is made of, from an environment installed by hash: dist/sbom.cdx.json (CycloneDX)
 	rm -rf build/sbom && mkdir -p dist && $(PYTHON) -m venv build/sbom

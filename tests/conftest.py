@@ -1,8 +1,9 @@
 """Fixtures and hooks of every test: no deadlines on examples, tokens in a folder of the run, long tests left out."""
 
 import os
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left := [item for item in items if topic_of(item) not in {None, *asked_for()}]:
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=left)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Take coverage's tracer off a test that is marked so: it goes through the same lines thousands of times."""
+    tracer = sys.gettrace()
+    if item.get_closest_marker("untraced") is None or tracer is None:
+        return (yield)
+    sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracer)
 
 
 def topic_of(item: pytest.Item) -> str | None:

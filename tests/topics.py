@@ -52,12 +52,17 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "recorder": Topic(
         "recorders of real engines: what is fresh, what hangs, what died",
-        ("worker_ext/highwater_worker", "app/highwater/recorder", "app/highwater/memory"),
+        ("worker_ext/highwater_worker", "app/highwater/recorder", "app/highwater/memory", "app/highwater/host"),
         alone=("app/highwater/incidents",),
     ),
     "relief": Topic(
         "storms of 12 s beside each remedy, engines killed in each operation, two engines' recorders",
         ("worker_ext/highwater_worker", "app/highwater/relief", "app/highwater/policy", "app/highwater/proxy"),
+    ),
+    "growth": Topic(
+        "verdicts on the faults that a plugin puts into real engines",
+        ("app/highwater/growth", "app/highwater/host"),
+        alone=("app/highwater/memory", "app/highwater/recorder", "worker_ext/highwater_worker"),
     ),
     "watch": Topic(
         "engines of two workers and of two replicas that record themselves, engines that fail, two in one folder",
@@ -104,7 +109,7 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "device": Topic(
         "the kit for devices, each step on a CPU with real tensors",
-        ("worker_ext/highwater_worker", "bench/device", "bench/sidecar.py", "tests/engine/test_device_kit.py"),
+        ("worker_ext/highwater_worker", "bench/device", "bench/sidecar.py", "tests/own_engine/test_device_kit.py"),
     ),
     "chart": Topic(
         "a pod of the chart, as processes beside a real engine",

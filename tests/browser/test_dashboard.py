@@ -31,7 +31,8 @@ WATERS = """async key => {
 # Of each chart beside the stacks: the first and the last moment that it has drawn.
 DRAWN = """async () => {
   const { inspect } = await import("./dashboard/main.js");
-  const charts = Object.entries(inspect.plots.lines).map(([kind, plot]) => [kind, plot.chart]);
+  const shown = Object.entries(inspect.plots.lines).filter(([, plot]) => plot.chart);
+  const charts = shown.map(([kind, plot]) => [kind, plot.chart]);
   while (charts.some(([, chart]) => !chart.plot)) await new Promise((resolve) => requestAnimationFrame(resolve));
   return charts.map(([kind, chart]) => {
     const times = chart.plot.data[0];

@@ -26,7 +26,7 @@ async def test_an_engine_with_the_plugin_and_nothing_else_is_seen(
     """Its start from before the model is loaded, its memory, and its encoder cache; nobody can call a worker."""
     rings = tmp_path / "rings"
     with engine_factory(**watching(rings)) as engine:
-        (path,) = rings.iterdir()
+        (path,) = rings.glob("*.ring")
         identity, head = parse(path)[0], table(path)[0]
         phases = {phase["name"]: phase for phase in head["start"]}
         assert list(phases) == PHASES, version

@@ -37,8 +37,13 @@ RUINOUS = ("test_recorder_real", "test_kills", "test_relief_chaos")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)  # stable: all others keep their order
+    mark_as_engine_tests(items, HERE)
+
+
+def mark_as_engine_tests(items: list[pytest.Item], folder: Path) -> None:
+    """Mark the tests of a folder, and bound the time of those that have no bound of their own."""
     for item in items:
-        if HERE in item.path.parents:
+        if folder in item.path.parents:
             item.add_marker(pytest.mark.engine)
             if item.get_closest_marker("timeout") is None:
                 # The fixtures' time is not the test's: an install and a start have limits of their own.

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from helm.source.metrics import ENGINE_FAMILIES, names_in
+from helm.source.metrics import ENGINE_FAMILIES, ENGINE_HISTOGRAMS, names_in
 from highwater.demo.sidecar import DemoSidecar
 from highwater.demo.traffic import send_images
 from tests.engines import send_texts
-from tests.observability.rule_files import ALERTS
+from tests.observability.rule_files import ALERTS, every_panel
 
 from .conftest import sidecar_beside
 
@@ -45,7 +45,16 @@ EMPTY_HERE = {
     'outcome="failed"': "no remedy failed",
     'outcome=~"done|ineffective|failed"': "the policy only observes",
     'signal="device_free_bytes"': "no rule watches free bytes",
-    "up == 0": "the sidecar is up",
+    "up{": "the sidecar is up",
+    "highwater_engine_loading": "no recorder shows a start",
+    "highwater_extension_info": "no recorder names its version",
+    "highwater_growth_leak_": "nothing leaks",
+    "highwater_growth_exhausted_": "likewise",
+    "highwater_host_container_limit_bytes": "this container need have no limit",
+    "highwater_host_container_seconds_to_limit": "likewise",
+    "highwater_host_container_pressure_seconds": "version 1 of cgroups counts no pressure",
+    'code=~"5.."': "no request failed",
+    "highwater_process_memory_limit_bytes": "no container, and so no limit",
     ":highwater_": "the recordings are not loaded there; tests/observability/test_recording.py has their values",
     "ALERTS{": "the rules are not loaded there, but asked one by one",
 }
@@ -90,7 +99,7 @@ def panels_queries() -> list[tuple[str, str]]:
     found = []
     for path in sorted(DASHBOARDS.glob("*.json")):
         board = json.loads(path.read_text())
-        for panel in board["panels"]:
+        for panel in every_panel(board):
             found += [(f"{path.stem}: {panel['title']}", target["expr"]) for target in panel.get("targets", [])]
         found += [(f"{path.stem}: {made['name']}", made["expr"]) for made in board["annotations"]["list"]]
     return found
@@ -147,4 +156,5 @@ def test_the_engines_families_are_there_by_their_names(engine: Engine, observed:
     """What is listed of vLLM's is what this vLLM exports."""
     text = httpx.get(f"{observed.url}/metrics", trust_env=False, timeout=30).text
     assert [name for name in ENGINE_FAMILIES if f"\n{name}{{" not in text] == []
+    assert [name for name in ENGINE_HISTOGRAMS if f"\n{name}_bucket{{" not in text] == []
     assert names_in(" + ".join(ENGINE_FAMILIES)) == list(ENGINE_FAMILIES)

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import socket
-import statistics
 import subprocess
 import time
 from contextlib import closing
@@ -483,13 +482,16 @@ def seconds_until_idle(url: str, model: str, count: Count, *, stream: bool) -> f
 
 @pytest.mark.parametrize("stream", [True, False], ids=["in_the_middle", "before_the_first_byte"])
 def test_a_client_that_leaves_is_given_up_at_once(ways: Ways, stream: bool) -> None:
-    """The engine has nothing running 100 ms later; on a slow machine, not much later than when they talk directly."""
+    """The engine has nothing running 100 ms later; on a slow machine, not much later than when they talk directly.
+
+    The fastest of some times count: whatever else runs here makes each of them longer by chance, and none shorter.
+    """
     with closing(Count(ways.engine.url)) as count:
         pairs = [
             [seconds_until_idle(url, ways.model, count, stream=stream) for url in (ways.engine.url, ways.sidecar.url)]
             for _ in range(ABORTS)
         ]
-    direct, through = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+    direct, through = (min(seconds) for seconds in zip(*pairs, strict=True))
     assert through < max(ABORT_SECONDS, 2 * direct + ABORT_SECONDS / 2), pairs
 
 

@@ -313,7 +313,7 @@ async def test_a_long_step_is_no_hang(engine: Engine, tmp_path: Path) -> None:
     """It lasts several times what a worker call may: the engine is busy, and ready."""
     body = {"model": engine.served_model, "prompt": [1] * (MOST_TOKENS - 200), "max_tokens": 1}
     with flying(engine, tmp_path, HIGHWATER_RPC_DEADLINE_SECONDS="1") as sidecar:
-        async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False, timeout=600) as client:
             asked = asyncio.create_task(client.post("/v1/completions", json=body))
             seen = []
             while not asked.done():

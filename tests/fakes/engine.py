@@ -56,6 +56,7 @@ CACHED = USED_READY - WEIGHTS - KV_POOL - OTHER_TENSORS - NON_TORCH
 IMAGES = 31  # of 122 MiB: 3,782 MiB, the growth of the benchmark
 IMAGE_BYTES = 122 * MIB
 NODE = 512 * 1024 * MIB
+NO_HISTORY = "PyTorch keeps no allocation history on cpu; it does on npu and cuda"
 NO_SNAPSHOT = "PyTorch keeps no memory snapshot on cpu; it keeps one of npu and cuda devices"
 RECORDER_RATE, RECORDER_SECONDS = 10.0, 10.0
 _WIRE = TypeAdapter(tuple[WorkerMemory, ...])
@@ -309,7 +310,7 @@ class FakeWorker:
         return {
             "ops": [
                 *("encoder_cache", "hello", "memory", "recorder_start", "recorder_stop"),
-                *("release", "restore", "snapshot", "trim"),
+                *("record_stacks", "release", "restore", "snapshot", "trim"),
             ],
             "extension_version": "0.1.0",
             "device": self.device(),
@@ -388,6 +389,7 @@ class FakeEngine:
         self.garble: Callable[[list[dict[str, Any]]], object] | None = None  # makes a worker call's whole body
         self.workers_refuse: str | None = None  # why trim and restore are refused
         # What `snapshot` answers, less its head; None: an error, as on CPU.
+        self.stacks: Callable[[FakeWorker, dict[str, Any]], dict[str, Any]] | None = None
         self.snapshot: Callable[[FakeWorker, dict[str, Any]], dict[str, Any]] | None = None
         # What `budget` answers; None: an error, as of an older worker package.
         self.budget: dict[str, Any] | None = None
@@ -677,6 +679,10 @@ class FakeEngine:
             "recorder_start": lambda: recorder.start(identity, json.loads(payload), worker.device(), now),
             "recorder_stop": lambda: recorder.stop(now, **json.loads(payload)),
         }
+        if op == "record_stacks":
+            error = {"code": "unavailable", "message": NO_HISTORY}
+            body = {"ok": False, "error": error} if self.stacks is None else self.stacks(worker, json.loads(payload))
+            return {"schema": 1, "ok": True, "op": op, **identity} | body
         if op == "snapshot":
             body = {"ok": False, "error": {"code": "unavailable", "message": NO_SNAPSHOT}}
             if self.snapshot is not None:

@@ -23,9 +23,9 @@ from tests.fakes.upstream import Upstream
 
 
 @contextlib.asynccontextmanager
-async def serving(app, *, protocol=None, **options) -> AsyncIterator[int]:
+async def serving(app, *, protocol=None, listener=None, port: int = 0, **options) -> AsyncIterator[int]:
     """Run an ASGI app under uvicorn as the sidecar does, behind a protocol if it brings one, and yield its port."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listener or socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(
         app,
         http=protocol or getattr(app, "protocol", "httptools"),

@@ -35,10 +35,42 @@ async def connected(running: Running) -> AsyncIterator[Wire]:
         await wire.leave()
 
 
+# --- the way in ---
+
+
+async def test_a_browser_at_the_root_is_sent_to_the_page(running):
+    """By a relative address, so that it works beneath a reverse proxy's prefix too."""
+    answer = await running.client.get("/", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert (answer.status_code, answer.headers["location"], answer.headers["vary"]) == (303, "dashboard", "Accept")
+    assert (await running.client.get("/", headers={"accept": "text/html"}, follow_redirects=True)).status_code == 200
+
+
+async def test_curl_at_the_root_learns_what_is_where(running):
+    """Every path that is named there is one."""
+    answer = await running.client.get("/")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    named = [word for word in answer.text.split() if word.startswith("/")]
+    assert "/dashboard" in named
+    for path in named:
+        assert (await running.client.get(path)).status_code == 200, path
+
+
+async def test_the_root_is_on_the_control_port_alone():
+    """On the data port `/` is none of ours, and the engine is not asked for it."""
+    paths = SidecarPaths(frozenset({"/"}))
+    refusal = Front(paths, AllowList(), has_control_port=True)(b"GET", b"/", False).refusal
+    assert (refusal.status, "control port" in refusal.message) == (404, True)
+
+
+async def test_the_engines_root_path_has_no_page_of_ours():
+    """Below it everything is the engine's."""
+    assert Front(SidecarPaths(frozenset({"/"})), AllowList((), "/llm"))(b"GET", b"/llm/", False).to != "sidecar"
+
+
 # --- HEAD and Date ---
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/memory", "/metrics", "/memory/history", "/dashboard"])
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/memory", "/metrics", "/memory/history", "/dashboard", "/"])
 async def test_head_is_get_without_the_body(running, path):
     """RFC 9110 9.1: same status and headers, and the connection serves the next request."""
     async with connected(running) as wire:

@@ -23,7 +23,7 @@ from tests.http.conftest import serving
 
 pytestmark = pytest.mark.long("coverage")
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 # How long one worker call may hold the engine's loop (`max_seconds` of a trim), and one step of it.
 BOUND_SECONDS = 0.2
 STEP_SECONDS = 0.02
@@ -210,8 +210,11 @@ async def test_a_sidecar_killed_in_any_state_of_any_remedy_holds_nobody(remedy, 
         engine.running = 0
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as direct:
             assert await complete(direct, "still there?") == 200
-        under_way = [] if state == "closing" else [f"{script[-1]} ended"]
-        assert [event for event in engine.events if event != "/metrics"] in ([*under_way, "step"], ["step"])
+        done = [event for event in engine.events if event != "/metrics"]
+        if state == "closing":  # one that had passed before the gate closed may take its step only now
+            assert set(done) == {"step"}
+        else:
+            assert done in ([f"{script[-1]} ended", "step"], ["step"])
         assert await reset is None
         assert await asyncio.gather(*waiting) == [None] * len(waiting), "those it held are told at once"
         engine.let_go.set()

@@ -64,14 +64,17 @@ def page():
 
 # Not schemathesis' own pytest plugin: it breaks on pytest 9.2.
 OPERATIONS = [
-    *(f"GET /memory{below}" for below in ("", "/budget", "/encoder-cache", "/history", "/events", "/incidents")),
-    "GET /memory/incidents/{incident_id}",
+    *(
+        f"GET /memory{below}"
+        for below in ("", "/budget", "/encoder-cache", "/growth", "/history", "/events", "/incidents")
+    ),
+    *("GET /memory/growth", "GET /memory/host", "GET /memory/incidents/{incident_id}"),
     *(f"POST /{path}" for path in ("memory/marks", "memory/plan", "memory/reclaim", "memory/encoder-cache/restore")),
     *(f"POST /reset_{cache}_cache" for cache in ("mm", "prefix", "encoder")),
     *(f"GET /{path}" for path in ("policy", "metrics", "livez", "readyz", "health/deep")),
     "GET /server_info",
     "PUT /policy",
-    *("POST /memory/snapshot", "GET /memory/snapshots", "GET /memory/snapshots/{name}"),
+    *("POST /memory/snapshot", "POST /memory/snapshot/stacks", "GET /memory/snapshots", "GET /memory/snapshots/{name}"),
 ]
 TAKES_NOTHING = {
     "POST /memory/encoder-cache/restore",

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fakes.engine import NO_SNAPSHOT, FakeEngine
+from tests.fakes.engine import NO_HISTORY, NO_SNAPSHOT, FakeEngine
 from tests.http.test_control_plane import TOKEN, error, sidecar_before
 from tests.unit.memory.test_snapshots import Writers
 
-PATHS = [("POST", "/memory/snapshot", 200), ("GET", "/memory/snapshots", 200), ("GET", "/memory/snapshots/x", 404)]
+PATHS = [
+    ("POST", "/memory/snapshot", 200),
+    ("POST", "/memory/snapshot/stacks", 501),
+    ("GET", "/memory/snapshots", 200),
+    ("GET", "/memory/snapshots/x", 404),
+]
 NAME = "highwater-snapshot-20200101T000000000Z-0-0-1.pickle"
 
 
@@ -27,6 +32,42 @@ def fake() -> FakeEngine:
 async def running(fake, tmp_path):
     async with sidecar_before(fake, recorder_dir=tmp_path) as sidecar:
         yield sidecar
+
+
+async def test_stacks_are_recorded_for_a_bounded_time(running, fake):
+    """Every rank is asked, with the defaults where nothing is said; zero minutes end it; and it is an event."""
+    asked = []
+
+    def record(_, payload):
+        asked.append(payload)
+        minutes = payload["minutes"]
+        on = {"recording": bool(minutes), "seconds_left": minutes * 60 or None, "entries": payload["entries"]}
+        return on | {"was_recording": len(asked) > 2, "elapsed_ms": 0.4}
+
+    fake.stacks = record
+    answer = (await running.client.post("/memory/snapshot/stacks")).json()
+    assert [(rank["rank"], rank["recording"], rank["seconds_left"]) for rank in answer["ranks"]] == [
+        (0, True, 600.0),
+        (1, True, 600.0),
+    ]
+    ended = await running.client.post("/memory/snapshot/stacks", json={"minutes": 0})
+    assert [rank["recording"] for rank in ended.json()["ranks"]] == [False, False]
+    assert asked == [{"minutes": 10.0, "entries": 50_000}] * 2 + [{"minutes": 0.0, "entries": 50_000}] * 2
+    events = (await running.client.get("/memory/events")).json()["events"]
+    assert "history of allocations turned on for 10 min on 2 ranks" in {event["summary"] for event in events}
+
+
+@pytest.mark.parametrize("body", [{"minutes": 61}, {"entries": 0}, {"hours": 1}])
+async def test_stacks_are_bounded(running, fake, body):
+    """What is out of bounds reaches no worker."""
+    assert (await running.client.post("/memory/snapshot/stacks", json=body)).status_code == 422
+    assert "record_stacks" not in fake.ops()
+
+
+async def test_devices_without_a_history_answer_501(running):
+    """With the worker's reason."""
+    answer = await running.client.post("/memory/snapshot/stacks")
+    assert (answer.status_code, error(answer)[1]) == (501, NO_HISTORY)
 
 
 async def test_a_snapshot_is_taken_listed_and_downloaded(running, tmp_path):

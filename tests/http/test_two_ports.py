@@ -353,7 +353,7 @@ async def test_while_requests_finish_probes_are_answered(tmp_path):
 
 @pytest.mark.parametrize("taken", ["port", "control_port"])
 async def test_a_port_that_is_in_use_is_named_by_its_setting(taken):
-    """With its number and the system's reason; the exit status is 3, and the log says that nothing was served."""
+    """With its number and the system's reason; the exit status is 4, and the log says that nothing was served."""
     ports = {"port": free_port(), "control_port": free_port()}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ports[taken] = listener.getsockname()[1]
@@ -364,7 +364,7 @@ async def test_a_port_that_is_in_use_is_named_by_its_setting(taken):
             stderr=asyncio.subprocess.PIPE,
         )
         _, told = await patiently(started.communicate(), PATIENCE)
-    assert started.returncode == 3, told.decode()
+    assert started.returncode == 4, told.decode()
     line = next(line for line in told.decode().splitlines() if "cannot listen" in line)
     assert f"{taken}: cannot listen on 127.0.0.1 port {ports[taken]}" in line
     assert "address already in use" in line

@@ -20,3 +20,9 @@ def group_of(path: Path) -> dict[str, Any]:
 
 ALERTS: list[dict[str, Any]] = group_of(ALERTS_FILE)["rules"]
 RECORDINGS: list[dict[str, Any]] = group_of(RECORDINGS_FILE)["rules"]
+
+
+def every_panel(board: dict[str, Any]) -> list[dict[str, Any]]:
+    """A dashboard's panels, those in rows that are collapsed too, and no row."""
+    flat = [each for panel in board["panels"] for each in (panel, *panel.get("panels", []))]
+    return [panel for panel in flat if panel["type"] != "row"]

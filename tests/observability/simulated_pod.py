@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 
+from bench.pictures.host import host_now, verdicts
 from highwater.accounting.attribution import account, encoder_totals
 from highwater.api.counters import Counters
 from highwater.api.metrics import Exporter
@@ -43,7 +44,14 @@ class SimulatedPod:
         self._chance = random.Random(0)  # noqa: S311 - no secret
         self._host, self._model, self._ranks = "node-0", "vl-8b", ranks
         self._encoder_bytes = 2 * GIB
-        self._exporter = Exporter(Counters(), self._report, self._policy)
+        self._exporter = Exporter(
+            Counters(),
+            self._report,
+            self._policy,
+            growth=lambda: verdicts(ranks, exhausted_at=1_770_000_000.0),
+            host=lambda: host_now(ranks),
+            process_memory_limit=lambda: GIB,
+        )
         for remedy in _REMEDIES:
             self._remedy(remedy)
         for code in _CODES:
@@ -95,6 +103,9 @@ class SimulatedPod:
             requests_running=self._chance.randrange(40),
             requests_waiting=self._chance.randrange(4),
             kv_cache_usage_ratio=self._chance.random(),
+            started_at=1_760_000_000.0,
+            is_loading=False,
+            extension_versions=("0.1.0",),
         )
         return Report(
             taken_at=time.time(),

@@ -23,13 +23,13 @@ def dashboard(name: str) -> dict:
 
 
 def panels(name: str) -> list[dict]:
-    return dashboard(name)["panels"]
+    """Every panel and row, those in rows that are collapsed too."""
+    return [each for panel in dashboard(name)["panels"] for each in (panel, *panel.get("panels", []))]
 
 
 def queries(name: str) -> list[str]:
-    board = dashboard(name)
-    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
-    return asked + [annotation["expr"] for annotation in board["annotations"]["list"]]
+    asked = [target["expr"] for panel in panels(name) for target in panel.get("targets", [])]
+    return asked + [annotation["expr"] for annotation in dashboard(name)["annotations"]["list"]]
 
 
 def test_what_is_generated_is_in_the_repository():
@@ -64,7 +64,7 @@ def test_grafanas_own_types_take_it(name):
     """The SDK reads what was written, and would write the same panels again."""
     loaded = Dashboard.from_json(dashboard(name))
     assert loaded.uid == name
-    assert len(loaded.panels) == len(panels(name))
+    assert len(loaded.panels) == len(dashboard(name)["panels"])
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
@@ -122,6 +122,61 @@ def test_what_is_exported_is_shown():
     """Every family of ours is on one of the dashboards, or is not for them."""
     shown = {family for name in DASHBOARDS for query in queries(name) for family in names_in(query)}
     assert set(metrics.OWN) - shown == set()
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_variables_are_chained_from_the_cluster_down(name):
+    """Each one's values are those of what is chosen before it."""
+    variables = [each for each in dashboard(name)["templating"]["list"] if each["type"] == "query"]
+    names = [each["name"] for each in variables]
+    assert names[:5] == ["cluster", "namespace", "job", "model", "pod"]
+    for place, variable in enumerate(variables[:5]):
+        asked = set(re.findall(r"\$(\w+)", variable["query"]["query"]))
+        assert asked == set(names[:place])
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_every_query_is_chosen_by_cluster_and_namespace(name):
+    """No panel sums another cluster's servers in; recordings have these labels too."""
+    for query in queries(name):
+        selectors = re.findall(r"\b(?:highwater_\w+|vllm:\w+|ALERTS|up|\w+:highwater_\w+:\w+)\{([^}]*)\}", query)
+        assert selectors
+        assert [each for each in selectors if 'cluster=~"$cluster"' not in each or "$namespace" not in each] == []
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_no_counter_is_drawn_raw(name):
+    """One since the sidecar's start only grows, and begins anew at each restart."""
+    # One that began within the interval counts from 0: `increase` does not see a series' first reading.
+    born = re.compile(r"\((\w+\{[^}]*\}) unless \1 offset \$__rate_interval\)")
+    for query in (born.sub("", query) for query in queries(name)):
+        counters = re.findall(r"\b(?:highwater|vllm:)\w+_total\{[^}]*\}(\[?)", query)
+        assert all(counters) or "offset $__interval" in query, query
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_rows_below_the_first_are_asked_for_only_when_opened(name):
+    """But for the fleet's table, for which one comes."""
+    rows = [panel for panel in dashboard(name)["panels"] if panel["type"] == "row"]
+    still_open = [row["title"] for row in rows if not row["collapsed"]]
+    assert still_open == {"highwater-server": ["At a glance"], "highwater-fleet": ["At a glance", "Servers"]}[name]
+    assert all(row["panels"] for row in rows if row["collapsed"])
+
+
+def test_memory_and_latency_are_on_one_screen():
+    """In the first row of the server's dashboard, side by side."""
+    first = dashboard("highwater-server")["panels"]
+    places = {panel["title"]: panel["gridPos"] for panel in first if panel["type"] == "timeseries"}
+    memory, latency = places["Memory of all ranks"], places["Latency, 95 %"]
+    assert (memory["y"], memory["x"] + memory["w"]) == (latency["y"], latency["x"])
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_an_alert_leads_to_its_runbook(name):
+    """By its name, wherever the pages are."""
+    (alerts,) = [panel for panel in panels(name) if panel["title"] == "Alerts"]
+    (link,) = alerts["fieldConfig"]["defaults"]["links"]
+    assert link["url"] == "$runbooks/${__field.labels.alertname}.html"
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

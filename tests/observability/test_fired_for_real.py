@@ -149,9 +149,10 @@ async def test_high_water_that_nobody_relieves_reaches_whoever_is_on_call(tmp_pa
             worker.forget_entries()
             worker.cached = 0
         await told.wait(ALERT, "resolved")
-    labels = {"rule": "device", "severity": "warning", "pod": "vl-0", "job": "highwater"}
+    labels = {"rule": "device", "severity": "warning", "pod": "vl-0", "job": "highwater", "model": fake.model}
     assert labels.items() <= fired["labels"].items()
     notes = fired["annotations"]
-    assert notes["summary"] == "vl-0 is short of memory by rule device, and nothing has relieved it"
+    assert notes["summary"] == f"vl-0 ({fake.model}): short of memory by rule device, and nothing has relieved it"
+    assert notes["first_step"].endswith("kubectl -n NAMESPACE exec vl-0 -c highwater -- highwater status")
     assert "1006MiB must be given back on one rank" in notes["description"]
     assert notes["runbook_url"] == f"docs/runbooks/{ALERT}.md"

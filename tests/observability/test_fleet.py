@@ -15,7 +15,7 @@ from highwater.accounting.attribution import COMPONENTS
 from highwater.readings import ActionOutcome, EngineState, PolicyLevel, RulePhase, Trigger
 from highwater.relief.remedies import REMEDIES
 
-from .rule_files import ALERTS, RECORDINGS
+from .rule_files import ALERTS, RECORDINGS, every_panel
 from .simulated_pod import SimulatedPod
 from .test_recording import promtool
 
@@ -39,7 +39,7 @@ def series(text: str) -> list[str]:
 def test_the_page_counts_a_pods_series():
     """A scrape of one with eight ranks and one with none: what a rank adds, and what there is besides."""
     whole, bare = (series(SimulatedPod(ranks).page()) for ranks in (8, 0))
-    of_rank = sum('rank="0"' in line for line in whole)
+    of_rank = sum(bool(re.search(r'rank="0"|process="(worker )?rank 0"', line)) for line in whole)
     of_devices = sum(line.startswith("highwater_devices_") for line in whole)
     assert len(whole) == len(bare) + of_devices + 8 * of_rank
     told = f"| {len(bare)}, {of_devices} for all devices and {of_rank} for each rank: {len(whole)} with eight |"
@@ -83,7 +83,7 @@ def test_what_is_dropped_is_read_by_no_rule(tmp_path):
     (scrape,) = yaml_blocks("scrape_configs")
     dropped = [rule["regex"] for rule in scrape["scrape_configs"][0]["metric_relabel_configs"]]
     board = json.loads((ROOT / "helm" / "dashboards" / "highwater-fleet.json").read_text())
-    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    queries = [target["expr"] for panel in every_panel(board) for target in panel.get("targets", [])]
     queries += [rule["expr"] for rule in [*ALERTS, *RECORDINGS]]
     read = {name for query in queries for name in re.findall(r"\bhighwater_\w+", query)}
     assert [(name, regex) for name in read for regex in dropped if re.fullmatch(regex, name)] == []

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from helm.source.metrics import ALL_LABELS, LABELS, names_in, unknown_labels
+from helm.source.rules import NAMES as WORDS
+from helm.source.rules import alerts as generated
 from highwater.cli import main
 
 from .conftest import tool
@@ -18,6 +20,8 @@ from .rule_files import ALERTS, ALERTS_FILE, RECORDINGS, ROOT
 TESTS = Path(__file__).parent / "rules"
 RUNBOOKS = ROOT / "docs" / "runbooks"
 NAMES = [alert["alert"] for alert in ALERTS]
+# They are about all servers.
+NO_SERVER = {"HighwaterSidecarsGone"}
 HEADINGS = ["What it means", "Look first", "What to do", "When to ignore or tune it"]
 
 
@@ -71,22 +75,47 @@ def test_a_runbooks_commands_exist(name):
     known = (ROOT / "docs" / "http.md").read_text()
     paths = set(re.findall(r"\$SIDECAR(/[\w/-]*)", text))
     assert [path for path in sorted(paths) if f"`{path}" not in known and f" {path}" not in known] == []
-    assert set(re.findall(r"^highwater (\w+)", text, re.MULTILINE)) <= set(main.commands)
+    assert set(re.findall(r"(?:^|-- |`)highwater (\w+)", text, re.MULTILINE)) <= set(main.commands)
     exported = (ROOT / "tests" / "unit" / "api" / "golden" / "metrics.txt").read_text()
     assert [
         name for name in re.findall(r"\bhighwater_(?!worker\b)\w+", text) if f"# TYPE {name} " not in exported
     ] == []
 
 
+def test_the_alerts_in_the_repository_are_those_that_are_generated():
+    """`python -m helm.source` (or `make docs`) writes them anew; no word in capitals is left."""
+    assert ALERTS_FILE.read_text() == generated()
+    assert not re.search(rf"\b({'|'.join(WORDS)})\b", generated())
+
+
 @pytest.mark.parametrize("alert", ALERTS, ids=NAMES)
-def test_an_alert_says_how_bad_it_is_and_where_to_read_on(alert):
-    """Severity, one line, a description with what is known, a runbook; the words are sentences."""
+def test_an_alert_says_how_bad_it_is_what_to_do_first_and_where_to_read_on(alert):
+    """Severity, one line, a description with what is known, the first step, a runbook; the words are sentences."""
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
     notes = alert["annotations"]
-    assert set(notes) == {"summary", "description", "runbook_url"}
+    assert set(notes) == {"summary", "description", "first_step", "runbook_url"}
     assert notes["runbook_url"] == f"docs/runbooks/{alert['alert']}.md"
     assert notes["description"].endswith(".")
     assert not notes["summary"].endswith(".")
+    commands = re.findall(r"highwater (\w+)(?: |$)", notes["first_step"])
+    assert set(commands) <= set(main.commands)
+    assert commands or notes["first_step"].endswith((".", "{{ end }}"))
+
+
+@pytest.mark.parametrize(
+    "alert", [each for each in ALERTS if each["alert"] not in NO_SERVER], ids=lambda each: each["alert"]
+)
+def test_an_alert_names_its_server_and_model(alert):
+    """At the beginning of its line, and by labels that routes can match."""
+    assert alert["annotations"]["summary"].startswith(f"{WORDS['WHERE']}: ")
+    assert "group_left (model)" in alert["expr"]
+
+
+@pytest.mark.parametrize("rule", [*ALERTS, *RECORDINGS], ids=lambda rule: rule.get("alert") or rule["record"])
+def test_a_rule_holds_over_several_clusters(rule):
+    """Two clusters number their pods alike: whatever joins or groups by the address does so by the cluster too."""
+    groups = re.findall(r"\b(?:on|by) \(([^)]*)\)", rule["expr"])
+    assert [group for group in groups if "cluster" not in group.split(", ")] == []
 
 
 @pytest.mark.parametrize("rule", [*ALERTS, *RECORDINGS], ids=lambda rule: rule.get("alert") or rule["record"])
@@ -100,7 +129,9 @@ def test_a_rule_reads_only_metrics_and_labels_that_exist(rule):
 def test_an_alerts_words_name_only_labels_that_it_keeps(alert):
     """One that its expression aggregates away would be an empty place in a sentence."""
     gone = {name for group in re.findall(r"without \(([^)]*)\)", alert["expr"]) for name in re.findall(r"\w+", group)}
-    kept = {"pod", "instance"}.union(*(LABELS.get(family, ALL_LABELS) for family in names_in(alert["expr"]))) - gone
+    kept = {"cluster", "namespace", "pod", "instance", "model"}.union(
+        *(LABELS.get(family, ALL_LABELS) for family in names_in(alert["expr"]))
+    ) - gone
     assert set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))) <= kept
 
 

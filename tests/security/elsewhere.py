@@ -26,6 +26,7 @@ PATHS = [
     ("POST", "/memory/marks"),
     ("POST", "/memory/reclaim"),
     ("POST", "/memory/snapshot"),
+    ("POST", "/memory/snapshot/stacks"),
     ("POST", "/memory/encoder-cache/restore"),
     ("POST", "/reset_mm_cache"),
     ("POST", "/reset_prefix_cache"),

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from highwater.demo.errors import DemoError
+from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engines import send_texts, watching, worker_pids
 from tests.unit.worker_ext.ring_bytes import parse, table
-
-from .conftest import sidecar_beside, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +25,7 @@ PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 
 def heads(rings: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Each file's identity and the phases in it."""
-    return [(parse(path)[0], table(path)[0]["start"]) for path in sorted(rings.iterdir())]
+    return [(parse(path)[0], table(path)[0]["start"]) for path in sorted(rings.glob("*.ring"))]
 
 
 @pytest.mark.parametrize(

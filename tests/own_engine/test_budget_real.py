@@ -8,9 +8,8 @@ import pytest
 
 from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
-
-from .conftest import wait_for
-from .explained import assert_pool_is_the_engines, assert_sums_are_exact
+from tests.engine.conftest import wait_for
+from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

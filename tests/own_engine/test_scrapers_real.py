@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from tests.engine.conftest import sidecar_beside
 from tests.engines import send_texts
 from tests.scrapers import LLM_D, PROMETHEUS_ACCEPTS, llm_d, production_stack
-
-from .conftest import sidecar_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

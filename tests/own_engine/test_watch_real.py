@@ -13,10 +13,9 @@ import pytest
 from highwater.demo.engine import SHIM_FOLDER
 from highwater.demo.traffic import send_images
 from highwater.files.worker_package import copy_worker_package
+from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engines import watching
 from tests.unit.worker_ext.ring_bytes import parse, table
-
-from .conftest import sidecar_beside, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +64,7 @@ def test_every_rank_is_seen_and_no_worker_is_called(watched):
 
 def test_the_file_is_there_before_the_model_is_loaded(watched):
     """So that a start that fails has one too; the process had less then."""
-    (path,) = watched.rings.iterdir()
+    (path,) = watched.rings.glob("*.ring")
     identity, _ = parse(path)
     head, _ = table(path)
     phases = {phase["name"]: phase for phase in head["start"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import re
@@ -24,63 +23,13 @@ from highwater.demo.environment import EngineEnvironment
 from highwater.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
 from highwater.demo.process import KeptProcess, free_port
 from highwater.demo.traffic import send_images
-from tests.helm.chart import CI_FILES, Object, ci_values, container, env, merged, mounts, objects, pod, pods
+from tests.helm.chart import CI_FILES, Object, ci_values, container, merged, objects, pod, pods
+from tests.helm.node import Node
 
 pytestmark = pytest.mark.long("chart")
 
 START_SECONDS = 400.0
 MODEL = "/models/tiny-qwen3-vl"
-
-
-@dataclass(frozen=True)
-class Node:
-    """What the kubelet would do: volumes are folders, Secrets and ConfigMaps are looked up, images are what is here."""
-
-    folder: Path
-    environment: EngineEnvironment
-    everything: list[Object]
-
-    def volume(self, name: str) -> Path:
-        path = self.folder / "volumes" / name
-        path.mkdir(parents=True, exist_ok=True)
-        return path
-
-    def here(self, each: Object, text: str) -> str:
-        """With each mounted path as the folder that its volume is here; the longest first, as the kernel has it."""
-        for path, name in sorted(mounts(each).items(), key=lambda item: -len(item[0])):
-            if path not in ("/tmp", "/dev/shm"):
-                text = text.replace(path, str(self.volume(name)))
-        return text
-
-    def argv(self, each: Object) -> list[str]:
-        programs = {
-            "vllm": str(self.environment.root / "bin" / "vllm"),
-            "highwater": str(Path(sys.executable).parent / "highwater"),
-            "python3": sys.executable,
-        }
-        first, *rest = [self.here(each, text) for text in [*each.get("command", []), *each.get("args", [])]]
-        return [programs[first], *rest]
-
-    def environ(self, each: Object) -> dict[str, str]:
-        """Nothing of ours but where programs are."""
-        found = {name: self._value(source) for name, source in env(each).items()}
-        return {"PATH": os.environ["PATH"]} | {name: self.here(each, text) for name, text in found.items()}
-
-    def _value(self, source: str | Object) -> str:
-        if isinstance(source, str):
-            return source
-        wanted = source["secretKeyRef"]
-        secret = next(e for e in self.everything if e["kind"] == "Secret" and e["metadata"]["name"] == wanted["name"])
-        return base64.b64decode(secret["data"][wanted["key"]]).decode()
-
-    def mount_config_maps(self, each: Object) -> None:
-        for volume in each["spec"]["volumes"]:
-            if "configMap" in volume:
-                name = volume["configMap"]["name"]
-                found = next(e for e in self.everything if e["kind"] == "ConfigMap" and e["metadata"]["name"] == name)
-                for file, text in found["data"].items():
-                    # Paths within are those of the engine's container.
-                    (self.volume(volume["name"]) / file).write_text(self.here(container(each, "vllm"), text))
 
 
 @dataclass(frozen=True)
@@ -98,7 +47,7 @@ class Running:
     def start_sidecar(self) -> None:
         each = container(self.pod, "highwater")
         self.sidecar.start(self.node.argv(each), env=self.node.environ(each), cwd=self.node.folder)
-        self.sidecar.wait_until_answers(self.control_port, each["startupProbe"]["httpGet"]["path"], 60.0)
+        self.sidecar.wait_until_answers(self.control_port, each["livenessProbe"]["httpGet"]["path"], 60.0)
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"http://127.0.0.1:{self.control_port}{path}", timeout=60, trust_env=False)
@@ -146,8 +95,9 @@ def running(engine_environment: EngineEnvironment, tmp_path_factory: pytest.Temp
     folder = tmp_path_factory.mktemp("pod")
     shim = [str(SHIM_FOLDER), str(known_as_vllm(folder / "names", f"{engine_environment.version}+cpu"))]
     rendered = values(free_port(), port := free_port(), control_port := free_port(), shim)
-    node, template = Node(folder, engine_environment, objects(rendered)), pod(rendered)
-    node.mount_config_maps(template)
+    programs = {"vllm": str(engine_environment.root / "bin" / "vllm")}
+    node, template = Node(folder, objects(rendered), programs), pod(rendered)
+    node.mount(template)
     engine = container(template, "vllm")
     build_model(Path(node.here(engine, MODEL)), multimodal=True)
     with ExitStack() as stack:
@@ -159,9 +109,8 @@ def running(engine_environment: EngineEnvironment, tmp_path_factory: pytest.Temp
         node.volume("highwater-state")
         process = KeptProcess("the engine", folder / "engine.log")
         stack.callback(process.stop)
-        pod_up = Running(
-            node, template, process, side, port, control_port, node.environ(sidecar)["HIGHWATER_ADMIN_TOKEN"]
-        )
+        token = Path(node.environ(sidecar)["HIGHWATER_ADMIN_TOKEN_FILE"]).read_text()
+        pod_up = Running(node, template, process, side, port, control_port, token)
         pod_up.start_sidecar()
         assert not pod_up.probe("vllm", "startupProbe")
         process.start(node.argv(engine), env=node.environ(engine), cwd=Path(node.here(engine, engine["workingDir"])))

@@ -1,0 +1,96 @@
+"""Faults of an engine's processes, put in by a plugin of vLLM's own kind: vLLM itself is untouched.
+
+Runs in the engine's Python, and imports nothing of this repository. `GROWTH_FAULTS` says which, as `name=MiB` with
+commas between; each is per request, but for `image`, which is per image that the encoder computes, and `step`, which is
+once, when the file that `GROWTH_STEP` names is there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from importlib import import_module
+
+FAULTS = dict(part.split("=") for part in os.environ.get("GROWTH_FAULTS", "").split(",") if part)
+MIB = 1024 * 1024
+KEPT: list[object] = []
+
+
+def size(name: str) -> int:
+    return int(float(FAULTS.get(name, 0)) * MIB)
+
+
+def keep(size_bytes: int) -> None:
+    """Hold so many bytes for ever, each page written to."""
+    if size_bytes:
+        KEPT.append(bytearray(os.urandom(4096)) * (size_bytes // 4096))
+
+
+def wrap(module: str, name: str, method: str, before) -> None:
+    try:
+        owner = getattr(import_module(module), name)
+    except (ImportError, AttributeError):
+        return
+    original = owner.__dict__.get(method)
+    if original is None or hasattr(original, "_growth"):
+        return
+
+    def wrapped(self, *args, **kwargs):
+        before(*args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    wrapped._growth = True
+    setattr(owner, method, wrapped)
+
+
+def in_api_server(*args, **kwargs) -> None:
+    keep(size("api"))
+    if size("shm"):
+        with open(f"/dev/shm/{os.environ['GROWTH_SHM']}-{len(KEPT)}-{time.monotonic_ns()}", "wb") as file:
+            file.write(os.urandom(4096) * (size("shm") // 4096))
+    KEPT.extend(os.open("/dev/null", os.O_RDONLY) for _ in range(int(FAULTS.get("fds", 0))))
+    step = os.environ.get("GROWTH_STEP", "")
+    if size("step") and step and os.path.exists(step) and "step" not in KEPT:
+        KEPT.append("step")
+        keep(size("step"))
+
+
+def in_engine_core(*args, **kwargs) -> None:
+    keep(size("core"))
+
+
+def in_worker(output, *args, **kwargs) -> None:
+    for _ in getattr(output, "scheduled_new_reqs", ()):
+        keep(size("worker"))
+    images = sum(map(len, getattr(output, "scheduled_encoder_inputs", {}).values()))
+    if images and size("image"):
+        torch = import_module("torch")
+        KEPT.extend(torch.ones(size("image"), dtype=torch.uint8) for _ in range(images))
+
+
+def register() -> None:
+    """Wrap once the classes can be imported: a plugin runs before that."""
+
+    def patch() -> None:
+        time.sleep(1.0)
+        wrap("vllm.v1.engine.core", "EngineCore", "add_request", in_engine_core)
+        for module, name in (("cpu_worker", "CPUWorker"), ("gpu_worker", "Worker")):
+            wrap(f"vllm.v1.worker.{module}", name, "execute_model", in_worker)
+
+    def patch_server() -> None:
+        time.sleep(5.0)
+        owner = import_module("vllm.v1.engine.async_llm").AsyncLLM
+        original = owner.add_request
+        if hasattr(original, "_growth"):
+            return
+
+        async def add_request(self, *args, **kwargs):
+            in_api_server()
+            return await original(self, *args, **kwargs)
+
+        add_request._growth = True
+        owner.add_request = add_request
+
+    threading.Thread(target=patch, daemon=True).start()
+    threading.Thread(target=patch_server, daemon=True).start()

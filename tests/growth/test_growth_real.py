@@ -1,0 +1,148 @@
+"""Faults that a plugin puts into a real engine are named right: by series, process, driver and rate."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from highwater.demo.engine import SHIM_FOLDER, Engine, EngineOptions
+from highwater.demo.sidecar import DemoSidecar
+from highwater.demo.traffic import send_images
+from highwater.files.worker_package import copy_worker_package
+from highwater.units import MIB
+from tests.engine.conftest import sidecar_beside
+from tests.engines import dialect_of, send_texts
+
+if TYPE_CHECKING:
+    from highwater.demo.environment import EngineEnvironment
+
+pytestmark = pytest.mark.long("growth")
+
+TRAFFIC_SECONDS = 600.0
+REST_SECONDS = 14.5
+
+
+class Faulty(NamedTuple):
+    """An engine that leaks, and a sidecar beside it."""
+
+    engine: Engine
+    sidecar: DemoSidecar
+    step: Path
+
+
+@contextmanager
+def faulty_engine(environment: EngineEnvironment, folder: Path, faults: str, *arguments: str) -> Iterator[Faulty]:
+    plugin = folder / "faults"
+    info = plugin / "growth_faults-0.0.0.dist-info"
+    info.mkdir(parents=True)
+    shutil.copy(Path(__file__).parent / "faults.py", plugin / "growth_faults.py")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: growth-faults\nVersion: 0.0.0\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\ngrowth_faults = growth_faults:register\n")
+    rings, step = folder / "rings", folder / "step"
+    shm = f"growth-{os.getpid()}"
+    path = (SHIM_FOLDER, copy_worker_package(folder / "worker").folder, plugin)
+    environ = {
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "HIGHWATER_RECORDER_DIR": str(rings),
+        "GROWTH_FAULTS": faults,
+        "GROWTH_STEP": str(step),
+        "GROWTH_SHM": shm,
+        # Else a leak first fills the free blocks of the heap, and shows minutes later.
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+    }
+    options = EngineOptions(dev_mode=False, extension=False, extra_env=tuple(environ.items()), extra_args=arguments)
+    engine = Engine(environment, options, folder=folder, dialect=dialect_of(environment.version))
+    settings = {"HIGHWATER_RECORDER_DIR": str(rings), "HIGHWATER_STATE_FILE": str(folder / "state.json")}
+    with ExitStack() as stack:
+        stack.callback(lambda: [file.unlink() for file in Path("/dev/shm").glob(f"{shm}-*")])
+        stack.enter_context(engine)
+        yield Faulty(engine, stack.enter_context(sidecar_beside(engine, folder, **settings)), step)
+
+
+def drive(
+    faulty: Faulty, is_done: Callable[[dict[str, Any]], bool], seconds: float = TRAFFIC_SECONDS
+) -> dict[str, Any]:
+    """Send bursts of texts, images and repeated images with rests between them; return the verdicts by series."""
+    source = random.Random(7)  # noqa: S311 - traffic is no secret
+    began, seen, burst = time.monotonic(), 0, 0
+    verdicts: dict[str, Any] = {}
+    while time.monotonic() - began < seconds and not is_done(verdicts):
+        engine, burst = faulty.engine, burst + 1
+        texts, fresh, again = source.randrange(0, 4), source.randrange(0, 4), source.randrange(0, 3) if seen else 0
+        asyncio.run(
+            send_texts(
+                engine.url,
+                engine.served_model,
+                texts=[f"{source.random()} " * source.randrange(1, 40) for _ in range(texts)],
+                max_tokens=source.randrange(1, 24),
+            )
+        )
+        images = [*range(seen, seen + fresh), *(source.randrange(max(seen - 3, 0), seen) for _ in range(again))]
+        asyncio.run(send_images(engine.url, engine.served_model, images=images))
+        seen += fresh
+        if burst == 12:
+            faulty.step.touch()
+        time.sleep(REST_SECONDS)
+        verdicts = {one["series"]: one for one in faulty.sidecar.call("GET", "/memory/growth")["series"]}
+        (faulty.step.parent / "verdicts.json").write_text(json.dumps(verdicts, indent=1))
+    return verdicts
+
+
+def are(verdicts: dict[str, Any], wanted: dict[str, str]) -> bool:
+    return all(verdicts.get(name, {}).get("verdict") == verdict for name, verdict in wanted.items())
+
+
+def check_leak(verdict: dict[str, Any], driver: str, rate: float) -> None:
+    assert verdict["verdict"] == "leak", verdict["text"]
+    assert verdict["rate"]["driver"] == driver, verdict["text"]
+    assert verdict["rate"]["per_driver"] == pytest.approx(rate, rel=0.2), verdict["text"]
+
+
+def named(verdicts: dict[str, Any], owner: str, measure: str) -> dict[str, Any]:
+    (found,) = [one for one in verdicts.values() if one["owner"].startswith(owner) and one["measure"] == measure]
+    return found
+
+
+def test_leaks_per_request_are_told_apart_by_process(engine_environment, tmp_path):
+    """Five at once in four places: API server, EngineCore, worker, /dev/shm and descriptors."""
+    names = ("API server anonymous_bytes", "EngineCore anonymous_bytes", "/dev/shm used_bytes")
+    with faulty_engine(engine_environment, tmp_path, "api=3,core=4,worker=8,shm=6,fds=6") as faulty:
+        verdicts = drive(faulty, lambda seen: are(seen, dict.fromkeys(names, "leak")))
+        check_leak(named(verdicts, "API server", "anonymous_bytes"), "request", 3 * MIB)
+        check_leak(named(verdicts, "API server", "descriptors"), "request", 6)
+        check_leak(named(verdicts, "EngineCore", "anonymous_bytes"), "request", 4 * MIB)
+        check_leak(named(verdicts, "worker", "anonymous_bytes"), "request", 8 * MIB)
+        check_leak(named(verdicts, "/dev/shm", "used_bytes"), "request", 6 * MIB)
+
+
+def test_a_leak_per_image_a_step_and_a_cache_are_three_verdicts(engine_environment, tmp_path):
+    """A tensor for each image that the encoder computes, 256 MiB once, and a processor cache that fills to 0.05 GiB.
+
+    That is 17 of the images, of 3 MB each: it is full after 12 bursts, and stands for the rest.
+    """
+    arguments = ("--mm-processor-cache-gb", "0.05")
+    wanted = {
+        "rank 0 non_torch_bytes": "leak",
+        "API server anonymous_bytes": "step",
+        "EngineCore anonymous_bytes": "plateau",
+    }
+    with faulty_engine(engine_environment, tmp_path, "image=16,step=256", *arguments) as faulty:
+        verdicts = drive(faulty, lambda seen: are(seen, wanted))
+        floors = faulty.sidecar.call("GET", "/memory/growth?series=EngineCore+anonymous_bytes")["floors"]
+    assert floors[-1]["new_images"] > 17  # else the cache is not full, and stands for another reason
+    check_leak(named(verdicts, "rank 0", "non_torch_bytes"), "new_image", 16 * MIB)
+    step = named(verdicts, "API server", "anonymous_bytes")
+    assert step["verdict"] == "step", step["text"]
+    assert step["step"] == pytest.approx(256 * MIB, rel=0.2)
+    cache = named(verdicts, "EngineCore", "anonymous_bytes")
+    assert cache["verdict"] == "plateau", cache["text"]

@@ -1,0 +1,90 @@
+"""``GET /memory/host`` and ``highwater host``: of files alone, open to all, and never a call of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from highwater.cli import main
+from highwater.host.reading import HostReading
+from tests.fakes.engine import FakeEngine
+from tests.http.test_control_plane import sidecar_before
+from tests.unit.host.recorded import record, write
+
+HERE = Path("/proc/sys/kernel/random/boot_id")
+
+
+def process(pid: int, **changes: object) -> dict[str, object]:
+    """What a process of this machine writes now."""
+    return record(pid=pid, boot_id=HERE.read_text().strip(), mono=time.monotonic(), at=time.time(), **changes)
+
+
+@pytest.fixture
+def ring(tmp_path):
+    folder = tmp_path / "ring"
+    write(folder, process(10, role="api_server"))
+    write(folder, process(11, role="engine_core", anonymous_bytes=2**31))
+    write(folder, process(12, role="worker", rank=0, dp_rank=0))
+    return folder
+
+
+async def test_processes_and_parts_are_served_without_a_token_and_without_a_call(ring):
+    """JSON for programs; the parts sum to what the kernel counts."""
+    async with sidecar_before(FakeEngine(), recorder_dir=ring) as running:
+        before = len(running.fake.ops())
+        answer = (await running.client.get("/memory/host")).json()
+        assert len(running.fake.ops()) == before
+    assert [one["name"] for one in answer["reading"]["processes"]] == ["API server", "EngineCore", "worker rank 0"]
+    parts = answer["parts"]
+    total = sum(row["bytes"] for row in parts["rows"]) + parts["not_attributed_bytes"] - parts["counted_twice_bytes"]
+    assert total == parts["used_bytes"] == answer["reading"]["container"]["used_bytes"]
+
+
+async def test_as_text_and_at_the_command_line(ring):
+    """The same table; an unknown parameter is refused."""
+    async with sidecar_before(FakeEngine(), recorder_dir=ring) as running:
+        text = (await running.client.get("/memory/host", headers={"accept": "text/plain"})).text
+        odd = await running.client.get("/memory/host?colour=red")
+        arguments = ["host", "--url", f"http://127.0.0.1:{running.port}"]
+        shown = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+        as_json = await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--json"])
+    assert "EngineCore" in text
+    assert "sum, as the kernel counts it" in text
+    assert odd.status_code == 422
+    assert "worker rank 0" in shown.output
+    assert json.loads(as_json.stdout)["schema"] == 1
+
+
+async def test_the_metrics_have_it_after_the_first_reading(ring):
+    """By role and process."""
+    async with sidecar_before(FakeEngine(), recorder_dir=ring) as running:
+        await running.client.get("/memory/host")
+        page = (await running.client.get("/metrics?engine=0")).text
+    assert (
+        'highwater_host_process_bytes{kind="anonymous",process="EngineCore",role="engine_core"} 2.147483648e+09' in page
+    )
+
+
+async def test_without_a_folder_it_says_what_is_missing():
+    """And is no error."""
+    async with sidecar_before(FakeEngine()) as running:
+        answer = (await running.client.get("/memory/host")).json()
+    assert answer["reading"]["processes"] == []
+    assert "HIGHWATER_RECORDER_DIR" in answer["reading"]["problems"][0]
+
+
+async def test_a_crowd_of_forged_files_does_not_hold_up_the_event_loop(tmp_path):
+    """They are read in a thread: what runs on the loop meanwhile goes on."""
+    for pid in range(1, 257):
+        write(tmp_path, process(pid, role="other"))
+    async with sidecar_before(FakeEngine(), recorder_dir=tmp_path) as running:
+        reading: HostReading = await running.app.services.host.read()
+        assert len(reading.processes) == 256
+        answer: httpx.Response = await running.client.get("/memory/host")
+    assert answer.status_code == 200

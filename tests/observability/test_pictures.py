@@ -1,0 +1,103 @@
+"""The scene that the pictures of the dashboards are drawn from: no panel of it is empty without a reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.pictures.__main__ import IMAGES, SHOWN
+from bench.pictures.boards import NAMES, filled_in, rows
+from bench.pictures.draw import draw, shown
+from bench.pictures.store import Store, filled
+
+from .conftest import tool
+
+MAX_BYTES = 150_000
+# What brings no data in this scene, by what the query contains, and why. All else must.
+EMPTY_HERE = {
+    "highwater_control_denied_total": "nobody tried without a token",
+    "up{": "every sidecar can be scraped",
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Iterator[Store]:
+    """A real Prometheus that holds the scene."""
+    for name in ("prometheus", "promtool"):
+        tool(name)
+    with filled(tmp_path_factory.mktemp("scene") / "prometheus") as running:
+        yield running
+
+
+def queries() -> list[tuple[str, str]]:
+    return [
+        (f"{name}: {row.title}: {panel['title']}", filled_in(target["expr"]))
+        for name in NAMES
+        for row in rows(name)
+        for panel in row.panels
+        for target in panel["targets"]
+    ]
+
+
+def test_every_panel_brings_data_or_is_listed_with_the_reason(store: Store):
+    """Each query of each panel, at some moment of the scene; a reason that nothing needs is one too many."""
+    asked = queries()
+    assert len(asked) > 100
+    empty = {where: query for where, query in asked if not store.range(query)}
+    assert {where for where, query in empty.items() if not any(part in query for part in EMPTY_HERE)} == set()
+    assert [part for part in EMPTY_HERE if not any(part in query for _, query in asked)] == []
+
+
+def test_the_first_remedy_of_a_kind_is_shown(store: Store):
+    """Its series begins with it, at 1: both times that memory was short are bars."""
+    (query,) = [query for where, query in queries() if where == "server: Policy and resets: Remedies"]
+    released = [row for row in store.range(query) if row["metric"]["remedy"] == "release"]
+    moments = [float(at) for row in released for at, _ in row["values"]]
+    assert len([at for at, before in zip(moments, [0.0, *moments], strict=False) if at - before > 300]) == 2
+    assert {row["metric"]["outcome"] for row in released} == {"done"}
+
+
+def test_alerts_fire_in_the_scene_where_they_should(store: Store):
+    """The death of one engine, and not on the servers beside it."""
+    fired = {(row["metric"]["alertname"], row["metric"]["pod"]) for row in store.range("ALERTS")}
+    assert {("HighwaterEngineGone", "vl-0"), ("HighwaterIncident", "vl-0")} <= fired
+    assert not {name for name, pod in fired if pod != "vl-0"} & {"HighwaterEngineGone", "HighwaterServerErrors"}
+    assert {row["metric"]["model"] for row in store.range("ALERTS") if row["metric"]["pod"] == "vl-0"} == {"vl-8b"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_can_be_drawn(store: Store, tmp_path: Path, name: str):
+    """Also the tables and states."""
+    for number, row in enumerate(rows(name)):
+        path = tmp_path / f"{number}.png"
+        draw(row, store, path)
+        assert path.stat().st_size > 1_000, row.title
+
+
+def test_the_pictures_beside_the_page_are_those_that_it_shows():
+    """Small ones, and none is left over."""
+    page = (IMAGES.parent / "grafana.md").read_text(encoding="utf-8")
+    assert re.findall(r"\(images/(grafana-[\w-]+\.png)\)", page) == [f"grafana-{each}.png" for each in SHOWN]
+    assert {path.name for path in IMAGES.glob("grafana-*.png")} == {f"grafana-{each}.png" for each in SHOWN}
+    assert all(path.stat().st_size < MAX_BYTES for path in IMAGES.glob("grafana-*.png"))
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (3 * 1024**3, "bytes", "3 GiB"),
+        (0.0, "bytes", "0 B"),
+        (2048.0, "binBps", "2 KiB/s"),
+        (0.925, "percentunit", "92.5 %"),
+        (0.04, "s", "40 ms"),
+        (5400, "s", "1.5 h"),
+        (7, "reqps", "7 req/s"),
+        (3, "short", "3"),
+    ],
+)
+def test_a_value_is_shown_in_its_unit(value: float, unit: str, text: str):
+    """As Grafana does."""
+    assert shown(value, unit) == text

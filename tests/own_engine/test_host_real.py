@@ -1,0 +1,198 @@
+"""Host memory of a real engine by process, against what the kernel counts for a memory cgroup of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from highwater.demo.traffic import send_images
+from highwater.host.parts import parts_of
+from highwater.host.process_files import ProcessFiles
+from highwater.host.processor_cache import processor_caches
+from highwater.host.reader import HostReader
+from highwater.host.shm_need import shm_needs
+from highwater.units import GIB, MIB
+from tests.engines import watching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from highwater.demo.engine import Engine
+    from highwater.host.reading import HostReading
+
+pytestmark = pytest.mark.long("recorder")
+
+GROUPS = Path("/sys/fs/cgroup")
+EXACT = 0.02
+
+
+class Host(NamedTuple):
+    """An engine in a memory cgroup of its own, and a reader of its process files."""
+
+    engine: Engine
+    reader: HostReader
+    rings: Path
+    group: Path
+
+
+@contextlib.contextmanager
+def cgroup_of_its_own() -> Iterator[Path]:
+    """Put what is started in the block into a memory cgroup; this process goes back into its own.
+
+    Skips where none can be made: not root, no cgroup file system, or memory not delegated.
+    """
+    top = GROUPS / "memory" if (GROUPS / "memory/memory.usage_in_bytes").exists() else GROUPS
+    before = _own_group(top)
+    made = top / f"highwater-test-{os.getpid()}"
+    try:
+        made.mkdir()
+        # Missing where the memory controller is not delegated.
+        (made / ("memory.usage_in_bytes" if top.name == "memory" else "memory.current")).read_text()
+        (made / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            made.rmdir()
+        pytest.skip(f"a memory cgroup cannot be made here: {exc}")
+    home = before / "cgroup.procs"
+    # What the engine's first process starts is its own: once it is a child, we can go.
+    mover = threading.Thread(target=_leave_to_child, args=(made / "cgroup.procs", home))
+    mover.start()
+    try:
+        yield made
+    finally:
+        mover.join()
+        home.write_text(str(os.getpid()))
+        deadline = time.monotonic() + 30.0
+        while time.monotonic() < deadline:  # it can be removed once the last process has gone
+            with contextlib.suppress(OSError):
+                made.rmdir()
+                break
+            time.sleep(0.2)
+
+
+def _leave_to_child(group: Path, home: Path) -> None:
+    deadline = time.monotonic() + 60.0
+    while len(group.read_text().split()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    home.write_text(str(os.getpid()))
+
+
+def _own_group(top: Path) -> Path:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if ("memory" in controllers.split(",")) if top.name == "memory" else controllers == "":
+            return top / path.lstrip("/")
+    return top
+
+
+@pytest.fixture(scope="module")
+def host(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    rings: Path = tmp_path_factory.mktemp("host") / "rings"
+    with cgroup_of_its_own() as group, engine_factory(**watching(rings)) as engine:
+        yield Host(engine, HostReader(rings), rings, group)
+
+
+def reading_with(host: Host, wanted: Callable[[HostReading], bool], seconds: float = 60.0) -> HostReading:
+    """The first reading that is as wanted; fails with the last one."""
+    deadline = time.monotonic() + seconds
+    while True:
+        reading = host.reader.read()
+        if wanted(reading):
+            return reading
+        assert time.monotonic() < deadline, reading
+        time.sleep(0.5)
+
+
+def shm_of_others(group: Path) -> int:
+    """The bytes in `/dev/shm` that no process of the group has mapped: engines beside this one, and killed ones."""
+    own: set[int] = set()
+    for pid in (group / "cgroup.procs").read_text().split():
+        with contextlib.suppress(OSError):
+            lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+            own |= {int(line[4]) for line in lines if len(line) > 5 and line[5].startswith("/dev/shm/")}
+    size = 0
+    for path in Path("/dev/shm").rglob("*"):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            size += 0 if status.st_ino in own else status.st_blocks * 512
+    return size
+
+
+def missing_share(host: Host, reading: HostReading) -> float:
+    """What nobody has and what is counted twice, of all. A container has no others' files in its `/dev/shm`."""
+    parts = parts_of(reading)
+    assert parts.used_bytes
+    twice = (parts.counted_twice_bytes or 0) - shm_of_others(host.group)
+    return ((parts.not_attributed_bytes or 0) + abs(twice)) / parts.used_bytes
+
+
+def test_every_process_is_there_by_role(host):
+    """One API server, EngineCore, one worker with its rank, and the resource tracker that writes no file."""
+    reading = reading_with(host, lambda one: "resource_tracker" in {process.role for process in one.processes})
+    by_role = {process.role: process for process in reading.processes}
+    assert {"api_server", "engine_core", "worker"} <= set(by_role)
+    assert by_role["worker"].name == "worker rank 0"
+    for role in ("api_server", "engine_core", "worker"):
+        process = by_role[role]
+        assert process.source == "file"
+        assert process.anonymous_bytes > 100 * MIB
+        assert process.peak_bytes >= process.resident_bytes
+        assert process.threads > 1
+        assert process.descriptors > 10
+        assert process.age_seconds < 15.0
+    assert reading.problems == ()
+
+
+def test_the_parts_sum_to_what_the_kernel_counts(host):
+    """Within 2 %: what nobody has, and what is counted twice, together; also under images."""
+    reading = reading_with(host, lambda one: missing_share(host, one) <= EXACT)
+    assert reading.container.used_bytes > 500 * MIB
+    asyncio.run(send_images(host.engine.url, host.engine.served_model, images=range(70_000, 70_004)))
+    reading_with(host, lambda one: missing_share(host, one) <= EXACT)
+
+
+def test_a_file_in_shared_memory_is_attributed(host):
+    """By its name, within ten seconds, with what it may still take."""
+    before = {one.owner: one for one in host.reader.read().shm.owners}
+    path = Path(f"/dev/shm/nccl-highwater-{os.getpid()}")
+    try:
+        path.write_bytes(bytes(8 * MIB))
+        os.truncate(path, 24 * MIB)
+        reading = reading_with(host, lambda one: any(owner.owner == "nccl" for owner in one.shm.owners))
+        nccl = {one.owner: one for one in reading.shm.owners}["nccl"]
+        was = before.get("nccl")
+        assert nccl.used_bytes - (was.used_bytes if was else 0) == 8 * MIB
+        assert nccl.promised_bytes - (was.promised_bytes if was else 0) == 16 * MIB
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_the_rings_are_no_larger_than_the_rules_say(host):
+    """What the rules allow this command line is what its files can come to, and the settings come from the worker."""
+    reading = reading_with(host, lambda one: one.engine is not None)
+    needs = shm_needs(reading)
+    expected = (160 + 240) * MIB if reading.engine.executor == "mp" else 0
+    assert (needs.known_bytes, needs.unknown) == (expected, ())
+    caches = processor_caches(reading)
+    assert (caches.kind, caches.max_bytes) == ("lru", 4 * GIB)
+
+
+def test_it_costs_the_processes_next_to_nothing(host):
+    """The thread's share of a core over ten seconds, as the kernel counts it."""
+    files = ProcessFiles(host.rings)
+    before = {one.record.pid: one.record for one in files.read()}
+    time.sleep(10.0)
+    now = {one.record.pid: one.record for one in files.read() if one.record.pid in before}
+    shares = {
+        record.role: (record.cpu_seconds - before[pid].cpu_seconds) / (record.mono - before[pid].mono)
+        for pid, record in now.items()
+    }
+    assert len(shares) == 3
+    assert max(shares.values()) < 0.02, shares
