@@ -18,7 +18,7 @@ from highwater.demo.traffic import send_images
 from tests.engines import send_texts
 from tests.observability.rule_files import ALERTS, every_panel
 
-from .conftest import sidecar_beside
+from .conftest import sidecar_beside, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -132,6 +132,8 @@ def test_every_query_brings_data_or_is_listed_with_the_reason(
     def brings(expression: str) -> bool:
         return any(MARK not in row["metric"] for row in ask(f"({filled_in(expression, instance)}) or {marked}"))
 
+    # Verdicts come from an engine that rests; while everything moves it may never rest for long enough.
+    wait_for(observed, lambda report: bool(report["growth"]["series"]), seconds=120.0)
     asyncio.run(move_everything(engine, observed))
     queries = panels_queries() + alerts_selectors()
     assert len(queries) > 100

@@ -8,6 +8,7 @@ once, when the file that `GROWTH_STEP` names is there.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from importlib import import_module
@@ -27,14 +28,12 @@ def keep(size_bytes: int) -> None:
         KEPT.append(bytearray(os.urandom(4096)) * (size_bytes // 4096))
 
 
-def wrap(module: str, name: str, method: str, before) -> None:
-    try:
-        owner = getattr(import_module(module), name)
-    except (ImportError, AttributeError):
-        return
-    original = owner.__dict__.get(method)
+def wrap(module: str, name: str, method: str, before) -> bool:
+    """Wrap a method of a class that the process has imported by itself; return whether it is wrapped."""
+    owner = getattr(sys.modules.get(module), name, None)
+    original = None if owner is None else owner.__dict__.get(method)
     if original is None or hasattr(original, "_growth"):
-        return
+        return original is not None
 
     def wrapped(self, *args, **kwargs):
         before(*args, **kwargs)
@@ -42,9 +41,10 @@ def wrap(module: str, name: str, method: str, before) -> None:
 
     wrapped._growth = True
     setattr(owner, method, wrapped)
+    return True
 
 
-def in_api_server(*args, **kwargs) -> None:
+def in_api_server(*_, **__) -> None:
     keep(size("api"))
     if size("shm"):
         with open(f"/dev/shm/{os.environ['GROWTH_SHM']}-{len(KEPT)}-{time.monotonic_ns()}", "wb") as file:
@@ -69,28 +69,20 @@ def in_worker(output, *args, **kwargs) -> None:
         KEPT.extend(torch.ones(size("image"), dtype=torch.uint8) for _ in range(images))
 
 
+PLACES = (
+    ("vllm.v1.engine.async_llm", "AsyncLLM", "add_request", in_api_server),
+    ("vllm.v1.engine.core", "EngineCore", "add_request", in_engine_core),
+    ("vllm.v1.worker.gpu_worker", "Worker", "execute_model", in_worker),
+)
+
+
 def register() -> None:
-    """Wrap once the classes can be imported: a plugin runs before that."""
+    """Wrap what this process imports, once it has: a plugin runs before that, and imports side by side may fail."""
 
     def patch() -> None:
-        time.sleep(1.0)
-        wrap("vllm.v1.engine.core", "EngineCore", "add_request", in_engine_core)
-        for module, name in (("cpu_worker", "CPUWorker"), ("gpu_worker", "Worker")):
-            wrap(f"vllm.v1.worker.{module}", name, "execute_model", in_worker)
-
-    def patch_server() -> None:
-        time.sleep(5.0)
-        owner = import_module("vllm.v1.engine.async_llm").AsyncLLM
-        original = owner.add_request
-        if hasattr(original, "_growth"):
-            return
-
-        async def add_request(self, *args, **kwargs):
-            in_api_server()
-            return await original(self, *args, **kwargs)
-
-        add_request._growth = True
-        owner.add_request = add_request
+        for _ in range(1200):
+            time.sleep(0.1)
+            if sum(wrap(*place) for place in PLACES) == len(PLACES):
+                return
 
     threading.Thread(target=patch, daemon=True).start()
-    threading.Thread(target=patch_server, daemon=True).start()

@@ -115,7 +115,8 @@ def named(verdicts: dict[str, Any], owner: str, measure: str) -> dict[str, Any]:
 
 def test_leaks_per_request_are_told_apart_by_process(engine_environment, tmp_path):
     """Five at once in four places: API server, EngineCore, worker, /dev/shm and descriptors."""
-    names = ("API server anonymous_bytes", "EngineCore anonymous_bytes", "/dev/shm used_bytes")
+    of_processes = ("API server anonymous_bytes", "EngineCore anonymous_bytes", "worker rank 0 anonymous_bytes")
+    names = (*of_processes, "API server descriptors", "/dev/shm used_bytes")
     with faulty_engine(engine_environment, tmp_path, "api=3,core=4,worker=8,shm=6,fds=6") as faulty:
         verdicts = drive(faulty, lambda seen: are(seen, dict.fromkeys(names, "leak")))
         check_leak(named(verdicts, "API server", "anonymous_bytes"), "request", 3 * MIB)

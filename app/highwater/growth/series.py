@@ -59,9 +59,15 @@ class Measured:
     limit_by: str | None = None
 
 
+def life_of(host: str | None, pid: int | None, started: int | None) -> str:
+    """Return what tells a process from a later one of its number, and from those of other machines."""
+    return f"{host}/{pid}/{started}"
+
+
 def device_series(rank: RankReading) -> Iterator[Measured]:
     """Yield a rank's components, each of those that are known."""
-    life = f"{rank.host}/{rank.pid}/{rank.pid_started}"
+    life = life_of(rank.host, rank.pid, rank.pid_started)
+    bound = encoder_cache_bound(rank)
     for component in COMPONENTS:
         size = getattr(rank.components, component.name)
         if size is None:
@@ -71,16 +77,16 @@ def device_series(rank: RankReading) -> Iterator[Measured]:
         yield Measured(
             key=SeriesKey(f"rank {rank_title(rank.dp_rank, rank.rank)}", component.name, "device", "bytes", life),
             value=float(size),
-            bounds=_bounds(rank, component.name),
+            bounds=() if bound is None or component.name != "encoder_cache_bytes" else (bound,),
             room=None if rank.free_bytes is None else float(rank.free_bytes + (rank.releasable_bytes or 0)),
             limit_by="the memory of its device" if rank.device.type != "cpu" else "the memory of its machine",
         )
 
 
-def _bounds(rank: RankReading, component: str) -> tuple[Bound, ...]:
-    """Return what a component may grow to by design: the encoder cache to its budget."""
+def encoder_cache_bound(rank: RankReading) -> Bound | None:
+    """Return what a rank's encoder cache may grow to, its budget; ``None`` where that is not known."""
     cache = rank.encoder_cache
-    if component != "encoder_cache_bytes" or cache is None or not cache.capacity_embeds or not cache.embeds:
-        return ()
+    if cache is None or not cache.capacity_embeds or not cache.embeds:
+        return None
     held = cache.device_bytes + cache.host_bytes
-    return (Bound(limit=cache.capacity_embeds * held / cache.embeds, what="the encoder cache's budget"),)
+    return Bound(limit=cache.capacity_embeds * held / cache.embeds, what="the encoder cache's budget")

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
+
+from highwater.accounting.attribution import account
+from highwater.growth.floors import Bound
 from highwater.growth.host_series import host_series
 from highwater.growth.series import Measured
 from highwater.host.reading import HostReading, MachineMemory
+from highwater.readings import Device, EncoderCache, RankReading, WorkerMemory
 from highwater.units import MIB
 from tests.unit.host.recorded import reading
 
 
-def series(seen: HostReading, *, rest_seconds: float = 10.0) -> dict[str, Measured]:
-    return {one.key.name: one for one in host_series(seen, rest_seconds=rest_seconds)}
+def series(seen: HostReading, *, rest_seconds: float = 10.0, ranks: Iterable[RankReading] = ()) -> dict[str, Measured]:
+    return {one.key.name: one for one in host_series(seen, rest_seconds=rest_seconds, ranks=ranks)}
+
+
+def rank_of_worker(device: str, *, spilled_bytes: int = 0, started: int = 12) -> RankReading:
+    """The worker of ``reading()``, with a tenth of its encoder cache's budget in use: 10 MiB."""
+    cache = EncoderCache(
+        entries=2, device_bytes=10 * MIB - spilled_bytes, host_bytes=spilled_bytes, embeds=100, capacity_embeds=1000
+    )
+    worker = WorkerMemory(
+        rank=0,
+        host=reading().processes[2].host,
+        pid=12,
+        pid_started=started,
+        taken_at=0.0,
+        device=Device(type=device, index=0),
+        encoder_cache=cache,
+    )
+    return account(worker)
 
 
 def with_files(opened: int | None, limit: int | None) -> HostReading:
@@ -60,3 +83,40 @@ def test_figures_from_before_the_rest_do_not_count() -> None:
     old, other, new = seen.processes
     seen = replace(seen, processes=(replace(old, age_seconds=10.0), replace(other, role="other"), new))
     assert set(series(seen)) == {"worker rank 0 anonymous_bytes", "/dev/shm used_bytes"}
+
+
+@pytest.mark.parametrize(
+    ("rank", "own_mib"),
+    [
+        (rank_of_worker("cpu"), 2_890),
+        (rank_of_worker("cpu", spilled_bytes=4 * MIB), 2_890),
+        (replace(rank_of_worker("cpu"), encoder_cache=None), 2_900),
+        (replace(rank_of_worker("cpu"), age_seconds=10.0), None),
+        (rank_of_worker("npu"), 2_900),
+        (rank_of_worker("cpu", started=13), 2_900),
+    ],
+    ids=["on a CPU", "spilled", "no cache", "read before the rest", "on its device", "another process"],
+)
+def test_a_worker_on_a_cpu_counts_without_its_encoder_cache(rank: RankReading, own_mib: int | None) -> None:
+    """Which is a series of its own: nothing counts twice."""
+    found = series(reading(), ranks=[rank])
+    assert [one.value / MIB for name, one in found.items() if name == "worker rank 0 anonymous_bytes"] == (
+        [] if own_mib is None else [own_mib]
+    )
+    assert found["EngineCore anonymous_bytes"].value == 1_000 * MIB
+
+
+def test_spilled_encoder_outputs_are_growth_of_their_worker_by_design() -> None:
+    """To the cache's budget above the start, with images alone, in anonymous memory alone."""
+    budget = Bound(
+        limit=100 * MIB,
+        what="the encoder cache's budget",
+        drivers=frozenset({"new_image", "image", "1k_tokens"}),
+        is_above_start=True,
+    )
+    spilled = series(with_files(60, None), ranks=[rank_of_worker("npu", spilled_bytes=4 * MIB)])
+    assert {name: one.bounds for name, one in spilled.items() if one.bounds} == {
+        "worker rank 0 anonymous_bytes": (budget,)
+    }
+    for other in (rank_of_worker("npu"), rank_of_worker("cpu", spilled_bytes=4 * MIB)):
+        assert not any(one.bounds for one in series(with_files(60, None), ranks=[other]).values())

@@ -39,6 +39,8 @@ from tests.unit.growth.traces import (
 FILLS_CACHE = frozenset({"new_image", "image", "1k_tokens"})
 # Written down by `curl "$SIDECAR/memory/growth?series=EngineCore anonymous_bytes"` beside `make soak`.
 SOAK = Path(__file__).parent / "soak_engine_core.json"
+# The same of a worker on a CPU that leaks nothing, with what its encoder cache held at each floor.
+CPU_WORKER = Path(__file__).parent / "cpu_worker.json"
 
 CLEAN: dict[str, tuple[object, Value, tuple[Bound, ...]]] = {
     "bursts": (bursts, spiky(GIB), ()),
@@ -455,6 +457,18 @@ def test_a_cache_of_images_of_all_sizes_is_a_plateau_by_its_tokens() -> None:
     assert "plateau" in kinds
     # Without that bound it is what it looks like: the test would see a leak if there were one.
     assert "leak" in {judge(floors[:count]).kind for count in range(40, len(floors) + 1)}
+
+
+def test_a_worker_on_a_cpu_leaks_nothing_beside_its_encoder_cache() -> None:
+    """A real one, whose cache filled: with it the process rises straight, without it it does not."""
+    recorded = json.loads(CPU_WORKER.read_text())
+    whole = [Floor(*row) for row in recorded["floors"]]
+    own = [
+        floor._replace(value=floor.value - held) for floor, held in zip(whole, recorded["encoder_cache"], strict=True)
+    ]
+    with_cache, without = ({judge(floors[:count]).kind for count in range(4, 24)} for floors in (whole, own))
+    assert "leak" in with_cache
+    assert "leak" not in without
 
 
 def test_what_follows_requests_as_well_as_tokens_is_not_the_caches() -> None:
