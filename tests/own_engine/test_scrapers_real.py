@@ -70,15 +70,18 @@ def test_routers_see_the_load_while_there_is_some(scraped: tuple[Engine, DemoSid
     """Requests that go past the sidecar too: it is vLLM that counts them."""
     engine, sidecar = scraped
     texts = [f"Count from {number} on." for number in range(4)]
-    load = threading.Thread(
-        target=lambda: asyncio.run(send_texts(engine.url, engine.served_model, texts=texts, max_tokens=400))
-    )
-    load.start()
     seen: list[tuple[float, float]] = []
-    while load.is_alive():
-        text = page_of(sidecar.url).text
-        seen.append((production_stack(text)[0], llm_d(text).get("vllm:num_requests_running", -1.0)))
-    load.join()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    # A slow machine may scrape past one load, and vLLM's families are left out where it is slow to tell them.
+    while not any(running > 0 for running, _ in seen) and time.monotonic() < deadline:
+        load = threading.Thread(
+            target=lambda: asyncio.run(send_texts(engine.url, engine.served_model, texts=texts, max_tokens=400))
+        )
+        load.start()
+        while load.is_alive():
+            text = page_of(sidecar.url).text
+            seen.append((production_stack(text)[0], llm_d(text).get("vllm:num_requests_running", -1.0)))
+        load.join()
     assert max(running for running, _ in seen) > 0
     assert all(one == other for one, other in seen if other >= 0)
     assert any(other >= 0 for _, other in seen)
