@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,17 +141,24 @@ def test_the_plugin_tells_what_was_collected_left_out_and_run(pytester_run):
     assert [name.rpartition("::")[2] for name in seen["ran"]] == ["test_b"]
 
 
+def test_a_run_whose_tests_were_all_left_out_has_passed(pytester_run):
+    """A lane of long tests that are not due; one that finds no test, or that cannot be read, has not."""
+    assert pytester_run("def test_a(): pass\n", "-k", "not test_a")["status"] == 0
+    assert pytester_run("")["status"] == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert pytester_run("def broken(:", "-k", "not test_a")["status"] == pytest.ExitCode.INTERRUPTED
+
+
 @pytest.fixture
 def pytester_run(tmp_path):
-    """`pytester_run(source, *arguments)` runs pytest on a file, and returns what the plugin wrote."""
+    """`pytester_run(source, *arguments)` runs pytest on a file; returns what the plugin wrote, and the status."""
 
-    def run_tests(source: str, *arguments: str) -> dict[str, list[str]]:
+    def run_tests(source: str, *arguments: str) -> dict[str, Any]:
         (tmp_path / "test_few.py").write_text(source)
         seen = tmp_path / "seen.json"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.seen", "--seen", str(seen)]
         command += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path / "test_few.py"), *arguments]
-        subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-        return json.loads(seen.read_text())
+        status = subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
+        return json.loads(seen.read_text()) | {"status": status}
 
     return run_tests
 
