@@ -41,7 +41,7 @@ _CONTAINER_KINDS: Final[tuple[tuple[str, Callable[[ContainerMemory], int | None]
 
 @dataclass(frozen=True, slots=True)
 class HostNow:
-    """What is shown of host memory.
+    """The reading and its derived figures that metrics show.
 
     Attributes:
         reading: The last one.

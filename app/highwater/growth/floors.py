@@ -56,7 +56,7 @@ _FIELDS: Final[Mapping[str, int]] = {"request": 3, "image": 4, "new_image": 5}
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What is too little to be judged in a unit.
+    """The thresholds of a unit below which nothing is judged.
 
     Attributes:
         min_growth: Less than that in all is no growth.
@@ -75,7 +75,7 @@ SCALES: Final[Mapping[GrowthUnit, Scale]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What a series may grow to by design.
+    """An upper limit of growth by design.
 
     Attributes:
         limit: The value up to which growth is by design; with ``is_above_start`` by how much the series may grow.

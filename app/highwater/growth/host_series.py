@@ -1,4 +1,4 @@
-"""What a reading of host memory says of each process of the engine, and of ``/dev/shm``. Pure; no I/O, no clock."""
+"""Series of host memory: each process of the engine, and ``/dev/shm``. Pure; no I/O, no clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators call the engine's processes."""
+"""Display names of the engine's processes."""
 
 from __future__ import annotations
 

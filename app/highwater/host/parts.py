@@ -1,4 +1,4 @@
-"""Who has what of a container: rows that sum to what its kernel counts. Pure.
+"""A container's memory by owner: rows that sum to the kernel's count. Pure.
 
 ``sum(rows) + not attributed - counted twice = used``, exactly. Counted twice are pages that a forked process shares
 with its parent, and shared memory that is charged to another container: each of their owners shows them.

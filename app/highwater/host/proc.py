@@ -87,11 +87,11 @@ def find_engine(proc: Path, known: Iterable[int]) -> tuple[ProcFigures, ...]:
 
 
 def read_figures(proc: Path, pid: int) -> ProcFigures | None:
-    """Return one process's figures; ``None`` where there is none, or it has ended."""
+    """Return a process's figures; ``None`` if it does not exist, or has ended."""
     sizes: dict[str, int] = {}
     try:
         status = (proc / str(pid) / "status").read_text(encoding="ascii", errors="replace")
-        stat = _stat(proc, pid)
+        stat = parent_and_start(proc, pid)
     except (OSError, ValueError, IndexError):
         return None
     for line in status.splitlines():
@@ -154,7 +154,7 @@ def _parents(proc: Path) -> dict[int, int]:
         pids = [int(name) for name in os.listdir(proc) if name.isdigit()]
         for pid in pids[:MAX_PROCESSES]:
             with suppress(OSError, ValueError, IndexError):
-                found[pid] = _stat(proc, pid)[0]
+                found[pid] = parent_and_start(proc, pid)[0]
     return found
 
 
@@ -172,8 +172,14 @@ def _below(roots: set[int], parents: Mapping[int, int]) -> set[int]:
     return found
 
 
-def _stat(proc: Path, pid: int) -> tuple[int, int]:
-    """Return a process's parent and start."""
+def parent_and_start(proc: Path, pid: int) -> tuple[int, int]:
+    """Return a process's parent, and its start in ticks since boot; see proc(5).
+
+    Raises:
+        OSError: There is no such process, or it is hidden.
+        ValueError: The kernel's line is not understood.
+        IndexError: It is cut.
+    """
     text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     fields = text.rpartition(")")[2].split()
     return int(fields[_PARENT]), int(fields[_STARTED])

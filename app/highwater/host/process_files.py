@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from highwater.errors import flaw, os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
+from highwater.host.proc import parent_and_start
 from highwater.host.process_record import ProcessRecord
 from highwater.text.printable import plain
 
@@ -42,7 +43,6 @@ _CHECKSUM = struct.Struct("<I")
 _BODY_AT = _HEAD.size + _CHECKSUM.size
 _MAX_PROBLEMS = 16
 _TORN_TRIES = 3
-_STARTED_FIELD = 19  # of /proc/<pid>/stat, counted from behind the command's name; proc(5)
 
 _RECORD = TypeAdapter(ProcessRecord)
 
@@ -260,10 +260,9 @@ def _refuse(word: str) -> Any:  # noqa: ANN401 - what `json` asks for
 
 
 def started_of(proc: Path, pid: int) -> int | None:
-    """Return when a process started, in ticks since boot; 0 where there is none, ``None`` where that is not shown."""
+    """Return a process's start in ticks since boot; 0 if there is no such process, ``None`` if it is hidden."""
     try:
-        text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-        return int(text.rpartition(")")[2].split()[_STARTED_FIELD])
+        return parent_and_start(proc, pid)[1]
     except (FileNotFoundError, ProcessLookupError):
         return 0
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""What one vLLM process says of itself, validated where it enters: every field bounded, unknown ones ignored.
+"""The record that a vLLM process writes of itself, validated on entry: every field bounded, unknown ones ignored.
 
 It reads no file. Sizes are bytes; docs/recorder.md is the contract.
 """
@@ -127,7 +127,7 @@ class RawEngine:
 
 @dataclass(config=_CONFIG, frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
-    """What one process says of itself.
+    """The record of one process.
 
     Attributes:
         at: Unix seconds; ``mono`` on the machine's monotonic clock.

@@ -73,7 +73,7 @@ class ProcessorCaches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCounts:
-    """What is counted elsewhere: by the engine's ``/metrics`` and the workers. ``None``: not known."""
+    """Counters from the engine's ``/metrics`` and its workers; ``None`` where not known."""
 
     queries: int | None = None
     hits: int | None = None
