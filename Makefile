@@ -60,7 +60,7 @@ docs: $(READY) ## Write the tables in docs/, the dashboards and the chart's sche
 	$(BIN)/python -m helm.generator
 
 pictures: $(READY) tools ## The dashboards drawn from a real Prometheus, build/pictures; those that docs/grafana.md shows
-	$(BIN)/python -m bench.pictures
+	$(BIN)/python -m tests.observability.pictures
 
 site: $(READY) ## The documentation site, build/site: no network needed; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
@@ -70,7 +70,7 @@ bench: $(READY) peers ## The figures in docs/figures.md and docs/performance.md,
 	$(BIN)/python -m bench
 
 situations: $(READY) ## The policy in every situation of docs/policy-situations.md, run and written again
-	$(BIN)/python -m bench.situations
+	$(BIN)/python -m tests.situations
 
 device: ## What Highwater says of a device, checked on this machine's, and docs/devices.md (DEVICE_PYTHON has PyTorch)
 	status=0; PYTHONPATH=app:worker_ext:. $(DEVICE_PYTHON) -m bench.device all || status=$$?; \
@@ -84,7 +84,7 @@ soak: $(READY) ## A real engine with mixed images, text and videos through the s
 	$(BIN)/python -m bench.engine_soak --minutes $(MINUTES)
 
 soak-proxy: $(READY) ## Half an hour of hostile clients beside ordinary ones: docs/soak.md, measured again
-	$(BIN)/python -m bench.soak --minutes 30
+	$(BIN)/python -m tests.security.soak --minutes 30
 
 requirements: $(READY) ## Pin what the sidecar's image is made of anew, with hashes
 	$(BIN)/uv pip compile pyproject.toml $(PIN) --no-emit-package vllm-highwater-worker -o docker/requirements.txt

@@ -92,7 +92,7 @@ TOPICS: Mapping[str, Topic] = {
     "proxy": Topic(
         "a minute of hostile clients beside ordinary ones",
         ("app/highwater/proxy",),
-        alone=("bench/soak",),
+        alone=("tests/security/soak",),
     ),
     "controls": Topic(
         "what the data plane is held to, tried directly, and on nginx and vllm-router",
@@ -100,7 +100,7 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "policy": Topic(
         "every situation of docs/policy-situations.md",
-        ("app/highwater/policy", "app/highwater/relief", "bench/situations"),
+        ("app/highwater/policy", "app/highwater/relief", "tests/situations"),
     ),
     "plan": Topic(
         "what `highwater plan` says, held to vLLM's own functions and to real starts",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 
-from bench.pictures.host import host_now, verdicts
 from highwater.accounting.attribution import account, encoder_totals
 from highwater.api.counters import Counters
 from highwater.api.metrics import Exporter
@@ -25,6 +24,7 @@ from highwater.readings import (
     WorkerBudget,
     WorkerMemory,
 )
+from tests.observability.pictures.host import host_now, verdicts
 
 GIB = 1024**3
 MIB = 1024**2

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.pictures.__main__ import IMAGES, SHOWN
-from bench.pictures.boards import NAMES, filled_in, rows
-from bench.pictures.draw import draw, shown
-from bench.pictures.store import Store, filled
+from tests.observability.pictures.__main__ import IMAGES, SHOWN
+from tests.observability.pictures.boards import NAMES, filled_in, rows
+from tests.observability.pictures.draw import draw, shown
+from tests.observability.pictures.store import Store, filled
 
 from .conftest import tool
 

@@ -33,7 +33,7 @@ PATIENCE = 60.0
 @contextlib.contextmanager
 def attacked(port: int) -> Iterator[subprocess.Popen[str]]:
     """From another process, with twice the connections that the soak has, until the block ends."""
-    command = [sys.executable, "-m", "bench.soak.attackers", str(port), "2", "1", *ATTACKS]
+    command = [sys.executable, "-m", "tests.security.soak.attackers", str(port), "2", "1", *ATTACKS]
     attackers = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield attackers

@@ -1,4 +1,4 @@
-"""A minute of `python -m bench.soak`: ordinary clients are served beside everything that a client should not do."""
+"""A minute of `python -m tests.security.soak`: ordinary clients are served beside hostile ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak.attackers import ATTACKS
+from tests.security.soak.attackers import ATTACKS
 
 pytestmark = pytest.mark.long("proxy")
 
@@ -26,7 +26,7 @@ def soak(tmp_path_factory: pytest.TempPathFactory):
     """What a run of one minute found; its exit status would also count the goals that need a quiet machine."""
     found = tmp_path_factory.mktemp("soak") / "soak.json"
     words = ("--minutes", "1", "--clients", "40", "--no-docs", "--json", str(found))
-    command = [sys.executable, "-m", "bench.soak", *words]
+    command = [sys.executable, "-m", "tests.security.soak", *words]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
     assert found.exists(), ended.stdout + ended.stderr
     return json.loads(found.read_text())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.situations.real_time import REAL_TIME, run_in_real_time
-from bench.situations.rows import SITUATIONS
-from bench.situations.run import run
+from tests.situations.real_time import REAL_TIME, run_in_real_time
+from tests.situations.rows import SITUATIONS
+from tests.situations.run import run
 
 # One of each kind, all of them short; the others are long tests.
 FAST = frozenset({"h100-95-images", "l4-98", "second-wave", "sleeping", "clock-back", "neighbour-visits"})

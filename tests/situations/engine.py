@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from packaging.version import Version
 
-from bench.situations.device import Card, DeviceFullError, ModelTorch, Plan
-from bench.situations.wire import Answer, Asked, Face, json_answer
-from bench.situations.worker import EngineOptions, ModelWorker
+from tests.situations.device import Card, DeviceFullError, ModelTorch, Plan
+from tests.situations.wire import Answer, Asked, Face, json_answer
+from tests.situations.worker import EngineOptions, ModelWorker
 
 EXTENSION = "highwater_worker.MemoryExtension"
 TICK_SECONDS = 0.25
@@ -307,7 +307,7 @@ class EngineModel:
     # --- what moves bytes ---
 
     @asynccontextmanager
-    async def _workers_held(self, seconds: float) -> Any:  # noqa: ANN401 - an asynccontextmanager's
+    async def _workers_held(self, seconds: float) -> Any:
         """No step runs meanwhile, and no other call."""
         async with self._turn:
             await asyncio.sleep(max(0.0, self.stuck_until - self.clock()) + seconds)

@@ -11,10 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.situations.clock import run_virtually
-from bench.situations.device import GIB, MIB, Card, DeviceFullError, Plan, Rank
-from bench.situations.engine import EngineModel, Traffic
-from bench.situations.judge import (
+from highwater_worker.operations import OPERATIONS
+from tests.situations.clock import run_virtually
+from tests.situations.device import GIB, MIB, Card, DeviceFullError, Plan, Rank
+from tests.situations.engine import EngineModel, Traffic
+from tests.situations.judge import (
     FIRST_SECONDS,
     MIN_GAIN,
     NEXT_SECONDS,
@@ -24,12 +25,11 @@ from bench.situations.judge import (
     marks,
     missed_goals,
 )
-from bench.situations.page import with_results
-from bench.situations.rows import SITUATIONS
-from bench.situations.run import Result
-from bench.situations.wire import InProcess
-from bench.situations.worker import EngineOptions, modelled_workers
-from highwater_worker.operations import OPERATIONS
+from tests.situations.page import with_results
+from tests.situations.rows import SITUATIONS
+from tests.situations.run import Result
+from tests.situations.wire import InProcess
+from tests.situations.worker import EngineOptions, modelled_workers
 
 PLAN = Plan(
     weights=4 * GIB,
@@ -298,7 +298,7 @@ PAGE = Path("docs/policy-situations.md")
 
 def test_the_page_names_every_row():
     results = [Result(row, Outcome(), (), ()) for row in SITUATIONS]
-    text = with_results(PAGE.read_text(encoding="utf-8"), results, command="python -m bench.situations")
+    text = with_results(PAGE.read_text(encoding="utf-8"), results, command="python -m tests.situations")
     assert all(f"`{row.name}`" in text for row in SITUATIONS)
     assert f"{len(SITUATIONS)} of {len(SITUATIONS)} situations meet all goals" in text
 

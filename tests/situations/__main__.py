@@ -1,4 +1,4 @@
-"""`python -m bench.situations`: run every row, print, and write docs/policy-situations.md.
+"""`python -m tests.situations`: run every row, print, and write docs/policy-situations.md.
 
 The exit status is 1 where a goal is missed.
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from bench.situations.page import table, with_results
-from bench.situations.rows import SITUATIONS
-from bench.situations.run import Result, run
+from tests.situations.page import table, with_results
+from tests.situations.rows import SITUATIONS
+from tests.situations.run import Result, run
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "policy-situations.md"
 EVENTS_SHOWN = 40
@@ -35,7 +35,7 @@ def main(*, only: tuple[str, ...], events: bool, no_docs: bool) -> None:
     print(table(results, "simple"))
     if not (no_docs or only):
         text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(with_results(text, results, command="python -m bench.situations"), encoding="utf-8")
+        PAGE.write_text(with_results(text, results, command="python -m tests.situations"), encoding="utf-8")
     if any(result.missed for result in results):
         sys.exit(1)
 

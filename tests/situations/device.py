@@ -269,7 +269,7 @@ class ModelTorch(FakeTorch):
         self.kind = kind
         setattr(self, kind, self.device_module)
 
-    def empty_like(self, tensor: FakeTensor, device: Any, pin_memory: bool = False) -> FakeTensor:  # noqa: ANN401
+    def empty_like(self, tensor: FakeTensor, device: Any, pin_memory: bool = False) -> FakeTensor:
         """Return room for a copy, on the host or on the device."""
         made = super().empty_like(tensor, device, pin_memory)
         if made.device.type != "cpu":

@@ -11,8 +11,8 @@ from tabulate import tabulate
 
 from bench.figure import Figure, Goal, number, percentile
 from bench.page import figures_table, replaced
-from bench.soak.clients import Reset
-from bench.soak.soak import Options, SoakResult
+from tests.security.soak.clients import Reset
+from tests.security.soak.soak import Options, SoakResult
 
 MB = 1_000_000
 MS = 1000

@@ -1,4 +1,4 @@
-"""Draws every row of both dashboards: `python -m bench.pictures`."""
+"""Draws every row of both dashboards: `python -m tests.observability.pictures`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from bench.pictures.boards import NAMES, rows
-from bench.pictures.draw import draw
-from bench.pictures.store import filled
+from tests.observability.pictures.boards import NAMES, rows
+from tests.observability.pictures.draw import draw
+from tests.observability.pictures.store import filled
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BUILD, IMAGES = ROOT / "build" / "pictures", ROOT / "docs" / "images"
 # Those that docs/grafana.md shows; the others stay in `build/`.
 SHOWN = ("server-at-a-glance", "server-policy-and-resets", "fleet-at-a-glance", "fleet-servers")

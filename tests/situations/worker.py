@@ -12,9 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 import highwater_worker.identity
-from bench.situations.device import GIB, Card, ModelTorch, Plan, Rank
 from highwater_worker import MemoryExtension
 from highwater_worker.devices.host import HostMemory
+from tests.situations.device import GIB, Card, ModelTorch, Plan, Rank
 from tests.unit.worker_ext.fakes import FakeTensor, imported_as
 
 HOST_NAME = "node-a"

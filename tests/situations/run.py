@@ -13,17 +13,17 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from bench.situations.clock import VirtualLoop, run_virtually
-from bench.situations.device import Card
-from bench.situations.engine import EngineModel
-from bench.situations.judge import Judge, Outcome, missed_goals
-from bench.situations.situation import Situation, Stage
-from bench.situations.wire import InProcess
-from bench.situations.worker import modelled_workers
 from highwater.main import Sidecar, create_app
 from highwater.settings import Settings
+from tests.situations.clock import VirtualLoop, run_virtually
+from tests.situations.device import Card
+from tests.situations.engine import EngineModel
+from tests.situations.judge import Judge, Outcome, missed_goals
+from tests.situations.situation import Situation, Stage
+from tests.situations.wire import InProcess
+from tests.situations.worker import modelled_workers
 
-TOKEN = "situations-situations-situations"  # noqa: S105 - of a sidecar that lives for a second
+TOKEN = "situations-situations-situations"
 
 
 @dataclass(frozen=True, slots=True)

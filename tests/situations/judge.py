@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from bench.situations.device import GIB, MIB, DeviceFullError
-from bench.situations.engine import EngineModel
-from bench.situations.worker import ModelWorker
+from tests.situations.device import GIB, MIB, DeviceFullError
+from tests.situations.engine import EngineModel
+from tests.situations.worker import ModelWorker
 
 MIN_GAIN = 256 * MIB
 """A remedy that gave its own component less was in vain; on a small device, less than the way from high to low."""

@@ -1,4 +1,4 @@
-"""Pictures of the dashboards without a Grafana: `python -m bench.pictures`, or `make pictures`.
+"""Pictures of the dashboards without a Grafana: `python -m tests.observability.pictures`, or `make pictures`.
 
 ::
 

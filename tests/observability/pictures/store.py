@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import yaml
 
-from bench.pictures.server import STEP_SECONDS, Server, exposition
 from highwater.demo.process import KeptProcess, free_port
+from tests.observability.pictures.server import STEP_SECONDS, Server, exposition
 
-ALERTS = Path(__file__).resolve().parents[2] / "helm" / "alerts"
+ALERTS = Path(__file__).resolve().parents[3] / "helm" / "alerts"
 # A moment of no meaning, at a whole hour.
 BEGAN = 1_760_000_400
 MINUTES = 120

@@ -1,4 +1,4 @@
-"""`python -m bench.soak`: run, print, and write JSON and docs/soak.md. The exit status is 1 if a goal is missed."""
+"""Run the soak, print its figures, and write JSON and docs/soak.md; the exit status is 1 if a goal is missed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import click
 
 from bench.machine import description
 from bench.page import figures_table
-from bench.soak.attackers import ATTACKS
-from bench.soak.page import document, facts, figures, with_run
-from bench.soak.sidecar import ROOT
-from bench.soak.soak import Options, run
 from highwater.demo.errors import DemoError
+from tests.security.soak.attackers import ATTACKS
+from tests.security.soak.page import document, facts, figures, with_run
+from tests.security.soak.sidecar import ROOT
+from tests.security.soak.soak import Options, run
 
 PAGE = ROOT / "docs" / "soak.md"
 ALL_CLIENTS = 200
@@ -48,7 +48,7 @@ def main(
         found_json = document(options, measured, machine=machine, day=day)
         json_path.write_text(json.dumps(found_json, indent=1), encoding="utf-8")
     if not (no_docs or attacks):
-        command = f"python -m bench.soak --minutes {minutes:g} --clients {clients} --seed {seed}"
+        command = f"python -m tests.security.soak --minutes {minutes:g} --clients {clients} --seed {seed}"
         text = with_run(PAGE.read_text(), options, measured, command=command, machine=machine, day=day)
         PAGE.write_text(text, encoding="utf-8")
     if any(figure.goal is not None and not figure.goal.is_met(figure.value) for figure in found.values()):

@@ -15,8 +15,8 @@ from itertools import pairwise
 
 import aiohttp
 
-from bench.soak.engine import answer
-from bench.soak.sidecar import TOKEN
+from tests.security.soak.engine import answer
+from tests.security.soak.sidecar import TOKEN
 
 TOKENS = (60, 180)  # at 40 a second: 1.5 to 4.5 s
 ANSWER_SECONDS = 120.0

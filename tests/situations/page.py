@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from bench.page import replaced
-from bench.situations.device import GIB
-from bench.situations.judge import Outcome
-from bench.situations.run import Result
+from tests.situations.device import GIB
+from tests.situations.judge import Outcome
+from tests.situations.run import Result
 
 COLUMNS = (
     *("situation", "hours", "died", "remedies", "in vain", "seconds short", "seconds held", "GiB given back"),

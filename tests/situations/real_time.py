@@ -1,6 +1,6 @@
 """The same situations in real time, with `highwater serve` as a process of its own.
 
-`python -m bench.situations.real_time NAME PORT FILE` is the engine's process: it plays the situation, writes what
+`python -m tests.situations.real_time NAME PORT FILE` is the engine's process: it plays the situation, writes what
 happened as JSON to the file, and ends.
 """
 
@@ -13,15 +13,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from bench.situations.device import MIB
-from bench.situations.events import end_engine, neighbours, traffic
-from bench.situations.judge import Judge, missed_goals
-from bench.situations.rows import SITUATIONS
-from bench.situations.run import model_of, play
-from bench.situations.situation import Situation, Stage
-from bench.situations.worker import modelled_workers
 from highwater.demo.process import KeptProcess, environ_with, free_port
 from highwater.demo.sidecar import DemoSidecar
+from tests.situations.device import MIB
+from tests.situations.events import end_engine, neighbours, traffic
+from tests.situations.judge import Judge, missed_goals
+from tests.situations.rows import SITUATIONS
+from tests.situations.run import model_of, play
+from tests.situations.situation import Situation, Stage
+from tests.situations.worker import modelled_workers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BEGIN_SECONDS = 4.0
@@ -75,7 +75,7 @@ def run_in_real_time(situation: Situation, folder: Path) -> list[str]:
     """
     port, outcome = free_port(), folder / "outcome.json"
     engine = KeptProcess("the model engine", folder / "engine.log")
-    command = [sys.executable, "-m", "bench.situations.real_time", situation.name, str(port), str(outcome)]
+    command = [sys.executable, "-m", "tests.situations.real_time", situation.name, str(port), str(outcome)]
     with DemoSidecar(f"http://127.0.0.1:{port}", folder=folder):
         engine.start(command, env=environ_with({}), cwd=ROOT)
         try:

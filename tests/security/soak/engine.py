@@ -1,4 +1,4 @@
-"""A vLLM server's face on a real port that streams answers without computing any: `python -m bench.soak.engine PORT`.
+"""A vLLM server's API on a real port, streaming without computing: `python -m tests.security.soak.engine PORT`.
 
 Its server is vLLM's own (uvicorn), its streams step together as an engine's do, and its control face is the simulated
 engine's. A request's first token comes at the end of the second step that it sees, between 25 and 50 ms after it

@@ -1,7 +1,7 @@
 """`highwater serve` as a process of its own that says, when it gets SIGUSR1, what it holds.
 
-`python -m bench.soak.sidecar FILE serve ...` writes its asyncio tasks by coroutine and the objects of the data plane by
-class to FILE, as JSON. Nothing else is different from `highwater serve`.
+`python -m tests.security.soak.sidecar FILE serve ...` writes its asyncio tasks by coroutine, and the objects of the
+data plane by class, to FILE as JSON. Nothing else is different from `highwater serve`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from highwater.cli import main
 from highwater.demo.errors import DemoError
 from highwater.demo.process import KeptProcess, environ_with, free_port
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS = 60.0
 COUNT_SECONDS = 20.0
 # Objects that live as long as a connection or a request does.
 _CONNECTED = re.compile("Connection|Conversation|Exchange")
-TOKEN = "soak-admin-token"  # noqa: S105 - of a sidecar on loopback that ends with the run
+TOKEN = "soak-admin-token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class SoakSidecar(KeptProcess):
 
     def __enter__(self) -> SoakSidecar:
         serve = ["serve", "--engine-url", self._engine_url, "--port", str(self.port)]
-        command = [sys.executable, "-m", "bench.soak.sidecar", str(self._counts), *serve]
+        command = [sys.executable, "-m", "tests.security.soak.sidecar", str(self._counts), *serve]
         settings = {"HIGHWATER_ADMIN_TOKEN": TOKEN, "HIGHWATER_POLICY__MODE": "observe"}
         self.start(command, env=environ_with(settings, without_prefix="HIGHWATER_"), cwd=ROOT)
         self.wait_until_answers(self.port, "/livez", START_SECONDS)

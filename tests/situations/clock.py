@@ -49,7 +49,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Unix seconds, as the machine's wall clock shows them."""
         return EPOCH + self._now - START + self.wall_offset
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # noqa: ANN401 - asyncio's
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """As asyncio's; time stands still until the job is done."""
         self._jobs += 1
         future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)
@@ -75,7 +75,7 @@ class _Selector:
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop, self._inner = loop, selectors.DefaultSelector()
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all else is the real selector's
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from bench.situations.clock import VirtualLoop
-from bench.situations.device import Plan
-from bench.situations.engine import EngineModel
-from bench.situations.worker import EngineOptions
+from tests.situations.clock import VirtualLoop
+from tests.situations.device import Plan
+from tests.situations.engine import EngineModel
+from tests.situations.worker import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.pictures.boards import Row, filled_in
-from bench.pictures.store import BEGAN, STEP_SECONDS, Store
+from tests.observability.pictures.boards import Row, filled_in
+from tests.observability.pictures.store import BEGAN, STEP_SECONDS, Store
 
 _COLUMNS: Final = 24
 # Inches of a column and of a row of the grid, and dots to an inch.

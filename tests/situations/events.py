@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bench.situations.device import MIB
-from bench.situations.engine import Traffic
-from bench.situations.situation import Event, Stage
+from tests.situations.device import MIB
+from tests.situations.engine import Traffic
+from tests.situations.situation import Event, Stage
 
 
-def traffic(**how: Any) -> Event:  # noqa: ANN401 - Traffic's own
+def traffic(**how: Any) -> Event:
     """Change what clients ask for."""
     wanted = Traffic(**how)
 
@@ -81,7 +81,7 @@ def long_step(seconds: float) -> Event:
     return event
 
 
-def quirk(**how: Any) -> Event:  # noqa: ANN401 - Quirks' own
+def quirk(**how: Any) -> Event:
     """The engine is odd from now on."""
 
     def event(stage: Stage) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.soak.clients import Answer, Reset, Service
-from bench.soak.page import figures
-from bench.soak.sidecar import Held
-from bench.soak.soak import Part, SoakResult
+from tests.security.soak.clients import Answer, Reset, Service
+from tests.security.soak.page import figures
+from tests.security.soak.sidecar import Held
+from tests.security.soak.soak import Part, SoakResult
 
 MB = 1_000_000
 IDLE = Held(15, {"Poller.run": 1}, {})

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.pictures.store import STEP_SECONDS
+from tests.observability.pictures.store import STEP_SECONDS
 
-DASHBOARDS = Path(__file__).resolve().parents[2] / "helm" / "dashboards"
+DASHBOARDS = Path(__file__).resolve().parents[3] / "helm" / "dashboards"
 NAMES = ("server", "fleet")
 # The server whose engine dies; all else is at All. Grafana's rate interval is four scrapes.
 VARIABLES = {

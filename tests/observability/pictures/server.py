@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bench.pictures.host import LEAK_PER_REQUEST, host_now, verdicts
 from highwater.accounting.attribution import account, encoder_totals
 from highwater.api.counters import Counters
 from highwater.api.host_families import HostNow
@@ -42,6 +41,7 @@ from highwater.readings import (
 )
 from highwater.units import GIB, MIB
 from highwater_worker.identity import EXTENSION_VERSION
+from tests.observability.pictures.host import LEAK_PER_REQUEST, host_now, verdicts
 
 STEP_SECONDS: Final = 30
 TOTAL, WEIGHTS, KV_CACHE, REST = 64 * GIB, 18 * GIB, 33 * GIB, 6 * GIB

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from bench.machine import busy_seconds, cpu_seconds
 from bench.simulated_engine import SimulatedEngine
-from bench.soak.clients import Answer, Clients, Service
-from bench.soak.sidecar import ROOT, Held, SoakSidecar
 from highwater.demo.errors import DemoError
+from tests.security.soak.clients import Answer, Clients, Service
+from tests.security.soak.sidecar import ROOT, Held, SoakSidecar
 
 ATTACK_PARTS = 2
 CONTROL_SHARE = 0.2
@@ -134,7 +134,7 @@ def run(options: Options, folder: Path) -> SoakResult:
         DemoError: Engine or sidecar did not start, or the attackers failed by themselves.
     """
     with (
-        SimulatedEngine(folder, "bench.soak.engine") as engine,
+        SimulatedEngine(folder, "tests.security.soak.engine") as engine,
         SoakSidecar(engine.url, folder) as sidecar,
     ):
         return asyncio.run(_Run(options, engine, sidecar).run())
@@ -215,7 +215,7 @@ class _Run:
     async def _attack(self, measured: SoakResult, seconds: float, seed: int) -> None:
         words = (str(self._sidecar.port), str(self._options.scale), str(seed), *self._options.attacks)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bench.soak.attackers", *words, cwd=ROOT, stdin=-1, stdout=-1
+            sys.executable, "-m", "tests.security.soak.attackers", *words, cwd=ROOT, stdin=-1, stdout=-1
         )
         try:
             await asyncio.sleep(seconds)

@@ -1,7 +1,7 @@
-"""Clients that do what no client should, all at once: `python -m bench.soak.attackers PORT SCALE SEED [NAME ...]`.
+"""Hostile clients of every kind at once.
 
-It runs until its standard input ends, and then prints, as JSON, what each kind of attack did. Every kind is bounded in
-connections, rate and bytes. Each attack is one life of one connection; when that ends, another one begins.
+`python -m tests.security.soak.attackers PORT SCALE SEED [NAME ...]` runs until its standard input ends, and then prints
+as JSON what each kind of attack did. Every kind is bounded in connections, rate and bytes. Each attack is one life of one connection; when that ends, another one begins.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.situations.device import GIB, MIB, Plan
-from bench.situations.events import (
+from tests.situations.device import GIB, MIB, Plan
+from tests.situations.events import (
     claims,
     end_engine,
     long_step,
@@ -19,8 +19,8 @@ from bench.situations.events import (
     traffic,
     wake_up,
 )
-from bench.situations.situation import Script, Situation
-from bench.situations.worker import EngineOptions
+from tests.situations.situation import Script, Situation
+from tests.situations.worker import EngineOptions
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 ASCEND = 65_452_113_920
