@@ -1,7 +1,8 @@
 """Hostile clients of every kind at once.
 
 `python -m tests.security.soak.attackers PORT SCALE SEED [NAME ...]` runs until its standard input ends, and then prints
-as JSON what each kind of attack did. Every kind is bounded in connections, rate and bytes. Each attack is one life of one connection; when that ends, another one begins.
+as JSON what each kind of attack did. Every kind is bounded in connections,
+rate and bytes. Each attack is one life of one connection; when that ends, another one begins.
 """
 
 from __future__ import annotations
