@@ -18,11 +18,11 @@ PIN    := --universal --python-version 3.11 --generate-hashes --no-header --quie
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
 
-$(READY): pyproject.toml worker_ext/pyproject.toml
+$(READY): pyproject.toml worker_ext/pyproject.toml tests/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Highwater needs Python 3.11 or newer; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --editable worker_ext --editable . --group dev
+	$(BIN)/pip install --quiet --constraint tests/constraints.txt --editable worker_ext --editable . --group dev
 	@touch $@
 
 demo: $(READY) ## A real vLLM engine that is watched, then the story told on one that may be acted on
@@ -86,9 +86,11 @@ soak: $(READY) ## A real engine with mixed images, text and videos through the s
 soak-proxy: $(READY) ## Half an hour of hostile clients beside ordinary ones: docs/soak.md, measured again
 	$(BIN)/python -m tests.security.soak --minutes 30
 
-requirements: $(READY) ## Pin what the sidecar's image is made of anew, with hashes
+requirements: $(READY) ## Pin anew what the sidecar's image is made of, with hashes, and what the tests run with
 	$(BIN)/uv pip compile pyproject.toml $(PIN) --no-emit-package vllm-highwater-worker -o docker/requirements.txt
 	$(BIN)/uv pip compile docker/build-requirements.in $(PIN) -c docker/requirements.txt -o docker/build-requirements.txt
+	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --no-header --no-annotate --quiet \
+	  --no-emit-package vllm-highwater-worker -c docker/requirements.txt -c docker/build-requirements.txt -o tests/constraints.txt
 
 version: $(READY) ## Print the version, or write it to every place that states it: make version V=1.2.3
 	@$(BIN)/python -m release.version $(V)
