@@ -1,30 +1,57 @@
-"""The encoder cache of one worker, read without changing it: entries, sizes, and the requests that need them.
+"""The encoder cache of one worker, read without changing it: entries, sizes, ages, and the requests that need them.
 
-Both model runners are known: V1 keeps a dict on the runner, V2 an `EncoderCache` around one. It refuses to change
-anything: an entry that the scheduler believes to be there and is not ends the engine (`Encoder cache miss`). Entries in
-host memory are read there.
+Both model runners are known: V1 keeps a dict on the runner, V2 an `EncoderCache` around one. Nothing is changed: an
+entry that the scheduler expects and that is missing ends the engine (`Encoder cache miss`). Entries in host memory are
+read there.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from highwater_worker.attributes import look_up, whole
-from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
-from highwater_worker.errors import UnreadableError
+from highwater_worker.encoder_cache.spilling_dict import Ledger, Spilled, SpillingDict
+from highwater_worker.errors import Notes, UnreadableError
 from highwater_worker.identity import pp_rank
-from highwater_worker.memory.storages import Storage, is_tensor, storage_of, tensors_in, view_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from highwater_worker.encoder_cache.sightings import Sightings
-    from highwater_worker.encoder_cache.spilling_dict import Ledger
-    from highwater_worker.memory.storages import Tensor
+from highwater_worker.memory.storages import Storage, Tensor, is_tensor, storage_of, tensors_in, view_bytes
 
 _HOST = "host"
-"""In place of a device's type, for storages that we put into host memory: on a CPU worker the types are the same."""
+"""Instead of a device's type, for storages that were moved to host memory: on a CPU worker the types are the same."""
+_MAX_SIGHTINGS = 100_000
+
+
+class Sightings:
+    """Remembers when each entry was first seen; forgets entries that are gone.
+
+    No engine records when an entry was made: the age is a lower bound, exact to the time between two calls. Beyond
+    `maximum` entries it is 0 at every call.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, maximum: int = _MAX_SIGHTINGS) -> None:
+        self._clock = clock
+        self._maximum = maximum
+        self._first: dict[str, tuple[object, float]] = {}
+
+    def ages(self, living: Mapping[str, object]) -> dict[str, float]:
+        """Return the seconds since each living entry was first seen, by mm_hash.
+
+        An entry made anew under its old hash, on another storage, starts again at 0.
+        """
+        now = self._clock()
+        first: dict[str, tuple[object, float]] = {}
+        ages: dict[str, float] = {}
+        for mm_hash, storage in living.items():
+            seen = self._first.get(mm_hash)
+            if seen is None or seen[0] != storage:
+                seen = (storage, now)
+            if len(first) < self._maximum:
+                first[mm_hash] = seen
+            ages[mm_hash] = now - seen[1]
+        self._first = first
+        return ages
 
 
 class Entry(NamedTuple):
@@ -42,16 +69,9 @@ class Entry(NamedTuple):
 
 
 class EncoderOutputs:
-    """The cache's content when it was read.
+    """The cache's content when it was read. Storages on another type of device than the worker's are in host memory."""
 
-    Args:
-        kind: `dict` (model runner V1) or `encoder_outputs` (V2).
-        entries: Its entries.
-        device_type: The worker's own device type; storages elsewhere are in host memory.
-    """
-
-    def __init__(self, kind: str, entries: list[Entry], device_type: str) -> None:
-        self.kind = kind
+    def __init__(self, entries: list[Entry], device_type: str) -> None:
         self.entries = entries
         self.storages = {key: storage for entry in entries for key, storage in entry.storages.items()}
         self._device_type = device_type
@@ -93,24 +113,18 @@ def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | N
     found = find_encoder_cache(worker)
     if found is None:
         return None
-    kind, outputs = found
+    outputs = found[1]
     # dict's own items(): a subclass that brings entries back from the host at access must not do that for us. And a
     # copy at once: under Ray's compiled graphs a step may run beside us.
     items = list(dict.items(outputs))
-    read = EncoderOutputs(kind, [read_entry(outputs, mm_hash, value) for mm_hash, value in items], device_type)
+    read = EncoderOutputs([read_entry(outputs, mm_hash, value) for mm_hash, value in items], device_type)
     if isinstance(outputs, SpillingDict):
         read.restore_reserve_bytes = outputs.way_back.reserve_bytes
     return read
 
 
 def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
-    """Return one entry.
-
-    Args:
-        outputs: The dict that it is in.
-        key: Its key there.
-        value: Its raw value.
-    """
+    """Return one entry of the dict that it is in, with its raw value."""
     entry = _entry(str(key), value)
     if isinstance(outputs, SpillingDict):
         return entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
@@ -128,14 +142,7 @@ def encoder_cache_block(
 def encoder_cache_figures(
     worker: object, outputs: EncoderOutputs | None, sightings: Sightings, ledger: Ledger
 ) -> dict[str, Any] | None:
-    """Return the cache's figures for an answer, None where the worker has no cache.
-
-    Args:
-        worker: The worker.
-        outputs: Its cache, as it was read.
-        sightings: The worker's own.
-        ledger: The worker's own.
-    """
+    """Return the cache's figures for a response, None where the worker has no cache."""
     if outputs is None:
         return None
     oldest = max(outputs.ages(sightings).values(), default=None)
@@ -184,20 +191,18 @@ def spilling_cache(worker: object) -> SpillingDict | None:
     return found[1] if found and isinstance(found[1], SpillingDict) else None
 
 
-def odd_absence(worker: object) -> str | None:
-    """Return why it is odd that `find_encoder_cache` found none, None where a worker like this one has none.
+def note_odd_absence(worker: object, name: str, notes: Notes) -> None:
+    """Note under `name` that a worker without an encoder cache should have one.
 
     It is the only sign of an engine that keeps its encoder outputs in an unknown place.
     """
     runner = look_up(worker, "model_runner")
-    if runner is None or look_up(worker, "vllm_config", "model_config", "is_multimodal_model") is not True:
-        return None
-    # Also of a multimodal model: one configured for text alone, and the later stages of a pipeline
+    is_multimodal = look_up(worker, "vllm_config", "model_config", "is_multimodal_model") is True
+    # Without one also of a multimodal model: a model configured for text alone, and the later stages of a pipeline
     # (vllm 0.32.0 v1/worker/gpu/model_runner.py:269).
     is_first_stage = look_up(runner, "is_first_pp_rank") is not False and not pp_rank(worker)
-    if look_up(runner, "supports_mm_inputs") is False or not is_first_stage:
-        return None
-    return "the model is multimodal, but no encoder cache was found where vLLM 0.11 to 0.33 keeps it"
+    if runner is not None and is_multimodal and is_first_stage and look_up(runner, "supports_mm_inputs") is not False:
+        notes.add(name, "the model is multimodal, but no encoder cache was found where vLLM 0.11 to 0.33 keeps it")
 
 
 def restore_reserve_bytes(worker: object) -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from highwater_worker.attributes import look_up, whole
 from highwater_worker.errors import UnreadableError
-from highwater_worker.memory.storages import is_tensor, unique_storages
+from highwater_worker.memory.storages import Tensor, is_tensor, unique_storages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from typing import TypeGuard  # novermin: from Python 3.10 on, but only annotations use it
-
-    from highwater_worker.memory.storages import Tensor
 
 
 class WeightCount:

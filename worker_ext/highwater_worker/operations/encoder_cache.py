@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from highwater_worker.devices import device_of
 from highwater_worker.encoder_cache.encoder_outputs import (
+    EncoderOutputs,
+    Entry,
     capacity_embeds,
     entry_bytes,
     moves,
@@ -13,20 +16,13 @@ from highwater_worker.encoder_cache.encoder_outputs import (
     read_encoder_outputs,
 )
 from highwater_worker.errors import printable
-from highwater_worker.operations.operation import Operation
-from highwater_worker.operations.payload import choice, integer
 from highwater_worker.state import state_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from highwater_worker.encoder_cache.encoder_outputs import EncoderOutputs, Entry
-
-_MAX_ENTRIES = 10_000
+MAX_ENTRIES = 10_000
 
 
 def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer's body."""
+    """Return the response's body."""
     outputs, state = read_encoder_outputs(worker, device_of(worker).type), state_of(worker)
     if outputs is None:
         return {"present": False, "entries": [], **_totals(None), "capacity_embeds": None, **moves(state.ledger)}
@@ -39,16 +35,6 @@ def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
         "capacity_embeds": capacity_embeds(worker),
         **moves(state.ledger),
     }
-
-
-OPERATION = Operation(
-    "encoder_cache",
-    {
-        "limit": integer(0, _MAX_ENTRIES, default=100),
-        "sort": choice("bytes", "age"),
-    },
-    encoder_cache,
-)
 
 
 def _totals(outputs: EncoderOutputs | None) -> dict[str, int]:

@@ -6,12 +6,9 @@ import os
 import struct
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from highwater_worker.new_file import new_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from highwater_worker.files import new_file
 
 MAGIC = b"HWPROC01"
 FILE_BYTES = 4096

@@ -13,30 +13,24 @@ import re
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from multiprocessing.util import Finalize
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from highwater_worker.errors import printable
-from highwater_worker.identity import identity, pid_started
-from highwater_worker.notes import Notes
-from highwater_worker.processes.container import read_container
-from highwater_worker.processes.engine_settings import engine_settings
-from highwater_worker.processes.figures import count_descriptors, descriptors_limit, read_figures, read_machine
+from highwater_worker.devices.cgroup import read_container
+from highwater_worker.devices.host import read_machine
+from highwater_worker.errors import Notes, printable
+from highwater_worker.files import ROOT, encoded, file_system_of, is_remote, remove_silent
+from highwater_worker.identity import boot_id, identity, pid_started
+from highwater_worker.processes.figures import count_descriptors, descriptors_limit, list_processes, read_figures
 from highwater_worker.processes.host_trace import HostTrace
-from highwater_worker.processes.listed import list_processes
 from highwater_worker.processes.process_file import MAX_BODY_BYTES, ProcessFile, make_process_file
-from highwater_worker.processes.role import Role, own_role
+from highwater_worker.processes.role import Role, engine_settings, own_role
 from highwater_worker.processes.shared_memory import read_shm
-from highwater_worker.recorder.bodies import encoded
-from highwater_worker.recorder.file_system import file_system_of, is_remote
-from highwater_worker.recorder.identity import boot_id
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SECONDS = 1.0
 _SELDOM_SECONDS = 10.0
@@ -48,9 +42,8 @@ _STOP_SECONDS = 1.0
 _EARLY = 100
 _SUFFIX = ".process"
 _NAME = re.compile(r"highwater-([0-9]{1,10})-[0-9]{1,20}\.process$")
-_MAX_LOOKED_AT = 4096
+_MAX_SCANNED = 4096
 _OLD_SECONDS = 600.0
-_MAX_OLD = 1024
 _SCHEMA = 1
 
 
@@ -58,11 +51,11 @@ class ProcessWriter:
     """Writes one process's file.
 
     Args:
-        folder: Where to.
+        folder: The recorders'.
         clock: Monotonic seconds, the same in all processes of a machine.
         wall_clock: Unix seconds.
-        root: The file system's root; a test brings its own.
-        shm: Where shared memory is.
+        root: The file system's root.
+        shm: The folder of shared memory.
     """
 
     def __init__(
@@ -71,7 +64,7 @@ class ProcessWriter:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        root: Path = Path("/"),
+        root: Path = ROOT,
         shm: str = "/dev/shm",  # noqa: S108 - looked at, never written to
     ) -> None:
         self.folder = folder
@@ -101,11 +94,7 @@ class ProcessWriter:
         self._engine = engine_settings(worker)
 
     def start(self) -> None:
-        """Start the thread.
-
-        Raises:
-            RuntimeError: None can be started.
-        """
+        """Start the thread; a RuntimeError says that none can be started."""
         thread = Thread(target=self.run, name="highwater-process", daemon=True)
         thread.start()
         self._thread = thread
@@ -141,7 +130,7 @@ class ProcessWriter:
         started = time.perf_counter()
         try:
             if self._file is None:
-                remove_old_files(self.folder, self._wall_clock())
+                remove_silent(self.folder, _SUFFIX, self._wall_clock() - _OLD_SECONDS)
                 self._file = make_process_file(self._path(), self._body())
             elif not self._file.is_there():
                 return False  # swept, or the folder is gone
@@ -173,14 +162,10 @@ class ProcessWriter:
         return body
 
     def record(self, now: float) -> dict[str, Any]:
-        """Return the file's content.
-
-        Args:
-            now: Monotonic seconds.
-        """
+        """Return the file's content as of `now`, in monotonic seconds."""
         notes = Notes()
         figures = notes.attempt("figures", lambda: read_figures("self", self._root)) or {}
-        self._every("role", _SELDOM_SECONDS, now, self._look_at_role)
+        self._every("role", _SELDOM_SECONDS, now, self._update_role)
         container = self._every(
             "container", SECONDS if self._is_first else _SELDOM_SECONDS, now, lambda: read_container(self._root)
         )
@@ -205,7 +190,7 @@ class ProcessWriter:
             record["engine"] = self._engine
         if self._is_first:
             record["shm"] = self._every("shm", _SHM_SECONDS, now, lambda: read_shm(self._shm))
-            record["machine"] = self._every("machine", _SELDOM_SECONDS, now, lambda: dict(read_machine(self._root)))
+            record["machine"] = self._every("machine", _SELDOM_SECONDS, now, lambda: read_machine(self._root))
             record["others"] = self._every(
                 "others", _SELDOM_SECONDS, now, lambda: list_processes(_writers(self.folder), self._root)
             )
@@ -224,7 +209,7 @@ class ProcessWriter:
         kept: dict[str, Any] = self._kept["constant"]
         return kept
 
-    def _look_at_role(self) -> None:
+    def _update_role(self) -> None:
         role = own_role()
         if role.role == "other" and self._worker:
             role = Role("worker", self._worker.get("rank"))
@@ -251,32 +236,10 @@ def _version() -> str | None:
 
 def _writers(folder: Path) -> set[int]:
     """Return the processes that have files in a folder, by the files' names."""
-    found: set[int] = set()
     with suppress(OSError), os.scandir(folder) as entries:
-        for entry in islice(entries, _MAX_LOOKED_AT):
-            name = _NAME.match(entry.name)
-            if name is not None:
-                found.add(int(name.group(1)))
-    return found
-
-
-def remove_old_files(folder: Path, now: float) -> None:
-    """Remove the files of processes that fell silent ten minutes ago; what cannot be removed stays.
-
-    Args:
-        folder: The recorders'; it may be missing.
-        now: Unix seconds.
-    """
-    looked_at = 0
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            looked_at += 1
-            if looked_at > _MAX_OLD:
-                return
-            with suppress(OSError):
-                is_ours = entry.name.startswith("highwater-") and entry.name.endswith(_SUFFIX)
-                if is_ours and entry.stat(follow_symlinks=False).st_mtime < now - _OLD_SECONDS:
-                    os.unlink(entry.path)
+        names = [_NAME.match(entry.name) for entry in islice(entries, _MAX_SCANNED)]
+        return {int(name[1]) for name in names if name is not None}
+    return set()
 
 
 class _Current:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+from highwater_worker.devices import Device
+from highwater_worker.devices.host import HostMemory
 from highwater_worker.encoder_cache.encoder_outputs import (
+    Entry,
     capacity_embeds,
     entry_bytes,
     entry_embeds,
@@ -19,19 +23,12 @@ from highwater_worker.encoder_cache.encoder_outputs import (
     read_entry,
     restore_reserve_bytes,
 )
+from highwater_worker.encoder_cache.spilling_dict import Ledger
 from highwater_worker.errors import printable
+from highwater_worker.memory.storages import Storage
 from highwater_worker.recorder.ring import MAX_ROWS, ROW
-from highwater_worker.spill.host_copies import HostCopies
+from highwater_worker.spill.mover import HostCopies
 from highwater_worker.spill.trimmable import Groups, Movability, movability, trimmable_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from highwater_worker.devices import Device
-    from highwater_worker.devices.host import HostMemory
-    from highwater_worker.encoder_cache.encoder_outputs import Entry
-    from highwater_worker.encoder_cache.spilling_dict import Ledger
-    from highwater_worker.memory.storages import Storage
 
 _SLICE_SECONDS = 0.0005
 _SHARE = 500
@@ -142,15 +139,15 @@ class EncoderIndex:
         self.trimmable_bytes: int | None = None
         """The bytes that the device would gain by a trim, as of the last whole pass; None where that is unknown."""
 
-    def look(self, worker: object, now: float, change: object, host: HostMemory, *, whole: bool) -> None:
-        """Go on reading, if it is time to and if anything may have changed.
+    def update(self, worker: object, now: float, change: object, host: HostMemory, *, whole: bool) -> None:
+        """Go on reading, if it is due and if anything may have changed.
 
         Args:
             worker: The worker.
             now: Monotonic seconds.
             change: A value that differs after everything that may have changed the cache; None where that is not seen.
             host: The host's memory.
-            whole: Whether to read to the end, however long that takes: an operation has just ended.
+            whole: Whether to read to the end, however long that takes.
 
         Raises:
             UnreadableError: The cache is of an unknown kind.
@@ -172,13 +169,7 @@ class EncoderIndex:
             self._slice_due = now + _SHARE * (self._cost_clock() - started)
 
     def figures(self, worker: object, ledger: Ledger, now: float) -> dict[str, Any] | None:
-        """Return the cache's figures as of the last whole pass; None before the first, and where there is no cache.
-
-        Args:
-            worker: The worker.
-            ledger: The worker's own.
-            now: Monotonic seconds.
-        """
+        """Return the cache's figures as of the last whole pass; None before the first, and without a cache."""
         if self._figures is None:
             return None
         oldest = None if self._oldest_seen_at is None else round(max(now - self._oldest_seen_at, 0.0), 3)

@@ -6,25 +6,19 @@ itself: the needs of running requests, and the room on the host, may be differen
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache, needed_hashes, spilling_cache
+from highwater_worker.devices import Device
+from highwater_worker.devices.host import HostMemory
+from highwater_worker.encoder_cache.encoder_outputs import Entry, find_encoder_cache, needed_hashes, spilling_cache
 from highwater_worker.encoder_cache.spilling_dict import Spilled
-from highwater_worker.memory.storages import view_bytes
-from highwater_worker.notes import Notes
-from highwater_worker.spill.host_budget import read_host_budget
-from highwater_worker.spill.restore_reserve import RestoreReserve
+from highwater_worker.errors import Notes
+from highwater_worker.memory.storages import Storage, Tensor, view_bytes
+from highwater_worker.spill.mover import HostCopies, RestoreReserve
+from highwater_worker.spill.plan import read_host_budget
 from highwater_worker.spill.spilling import refuse_trim, way_back_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from highwater_worker.devices import Device
-    from highwater_worker.devices.host import HostMemory
-    from highwater_worker.encoder_cache.encoder_outputs import Entry
-    from highwater_worker.memory.storages import Storage, Tensor
-    from highwater_worker.spill.host_copies import HostCopies
 
 
 class Movability(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater_worker.encoder_cache.sightings import Sightings
+from highwater_worker.encoder_cache.encoder_outputs import Sightings
 
 
 class Clock:

@@ -22,7 +22,7 @@ HOST = HostMemory(
 
 @pytest.fixture(autouse=True)
 def npu(torch_device, monkeypatch):
-    monkeypatch.setattr("highwater_worker.spill.host_budget.read_host", lambda _notes: HOST)
+    monkeypatch.setattr("highwater_worker.spill.plan.read_host", lambda _notes: HOST)
     return torch_device("npu")
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from highwater_worker.devices import device_of
 from highwater_worker.devices.host import HostMemory, read_host
-from highwater_worker.errors import UnreadableError
-from highwater_worker.notes import Notes
+from highwater_worker.errors import Notes, UnreadableError
 from highwater_worker.recorder import encoder_index
 from highwater_worker.recorder.encoder_index import EncoderIndex
 from highwater_worker.recorder.ring import ROW
@@ -226,7 +225,7 @@ class Index:
         self.worker.model_runner.encoder_cache = cache
 
     def look(self, *, whole: bool = False) -> dict[str, object] | None:
-        self.index.look(self.worker, self.now, self.changes, HOST, whole=whole)
+        self.index.update(self.worker, self.now, self.changes, HOST, whole=whole)
         return self.figures()
 
     def figures(self) -> dict[str, object] | None:
