@@ -6,7 +6,9 @@ import json
 import os
 import re
 import stat
+import struct
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -111,6 +113,19 @@ def read_start(path: str, limit: int) -> bytes:
         return os.read(descriptor, limit)
     finally:
         os.close(descriptor)
+
+
+def checked(head: bytes, body: bytes) -> bytes:
+    """Return head and body with the checksum of both between them."""
+    return b"".join((head, struct.pack("<I", zlib.crc32(body, zlib.crc32(head))), body))
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Return whether an open file is still in its place: a removed file can be written and never be found."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def file_system_of(path: Path, root: Path = ROOT) -> str | None:

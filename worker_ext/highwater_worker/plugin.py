@@ -125,4 +125,4 @@ def _start_recorder(worker: object) -> None:
                 setattr(worker, _WARNED, True)
             log.warning("Highwater's recorder was not started: %s", error)
     else:
-        log.info("Highwater's recorder writes to %s", recorder.path)
+        log.info("Highwater's recorder writes to %s", recorder.ring.path)

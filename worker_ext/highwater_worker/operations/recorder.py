@@ -23,16 +23,16 @@ def recorder_start(worker: object, arguments: Mapping[str, Any]) -> dict[str, An
     )
     recorder = running_recorder(worker)
     # A running one stays, for whatever caller and arguments it was started, unless its file cannot be found any more.
-    already = recorder is not None and recorder.has_file()
+    already = recorder is not None and recorder.ring.is_there()
     if recorder is None or not already:
         recorder = begin_recorder(worker, options, notes)
     return {
-        "path": str(recorder.path),
-        "instance": recorder.instance,
-        "bytes": recorder.nbytes,
-        "slots": recorder.slots,
+        "path": str(recorder.ring.path),
+        "instance": recorder.options.instance,
+        "bytes": recorder.ring.layout.nbytes,
+        "slots": recorder.ring.layout.slots,
         "already": already,
-        "other": recorder.instance != options.instance,
+        "other": recorder.options.instance != options.instance,
         "notes": notes.as_list(),
     }
 
@@ -43,11 +43,11 @@ def recorder_stop(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
     stopped = False
     if recorder is None:
         notes.add("stopped", "no recorder runs")
-    elif recorder.instance != arguments["instance"]:
-        notes.add("stopped", f"the recorder that runs is {recorder.instance}: somebody else started it")
+    elif recorder.options.instance != arguments["instance"]:
+        notes.add("stopped", f"the recorder that runs is {recorder.options.instance}: somebody else started it")
     else:
         stopped = recorder.stop()
         state_of(worker).recorder = None
         if not stopped:
             notes.add("stopped", f"the recorder {NOT_ENDED}")
-    return {"stopped": stopped, "path": str(recorder.path) if recorder else None, "notes": notes.as_list()}
+    return {"stopped": stopped, "path": str(recorder.ring.path) if recorder else None, "notes": notes.as_list()}

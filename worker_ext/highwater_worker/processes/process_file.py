@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from highwater_worker.files import new_file
+from highwater_worker.files import checked, is_at, new_file
 
 MAGIC = b"HWPROC01"
 FILE_BYTES = 4096
 _HEAD = struct.Struct("<8sII")
-_CHECKSUM = struct.Struct("<I")
-MAX_BODY_BYTES = FILE_BYTES - _HEAD.size - _CHECKSUM.size
+_CHECKSUM_BYTES = 4
+MAX_BODY_BYTES = FILE_BYTES - _HEAD.size - _CHECKSUM_BYTES
 _READABLE_BY_ALL = 0o644
 
 
 class ProcessFile:
-    """The open file.
-
-    Args:
-        path: Its place.
-        descriptor: Of the open file.
-    """
+    """The open file."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -32,7 +26,7 @@ class ProcessFile:
         self._written = 1
 
     def write(self, body: bytes) -> None:
-        """Write over what is there.
+        """Write over the old content.
 
         Args:
             body: One JSON object in ASCII, at most `MAX_BODY_BYTES` long.
@@ -46,38 +40,22 @@ class ProcessFile:
 
     def is_there(self) -> bool:
         """Return whether the file is still in its place."""
-        try:
-            return os.path.samestat(os.lstat(self.path), os.fstat(self._descriptor))
-        except OSError:
-            return False
+        return is_at(self.path, self._descriptor)
 
     def close(self, *, removes: bool) -> None:
-        """Close the file; a second call does nothing.
-
-        Args:
-            removes: Whether to remove it too: its process ends in order.
-        """
+        """Close the file, and remove it where its process ends in order; a second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor < 0:
             return
         with suppress(OSError):
-            if removes and os.path.samestat(os.lstat(self.path), os.fstat(descriptor)):
+            if removes and is_at(self.path, descriptor):
                 os.unlink(self.path)
         with suppress(OSError):
             os.close(descriptor)
 
 
 def make_process_file(path: Path, body: bytes) -> ProcessFile:
-    """Make one; the folder is made where it is missing.
-
-    Args:
-        path: Its place.
-        body: What it says at first, as for `ProcessFile.write`.
-
-    Raises:
-        OSError: It cannot be made.
-        ValueError: The text is too long.
-    """
+    """Make a file with its first content; the folder is made where it is missing. Raises as `ProcessFile.write`."""
     frame = _framed(1, body)
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path, _READABLE_BY_ALL) as descriptor:
@@ -88,6 +66,4 @@ def make_process_file(path: Path, body: bytes) -> ProcessFile:
 def _framed(sequence: int, body: bytes) -> bytes:
     if len(body) > MAX_BODY_BYTES:
         raise ValueError(f"{len(body)} bytes do not fit into {MAX_BODY_BYTES}")
-    head = _HEAD.pack(MAGIC, sequence & 0xFFFFFFFF, len(body))
-    frame = b"".join((head, _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(head))), body))
-    return frame.ljust(FILE_BYTES, b"\0")
+    return checked(_HEAD.pack(MAGIC, sequence & 0xFFFFFFFF, len(body)), body).ljust(FILE_BYTES, b"\0")

@@ -1,7 +1,7 @@
 """The encoder cache's entries, kept up to date in slices on the engine's own thread.
 
-An entry is read once, when it is first seen; afterwards it is only compared with the one before. It refuses to
-keep anything of the engine's from one slice to the next but weak references: what the engine drops is freed at once.
+An entry is read once, when it is first seen; afterwards it is only compared with the one before. From one slice to the
+next only weak references to the engine's objects are kept: what the engine drops is freed at once.
 """
 
 from __future__ import annotations
@@ -51,69 +51,9 @@ class _Row(NamedTuple):
     origin: tuple[str, int] | None
     seen_at: float
 
-    @property
-    def storages(self) -> tuple[Storage, ...]:
-        """The storages that it lies in."""
-        return self.movability.storages
-
-
-class _Totals:
-    """The totals of all rows, moved along with each that comes or goes.
-
-    Args:
-        device_type: The worker's own device type.
-    """
-
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
-        # Not by the address alone: while the row of an entry that is gone is still there, its address may be in use
-        # again, for something of another size.
-        self._entries: dict[Storage, int] = {}
-        self.device_bytes = self.host_bytes = 0
-        """Of storages, each once."""
-        self.embeds = 0
-        self.host_entries = 0
-        self.groups = Groups(device_type)
-
-    def add(self, row: _Row) -> None:
-        """Count a row."""
-        self._count(row, 1)
-        self.groups.add(row.movability)
-        for storage in row.storages:
-            entries = self._entries.get(storage, 0)
-            self._entries[storage] = entries + 1
-            if not entries:
-                self._count_storage(storage, 1)
-
-    def remove(self, row: _Row) -> None:
-        """Count a row no more."""
-        self._count(row, -1)
-        self.groups.remove(row.movability)
-        for storage in row.storages:
-            entries = self._entries.pop(storage)
-            if entries > 1:
-                self._entries[storage] = entries - 1
-            else:
-                self._count_storage(storage, -1)
-
-    def _count(self, row: _Row, sign: int) -> None:
-        self.embeds += sign * row.embeds
-        self.host_entries += sign * row.is_on_host
-
-    def _count_storage(self, storage: Storage, sign: int) -> None:
-        if storage.device_type == self._device_type:
-            self.device_bytes += sign * storage.nbytes
-        else:
-            self.host_bytes += sign * storage.nbytes
-
 
 class EncoderIndex:
-    """Follows one worker's encoder cache.
-
-    Args:
-        device: The worker's own device.
-        cost_clock: Seconds that only grow; times the slices.
-    """
+    """Follows one worker's encoder cache; `cost_clock` times the slices."""
 
     def __init__(self, device: Device, cost_clock: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
@@ -121,7 +61,8 @@ class EncoderIndex:
         self._copies = HostCopies(device)
         self._cost_clock = cost_clock
         self._rows: dict[Any, _Row] = {}
-        self._totals = _Totals(device.type)
+        self._groups = Groups(device.type)
+        self._embeds = self._host_entries = 0
         self._figures: dict[str, Any] | None = None
         self._oldest_seen_at: float | None = None
         self._keys: Iterator[Any] | None = None
@@ -189,16 +130,16 @@ class EncoderIndex:
 
     def _trimmable(self, worker: object, host: HostMemory) -> int | None:
         try:
-            return trimmable_bytes(worker, self._device, self._totals.groups, self._storages_of, host)
+            return trimmable_bytes(worker, self._device, self._groups, self._storages_of, host)
         except Exception:  # noqa: BLE001 - a trim would be refused, mostly, and a trim says why; this figure alone is lost
             return None
 
     def _storages_of(self, key: str) -> tuple[Storage, ...]:
         row = self._rows.get(key)
-        return () if row is None else row.storages
+        return () if row is None else row.movability.storages
 
     def _read(self, worker: object, now: float, change: object, deadline: float | None) -> bool:
-        """Read on; return whether the pass has reached the cache's end."""
+        """Read on, and return whether the pass has reached the cache's end."""
         if self._keys is None:
             if change is not None and change == self._change:
                 self._pass_due = now + _PASS_SECONDS
@@ -219,7 +160,7 @@ class EncoderIndex:
         return True
 
     def _go_on(self, cache: dict[Any, Any], keys: Iterator[Any], now: float, deadline: float | None) -> bool:
-        """Read further entries; return whether all have been read."""
+        """Read further entries, and return whether all have been read."""
         for number, key in enumerate(keys, 1):
             value = dict.get(cache, key)
             row = self._rows.get(key)
@@ -233,13 +174,12 @@ class EncoderIndex:
         for key in [key for key in self._rows if not dict.__contains__(cache, key)]:
             self._drop(key)
         self.is_new, self._is_changed = self.is_new or self._is_changed, False
-        totals = self._totals
         self._figures = {
             "entries": len(self._rows),
-            "device_bytes": totals.device_bytes,
-            "host_bytes": totals.host_bytes,
-            "host_entries": totals.host_entries,
-            "embeds": totals.embeds,
+            "device_bytes": self._groups.device_bytes,
+            "host_bytes": self._groups.host_bytes,
+            "host_entries": self._host_entries,
+            "embeds": self._embeds,
         }
         # Rows come at the end, and one that stays where it is keeps its place.
         self._oldest_seen_at = next((row.seen_at for row in self._rows.values()), None)
@@ -263,20 +203,25 @@ class EncoderIndex:
             seen_at=seen_at,
         )
         if before is not None:
-            self._totals.remove(before)
+            self._count(before, -1)
             if not same:
                 del self._rows[key]
         self._rows[key] = row
-        self._totals.add(row)
+        self._count(row, 1)
         self._is_changed = True
 
     def _drop(self, key: Any) -> None:  # noqa: ANN401 - a dict's
-        self._totals.remove(self._rows.pop(key))
+        self._count(self._rows.pop(key), -1)
         self._is_changed = True
+
+    def _count(self, row: _Row, sign: int) -> None:
+        self._embeds += sign * row.embeds
+        self._host_entries += sign * row.is_on_host
+        (self._groups.add if sign > 0 else self._groups.remove)(row.movability)
 
     def _forget(self, now: float) -> None:
         self.is_new = self.is_new or bool(self._rows)
-        self._rows, self._totals = {}, _Totals(self._device_type)
+        self._rows, self._groups, self._embeds, self._host_entries = {}, Groups(self._device_type), 0, 0
         self._figures = self._oldest_seen_at = self._keys = self._of = self._change = self.trimmable_bytes = None
         self._pass_due = now + _PASS_SECONDS
 

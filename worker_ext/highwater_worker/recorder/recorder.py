@@ -1,8 +1,8 @@
 """The recorder of one worker: it samples and writes until it is stopped, or worker or process end.
 
-Samples are taken where the engine calls its worker, after a step: on the process's main thread and nowhere else. The
-thread that is started here writes heartbeats. Both refuse to raise into anything, to hold the engine up for longer than
-a sample takes, and to keep their worker alive.
+Samples are taken where the engine calls its worker, after a step: on the process's main thread only. The thread that is
+started here writes heartbeats. Neither raises, holds the engine up for longer than a sample takes, or keeps the worker
+alive.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class Recorder:
     Args:
         worker: The worker.
         ring: The file; the thread closes it.
-        options: Its options.
-        in_memory: Whether the file is in memory, so that the engine's thread may write into it; else ours does. To
-            change a file on a disk can wait for its journal, for seconds.
+        options: The recorder's.
+        in_memory: Whether the file is in memory, so that the engine's thread may write into it. A disk's journal can
+            hold a writer for seconds, so only the recorder's thread writes there.
         clock: Monotonic seconds, the same in all processes of a machine.
         wall_clock: Unix seconds.
         wait: Waits for so many seconds, and returns whether to stop; by default until `stop`.
@@ -145,12 +145,12 @@ class Recorder:
         self._last_cost_ms: float | None = None
         self._has_table = False
         self._engine_budget: dict[str, Any] | None = None
-        # Of ours:
+        # Of the recorder's thread:
         self._host = NO_HOST
         self._host_due = float("-inf")
         self._activity = -1
         self._busy_until = float("-inf")
-        # From the engine's to ours:
+        # From the engine's thread to the recorder's:
         self._samples: deque[bytes] | None = None if in_memory else deque(maxlen=_MAX_WAITING)
         self._table: tuple[bytes, bytes] | None = None
 
@@ -187,30 +187,6 @@ class Recorder:
         # spawned, not forked. Neither reaches the worker from here.
         atexit.register(self._end)
         self._finalizer = Finalize(None, self._end, exitpriority=_EARLY)
-
-    @property
-    def instance(self) -> str:
-        """The engine life that is recorded, as the starter named it."""
-        return self.options.instance
-
-    @property
-    def path(self) -> Path:
-        """The path of the file."""
-        return self.ring.path
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the file."""
-        return self.ring.layout.nbytes
-
-    @property
-    def slots(self) -> int:
-        """The number of samples that the file holds."""
-        return self.ring.layout.slots
-
-    def has_file(self) -> bool:
-        """Return whether the file is still in its place."""
-        return self.ring.is_there()
 
     @contextmanager
     def operation(self, op: str) -> Iterator[None]:
@@ -337,7 +313,7 @@ class Recorder:
         else:
             self._table = head, rows
 
-    # --- on our thread ---
+    # --- on the recorder's thread ---
 
     def run(self) -> None:
         """Write heartbeats until `stop`: the thread's body."""
@@ -379,7 +355,7 @@ class Recorder:
         self._host = read_host(Notes())
 
     def _flush(self) -> None:
-        """Write what the engine's thread left to this one."""
+        """Write what the engine's thread handed over."""
         table, self._table = self._table, None
         with suppress(OSError, ValueError):  # there is nowhere to report it, and the next one may be written again
             while self._samples:
@@ -407,7 +383,7 @@ class Recorder:
         self._woken.clear()
         return self._stopping
 
-    # --- on either ---
+    # --- on either thread ---
 
     def _now(self) -> _Now:
         return _Now(self._wall_clock(), self._clock())

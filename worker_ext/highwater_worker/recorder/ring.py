@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from highwater_worker.files import new_file
+from highwater_worker.files import checked, is_at, new_file
 
 HEADER_BYTES = 4096
 SLOT_BYTES = 2048
@@ -27,8 +26,8 @@ _MAGIC = b"HIGHWATR"
 _VERSION = 2
 _HEADER = struct.Struct("<8sHHIIIIII")
 _SLOT = struct.Struct("<QI")
-_CHECKSUM = struct.Struct("<I")
-_FRAME_BYTES = _SLOT.size + _CHECKSUM.size
+_CHECKSUM_BYTES = 4
+_FRAME_BYTES = _SLOT.size + _CHECKSUM_BYTES
 _HEAD_LENGTH = struct.Struct("<I")
 _STACK_HEAD = struct.Struct("<dd")
 _NO_STACK = bytes(16)
@@ -38,7 +37,7 @@ _TABLE_HEAD_BYTES = 32 * 1024
 MAX_HEAD_BYTES = _TABLE_HEAD_BYTES - _FRAME_BYTES - _HEAD_LENGTH.size
 MAX_BODY_BYTES = SLOT_BYTES - _FRAME_BYTES
 MAX_HEARTBEAT_BYTES = HEARTBEAT_BYTES - _FRAME_BYTES
-MAX_IDENTITY_BYTES = HEADER_BYTES - _HEADER.size - _CHECKSUM.size
+MAX_IDENTITY_BYTES = HEADER_BYTES - _HEADER.size - _CHECKSUM_BYTES
 _READABLE_BY_ALL = 0o644
 
 
@@ -123,11 +122,8 @@ class Ring:
         return self._descriptor
 
     def is_there(self) -> bool:
-        """Return whether the file is still in its place: a removed one can be written and never be found."""
-        try:
-            return os.path.samestat(os.lstat(self.path), os.fstat(self._descriptor))
-        except OSError:
-            return False
+        """Return whether the file is still in its place."""
+        return is_at(self.path, self._descriptor)
 
     def close(self) -> None:
         """Close the file and leave it to its readers; a second call does nothing."""
@@ -139,16 +135,16 @@ class Ring:
 
     def discard(self) -> None:
         """Close the file and remove it: nothing will be written into it."""
-        is_ours = self.is_there()
+        is_there = self.is_there()
         self.close()
-        if is_ours:
+        if is_there:
             with suppress(OSError):
                 self.path.unlink()
 
     def _write_frame(self, sequence: int, body: bytes, limit: int, position: int) -> None:
         if len(body) > limit:
             raise ValueError(f"a record of {len(body)} bytes does not fit into {limit}")
-        self._pwrite(_checked(_SLOT.pack(sequence, len(body)), body), position)
+        self._pwrite(checked(_SLOT.pack(sequence, len(body)), body), position)
 
     def _pwrite(self, content: bytes, position: int) -> None:
         with self._lock:
@@ -182,8 +178,4 @@ def _header(identity: bytes, layout: Layout) -> bytes:
     if len(identity) > MAX_IDENTITY_BYTES:
         raise ValueError(f"an identity of {len(identity)} bytes does not fit into {MAX_IDENTITY_BYTES}")
     sizes = (SLOT_BYTES, layout.slots, HEARTBEAT_BYTES, layout.table_bytes, STACK_BYTES)
-    return _checked(_HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, *sizes, len(identity)), identity)
-
-
-def _checked(head: bytes, body: bytes) -> bytes:
-    return b"".join((head, _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(head))), body))
+    return checked(_HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, *sizes, len(identity)), identity)
