@@ -37,11 +37,7 @@ def identity(worker: object) -> dict[str, Any]:
 
 
 def boot_id(root: Path = ROOT) -> str:
-    """Return the kernel's name of this boot of the machine.
-
-    Raises:
-        OSError: The kernel does not report it.
-    """
+    """Return the kernel's name of this boot of the machine; raises OSError where the kernel does not report it."""
     return printable((root / "proc/sys/kernel/random/boot_id").read_text("ascii", "replace"), 64)
 
 

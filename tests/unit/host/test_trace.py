@@ -17,7 +17,7 @@ from highwater.host.trace import CannotTrace, ask, find_process, read_result, tr
 from highwater_worker.files import encoded
 from highwater_worker.identity import boot_id, pid_started
 from highwater_worker.processes.host_trace import HostTrace
-from highwater_worker.processes.process_file import make_process_file
+from highwater_worker.processes.writer import make_process_file
 
 MY_NAME = f"highwater-{os.getpid()}-{pid_started()}"
 

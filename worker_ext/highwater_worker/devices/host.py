@@ -55,11 +55,7 @@ def read_host(notes: Notes, root: Path = ROOT) -> HostMemory:
 
 
 def rss_bytes(root: Path = ROOT) -> int:
-    """Return the process's resident size.
-
-    Raises:
-        OSError: There is no /proc.
-    """
+    """Return the process's resident size; raises OSError where there is no /proc."""
     return int(read_start(f"{root}/proc/self/statm", mmap.PAGESIZE).split()[1]) * mmap.PAGESIZE
 
 

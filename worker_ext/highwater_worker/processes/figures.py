@@ -54,11 +54,7 @@ def read_figures(pid: int | str = "self", root: Path = ROOT) -> dict[str, Any]:
 
 
 def count_descriptors(root: Path = ROOT) -> int:
-    """Return how many files this process has open.
-
-    Raises:
-        OSError: The kernel does not show it.
-    """
+    """Return how many files this process has open; raises OSError where the kernel does not show it."""
     folder = f"{root}/proc/self/fd"
     # Since Linux 6.2 the folder's size is their number; before, each has to be listed, with the folder's own.
     size = os.stat(folder).st_size

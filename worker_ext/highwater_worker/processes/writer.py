@@ -1,7 +1,8 @@
 """A thread that writes this process's host memory into its file once a second.
 
 It touches neither torch nor the engine, waits for nothing but its own clock, and ends in silence where it cannot write:
-vLLM must serve as well without it. A forked child gets a thread and a file of its own.
+vLLM must serve as well without it. A forked child gets a thread and a file of its own. The file has 4096 bytes, and is
+rewritten in place with one system call; docs/recorder.md describes it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import multiprocessing
 import os
 import re
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -24,11 +26,10 @@ from typing import Any
 from highwater_worker.devices.cgroup import read_container
 from highwater_worker.devices.host import read_machine
 from highwater_worker.errors import Notes, printable
-from highwater_worker.files import ROOT, encoded, file_system_of, is_remote, remove_silent
+from highwater_worker.files import ROOT, checked, encoded, file_system_of, is_at, is_remote, new_file, remove_silent
 from highwater_worker.identity import boot_id, identity, pid_started
 from highwater_worker.processes.figures import count_descriptors, descriptors_limit, list_processes, read_figures
 from highwater_worker.processes.host_trace import HostTrace
-from highwater_worker.processes.process_file import MAX_BODY_BYTES, ProcessFile, make_process_file
 from highwater_worker.processes.role import Role, engine_settings, own_role
 from highwater_worker.processes.shared_memory import read_shm
 
@@ -45,6 +46,64 @@ _NAME = re.compile(r"highwater-([0-9]{1,10})-[0-9]{1,20}\.process$")
 _MAX_SCANNED = 4096
 _OLD_SECONDS = 600.0
 _SCHEMA = 1
+MAGIC = b"HWPROC01"
+FILE_BYTES = 4096
+_HEAD = struct.Struct("<8sII")
+_CHECKSUM_BYTES = 4
+MAX_BODY_BYTES = FILE_BYTES - _HEAD.size - _CHECKSUM_BYTES
+_READABLE_BY_ALL = 0o644
+
+
+class ProcessFile:
+    """The open file."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._written = 1
+
+    def write(self, body: bytes) -> None:
+        """Write over the old content.
+
+        Args:
+            body: One JSON object in ASCII, at most `MAX_BODY_BYTES` long.
+
+        Raises:
+            OSError: It could not be written.
+            ValueError: It is too long.
+        """
+        self._written += 1
+        os.pwrite(self._descriptor, _framed(self._written, body), 0)
+
+    def is_there(self) -> bool:
+        """Return whether the file is still in its place."""
+        return is_at(self.path, self._descriptor)
+
+    def close(self, *, removes: bool) -> None:
+        """Close the file, and remove it where its process ends in order; a second call does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor < 0:
+            return
+        with suppress(OSError):
+            if removes and is_at(self.path, descriptor):
+                os.unlink(self.path)
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+def make_process_file(path: Path, body: bytes) -> ProcessFile:
+    """Make a file with its first content; the folder is made where it is missing. Raises as `ProcessFile.write`."""
+    frame = _framed(1, body)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path, _READABLE_BY_ALL) as descriptor:
+        os.pwrite(descriptor, frame, 0)
+    return ProcessFile(path, descriptor)
+
+
+def _framed(sequence: int, body: bytes) -> bytes:
+    if len(body) > MAX_BODY_BYTES:
+        raise ValueError(f"{len(body)} bytes do not fit into {MAX_BODY_BYTES}")
+    return checked(_HEAD.pack(MAGIC, sequence & 0xFFFFFFFF, len(body)), body).ljust(FILE_BYTES, b"\0")
 
 
 class ProcessWriter:

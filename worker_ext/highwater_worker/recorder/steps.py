@@ -74,8 +74,8 @@ class Steps:
         """The number of calls of the engine that have begun, steps or other."""
         self.has_failed = False
         """True if the last call of a step raised: the engine ends of that, and may end its workers in order."""
-        # One tuple, put in place by one statement: a reader has all of it old or all of it new.
-        self._seen: tuple[int, int, float | None, float | None, int] = (0, 0, None, None, 0)
+        # Replaced by one statement: a reader has all of it old or all of it new.
+        self._seen = Progress(0, 0, None, None, 0)
         # Held by the worker alone: a wrapper may reach it.
         self._put: dict[str, weakref.ref[Any]] = {}
         self._passed_by = False
@@ -84,7 +84,7 @@ class Steps:
     @property
     def was_empty(self) -> bool | None:
         """True if the last step had no tokens, so that the engine has nothing to do; None where no step was seen."""
-        return None if not self._seen[1] else not self._had_tokens
+        return None if not self._seen.ended else not self._had_tokens
 
     def attach(self, worker: Any, notes: Notes) -> None:  # noqa: ANN401 - vLLM's worker, of any version
         """Count from now on; `notes` gets the reason where steps cannot be counted."""
@@ -109,9 +109,9 @@ class Steps:
 
     def progress(self) -> Progress | None:
         """Return the counts, None where steps cannot be seen."""
-        if _STEP not in self._put or (self._passed_by and not self._seen[0]):
+        if _STEP not in self._put or (self._passed_by and not self._seen.begun):
             return None
-        return Progress(*self._seen)
+        return self._seen
 
     def _step(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
@@ -140,7 +140,7 @@ class Steps:
         def change(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
             self.calls += 1
             output = method(*arguments, **named)
-            if self._seen[2] is None:
+            if self._seen.since is None:
                 self._has_ended(True)
             return output
 
@@ -150,7 +150,7 @@ class Steps:
         begun, ended, outer, _, _ = self._seen
         now = self._clock()
         self.calls += 1
-        self._seen = (begun + step, ended, now, now, get_ident())
+        self._seen = Progress(begun + step, ended, now, now, get_ident())
         try:
             output = method(*arguments, **named)
         except Exception:  # not SystemExit, by which a worker that is told to end ends
@@ -162,11 +162,11 @@ class Steps:
         finally:
             # Read again: a call within this one has moved them. Around that one, this one goes on.
             begun, ended, _, _, thread = self._seen
-            self._seen = (begun, ended + step, outer, self._clock(), thread)
+            self._seen = Progress(begun, ended + step, outer, self._clock(), thread)
 
     def _ended(self, output: object, *, must_look: bool) -> None:
         self.outputs.watch(output)
-        if self._seen[2] is None:
+        if self._seen.since is None:
             self._has_ended(must_look)
 
 

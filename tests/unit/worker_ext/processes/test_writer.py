@@ -18,8 +18,13 @@ from highwater_worker.devices import cgroup
 from highwater_worker.files import remove_silent
 from highwater_worker.processes import writer as writer_module
 from highwater_worker.processes.figures import read_figures
-from highwater_worker.processes.process_file import FILE_BYTES, MAX_BODY_BYTES, make_process_file
-from highwater_worker.processes.writer import ProcessWriter, start_process_file
+from highwater_worker.processes.writer import (
+    FILE_BYTES,
+    MAX_BODY_BYTES,
+    ProcessWriter,
+    make_process_file,
+    start_process_file,
+)
 
 HEAD = struct.Struct("<8sII")
 
