@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from highwater_worker.encoder_cache.encoder_outputs import Sightings
 from highwater_worker.encoder_cache.sleep import SleepRecord
 from highwater_worker.encoder_cache.spilling_dict import Ledger
 from highwater_worker.memory.allocator import AllocationHistory, AllocatorReserve
@@ -19,7 +18,8 @@ ATTRIBUTE = "_highwater_state"
 class WorkerState:
     """One worker's memory of earlier calls."""
 
-    sightings: Sightings = field(default_factory=Sightings)
+    index: object = None
+    """The index of the encoder cache that operations keep; `recorder.encoder_index.read_index` returns it."""
     residency: Residency = field(default_factory=Residency)
     ledger: Ledger = field(default_factory=Ledger)
     """The counts of moves between device and host; they outlive a cache that the engine makes anew."""

@@ -14,11 +14,11 @@ from highwater_worker.files import ROOT, read_start
 class HostMemory(NamedTuple):
     """Host memory in bytes (kills: a count), None where it could not be read; the names are those of the response."""
 
-    rss_bytes: int | None
-    cgroup_used_bytes: int | None
-    cgroup_limit_bytes: int | None
-    node_total_bytes: int | None
-    node_available_bytes: int | None
+    rss_bytes: int | None = None
+    cgroup_used_bytes: int | None = None
+    cgroup_limit_bytes: int | None = None
+    node_total_bytes: int | None = None
+    node_available_bytes: int | None = None
     cgroup_oom_kills: int | None = None
     """Processes of its container that the kernel has killed for memory."""
 

@@ -1,4 +1,4 @@
-"""The encoder cache of one worker, read without changing it: entries, sizes, ages, and the requests that need them.
+"""The encoder cache of one worker, read without changing it: entries, sizes, and the requests that need them.
 
 Both model runners are known: V1 keeps a dict on the runner, V2 an `EncoderCache` around one. Nothing is changed: an
 entry that the scheduler expects and that is missing ends the engine (`Encoder cache miss`). Entries in host memory are
@@ -7,12 +7,11 @@ read there.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from highwater_worker.attributes import look_up, whole
+from highwater_worker.attributes import first_of, look_up, whole
 from highwater_worker.encoder_cache.spilling_dict import Ledger, Spilled, SpillingDict
 from highwater_worker.errors import Notes, UnreadableError
 from highwater_worker.identity import pp_rank
@@ -20,38 +19,6 @@ from highwater_worker.memory.storages import Storage, Tensor, is_tensor, storage
 
 _HOST = "host"
 """Instead of a device's type, for storages that were moved to host memory: on a CPU worker the types are the same."""
-_MAX_SIGHTINGS = 100_000
-
-
-class Sightings:
-    """Remembers when each entry was first seen; forgets entries that are gone.
-
-    No engine records when an entry was made: the age is a lower bound, exact to the time between two calls. Beyond
-    `maximum` entries it is 0 at every call.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic, maximum: int = _MAX_SIGHTINGS) -> None:
-        self._clock = clock
-        self._maximum = maximum
-        self._first: dict[str, tuple[object, float]] = {}
-
-    def ages(self, living: Mapping[str, object]) -> dict[str, float]:
-        """Return the seconds since each living entry was first seen, by mm_hash.
-
-        An entry made anew under its old hash, on another storage, starts again at 0.
-        """
-        now = self._clock()
-        first: dict[str, tuple[object, float]] = {}
-        ages: dict[str, float] = {}
-        for mm_hash, storage in living.items():
-            seen = self._first.get(mm_hash)
-            if seen is None or seen[0] != storage:
-                seen = (storage, now)
-            if len(first) < self._maximum:
-                first[mm_hash] = seen
-            ages[mm_hash] = now - seen[1]
-        self._first = first
-        return ages
 
 
 class Entry(NamedTuple):
@@ -68,59 +35,18 @@ class Entry(NamedTuple):
     """The raw value in the dict."""
 
 
-class EncoderOutputs:
-    """The cache's content when it was read. Storages on another type of device than the worker's are in host memory."""
-
-    def __init__(self, entries: list[Entry], device_type: str) -> None:
-        self.entries = entries
-        self.storages = {key: storage for entry in entries for key, storage in entry.storages.items()}
-        self._device_type = device_type
-        self.restore_reserve_bytes = 0
-        """The bytes kept on the device for entries to come back into; no other figure includes them."""
-
-    def is_on_device(self, storage: Storage) -> bool:
-        """Return whether a storage is on the worker's device; on a CPU worker that is host memory too."""
-        return storage.device_type == self._device_type
-
-    @property
-    def device_bytes(self) -> int:
-        """The bytes of all storages on the device, each once."""
-        return sum(storage.nbytes for storage in self.storages.values() if self.is_on_device(storage))
-
-    @property
-    def host_bytes(self) -> int:
-        """The bytes of all storages in host memory, each once."""
-        return sum(storage.nbytes for storage in self.storages.values() if not self.is_on_device(storage))
-
-    @property
-    def host_entries(self) -> int:
-        """The entries that lie in host memory."""
-        return sum(
-            bool(entry.storages) and not any(map(self.is_on_device, entry.storages.values())) for entry in self.entries
-        )
-
-    def ages(self, sightings: Sightings) -> dict[str, float]:
-        """Return the seconds since each entry was first seen."""
-        return sightings.ages({entry.mm_hash: entry.origin for entry in self.entries})
-
-
-def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | None:
-    """Return the worker's encoder cache, None where it has none: a text-only model, or a later pipeline stage.
+def read_entries(worker: object) -> list[Entry] | None:
+    """Return the entries of the worker's encoder cache; None without one: a text model, or a later pipeline stage.
 
     Raises:
-        UnreadableError: It is of an unknown kind.
+        UnreadableError: The cache is of an unknown kind.
     """
     found = find_encoder_cache(worker)
     if found is None:
         return None
-    outputs = found[1]
-    # dict's own items(): a subclass that brings entries back from the host at access must not do that for us. And a
-    # copy at once: under Ray's compiled graphs a step may run beside us.
-    items = list(dict.items(outputs))
-    read = EncoderOutputs([read_entry(outputs, mm_hash, value) for mm_hash, value in items], device_type)
-    if isinstance(outputs, SpillingDict):
-        read.restore_reserve_bytes = outputs.way_back.reserve_bytes
-    return read
+    # dict's own items(): a subclass that brings entries back from the host at access must not do that here. And a copy
+    # at once: under Ray's compiled graphs a step may run beside this call.
+    return [read_entry(found[1], mm_hash, value) for mm_hash, value in list(dict.items(found[1]))]
 
 
 def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
@@ -131,36 +57,8 @@ def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
     return entry
 
 
-def encoder_cache_block(
-    worker: object, device_type: str, sightings: Sightings, ledger: Ledger
-) -> dict[str, Any] | None:
-    """Return the figures of the cache as it is now, None where the worker has none; no reference to it is left."""
-    # In a function of its own, with whose end its references to tensors go: an exception may hold the caller's frame.
-    return encoder_cache_figures(worker, read_encoder_outputs(worker, device_type), sightings, ledger)
-
-
-def encoder_cache_figures(
-    worker: object, outputs: EncoderOutputs | None, sightings: Sightings, ledger: Ledger
-) -> dict[str, Any] | None:
-    """Return the cache's figures for a response, None where the worker has no cache."""
-    if outputs is None:
-        return None
-    oldest = max(outputs.ages(sightings).values(), default=None)
-    return {
-        "entries": len(outputs.entries),
-        "device_bytes": outputs.device_bytes,
-        "host_bytes": outputs.host_bytes,
-        "host_entries": outputs.host_entries,
-        "capacity_embeds": capacity_embeds(worker),
-        "embeds": sum(map(entry_embeds, outputs.entries)),
-        "oldest_age_seconds": None if oldest is None else round(oldest, 3),
-        "restore_reserve_bytes": outputs.restore_reserve_bytes,
-        **moves(ledger),
-    }
-
-
 def moves(ledger: Ledger) -> dict[str, Any]:
-    """Return for an answer the counts of moves between device and host since the engine started."""
+    """Return for a response the counts of moves between device and host since the engine started."""
     return {
         "spills": ledger.spills,
         "restores": ledger.restores,
@@ -214,10 +112,8 @@ def restore_reserve_bytes(worker: object) -> int:
 def capacity_embeds(worker: object) -> int | None:
     """Return the embeddings that the scheduler lets the cache hold, None where that is unknown."""
     # V1's budget includes the rule that one item of the largest kind always fits; V2 keeps no budget object.
-    budget = whole(look_up(worker, "model_runner", "mm_budget", "encoder_cache_size"))
-    if budget is not None:
-        return budget
-    return whole(look_up(worker, "vllm_config", "scheduler_config", "encoder_cache_size"))
+    paths = ("model_runner.mm_budget.encoder_cache_size", "vllm_config.scheduler_config.encoder_cache_size")
+    return cast("int | None", first_of(worker, *paths, convert=whole))
 
 
 def needed_hashes(worker: object) -> set[str] | None:

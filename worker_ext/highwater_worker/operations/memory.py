@@ -7,20 +7,14 @@ of its storage is gone. What the allocator still keeps after that, no release gi
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
 
 from highwater_worker.devices import Device, describe_device, device_of
 from highwater_worker.devices.host import HostMemory, read_host
-from highwater_worker.encoder_cache.encoder_outputs import (
-    EncoderOutputs,
-    encoder_cache_figures,
-    note_odd_absence,
-    read_encoder_outputs,
-)
+from highwater_worker.encoder_cache.encoder_outputs import note_odd_absence
 from highwater_worker.encoder_cache.sleep import asleep_tags, refuse_while_asleep
-from highwater_worker.errors import Notes, RefusedError, UnreadableError
+from highwater_worker.errors import Notes
 from highwater_worker.memory.allocator import AllocatorReserve
 from highwater_worker.memory.memory_parts import (
     NO_DEVICE,
@@ -32,10 +26,8 @@ from highwater_worker.memory.memory_parts import (
     read_space,
     refuse_suspended,
 )
-from highwater_worker.memory.storages import Storage
 from highwater_worker.memory.weights import counting_caveat, weights_bytes
-from highwater_worker.spill.mover import HostCopies
-from highwater_worker.spill.trimmable import Groups, movability, trimmable_bytes
+from highwater_worker.recorder.encoder_index import read_index
 from highwater_worker.state import WorkerState, state_of
 
 
@@ -77,11 +69,12 @@ def _components(
     kind = device.type
     weights = notes.attempt("weights_bytes", lambda: _weights(worker, kind, state, notes))
     kv_cache = read_kv_cache(worker, kind, state.residency, notes)
-    outputs = notes.attempt("encoder_cache", lambda: _encoder_outputs(worker, kind, notes))
-    encoder = notes.attempt(
-        "encoder_cache", lambda: encoder_cache_figures(worker, outputs, state.sightings, state.ledger)
-    )
-    trimmable = notes.attempt("trimmable_bytes", lambda: _trimmable(worker, device, outputs, host))
+    index = notes.attempt("encoder_cache", lambda: read_index(worker, device, host))
+    encoder = None if index is None else index.figures(worker, state.ledger)
+    if index is not None and encoder is None:
+        note_odd_absence(worker, "encoder_cache", notes)
+    # Without a note where it is null: why a trim would be refused is the trim's to say.
+    trimmable = None if index is None else index.trimmable_bytes
     return dict(zip(names, (weights, *kv_cache, encoder, trimmable)))
 
 
@@ -90,28 +83,6 @@ def _weights(worker: object, kind: str, state: WorkerState, notes: Notes) -> int
     if caveat is not None:
         notes.add("weights_bytes", caveat)
     return size
-
-
-def _encoder_outputs(worker: object, kind: str, notes: Notes) -> EncoderOutputs | None:
-    outputs = read_encoder_outputs(worker, kind)
-    if outputs is None:
-        note_odd_absence(worker, "encoder_cache", notes)
-    return outputs
-
-
-def _trimmable(worker: object, device: Device, outputs: EncoderOutputs | None, host: HostMemory) -> int | None:
-    copies, groups = HostCopies(device), Groups(device.type)
-    entries = {} if outputs is None else {entry.mm_hash: entry for entry in outputs.entries}
-    for entry in entries.values():
-        groups.add(movability(entry, copies))
-
-    def storages_of(key: str) -> Iterable[Storage]:
-        return entries[key].storages.values() if key in entries else ()
-
-    # No note: why a trim would be refused is the trim's to say, and a cache that cannot be read is noted already.
-    with suppress(RefusedError, UnreadableError):
-        return trimmable_bytes(worker, device, groups, storages_of, host)
-    return None
 
 
 def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none

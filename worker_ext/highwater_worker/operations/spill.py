@@ -11,13 +11,13 @@ from typing import Any
 
 from highwater_worker.devices import device_of
 from highwater_worker.encoder_cache.encoder_outputs import (
-    encoder_cache_block,
     find_encoder_cache,
     needed_hashes,
     spilling_cache,
 )
 from highwater_worker.encoder_cache.spilling_dict import SpillingDict
 from highwater_worker.errors import BadPayloadError, Notes, RefusedError
+from highwater_worker.recorder.encoder_index import encoder_cache_figures
 from highwater_worker.spill.mover import Mover
 from highwater_worker.spill.plan import SpillPlan, Target, make_plan, read_host_budget
 from highwater_worker.spill.spilling import refuse_now, spilled_entries, watch, way_back_of
@@ -31,8 +31,8 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     given = [name for name, value in target._asdict().items() if value is not None]
     if len(given) > 1:
         raise BadPayloadError(f"payload keys {given[0]!r} and {given[1]!r} exclude each other; give one of them")
-    notes, state, device = Notes(), state_of(worker), device_of(worker)
-    cache = watch(worker, device, state)
+    notes, device = Notes(), device_of(worker)
+    cache = watch(worker, device, state_of(worker))
     mover = Mover(device, notes, deadline)
     plan = _plan(worker, cache, target, mover, notes)
     if cache is not None and plan.groups and plan.asked_bytes != 0:
@@ -52,7 +52,7 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
             "over_budget_entries": mover.over_budget,
             "unspillable_entries": plan.unspillable + mover.failed,
         },
-        "encoder_cache": encoder_cache_block(worker, device.type, state.sightings, state.ledger),
+        "encoder_cache": encoder_cache_figures(worker, device),
         "copy_seconds": round(mover.seconds, 6),
         "notes": notes.as_list(),
     }
@@ -94,7 +94,7 @@ def _spill(worker: object, cache: SpillingDict, plan: SpillPlan, arguments: Mapp
 def restore(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Bring every entry back, until the device is full or the time is up."""
     deadline = time.perf_counter() + arguments["max_seconds"]
-    notes, state, device = Notes(), state_of(worker), device_of(worker)
+    notes, device = Notes(), device_of(worker)
     cache = spilling_cache(worker)
     mover = Mover(device, notes, deadline)
     if cache is not None and spilled_entries(cache):
@@ -109,7 +109,7 @@ def restore(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "restored_bytes": mover.device_bytes,
         "left_entries": mover.failed,
         **mover.left(),
-        "encoder_cache": encoder_cache_block(worker, device.type, state.sightings, state.ledger),
+        "encoder_cache": encoder_cache_figures(worker, device),
         "copy_seconds": round(mover.seconds, 6),
         "notes": notes.as_list(),
     }

@@ -1,4 +1,4 @@
-"""The encoder cache's entries, kept up to date in slices on the engine's own thread.
+"""The encoder cache's entries, kept up to date: by the recorder in slices, by operations in one go.
 
 An entry is read once, when it is first seen; afterwards it is only compared with the one before. From one slice to the
 next only weak references to the engine's objects are kept: what the engine drops is freed at once.
@@ -29,12 +29,14 @@ from highwater_worker.memory.storages import Storage
 from highwater_worker.recorder.ring import MAX_ROWS, ROW
 from highwater_worker.spill.mover import HostCopies
 from highwater_worker.spill.trimmable import Groups, Movability, movability, trimmable_bytes
+from highwater_worker.state import state_of
 
 _SLICE_SECONDS = 0.0005
 _SHARE = 500
 """A slice is followed by so many times its duration without one: at most a 500th of the engine's thread."""
 _PASS_SECONDS = 1.0
 _HASH_CHARACTERS = 64
+_MISSING = object()
 _BATCH = 16
 """Entries between two readings of the clock."""
 
@@ -73,7 +75,7 @@ class EncoderIndex:
         """The value of `change` when the last whole pass began."""
         self._change_then: object = None
         """Its value when the pass under way began."""
-        self._pass_due = self._slice_due = float("-inf")
+        self._now = self._pass_due = self._slice_due = float("-inf")
         self._is_changed = False
         self.is_new = True
         """True where a whole pass has found other rows than `table` returned last."""
@@ -93,6 +95,7 @@ class EncoderIndex:
         Raises:
             UnreadableError: The cache is of an unknown kind.
         """
+        self._now = now
         if not whole and now < self._slice_due:
             return
         if self._keys is None and not (whole or now >= self._pass_due):
@@ -109,11 +112,11 @@ class EncoderIndex:
         finally:
             self._slice_due = now + _SHARE * (self._cost_clock() - started)
 
-    def figures(self, worker: object, ledger: Ledger, now: float) -> dict[str, Any] | None:
+    def figures(self, worker: object, ledger: Ledger) -> dict[str, Any] | None:
         """Return the cache's figures as of the last whole pass; None before the first, and without a cache."""
         if self._figures is None:
             return None
-        oldest = None if self._oldest_seen_at is None else round(max(now - self._oldest_seen_at, 0.0), 3)
+        oldest = None if self._oldest_seen_at is None else round(max(self._now - self._oldest_seen_at, 0.0), 3)
         return {
             **self._figures,
             "capacity_embeds": capacity_embeds(worker),
@@ -121,6 +124,14 @@ class EncoderIndex:
             "restore_reserve_bytes": restore_reserve_bytes(worker),
             **moves(ledger),
         }
+
+    def ages(self) -> dict[str, float]:
+        """Return by mm_hash the seconds since each entry was first seen.
+
+        No engine records when an entry was made: this is a lower bound. An entry made anew under its old hash, on
+        another storage, starts again at 0.
+        """
+        return {str(key): self._now - row.seen_at for key, row in self._rows.items()}
 
     def table(self) -> tuple[int, bytes]:
         """Return how many entries there are, and the rows of those that were seen first."""
@@ -162,9 +173,9 @@ class EncoderIndex:
     def _go_on(self, cache: dict[Any, Any], keys: Iterator[Any], now: float, deadline: float | None) -> bool:
         """Read further entries, and return whether all have been read."""
         for number, key in enumerate(keys, 1):
-            value = dict.get(cache, key)
+            value = dict.get(cache, key, _MISSING)
             row = self._rows.get(key)
-            if value is not None and (row is None or row.value() is not value):
+            if value is not _MISSING and (row is None or row.value() is not value):
                 self._put(key, value, read_entry(cache, key, value), now)
             if deadline is not None and number % _BATCH == 0 and self._cost_clock() > deadline:
                 return False
@@ -235,3 +246,21 @@ def _weak(value: object) -> Callable[[], object]:
 
 def _gone() -> None:
     return None
+
+
+def read_index(worker: object, device: Device, host: HostMemory | None = None) -> EncoderIndex:
+    """Return the index that operations keep of a worker's encoder cache, read to the end; the recorder has its own.
+
+    Raises:
+        UnreadableError: The cache is of an unknown kind.
+    """
+    state = state_of(worker)
+    index = state.index if isinstance(state.index, EncoderIndex) else EncoderIndex(device)
+    state.index = index
+    index.update(worker, time.monotonic(), None, host or HostMemory(), whole=True)
+    return index
+
+
+def encoder_cache_figures(worker: object, device: Device) -> dict[str, Any] | None:
+    """Return for a response the figures of the cache as it is now, None where the worker has none."""
+    return read_index(worker, device).figures(worker, state_of(worker).ledger)

@@ -20,13 +20,13 @@ from pathlib import Path
 from threading import Event, Thread, get_ident, main_thread
 from typing import Any, NamedTuple
 
-from highwater_worker.devices.host import read_host
+from highwater_worker.devices.host import HostMemory, read_host
 from highwater_worker.errors import Notes
 from highwater_worker.files import encoded
 from highwater_worker.memory.engine_budget import read_engine_budget
 from highwater_worker.memory.memory_parts import read_budget
 from highwater_worker.recorder.ring import MAX_HEAD_BYTES, MAX_ROWS, Layout, Ring
-from highwater_worker.recorder.sampler import NO_HOST, Sampler
+from highwater_worker.recorder.sampler import Sampler
 from highwater_worker.recorder.stacks import GIVES_WAY, Stacks, Watchdog, is_timer_taken
 from highwater_worker.recorder.steps import Steps
 from highwater_worker.state import state_of
@@ -146,7 +146,7 @@ class Recorder:
         self._has_table = False
         self._engine_budget: dict[str, Any] | None = None
         # Of the recorder's thread:
-        self._host = NO_HOST
+        self._host = HostMemory()
         self._host_due = float("-inf")
         self._activity = -1
         self._busy_until = float("-inf")

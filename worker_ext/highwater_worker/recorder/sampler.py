@@ -30,7 +30,6 @@ from highwater_worker.state import state_of
 _SELDOM_SECONDS = 10.0
 """The time for which the KV cache's size and the pools that are asleep are reused: a large model has hundreds of
 layers, and as many allocations of sleep mode; the pool is made once, and a call that puts it to sleep is seen."""
-NO_HOST = HostMemory(None, None, None, None, None)
 
 
 class Sampler:
@@ -43,7 +42,7 @@ class Sampler:
         self._asleep_tags: list[str] | None = None
         self.index: EncoderIndex | None = None
         """The encoder cache's entries; None before `memory`, and where the device is not known."""
-        self.host = NO_HOST
+        self.host = HostMemory()
         """The container's and the machine's memory, as another thread read it last."""
         self.notes: list[dict[str, str]] = []
         """The values that could not be read, as of the last sample that read everything."""
@@ -106,4 +105,4 @@ class Sampler:
         if index is None:
             return None
         notes.attempt("encoder_cache", lambda: index.update(worker, now, change, self.host, whole=whole))
-        return notes.attempt("encoder_cache", lambda: index.figures(worker, ledger, now))
+        return notes.attempt("encoder_cache", lambda: index.figures(worker, ledger))

@@ -229,7 +229,7 @@ class Index:
         return self.figures()
 
     def figures(self) -> dict[str, object] | None:
-        return self.index.figures(self.worker, state_of(self.worker).ledger, self.now)
+        return self.index.figures(self.worker, state_of(self.worker).ledger)
 
     def rows(self) -> list[tuple[str, int, float, int]]:
         return [(name.rstrip(b"\0").decode(), *rest) for name, *rest in ROW.iter_unpack(self.index.table()[1])]
@@ -256,7 +256,7 @@ def test_every_entry_has_a_row(index):
     index.now = 101.0
     assert index.rows() == [("a" * 64, 20, 100.0, 0), ("?\x1b", 1000, 100.0, 1)]
     assert (figures["entries"], figures["device_bytes"], figures["host_bytes"]) == (2, 20, 1000)
-    assert (figures["host_entries"], index.figures()["oldest_age_seconds"]) == (1, 1.0)
+    assert (figures["host_entries"], index.look()["oldest_age_seconds"]) == (1, 1.0)
 
 
 def test_an_entry_is_read_once(index):
