@@ -15,7 +15,7 @@ from bench.stage import Stage
 from bench.throughput import rates_of, ratio_figure
 from highwater.recorder.folder import MAX_RECORDS, RecorderFolder
 from highwater.recorder.ring import Ring
-from highwater_worker.notes import Notes
+from highwater_worker.errors import Notes
 from highwater_worker.recorder.steps import Steps
 
 SECONDS = 120

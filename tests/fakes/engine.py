@@ -57,7 +57,7 @@ IMAGES = 31  # of 122 MiB: 3,782 MiB, the growth of the benchmark
 IMAGE_BYTES = 122 * MIB
 NODE = 512 * 1024 * MIB
 NO_HISTORY = "PyTorch keeps no allocation history on cpu; it does on npu and cuda"
-NO_SNAPSHOT = "PyTorch keeps no memory snapshot on cpu; it keeps one of npu and cuda devices"
+NO_SNAPSHOT = "PyTorch's memory snapshot is not taken on cpu; it is on npu and cuda devices"
 RECORDER_RATE, RECORDER_SECONDS = 10.0, 10.0
 _WIRE = TypeAdapter(tuple[WorkerMemory, ...])
 

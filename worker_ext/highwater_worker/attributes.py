@@ -1,4 +1,4 @@
-"""Reading values out of an engine of which any version may lack any attribute.
+"""Reads values out of an engine of which any version may lack any attribute.
 
 Absent becomes None; a property that raises still raises, for `Notes` to record.
 """
@@ -6,7 +6,10 @@ Absent becomes None; a property that raises still raises, for `Notes` to record.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
+
+from highwater_worker.errors import printable
 
 
 def look_up(root: object, *path: str) -> Any:  # noqa: ANN401 - vLLM has no types that hold for all versions
@@ -41,3 +44,19 @@ def fraction(value: object) -> float | None:
 def text(value: object) -> str | None:
     """Return a value's text (torch's version is a subclass of str), and None for None."""
     return None if value is None else str(value)
+
+
+def first_of(root: object, *paths: str, convert: Callable[[Any], Any] = lambda value: value) -> Any:  # noqa: ANN401 - as above
+    """Return the first value that converts to something, of dotted paths: versions have it in different places."""
+    values = (convert(look_up(root, *path.split("."))) for path in paths)
+    return next((value for value in values if value is not None), None)
+
+
+def flag(value: object) -> bool | None:
+    """Return a bool, and None for everything else."""
+    return value if isinstance(value, bool) else None
+
+
+def short_text(value: object, limit: int) -> str | None:
+    """Return a value's text in one line of at most `limit` characters, and None for None."""
+    return None if value is None else printable(str(value), limit)

@@ -1,6 +1,6 @@
-"""The exceptions of this package; `answers` turns every one of them into data.
+"""The exceptions of this package, which `extension` turns into data, and notes on values that could not be read.
 
-    RequestError             caused by the request; carries the code of the answer
+    RequestError             caused by the request; carries the code of the response
       +- UnknownOpError      code "unknown_op"
       +- BadPayloadError     code "bad_payload"
       +- RefusedError        code "refused"
@@ -13,9 +13,14 @@ Anything else that is raised becomes code "failed", but for SystemExit and Keybo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class RequestError(Exception):
-    """The request cannot be served as it was put."""
+    """The request cannot be served."""
 
     code = "failed"
 
@@ -27,7 +32,7 @@ class UnknownOpError(RequestError):
 
 
 class BadPayloadError(RequestError):
-    """The payload is not a JSON object, or a key or value of it is wrong."""
+    """The payload is not a JSON object, or a key or value of it is invalid."""
 
     code = "bad_payload"
 
@@ -60,7 +65,7 @@ def describe(error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     except (SystemExit, KeyboardInterrupt):
         raise
-    except BaseException:  # noqa: BLE001 - an exception whose own __str__ raises must not cost us the answer
+    except BaseException:  # noqa: BLE001 - an exception whose own __str__ raises must not cost the response
         text = type(error).__name__
     return printable(text, 300)
 
@@ -69,3 +74,32 @@ def printable(text: str, limit: int = 200) -> str:
     """Return text in one line of at most `limit` characters, without lone surrogates: strict readers refuse them."""
     line = " ".join(text[: 4 * limit].encode("utf-8", "replace").decode("utf-8").split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+class Notes:
+    """The values that one operation could not read, and why: a note beside every null but a plain absence."""
+
+    def __init__(self) -> None:
+        self._notes: list[dict[str, str]] = []
+
+    def add(self, name: str, reason: str) -> None:
+        """Record why the value called `name` is null, or differs from the one read."""
+        self._notes.append({"name": name, "reason": printable(reason, 300)})
+
+    def attempt(self, name: str, read: Callable[[], T]) -> T | None:
+        """Return the result of `read`; where it raises, note that under `name` and return None."""
+        try:
+            return read()
+        except Exception as error:  # noqa: BLE001 - one unreadable value must cost only itself; it is noted by name
+            self.add(name, describe(error))
+            return None
+
+    def missing(self, name: str, value: T | None, reason: str) -> T | None:
+        """Return `value`; where it is None, note the reason under `name`."""
+        if value is None:
+            self.add(name, reason)
+        return value
+
+    def as_list(self) -> list[dict[str, str]]:
+        """Return the notes in the order in which they were made."""
+        return list(self._notes)

@@ -1,4 +1,4 @@
-"""The worker's ranks, host and process, for the head of every answer.
+"""The worker's ranks, host and process, for the head of every response.
 
 A rank that the engine does not show is null, never guessed: two workers that claim one rank would be added up wrongly.
 """
@@ -9,41 +9,40 @@ import math
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, cast
 
-from highwater_worker.attributes import look_up, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-T = TypeVar("T")
+from highwater_worker.attributes import first_of, look_up, whole
+from highwater_worker.errors import Notes, printable
+from highwater_worker.files import ROOT
 
 EXTENSION_VERSION = "0.1.0"
-"""This package's own, which `hello` and every recorder file name."""
+"""The version of this package, which `hello` and every recorder file show."""
 
-_ROOT = Path("/")
 _STARTED_FIELD = 22
 
 
 def identity(worker: object) -> dict[str, Any]:
     """Return `rank`, `local_rank`, `dp_rank`, `tp_rank`, `pp_rank`, `host`, `pid` and `pid_started`."""
+    attempt = Notes().attempt  # of no use here: it is the head of an error's response, too
     return {
-        "rank": _or_none(lambda: whole(look_up(worker, "rank"))),
-        "local_rank": _or_none(lambda: whole(look_up(worker, "local_rank"))),
-        "dp_rank": _or_none(lambda: _dp_rank(worker)),
-        "tp_rank": _or_none(lambda: _tp_rank(worker)),
-        "pp_rank": _or_none(lambda: pp_rank(worker)),
-        "host": _or_none(socket.gethostname),
+        "rank": attempt("rank", lambda: whole(look_up(worker, "rank"))),
+        "local_rank": attempt("local_rank", lambda: whole(look_up(worker, "local_rank"))),
+        "dp_rank": attempt("dp_rank", lambda: _dp_rank(worker)),
+        "tp_rank": attempt("tp_rank", lambda: _tp_rank(worker)),
+        "pp_rank": attempt("pp_rank", lambda: pp_rank(worker)),
+        "host": attempt("host", socket.gethostname),
         "pid": os.getpid(),
-        "pid_started": _or_none(pid_started),
+        "pid_started": attempt("pid_started", pid_started),
     }
 
 
-def pid_started(root: Path = _ROOT) -> int:
-    """Return the process's start in the kernel's ticks since boot: it differs from that of a later process of its pid.
+def boot_id(root: Path = ROOT) -> str:
+    """Return the kernel's name of this boot of the machine; raises OSError where the kernel does not report it."""
+    return printable((root / "proc/sys/kernel/random/boot_id").read_text("ascii", "replace"), 64)
 
-    Args:
-        root: The file system's root; a test brings its own.
+
+def pid_started(root: Path = ROOT, pid: int | str = "self") -> int:
+    """Return a process's start in the kernel's ticks since boot: it differs from that of a later process of its pid.
 
     Raises:
         OSError: The kernel does not report it.
@@ -51,7 +50,7 @@ def pid_started(root: Path = _ROOT) -> int:
         IndexError: Likewise.
     """
     # The second field is the program's name, in brackets, with whatever it likes between them (proc_pid_stat(5)).
-    _, _, after = (root / "proc/self/stat").read_text("ascii", "replace").rpartition(")")
+    _, _, after = (root / f"proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")
     return int(after.split()[_STARTED_FIELD - 3])
 
 
@@ -81,7 +80,7 @@ def pp_rank(worker: object) -> int | None:
         return None
     if hasattr(_parallel_config(worker), "prefill_context_parallel_size"):
         context = parallel_size(worker, "prefill_context_parallel_size")
-    else:  # engines before it came lay their ranks as PP x TP
+    else:  # engines before it came have PP x TP
         context = 1
     return None if context is None else rank // (tensor * context) % pipeline
 
@@ -142,13 +141,4 @@ def parallel_size(worker: object, name: str) -> int | None:
 
 
 def _parallel_config(worker: object) -> object:
-    own = look_up(worker, "parallel_config")
-    found: object = look_up(worker, "vllm_config", "parallel_config") if own is None else own
-    return found
-
-
-def _or_none(read: Callable[[], T]) -> T | None:
-    try:
-        return read()
-    except Exception:  # noqa: BLE001 - the head of an error's own answer: what cannot be read stays null
-        return None
+    return cast("object", first_of(worker, "parallel_config", "vllm_config.parallel_config"))

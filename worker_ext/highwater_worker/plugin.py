@@ -19,20 +19,18 @@ import functools
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from highwater_worker.encoder_cache.sleep import watch_sleep
+from highwater_worker.errors import Notes
 from highwater_worker.extension import MemoryExtension
 from highwater_worker.memory.start_phases import StartPhases
-from highwater_worker.notes import Notes
 from highwater_worker.processes.writer import start_process_file, worker_made
-from highwater_worker.recorder.begin import DIRECTORY, begin_recorder, instance_of, options_from
-from highwater_worker.state import running_recorder, state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from highwater_worker.recorder.begin import DIRECTORY, begin_recorder, instance_of, options_from, running_recorder
+from highwater_worker.state import state_of
 
 _WORKERS = "vllm.v1.worker.worker_base"
 _MARK = "_highwater_plugin"
@@ -127,4 +125,4 @@ def _start_recorder(worker: object) -> None:
                 setattr(worker, _WARNED, True)
             log.warning("Highwater's recorder was not started: %s", error)
     else:
-        log.info("Highwater's recorder writes to %s", recorder.path)
+        log.info("Highwater's recorder writes to %s", recorder.ring.path)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any
 
 
 def wrap_method(worker: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:  # noqa: ANN401 - vLLM's worker, of any version

@@ -16,7 +16,7 @@ from bench.device.results import Findings
 from bench.device.torch_device import MIB, NO_DEVICE, TorchDevice, tool
 from bench.device.worker import KitWorker, weights_bytes
 from highwater_worker.devices import device_of
-from highwater_worker.notes import Notes
+from highwater_worker.errors import Notes
 from highwater_worker.recorder.sampler import Sampler
 
 SAYS = "the worker's reading: parts, identity, neighbours on the device, cost of a sample"

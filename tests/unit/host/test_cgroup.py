@@ -8,7 +8,7 @@ from highwater.host.cgroup import container_of, read_group
 from highwater.host.process_record import RawCgroup
 from highwater.units import MIB
 from highwater_worker.devices import cgroup as worker_cgroup
-from highwater_worker.processes.container import read_container
+from highwater_worker.devices.cgroup import read_container
 from tests.unit.host.recorded import V1_STAT, group, machine
 
 V1_MOUNT = "31 23 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"

@@ -14,11 +14,10 @@ from click.testing import CliRunner
 from highwater.commands import host_trace
 from highwater.commands.host_trace import trace
 from highwater.host.trace import CannotTrace, ask, find_process, read_result, trace_text
-from highwater_worker.identity import pid_started
+from highwater_worker.files import encoded
+from highwater_worker.identity import boot_id, pid_started
 from highwater_worker.processes.host_trace import HostTrace
-from highwater_worker.processes.process_file import make_process_file
-from highwater_worker.recorder.bodies import encoded
-from highwater_worker.recorder.identity import boot_id
+from highwater_worker.processes.writer import make_process_file
 
 MY_NAME = f"highwater-{os.getpid()}-{pid_started()}"
 

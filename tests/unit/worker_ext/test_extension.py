@@ -5,15 +5,15 @@ from __future__ import annotations
 import gc
 import json
 import signal
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from highwater_worker import MemoryExtension, answers
+from highwater_worker import MemoryExtension, extension
 from highwater_worker.operations import OPERATIONS
-from highwater_worker.state import end_recorder
+from highwater_worker.operations.operation import Operation
+from highwater_worker.recorder.begin import end_recorder
 from tests.unit.worker_ext.fakes import fake_runner, fake_worker
 
 HEAD = {
@@ -160,7 +160,7 @@ def test_sigterm_in_an_operation_ends_the_worker(monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         return {}
 
-    monkeypatch.setitem(OPERATIONS, "hello", SimpleNamespace(fields={}, run=busy))
+    monkeypatch.setitem(OPERATIONS, "hello", Operation(busy))
     before = signal.signal(signal.SIGTERM, handler)
     try:
         with pytest.raises(SystemExit):
@@ -188,9 +188,9 @@ def test_the_last_guard_is_a_constant(monkeypatch, error):
     def fail(*_: object) -> str:
         raise error
 
-    monkeypatch.setattr(answers, "_text", fail)
-    assert fake_worker().highwater_rpc("hello") == answers.UNANSWERABLE
-    assert parsed(answers.UNANSWERABLE)["error"]["code"] == "failed"
+    monkeypatch.setattr(extension, "_text", fail)
+    assert fake_worker().highwater_rpc("hello") == extension.UNANSWERABLE
+    assert parsed(extension.UNANSWERABLE)["error"]["code"] == "failed"
 
 
 def test_not_a_number_never_leaves(monkeypatch):
@@ -232,7 +232,7 @@ def test_the_collector_does_not_run_by_itself_meanwhile(enabled, monkeypatch):
         seen.append(gc.isenabled())
         raise OddError
 
-    monkeypatch.setitem(OPERATIONS, "hello", SimpleNamespace(fields={}, run=look))
+    monkeypatch.setitem(OPERATIONS, "hello", Operation(look))
     was_enabled = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()
@@ -252,7 +252,7 @@ def test_an_exception_that_cannot_be_printed_is_answered(monkeypatch):
     def fail(*_: object) -> dict[str, object]:
         raise Unprintable
 
-    broken = SimpleNamespace(fields={}, run=fail)
+    broken = Operation(fail)
     monkeypatch.setitem(OPERATIONS, "hello", broken)
     error = parsed(fake_worker().highwater_rpc("hello"))["error"]
     assert error == {"code": "failed", "message": "Unprintable"}

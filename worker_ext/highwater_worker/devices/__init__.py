@@ -1,98 +1,21 @@
 """The families of devices that a worker may run on, behind one seam.
 
-To add one: a file with a class that has the methods of `DeviceFamily`, and a line in `FAMILIES`.
+To add one: a class that inherits from `DeviceFamily`, a line in `FAMILIES`, and its variable in `_VISIBLE`.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from highwater_worker.attributes import look_up, text, whole
+from highwater_worker.attributes import first_of, look_up, text, whole
+from highwater_worker.devices.accelerator import Cuda, Npu, Xpu
 from highwater_worker.devices.cpu import Cpu
-from highwater_worker.devices.cuda import Cuda
-from highwater_worker.devices.npu import Npu
-from highwater_worker.devices.xpu import Xpu
-from highwater_worker.errors import UnreadableError
+from highwater_worker.devices.family import DeviceFamily
+from highwater_worker.errors import Notes, UnreadableError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from highwater_worker.devices.figures import AllocatorFigures, Space
-    from highwater_worker.devices.host import HostMemory
-    from highwater_worker.notes import Notes
-
-
-class DeviceFamily(Protocol):
-    """The interface of a family of devices.
-
-    `index` is always the worker's own: a call without one makes a context on device 0 in every rank.
-    """
-
-    type: str
-    pins_host_memory: bool
-    """True where copies from and to host memory gain from pages that are locked in place."""
-
-    def prepare(self, index: int | None) -> None:
-        """Prepare the calling thread for calls to this device."""
-
-    def name(self, index: int | None) -> str | None:
-        """Return the device's name, such as `Ascend910B3`."""
-
-    def uuid(self, index: int | None) -> str | None:
-        """Return the device's unique identity, as the vendor's own tools show it; None where it is unknown."""
-
-    def space(self, index: int | None, host: HostMemory) -> Space:
-        """Return the device's memory as its driver sees it, everybody's use included."""
-
-    def allocator(self, index: int | None, notes: Notes) -> AllocatorFigures:
-        """Return the figures of torch's caching allocator, None where there is none or it does not report them."""
-
-    def give_back(self, index: int | None) -> str:
-        """Return unused memory of the allocator to the device; returns what was used for that, or `unsupported`."""
-
-    def block_count(self, index: int | None) -> int | None:
-        """Return how many blocks torch's allocator keeps, at most; None where that is unknown."""
-
-    def segments(self, index: int | None) -> list[Mapping[str, Any]]:
-        """Return every segment of torch's allocator, without the history of allocations.
-
-        Raises:
-            UnreadableError: The family has none.
-        """
-
-    def pinned_bytes(self) -> int | None:
-        """Return the host memory that torch keeps locked in place for this process; None where it is unknown."""
-
-    def give_back_pinned(self) -> bool:
-        """Return unused memory of that kind to the system; False where this torch has no way to."""
-
-    def synchronize(self, index: int | None) -> None:
-        """Wait until everything that was put on the device's streams is done."""
-
-    def snapshot(self, index: int | None) -> dict[str, Any]:
-        """Return every segment and block of torch's allocator, as PyTorch's viewer reads them.
-
-        Raises:
-            UnavailableError: The family has none.
-        """
-
-    def history_switch(self) -> Callable[..., object] | None:
-        """Return what turns torch's history of allocations on and off; None where there is none."""
-
-    def records_history(self) -> bool:
-        """Return whether that history is on; True where it is unknown."""
-
-
-FAMILIES: tuple[DeviceFamily, ...] = (
-    Npu(),
-    Cuda(),
-    Xpu(),
-    Cpu(),
-)
-
-
+FAMILIES: tuple[DeviceFamily, ...] = (Npu(), Cuda(), Xpu(), Cpu())
 # The variable that each driver, and vLLM for its workers, chooses devices by
 # (vllm 0.32.0 platforms/interface.py:311, vllm_ascend 0.18.0 platform.py:100).
 _VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
@@ -107,7 +30,7 @@ class Device:
 
     @property
     def type(self) -> str:
-        """The device's type in torch's words."""
+        """The device's type as torch calls it."""
         return self.family.type
 
 
@@ -121,7 +44,7 @@ def device_of(worker: object) -> Device:
 
 
 def describe_device(worker: object, notes: Notes) -> tuple[Device | None, dict[str, Any]]:
-    """Return the worker's device, and its description for an answer; unknown values are null.
+    """Return the worker's device, and its description for a response; unknown values are null.
 
     Two workers may share one device. `uuid` shows that; where there is none, `physical_index` does on one machine.
     """
@@ -175,8 +98,7 @@ def _label(worker: object) -> tuple[str | None, int | None]:
     """Return type and index of the worker's device as it states them itself, without a call to the device."""
     # CPUWorker before vllm 0.23 and NPUWorker of vllm-ascend 0.11 hand the device to their runner and keep none
     # (vllm 0.12.0 v1/worker/cpu_worker.py:114, vllm_ascend 0.11.0 worker/worker_v1.py:216, `init_device`).
-    paths = (("device",), ("model_runner", "device"))
-    device = next((found for path in paths if (found := look_up(worker, *path)) is not None), None)
+    device = first_of(worker, "device", "model_runner.device")
     if device is None:
         return text(look_up(worker, "device_config", "device_type")), None
     return text(look_up(device, "type")), whole(look_up(device, "index"))

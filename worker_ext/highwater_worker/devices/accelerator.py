@@ -1,29 +1,24 @@
-"""The common part of npu, cuda and xpu: torch gives each the same memory interface under its own name.
+"""NPUs, NVIDIA's and AMD's GPUs (torch calls both cuda) and Intel's: torch gives each the same memory interface.
 
-Never used: functions without a device index (they make a context on device 0). Only `synchronize` waits for the device,
-for an operation that moves what its streams may still read. Only `snapshot` and `segments` walk every block: the first
-on request, the second once in a worker's life.
+Functions without a device index are never used: they make a context on device 0. Only `synchronize` waits for the
+device, for an operation that moves what its streams may still read. Only `snapshot` and `segments` walk every block:
+the first on request, the second once in a worker's life.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
 from inspect import signature
-from typing import TYPE_CHECKING, Any, cast
+from types import ModuleType
+from typing import Any, cast
 
 from highwater_worker.attributes import look_up, text, whole
-from highwater_worker.devices.figures import AllocatorFigures, Space
-from highwater_worker.errors import UnavailableError, UnreadableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import ModuleType
-
-    from highwater_worker.devices.host import HostMemory
-    from highwater_worker.notes import Notes
+from highwater_worker.devices.family import AllocatorFigures, DeviceFamily, Space, on_main_thread
+from highwater_worker.devices.host import HostMemory
+from highwater_worker.errors import Notes, UnavailableError, UnreadableError
 
 # Our names to torch's keys (torch 2.13.0 cuda/memory.py:231, torch_npu 2.8.0 npu/memory.py:170, `memory_stats`).
 _KEYS = {
@@ -36,10 +31,9 @@ _KEYS = {
 }
 
 
-class Accelerator:
+class Accelerator(DeviceFamily):
     """A device with torch's caching allocator, reached as `torch.<type>`."""
 
-    type: str
     pins_host_memory = True
 
     def prepare(self, index: int | None) -> None:
@@ -58,14 +52,13 @@ class Accelerator:
         return str(self._module().get_device_name(index))
 
     def uuid(self, index: int | None) -> str | None:
-        """Return the device's own identity as torch reports it; None where this torch, or the driver, has none."""
+        """Return the device's identity as torch reports it; None where this torch, or the driver, has none."""
         uuid = look_up(device_properties(self._module(), index), "uuid")
-        found = uuid.hex() if isinstance(uuid, bytes) else text(uuid)
-        # A driver that knows none leaves zeros (torch_npu 2.10.0 csrc/npu/Module.cpp:88), and
-        # by those all devices would be one.
-        return found if found and found.strip("0-") else None
+        shown = uuid.hex() if isinstance(uuid, bytes) else text(uuid)
+        # A driver that knows none leaves zeros (torch_npu 2.10.0 csrc/npu/Module.cpp:88): all devices would be one.
+        return shown if shown and shown.strip("0-") else None
 
-    def space(self, index: int | None, host: HostMemory) -> Space:  # noqa: ARG002 - the seam's; the driver knows it all
+    def space(self, index: int | None, host: HostMemory) -> Space:  # noqa: ARG002 - the driver's figures suffice
         """Return the whole card's memory: other processes' use is in it too."""
         free, total = self._module().mem_get_info(index)
         return Space(int(total), int(free), int(total) - int(free))
@@ -84,11 +77,7 @@ class Accelerator:
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def segments(self, index: int | None) -> list[Mapping[str, Any]]:  # noqa: ARG002 - torch shows all devices
-        """Return every segment of the allocator.
-
-        Raises:
-            UnreadableError: This torch has none, or would bring the history of allocations, which can be huge, along.
-        """
+        """Return every segment of the allocator, unless the history, which can be huge, would come along."""
         take = look_up(self._module(), "memory_snapshot")
         if take is None:
             raise UnreadableError(f"torch.{self.type} has no memory_snapshot; the first release will show it")
@@ -115,7 +104,7 @@ class Accelerator:
             empty()
         return empty is not None
 
-    def give_back(self, index: int | None) -> str:  # noqa: ARG002 - the seam's; empty_cache takes none
+    def give_back(self, index: int | None) -> str:  # noqa: ARG002 - empty_cache takes none
         """Return the allocator's cached blocks to the driver."""
         self._module().empty_cache()
         return "empty_cache"
@@ -128,12 +117,7 @@ class Accelerator:
         """Return what `torch.<type>.memory._dump_snapshot` would write.
 
         Not by that function: it writes through links, and torch_npu's starts its profiler too, into the file's folder
-        (torch_npu 2.8.0 npu/memory.py:868). The index is the worker's, though torch shows every device that its
-        process uses.
-
-        Raises:
-            UnavailableError: This version of torch has none; older ones of torch_npu do not.
-            UnreadableError: It is of an unknown form.
+        (torch_npu 2.8.0 npu/memory.py:868). torch shows every device that its process uses, whatever the index.
         """
         take = look_up(self._module(), "memory", "_snapshot")
         if take is None:
@@ -146,8 +130,7 @@ class Accelerator:
 
     def history_switch(self) -> Callable[..., object] | None:
         """Return `torch.<type>.memory._record_memory_history`; None where this torch has none."""
-        found: Callable[..., object] | None = look_up(self._module(), "memory", "_record_memory_history")
-        return found
+        return cast("Callable[..., object] | None", look_up(self._module(), "memory", "_record_memory_history"))
 
     def records_history(self) -> bool:
         """Return whether torch records the history of allocations; True where that is unknown."""
@@ -158,22 +141,20 @@ class Accelerator:
         return True
 
     def _module(self) -> ModuleType:
-        # Imported late: with us, torch would come before the engine has chosen its devices. torch.npu is there once
-        # torch_npu has been imported, which vllm-ascend does.
+        # Imported late: torch must not come before the engine has chosen its devices. vllm-ascend imports torch_npu,
+        # which makes torch.npu.
         return cast("ModuleType", getattr(import_module("torch"), self.type))
 
     def _host_empty_cache(self) -> Callable[[], object] | None:
         # torch_npu 2.10.0.post4 npu/memory.py:183; earlier wheels have none.
-        found: Callable[[], object] | None = look_up(self._module(), "host_empty_cache")
-        return found
+        return cast("Callable[[], object] | None", look_up(self._module(), "host_empty_cache"))
 
     def _figure(self, stats: Mapping[str, object], name: str, notes: Notes) -> int | None:
         value = whole(stats.get(_KEYS[name]))
         if value is None:
             notes.add(f"torch.{name}", f"torch.{self.type}.memory_stats has no {_KEYS[name]}")
         elif value < 0:
-            # vLLM says so of sleep mode's allocator (vllm 0.32.0 utils/mem_utils.py:310): torch's own counters then
-            # miss the other half.
+            # So vLLM says of sleep mode's allocator (vllm 0.32.0 utils/mem_utils.py:310).
             notes.add(
                 f"torch.{name}", f"torch counts {value}: memory was freed past it, as sleep mode does; 0 is shown"
             )
@@ -187,6 +168,75 @@ def device_properties(module: ModuleType, index: int | None) -> object:
     return module.get_device_properties(index)
 
 
-def on_main_thread() -> bool:
-    """Return whether this is the process's main thread, where an engine's worker runs its steps."""
-    return threading.current_thread() is threading.main_thread()
+class Npu(Accelerator):
+    """An Ascend NPU."""
+
+    type = "npu"
+
+    def give_back(self, index: int | None) -> str:
+        """Return the allocator's cached blocks and the operators' workspace to the driver.
+
+        Raises:
+            UnreadableError: Called on another thread than the steps run on. Each device's workspaces have a lock, but
+                the map of all devices' workspaces, which this clears, has none
+                (torch_npu 2.8.0 csrc/core/npu/NPUWorkspaceAllocator.cpp:412).
+        """
+        if not on_main_thread():
+            raise UnreadableError("torch.npu.empty_cache is unsafe on a thread that is not the worker's main thread")
+        return super().give_back(index)
+
+
+class Cuda(Accelerator):
+    """A GPU under CUDA or ROCm."""
+
+    type = "cuda"
+
+    def uuid(self, index: int | None) -> str | None:
+        """Return the device's identity as nvidia-smi and DCGM write it."""
+        uuid = super().uuid(index)
+        is_bare = uuid is not None and not _is_rocm() and not uuid.startswith(("GPU-", "MIG-"))
+        return f"GPU-{uuid}" if is_bare else uuid
+
+    def space(self, index: int | None, host: HostMemory) -> Space:
+        """Return the device's memory; on an integrated GPU the free part is the machine's available memory.
+
+        The driver's figure leaves out file pages that the kernel would drop, and vLLM plans with the machine's too
+        (vllm 0.12.0 utils/mem_utils.py:102, vllm 0.32.0 utils/mem_utils.py:151).
+        """
+        space = super().space(index, host)
+        available = host.node_available_bytes
+        if available is None or space.total_bytes is None or not self._is_integrated(index):
+            return space
+        free = min(available, space.total_bytes)
+        return Space(space.total_bytes, free, space.total_bytes - free)
+
+    def _is_integrated(self, index: int | None) -> bool:
+        # As vLLM does, and on NVIDIA's alone (vllm 0.32.0 platforms/cuda.py:698).
+        return not _is_rocm() and bool(look_up(device_properties(self._module(), index), "is_integrated"))
+
+    def _host_empty_cache(self) -> Callable[[], object] | None:
+        # torch 2.13.0 cuda/graphs.py:451.
+        return cast("Callable[[], object] | None", look_up(sys.modules.get("torch"), "_C", "_host_emptyCache"))
+
+
+def _is_rocm() -> bool:
+    return look_up(sys.modules.get("torch"), "version", "hip") is not None
+
+
+class Xpu(Accelerator):
+    """An Intel GPU."""
+
+    type = "xpu"
+    pins_host_memory = False
+
+    def space(self, index: int | None, host: HostMemory) -> Space:
+        """Return the device's memory; from a torch that does not report what is free, only the total."""
+        module = self._module()
+        if hasattr(module, "mem_get_info"):
+            return super().space(index, host)
+        return Space(int(module.get_device_properties(index).total_memory), None, None)
+
+    # Only the newest versions of torch have these for xpu, and none was ever read here.
+    snapshot = DeviceFamily.snapshot
+    history_switch = DeviceFamily.history_switch
+    records_history = DeviceFamily.records_history

@@ -1,16 +1,25 @@
-"""The memory limit that a container puts on this process, from the cgroup file systems of either version."""
+"""Memory of this process's control groups, of either version: the tightest limit, and the group's own counters."""
 
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from highwater_worker.errors import printable
+from highwater_worker.files import ROOT, lines_of, read_mounts
 
-UNLIMITED = 1 << 60
+_UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as the largest multiple of the page size: about 2^63. No machine has 2^60 bytes."""
+_MAX_PATH = 160
+# Of `memory.stat`. Version 1 counts a group's children only in those that begin with `total_`.
+_STAT_2 = (
+    *("anon", "file", "shmem", "kernel", "kernel_stack", "pagetables", "percpu", "sock", "vmalloc", "slab"),
+    *("slab_reclaimable", "zswap", "active_file", "inactive_file"),
+)
+_STAT_1 = ("total_rss", "total_cache", "total_shmem", "total_active_file", "total_inactive_file")
+_EVENTS = ("high", "max", "oom", "oom_kill", "oom_group_kill")
 
 
 class CgroupMemory(NamedTuple):
@@ -21,40 +30,54 @@ class CgroupMemory(NamedTuple):
     limit_bytes: int | None
 
 
-# Of `memory.stat`: pages that are in files too, which the kernel drops before it kills anything. Pages read often, such
-# as weights that two ranks read, are active, and dropped all the same. Shared memory is in neither.
-_PAGE_CACHE_1 = ("total_inactive_file", "total_active_file")
-_PAGE_CACHE_2 = ("inactive_file", "active_file")
-
-
 class GroupFiles(NamedTuple):
     """The memory groups of this process, its own first, and the names of their files."""
 
     levels: tuple[Path, ...]
+    version: int
     limit: str
     usage: str
+    events: str
     page_cache: tuple[str, ...]
+    """Of `memory.stat`: pages that are in files too, which the kernel drops before it kills anything. Pages read often,
+    such as weights that two ranks read, are active, and dropped all the same. Shared memory is in neither."""
+
+    def used(self, level: Path, dropped: tuple[str, ...]) -> int | None:
+        """Return a group's memory without some counters of its `memory.stat`, None where it is unknown."""
+        usage = _number_in(level / self.usage)
+        return None if usage is None else max(0, usage - sum(_counters(level / "memory.stat", dropped).values()))
+
+    def tightest(self, dropped: tuple[str, ...]) -> CgroupMemory | None:
+        """Return limit and use of the group with the least room; None without a limit."""
+        limited = []
+        for level in self.levels:
+            # The limit first: to write memory.stat the kernel adds up the counters of all processors and groups below.
+            limit = _number_in(level / self.limit)
+            if limit is not None and limit < _UNLIMITED:
+                used = self.used(level, dropped)
+                limited.append((limit - (used or 0), limit, used))
+        if not limited:
+            return None
+        _, limit, used = min(limited, key=lambda group: group[:2])
+        return CgroupMemory(used, limit)
+
+
+_VERSION_1 = GroupFiles(
+    *((), 1, "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control"),
+    ("total_inactive_file", "total_active_file"),
+)
+_VERSION_2 = GroupFiles(
+    *((), 2, "memory.max", "memory.current", "memory.events"),
+    ("inactive_file", "active_file"),
+)
 
 
 def read_cgroup(root: Path) -> CgroupMemory:
-    """Return use and limit of the tightest group from the process's own upwards; nulls without one.
-
-    Args:
-        root: The file system's root; a test brings its own.
-    """
+    """Return use and limit of the tightest group from the process's own upwards; nulls without one."""
     files = group_files(root)
     if files is None:
         return CgroupMemory(None, None)
-    limited: list[tuple[int, CgroupMemory]] = []
-    for level in files.levels:
-        limit = number_in(level / files.limit)
-        # The limit first: to write memory.stat the kernel adds up the counters of all processors and all groups below.
-        if limit is not None and limit < UNLIMITED:
-            used = _used(level, files)
-            limited.append((limit - (used or 0), CgroupMemory(used, limit)))
-    if limited:
-        return min(limited)[1]
-    return CgroupMemory(_used(files.levels[0], files), None)
+    return files.tightest(files.page_cache) or CgroupMemory(files.used(files.levels[0], files.page_cache), None)
 
 
 def read_oom_kills(root: Path) -> int | None:
@@ -62,81 +85,100 @@ def read_oom_kills(root: Path) -> int | None:
 
     The kernel counts every process, also of a group that it killed as a whole (`oom_group_kill` counts the groups), and
     those of groups below. Both versions write `oom_kill N`.
+    """
+    files = group_files(root)
+    return None if files is None else _counters(files.levels[0] / files.events, _EVENTS).get("oom_kill")
 
-    Args:
-        root: The file system's root; a test brings its own.
+
+def read_container(root: Path = ROOT) -> dict[str, Any] | None:
+    """Return raw counters of this process's own group, and its tightest limit; None without groups.
+
+    A sidecar in another container interprets them.
     """
     files = group_files(root)
     if files is None:
         return None
-    name = "memory.events" if files.limit == "memory.max" else "memory.oom_control"
-    counts = dict(line.partition(" ")[::2] for line in lines_of(files.levels[0] / name))
-    count = counts.get("oom_kill", "").strip()
-    return int(count) if count.isdigit() else None
+    own, is_version_2 = files.levels[0], files.version == 2  # noqa: PLR2004 - of the two
+    counters: dict[str, Any] = {
+        "version": files.version,
+        "inode": _inode(own),
+        "path": printable(_path(root, is_version_2=is_version_2), _MAX_PATH),
+        "used": _number_in(own / files.usage),
+        "stat": _counters(own / "memory.stat", _STAT_2 if is_version_2 else _STAT_1),
+        **(_version_2(own) if is_version_2 else _version_1(own)),
+    }
+    tightest = files.tightest(files.page_cache + ("slab_reclaimable",) * is_version_2)
+    if tightest is not None:
+        counters.update(limit=tightest.limit_bytes, kept=tightest.used_bytes or 0)
+    return {name: value for name, value in counters.items() if value is not None}
 
 
-def _used(level: Path, files: GroupFiles) -> int | None:
-    usage = number_in(level / files.usage)
-    if usage is None:
-        return None
-    return max(0, usage - _sum_of(level / "memory.stat", files.page_cache))
+def _version_2(own: Path) -> dict[str, Any]:
+    return {
+        "peak": _number_in(own / "memory.peak"),
+        "swap": _number_in(own / "memory.swap.current"),
+        "swap_limit": _number_in(own / "memory.swap.max"),
+        "events": _counters(own / "memory.events", _EVENTS),
+        "pressure": _pressure(own / "memory.pressure"),
+    }
 
 
-class _Mount(NamedTuple):
-    group: str
-    point: str
-    kind: str
-    options: str
+def _version_1(own: Path) -> dict[str, Any]:
+    events = _counters(own / "memory.oom_control", _EVENTS)
+    refused = _number_in(own / "memory.failcnt")
+    return {
+        "peak": _number_in(own / "memory.max_usage_in_bytes"),
+        "kernel": _number_in(own / "memory.kmem.usage_in_bytes"),
+        "sock": _number_in(own / "memory.kmem.tcp.usage_in_bytes"),
+        "swap": _counters(own / "memory.stat", ("total_swap",)).get("total_swap"),
+        "events": events if refused is None else {**events, "max": refused},
+    }
 
-    @property
-    def is_version_1(self) -> bool:
-        return self.kind == "cgroup" and "memory" in self.options.split(",")
+
+def _pressure(path: Path) -> dict[str, list[float]] | None:
+    """Return `some` and `full`, each as the averages of 10, 60 and 300 s in percent and the sum in microseconds."""
+    pressure = {}
+    for line in lines_of(path):
+        kind, *pairs = line.split()
+        values = [pair.partition("=")[2] for pair in pairs]
+        if kind in ("some", "full") and len(values) == 4:  # noqa: PLR2004 - avg10 avg60 avg300 total
+            pressure[kind] = [float(value) for value in values]
+    return pressure or None
+
+
+def _path(root: Path, *, is_version_2: bool) -> str:
+    for controllers, path in _groups(root):
+        if (controllers == "") if is_version_2 else "memory" in controllers.split(","):
+            return path
+    return ""
+
+
+def _groups(root: Path) -> list[tuple[str, str]]:
+    """Return the controllers and the path of each group of this process."""
+    return [tuple([*line.split(":", 2), "", ""][1:3]) for line in lines_of(root / "proc/self/cgroup")]  # type: ignore[misc]
 
 
 # The files' places are constant while a worker runs, and finding them costs more than reading them.
 @functools.lru_cache(maxsize=8)
 def group_files(root: Path) -> GroupFiles | None:
-    """Return where the files of this process's memory groups are; None where there are none.
-
-    Args:
-        root: The file system's root; a test brings its own.
-    """
-    groups = lines_of(root / "proc/self/cgroup")
-    mounts = list(_mounts(lines_of(root / "proc/self/mountinfo")))
+    """Return the places of the files of this process's memory groups; None without groups."""
+    mounts = list(read_mounts(root))
+    tops = {
+        1: [mount for mount in mounts if mount.kind == "cgroup" and "memory" in mount.options.split(",")],
+        2: [mount for mount in mounts if mount.kind == "cgroup2"],
+    }
     # A hybrid machine mounts both versions; memory is then with version 1, which has the controller's name.
-    for line in groups:
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if "memory" in controllers.split(","):
-            tops = [(root / mount.point, mount.group) for mount in mounts if mount.is_version_1]
-            levels = _levels(tops, path, "memory.usage_in_bytes")
-            if levels:
-                return GroupFiles(levels, "memory.limit_in_bytes", "memory.usage_in_bytes", _PAGE_CACHE_1)
-    for line in groups:
-        if line.startswith("0::"):
-            tops = [(root / mount.point, mount.group) for mount in mounts if mount.kind == "cgroup2"]
-            levels = _levels(tops, line[3:], "memory.current")
-            if levels:
-                return GroupFiles(levels, "memory.max", "memory.current", _PAGE_CACHE_2)
+    for files in (_VERSION_1, _VERSION_2):
+        for controllers, path in _groups(root):
+            if "memory" in controllers.split(",") if files.version == 1 else controllers == "":
+                for mount in tops[files.version]:
+                    top = root / mount.point.lstrip("/")
+                    own = top / _relative(path, mount.group)
+                    levels = [level for level in (own, *own.parents) if level.is_relative_to(top)]
+                    levels = [level for level in levels if (level / files.usage).is_file()]
+                    if levels:
+                        return files._replace(levels=tuple(levels))
     return None
-
-
-def _mounts(lines: list[str]) -> Iterator[_Mount]:
-    for line in lines:
-        # id parent major:minor group mount-point options [tags] - kind source options (proc_pid_mountinfo(5))
-        before, _, after = line.partition(" - ")
-        place, rest = before.split(), after.split()
-        if len(place) > 4 and len(rest) > 2:  # noqa: PLR2004 - the fields read below
-            yield _Mount(place[3], place[4].lstrip("/"), rest[0], rest[2])
-
-
-def _levels(tops: list[tuple[Path, str]], path: str, needed: str) -> tuple[Path, ...]:
-    """Return the groups from the process's own up to the top of the first mount that shows any."""
-    for top, mounted in tops:
-        own = top / _relative(path, mounted)
-        levels = [level for level in (own, *own.parents) if level.is_relative_to(top) and (level / needed).is_file()]
-        if levels:
-            return tuple(levels)
-    return ()
 
 
 def _relative(path: str, mounted: str) -> str:
@@ -149,20 +191,19 @@ def _relative(path: str, mounted: str) -> str:
     return "" if ".." in path.split("/") else path
 
 
-def number_in(path: Path) -> int | None:
-    """Return the number that a file holds, None where it holds another word or cannot be read."""
+def _number_in(path: Path) -> int | None:
+    """Return the number that a file holds, None where it holds a word or cannot be read."""
     lines = lines_of(path)
     return int(lines[0]) if lines and lines[0].strip().isdigit() else None
 
 
-def _sum_of(path: Path, names: tuple[str, ...]) -> int:
+def _counters(path: Path, names: tuple[str, ...]) -> dict[str, int]:
     pairs = (line.partition(" ")[::2] for line in lines_of(path))
-    return sum(int(value) for key, value in pairs if key in names and value.strip().isdigit())
+    return {key: int(value) for key, value in pairs if key in names and value.strip().isdigit()}
 
 
-def lines_of(path: Path) -> list[str]:
-    """Return a file's lines, none where it cannot be read."""
+def _inode(path: Path) -> int | None:
     try:
-        return path.read_text("ascii", "replace").splitlines()
-    except OSError:  # not Linux, not mounted, not ours to read: the same as not there
-        return []
+        return os.stat(path).st_ino
+    except OSError:
+        return None

@@ -6,64 +6,26 @@ import ctypes
 import functools
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from highwater_worker.devices.figures import AllocatorFigures, Space
-from highwater_worker.errors import UnavailableError, UnreadableError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from highwater_worker.devices.host import HostMemory
-    from highwater_worker.notes import Notes
+from highwater_worker.devices.family import DeviceFamily, Space
+from highwater_worker.devices.host import HostMemory
+from highwater_worker.files import lines_of
 
 
-class Cpu:
-    """The machine's processors."""
+class Cpu(DeviceFamily):
+    """The machine's processors. They have no identity: a worker shares its memory with no other."""
 
     type = "cpu"
-    pins_host_memory = False
 
-    def prepare(self, index: int | None) -> None:
-        """Do nothing: every thread may read it."""
-
-    def name(self, index: int | None) -> str | None:  # noqa: ARG002 - the seam's; there is one
+    def name(self, index: int | None) -> str | None:  # noqa: ARG002 - there is one
         """Return the processor's model, or its architecture where the machine does not show it."""
         return _model_name()
 
-    def uuid(self, index: int | None) -> str | None:  # noqa: ARG002 - the seam's; there is one
-        """Return None: what a worker uses is its own process's memory, which it shares with no other."""
-        return None
-
-    def space(self, index: int | None, host: HostMemory) -> Space:  # noqa: ARG002 - the seam's; there is one
+    def space(self, index: int | None, host: HostMemory) -> Space:  # noqa: ARG002 - as above
         """Return the memory that the process may have in all, could still get, and has."""
         return Space(host.total_bytes, host.free_bytes, host.rss_bytes)
 
-    def allocator(self, index: int | None, notes: Notes) -> AllocatorFigures:  # noqa: ARG002 - torch counts nothing here
-        """Return no figures: torch keeps none for host memory."""
-        return AllocatorFigures()
-
-    def block_count(self, index: int | None) -> int | None:  # noqa: ARG002 - the seam's; torch keeps none here
-        """Return None: torch caches no blocks of host memory."""
-        return None
-
-    def segments(self, index: int | None) -> list[Mapping[str, Any]]:  # noqa: ARG002 - the seam's; there are none
-        """Refuse.
-
-        Raises:
-            UnreadableError: Always.
-        """
-        raise UnreadableError("torch keeps no segments of host memory")
-
-    def pinned_bytes(self) -> int | None:
-        """Return None: nothing is pinned for a device that is the host."""
-        return None
-
-    def give_back_pinned(self) -> bool:
-        """Do nothing."""
-        return False
-
-    def give_back(self, index: int | None) -> str:  # noqa: ARG002 - the seam's; there is one
+    def give_back(self, index: int | None) -> str:  # noqa: ARG002 - as above
         """Return free memory of the C library's allocator to the kernel.
 
         A preloaded tcmalloc (which vLLM's CPU guide recommends) or jemalloc takes the allocator's place, and
@@ -82,30 +44,9 @@ class Cpu:
             return "malloc_trim"
         return "unsupported"
 
-    def synchronize(self, index: int | None) -> None:
-        """Do nothing: an operation on the processor is done when it returns."""
-
-    def snapshot(self, index: int | None) -> dict[str, Any]:  # noqa: ARG002 - the seam's; there is none
-        """Refuse.
-
-        Raises:
-            UnavailableError: Always.
-        """
-        raise UnavailableError("PyTorch keeps no memory snapshot on cpu; it keeps one of npu and cuda devices")
-
-    def history_switch(self) -> None:
-        """Return None: there is no history."""
-
-    def records_history(self) -> bool:
-        """Return False."""
-        return False
-
 
 @functools.lru_cache(maxsize=1)
 def _model_name() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        lines = []
+    lines = lines_of(Path("/proc/cpuinfo"))
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, None) or platform.machine() or None

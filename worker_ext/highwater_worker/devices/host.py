@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import mmap
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from highwater_worker.devices.cgroup import read_cgroup, read_oom_kills
-
-if TYPE_CHECKING:
-    from highwater_worker.notes import Notes
-
-_ROOT = Path("/")
+from highwater_worker.errors import Notes
+from highwater_worker.files import ROOT, read_start
 
 
 class HostMemory(NamedTuple):
-    """Host memory in bytes (kills: a count), None where it could not be read; the names are those of the answer."""
+    """Host memory in bytes (kills: a count), None where it could not be read; the names are those of the response."""
 
-    rss_bytes: int | None
-    cgroup_used_bytes: int | None
-    cgroup_limit_bytes: int | None
-    node_total_bytes: int | None
-    node_available_bytes: int | None
+    rss_bytes: int | None = None
+    cgroup_used_bytes: int | None = None
+    cgroup_limit_bytes: int | None = None
+    node_total_bytes: int | None = None
+    node_available_bytes: int | None = None
     cgroup_oom_kills: int | None = None
     """Processes of its container that the kernel has killed for memory."""
 
@@ -42,41 +38,34 @@ class HostMemory(NamedTuple):
         return min(parts, default=None)
 
 
-def read_host(notes: Notes, root: Path = _ROOT) -> HostMemory:
-    """Read host memory; what cannot be read is None and noted. No container limit is None without a note.
-
-    Args:
-        notes: Gets the names of values that could not be read.
-        root: The file system's root; a test brings its own.
-    """
-    meminfo = notes.attempt("host_memory.node_total_bytes", lambda: _meminfo(root)) or {}
-    if meminfo and "MemAvailable" not in meminfo:
+def read_host(notes: Notes, root: Path = ROOT) -> HostMemory:
+    """Read host memory; what cannot be read is None and noted. No container limit is None without a note."""
+    machine = notes.attempt("host_memory.node_total_bytes", lambda: read_machine(root)) or {}
+    if machine and "available_bytes" not in machine:
         notes.add("host_memory.node_available_bytes", "/proc/meminfo has no MemAvailable")
     cgroup = notes.attempt("host_memory.cgroup_used_bytes", lambda: read_cgroup(root))
     return HostMemory(
         rss_bytes=notes.attempt("host_memory.rss_bytes", lambda: rss_bytes(root)),
         cgroup_used_bytes=cgroup.used_bytes if cgroup else None,
         cgroup_limit_bytes=cgroup.limit_bytes if cgroup else None,
-        node_total_bytes=meminfo.get("MemTotal"),
-        node_available_bytes=meminfo.get("MemAvailable"),
+        node_total_bytes=machine.get("total_bytes"),
+        node_available_bytes=machine.get("available_bytes"),
         cgroup_oom_kills=notes.attempt("host_memory.cgroup_oom_kills", lambda: read_oom_kills(root)),
     )
 
 
-def rss_bytes(root: Path = _ROOT) -> int:
-    """Return the process's resident size.
+def rss_bytes(root: Path = ROOT) -> int:
+    """Return the process's resident size; raises OSError where there is no /proc."""
+    return int(read_start(f"{root}/proc/self/statm", mmap.PAGESIZE).split()[1]) * mmap.PAGESIZE
+
+
+def read_machine(root: Path = ROOT) -> dict[str, int]:
+    """Return `total_bytes` and `available_bytes` of the machine, as far as the kernel shows them.
 
     Raises:
         OSError: There is no /proc.
     """
-    # Not through Python's file objects: the recorder reads many times a second, and they make seven system calls.
-    descriptor = os.open(f"{root}/proc/self/statm", os.O_RDONLY)
-    try:
-        return int(os.read(descriptor, mmap.PAGESIZE).split()[1]) * mmap.PAGESIZE
-    finally:
-        os.close(descriptor)
-
-
-def _meminfo(root: Path) -> dict[str, int]:
-    lines = (line.split() for line in (root / "proc/meminfo").read_text("ascii").splitlines())
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[2:] == ["kB"]}
+    lines = [line.split() for line in read_start(f"{root}/proc/meminfo", 1024).decode("ascii").splitlines()]
+    sizes = {words[0]: int(words[1]) * 1024 for words in lines if words[2:] == ["kB"]}
+    names = {"MemTotal:": "total_bytes", "MemAvailable:": "available_bytes"}
+    return {name: sizes[key] for key, name in names.items() if key in sizes}

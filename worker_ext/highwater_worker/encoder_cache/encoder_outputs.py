@@ -1,30 +1,24 @@
 """The encoder cache of one worker, read without changing it: entries, sizes, and the requests that need them.
 
-Both model runners are known: V1 keeps a dict on the runner, V2 an `EncoderCache` around one. It refuses to change
-anything: an entry that the scheduler believes to be there and is not ends the engine (`Encoder cache miss`). Entries in
-host memory are read there.
+Both model runners are known: V1 keeps a dict on the runner, V2 an `EncoderCache` around one. Nothing is changed: an
+entry that the scheduler expects and that is missing ends the engine (`Encoder cache miss`). Entries in host memory are
+read there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from highwater_worker.attributes import look_up, whole
-from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
-from highwater_worker.errors import UnreadableError
+from highwater_worker.attributes import first_of, look_up, whole
+from highwater_worker.encoder_cache.spilling_dict import Ledger, Spilled, SpillingDict
+from highwater_worker.errors import Notes, UnreadableError
 from highwater_worker.identity import pp_rank
-from highwater_worker.memory.storages import Storage, is_tensor, storage_of, tensors_in, view_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from highwater_worker.encoder_cache.sightings import Sightings
-    from highwater_worker.encoder_cache.spilling_dict import Ledger
-    from highwater_worker.memory.storages import Tensor
+from highwater_worker.memory.storages import Storage, Tensor, is_tensor, storage_of, tensors_in, view_bytes
 
 _HOST = "host"
-"""In place of a device's type, for storages that we put into host memory: on a CPU worker the types are the same."""
+"""Instead of a device's type, for storages that were moved to host memory: on a CPU worker the types are the same."""
 
 
 class Entry(NamedTuple):
@@ -41,119 +35,30 @@ class Entry(NamedTuple):
     """The raw value in the dict."""
 
 
-class EncoderOutputs:
-    """The cache's content when it was read.
-
-    Args:
-        kind: `dict` (model runner V1) or `encoder_outputs` (V2).
-        entries: Its entries.
-        device_type: The worker's own device type; storages elsewhere are in host memory.
-    """
-
-    def __init__(self, kind: str, entries: list[Entry], device_type: str) -> None:
-        self.kind = kind
-        self.entries = entries
-        self.storages = {key: storage for entry in entries for key, storage in entry.storages.items()}
-        self._device_type = device_type
-        self.restore_reserve_bytes = 0
-        """The bytes kept on the device for entries to come back into; no other figure includes them."""
-
-    def is_on_device(self, storage: Storage) -> bool:
-        """Return whether a storage is on the worker's device; on a CPU worker that is host memory too."""
-        return storage.device_type == self._device_type
-
-    @property
-    def device_bytes(self) -> int:
-        """The bytes of all storages on the device, each once."""
-        return sum(storage.nbytes for storage in self.storages.values() if self.is_on_device(storage))
-
-    @property
-    def host_bytes(self) -> int:
-        """The bytes of all storages in host memory, each once."""
-        return sum(storage.nbytes for storage in self.storages.values() if not self.is_on_device(storage))
-
-    @property
-    def host_entries(self) -> int:
-        """The entries that lie in host memory."""
-        return sum(
-            bool(entry.storages) and not any(map(self.is_on_device, entry.storages.values())) for entry in self.entries
-        )
-
-    def ages(self, sightings: Sightings) -> dict[str, float]:
-        """Return the seconds since each entry was first seen."""
-        return sightings.ages({entry.mm_hash: entry.origin for entry in self.entries})
-
-
-def read_encoder_outputs(worker: object, device_type: str) -> EncoderOutputs | None:
-    """Return the worker's encoder cache, None where it has none: a text-only model, or a later pipeline stage.
+def read_entries(worker: object) -> list[Entry] | None:
+    """Return the entries of the worker's encoder cache; None without one: a text model, or a later pipeline stage.
 
     Raises:
-        UnreadableError: It is of an unknown kind.
+        UnreadableError: The cache is of an unknown kind.
     """
     found = find_encoder_cache(worker)
     if found is None:
         return None
-    kind, outputs = found
-    # dict's own items(): a subclass that brings entries back from the host at access must not do that for us. And a
-    # copy at once: under Ray's compiled graphs a step may run beside us.
-    items = list(dict.items(outputs))
-    read = EncoderOutputs(kind, [read_entry(outputs, mm_hash, value) for mm_hash, value in items], device_type)
-    if isinstance(outputs, SpillingDict):
-        read.restore_reserve_bytes = outputs.way_back.reserve_bytes
-    return read
+    # dict's own items(): a subclass that brings entries back from the host at access must not do that here. And a copy
+    # at once: under Ray's compiled graphs a step may run beside this call.
+    return [read_entry(found[1], mm_hash, value) for mm_hash, value in list(dict.items(found[1]))]
 
 
 def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
-    """Return one entry.
-
-    Args:
-        outputs: The dict that it is in.
-        key: Its key there.
-        value: Its raw value.
-    """
+    """Return one entry of the dict that it is in, with its raw value."""
     entry = _entry(str(key), value)
     if isinstance(outputs, SpillingDict):
         return entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
     return entry
 
 
-def encoder_cache_block(
-    worker: object, device_type: str, sightings: Sightings, ledger: Ledger
-) -> dict[str, Any] | None:
-    """Return the figures of the cache as it is now, None where the worker has none; no reference to it is left."""
-    # In a function of its own, with whose end its references to tensors go: an exception may hold the caller's frame.
-    return encoder_cache_figures(worker, read_encoder_outputs(worker, device_type), sightings, ledger)
-
-
-def encoder_cache_figures(
-    worker: object, outputs: EncoderOutputs | None, sightings: Sightings, ledger: Ledger
-) -> dict[str, Any] | None:
-    """Return the cache's figures for an answer, None where the worker has no cache.
-
-    Args:
-        worker: The worker.
-        outputs: Its cache, as it was read.
-        sightings: The worker's own.
-        ledger: The worker's own.
-    """
-    if outputs is None:
-        return None
-    oldest = max(outputs.ages(sightings).values(), default=None)
-    return {
-        "entries": len(outputs.entries),
-        "device_bytes": outputs.device_bytes,
-        "host_bytes": outputs.host_bytes,
-        "host_entries": outputs.host_entries,
-        "capacity_embeds": capacity_embeds(worker),
-        "embeds": sum(map(entry_embeds, outputs.entries)),
-        "oldest_age_seconds": None if oldest is None else round(oldest, 3),
-        "restore_reserve_bytes": outputs.restore_reserve_bytes,
-        **moves(ledger),
-    }
-
-
 def moves(ledger: Ledger) -> dict[str, Any]:
-    """Return for an answer the counts of moves between device and host since the engine started."""
+    """Return for a response the counts of moves between device and host since the engine started."""
     return {
         "spills": ledger.spills,
         "restores": ledger.restores,
@@ -184,20 +89,18 @@ def spilling_cache(worker: object) -> SpillingDict | None:
     return found[1] if found and isinstance(found[1], SpillingDict) else None
 
 
-def odd_absence(worker: object) -> str | None:
-    """Return why it is odd that `find_encoder_cache` found none, None where a worker like this one has none.
+def note_odd_absence(worker: object, name: str, notes: Notes) -> None:
+    """Note under `name` that a worker without an encoder cache should have one.
 
     It is the only sign of an engine that keeps its encoder outputs in an unknown place.
     """
     runner = look_up(worker, "model_runner")
-    if runner is None or look_up(worker, "vllm_config", "model_config", "is_multimodal_model") is not True:
-        return None
-    # Also of a multimodal model: one configured for text alone, and the later stages of a pipeline
+    is_multimodal = look_up(worker, "vllm_config", "model_config", "is_multimodal_model") is True
+    # Without one also of a multimodal model: a model configured for text alone, and the later stages of a pipeline
     # (vllm 0.32.0 v1/worker/gpu/model_runner.py:269).
     is_first_stage = look_up(runner, "is_first_pp_rank") is not False and not pp_rank(worker)
-    if look_up(runner, "supports_mm_inputs") is False or not is_first_stage:
-        return None
-    return "the model is multimodal, but no encoder cache was found where vLLM 0.11 to 0.33 keeps it"
+    if runner is not None and is_multimodal and is_first_stage and look_up(runner, "supports_mm_inputs") is not False:
+        notes.add(name, "the model is multimodal, but no encoder cache was found where vLLM 0.11 to 0.33 keeps it")
 
 
 def restore_reserve_bytes(worker: object) -> int:
@@ -209,10 +112,8 @@ def restore_reserve_bytes(worker: object) -> int:
 def capacity_embeds(worker: object) -> int | None:
     """Return the embeddings that the scheduler lets the cache hold, None where that is unknown."""
     # V1's budget includes the rule that one item of the largest kind always fits; V2 keeps no budget object.
-    budget = whole(look_up(worker, "model_runner", "mm_budget", "encoder_cache_size"))
-    if budget is not None:
-        return budget
-    return whole(look_up(worker, "vllm_config", "scheduler_config", "encoder_cache_size"))
+    paths = ("model_runner.mm_budget.encoder_cache_size", "vllm_config.scheduler_config.encoder_cache_size")
+    return cast("int | None", first_of(worker, *paths, convert=whole))
 
 
 def needed_hashes(worker: object) -> set[str] | None:

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from highwater_worker.attributes import look_up
 from highwater_worker.encoder_cache.encoder_outputs import spilling_cache
-from highwater_worker.errors import RefusedError
-from highwater_worker.notes import Notes
+from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.wrapping import wrap_method
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ALL_TAGS = frozenset({"weights", "kv_cache"})
 """All pools that `sleep` takes (vllm 0.12.0 v1/executor/abstract.py:304, vllm 0.32.0 v1/executor/abstract.py:37)."""
@@ -44,12 +41,7 @@ class SleepRecord:
 
 
 def watch_sleep(worker: object, record: SleepRecord) -> None:
-    """Record from now on the pools put to sleep and woken; a second call does nothing.
-
-    Args:
-        worker: The worker; it is not kept alive.
-        record: The worker's own.
-    """
+    """Record from now on the pools put to sleep and woken; a second call does nothing. The worker is not kept alive."""
     if record.is_watching:
         return
     record.is_watching = True

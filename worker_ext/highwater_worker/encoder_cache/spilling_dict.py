@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import ItemsView, ValuesView
+from collections.abc import Callable, Hashable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from opcode import opmap
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping
-
-    from highwater_worker.memory.storages import Tensor
-    from highwater_worker.notes import Notes
+from highwater_worker.errors import Notes
+from highwater_worker.memory.storages import Tensor
 
 # The functions of vLLM and vllm-ascend that pop entries, all of them to free them: runner V1's up to 0.23 and from 0.27
 # on, and V2's (`tests.own_engine.test_vendor_wheels` reads them in published packages).
@@ -68,27 +65,19 @@ class EntryRestorer(Protocol):
         """The bytes kept on the device for entries to come back into."""
 
     def bring(self, cache: SpillingDict, spilled: Spilled, *, is_urgent: bool) -> Tensor:
-        """Return the entry on its device; one that the engine needs now is urgent, and others may make room for it.
-
-        Raises:
-            RuntimeError: There is no room.
-        """
+        """Return the entry on its device, or raise a RuntimeError where there is no room."""
 
     def settle(self, cache: SpillingDict, notes: Notes, freed: int = 0) -> None:
         """Make the reserve as large as entries in host memory need; where that is impossible, it is noted."""
 
     def drop_reserve(self) -> None:
-        """Keep nothing on the device: nothing lies in host memory any more, or the engine goes to sleep."""
+        """Keep nothing on the device."""
 
 
 class SpillingDict(dict[Any, Any]):
     """A dict of encoder outputs, some of them in host memory.
 
-    Args:
-        contents: Its first entries, in this order.
-        way_back: Brings a spilled entry back to its device; may raise, and the entry then stays spilled.
-        ledger: Counts the moves.
-        clock: Seconds that only grow.
+    Where `way_back` raises, the entry stays spilled.
     """
 
     __slots__ = ("_away", "_clock", "_groups", "_ledger", "_origins", "_since", "_tick", "_uses", "way_back")
@@ -145,10 +134,7 @@ class SpillingDict(dict[Any, Any]):
     def bring_back(self, key: Hashable, value: Spilled, *, is_urgent: bool = False) -> Tensor:
         """Return a spilled entry's value, on its device again; where that fails, it stays spilled and this raises.
 
-        Args:
-            key: Its key.
-            value: Its copy.
-            is_urgent: Whether others may make room for it.
+        Others make room for an urgent one.
         """
         tensor = self._timed(value, is_urgent=is_urgent)
         self._groups[key] = value.group

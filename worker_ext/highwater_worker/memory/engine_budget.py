@@ -1,9 +1,9 @@
 """The engine's memory budget as it stands in the worker's attributes once the engine has started.
 
 Everything is read with `getattr`, by the names that versions from 0.11 on have used; what this version lacks is null.
-The sidecar adds nothing up that stands here already, and explains the rest (docs/explain.md).
+docs/explain.md says what each figure means.
 
-Where each figure is from: what the profile measured (vllm 0.12.0 v1/worker/gpu_worker.py:326, vllm 0.23.0
+The sources of the figures: what the profile measured (vllm 0.12.0 v1/worker/gpu_worker.py:326, vllm 0.23.0
 v1/worker/gpu_worker.py:445, `non_torch_memory`; vllm 0.27.0 v1/worker/gpu_worker.py:526, vllm 0.32.0
 v1/worker/gpu_worker.py:734, `total_consumed`), what it left (vllm 0.12.0 v1/worker/gpu_worker.py:341, vllm 0.32.0
 v1/worker/gpu_worker.py:740, `available_kv_cache_memory_bytes`).
@@ -13,68 +13,77 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from highwater_worker.attributes import fraction, look_up, text, whole
-from highwater_worker.errors import printable
+from highwater_worker.attributes import first_of, flag, fraction, look_up, short_text, text, whole
+from highwater_worker.errors import Notes, printable
 from highwater_worker.identity import parallel_size
-from highwater_worker.memory.kv_layers import describe_groups, describe_layers
-from highwater_worker.memory.memory_parts import init_free_bytes
-from highwater_worker.notes import Notes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from highwater_worker.memory.start_phases import StartPhases
+from highwater_worker.memory.kv_cache import describe_groups, describe_layers
+from highwater_worker.memory.memory_parts import INIT_FREE, REQUESTED
+from highwater_worker.memory.start_phases import StartPhases
 
 ENVIRONMENT = (
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_HIP_ALLOC_CONF",
-    "PYTORCH_NPU_ALLOC_CONF",
-    "PYTORCH_ALLOC_CONF",
-    "TASK_QUEUE_ENABLE",
-    "ASCEND_LAUNCH_BLOCKING",
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ASCEND_RT_VISIBLE_DEVICES",
-    "ASCEND_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
-    "HCCL_BUFFSIZE",
-    "NCCL_BUFFSIZE",
-    "VLLM_CPU_KVCACHE_SPACE",
-    "VLLM_ENABLE_STARTUP_PLAN",
-    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
+    *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+    *("TASK_QUEUE_ENABLE", "ASCEND_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    *("ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+    *("HCCL_BUFFSIZE", "NCCL_BUFFSIZE", "VLLM_CPU_KVCACHE_SPACE"),
+    *("VLLM_ENABLE_STARTUP_PLAN", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"),
 )
 """The only variables that are read: each changes how much memory is used, and none holds a secret."""
 _MAX_TEXT = 200
 _MAX_MODALITIES = 8
 
-_MEMORY: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "total_bytes": (("init_snapshot", "total_memory"),),
-    "init_non_torch_bytes": (("init_snapshot", "non_torch_memory"),),
-    "requested_bytes": (("requested_memory",), ("requested_cpu_memory",)),
-    "weights_bytes": (("model_runner", "model_memory_usage"),),
-    "peak_activation_bytes": (("peak_activation_memory",),),
-    "non_torch_bytes": (("non_torch_memory",),),
-    "total_consumed_bytes": (("total_consumed",),),
-    "graphs_estimate_bytes": (("cudagraph_memory_estimate",),),
-    "available_bytes": (("available_kv_cache_memory_bytes",),),
+
+def _short(value: object) -> str | None:
+    return short_text(value, _MAX_TEXT)
+
+
+def _negated(value: object) -> bool | None:
+    return None if value is None else not value
+
+
+_Source = tuple[Callable[[Any], Any], tuple[str, ...]]
+"""A conversion of an attribute of the worker, and the paths where versions have it."""
+_CONFIG, _MODEL, _SCHEDULER = "vllm_config.cache_config", "vllm_config.model_config", "vllm_config.scheduler_config"
+_MEMORY: Mapping[str, _Source] = {
+    "total_bytes": (whole, ("init_snapshot.total_memory",)),
+    "init_non_torch_bytes": (whole, ("init_snapshot.non_torch_memory",)),
+    "requested_bytes": (whole, REQUESTED),
+    "weights_bytes": (whole, ("model_runner.model_memory_usage",)),
+    "peak_activation_bytes": (whole, ("peak_activation_memory",)),
+    "non_torch_bytes": (whole, ("non_torch_memory",)),
+    "total_consumed_bytes": (whole, ("total_consumed",)),
+    "graphs_estimate_bytes": (whole, ("cudagraph_memory_estimate",)),
+    "available_bytes": (whole, ("available_kv_cache_memory_bytes",)),
+    "init_free_bytes": (whole, INIT_FREE),
+    "utilization": (fraction, (f"{_CONFIG}.gpu_memory_utilization",)),
 }
-_CACHE: Mapping[str, str] = {
-    "block_size": "block_size",
-    "size_tokens": "kv_cache_size_tokens",
-    "given_bytes": "kv_cache_memory_bytes",
-    "cpu_space_bytes": "cpu_kvcache_space_bytes",
-    "blocks_override": "num_gpu_blocks_override",
+_CACHE: Mapping[str, _Source] = {
+    "block_size": (whole, (f"{_CONFIG}.block_size",)),
+    "size_tokens": (whole, (f"{_CONFIG}.kv_cache_size_tokens",)),
+    "given_bytes": (whole, (f"{_CONFIG}.kv_cache_memory_bytes",)),
+    "cpu_space_bytes": (whole, (f"{_CONFIG}.cpu_kvcache_space_bytes",)),
+    "blocks_override": (whole, (f"{_CONFIG}.num_gpu_blocks_override",)),
+    "cache_dtype": (_short, (f"{_CONFIG}.cache_dtype",)),
+    "mamba_cache_mode": (_short, (f"{_CONFIG}.mamba_cache_mode",)),
+    "prefix_caching": (flag, (f"{_CONFIG}.enable_prefix_caching",)),
+    "max_concurrency": (fraction, (f"{_CONFIG}.kv_cache_max_concurrency",)),
+    "blocks": (whole, ("model_runner.kv_cache_config.num_blocks",)),
+}
+_LIMITS: Mapping[str, _Source] = {
+    "max_model_len": (whole, (f"{_MODEL}.max_model_len",)),
+    "max_num_batched_tokens": (whole, (f"{_SCHEDULER}.max_num_batched_tokens",)),
+    "max_num_seqs": (whole, (f"{_SCHEDULER}.max_num_seqs",)),
+    "max_encoder_tokens": (whole, (f"{_SCHEDULER}.max_num_encoder_input_tokens",)),
+    "v2_runner": (flag, ("use_v2_model_runner",)),
+    "async_scheduling": (flag, (f"{_SCHEDULER}.async_scheduling",)),
+    "hybrid_manager": (_negated, (f"{_SCHEDULER}.disable_hybrid_kv_cache_manager",)),
 }
 _PARALLEL = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "prefill_context_parallel_size",
-    "decode_context_parallel_size",
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    *("prefill_context_parallel_size", "decode_context_parallel_size"),
 )
 
 
@@ -83,7 +92,7 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
 
     Args:
         worker: The worker.
-        start: What was seen of its start; None where the plugin did not see it.
+        start: The account of its start; None where the plugin did not see it.
     """
     notes = Notes()
     return {
@@ -94,7 +103,7 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
         "dtype": notes.attempt("dtype", lambda: _short(look_up(worker, "vllm_config", "model_config", "dtype"))),
         "memory": _memory(worker, start, notes),
         "kv_cache": _kv_cache(worker, start, notes),
-        "limits": notes.attempt("limits", lambda: _limits(worker)),
+        "limits": notes.attempt("limits", lambda: {name: _value(worker, _LIMITS[name]) for name in _LIMITS}),
         "encoder": notes.attempt("encoder", lambda: _encoder(worker)),
         "parallel": {name: notes.attempt(name, partial(parallel_size, worker, name)) for name in _PARALLEL},
         "environment": {name: printable(os.environ[name], _MAX_TEXT) for name in ENVIRONMENT if name in os.environ},
@@ -102,57 +111,49 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
     }
 
 
+def _value(worker: object, source: _Source) -> Any:  # noqa: ANN401 - the conversion's
+    convert, paths = source
+    return first_of(worker, *paths, convert=convert)
+
+
+def _values(worker: object, sources: Mapping[str, _Source], notes: Notes) -> dict[str, Any]:
+    return {name: notes.attempt(name, partial(_value, worker, source)) for name, source in sources.items()}
+
+
 def _memory(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any]:
-    figures: dict[str, Any] = {
-        name: notes.attempt(name, partial(_first, worker, paths)) for name, paths in _MEMORY.items()
-    }
-    figures["init_free_bytes"] = notes.attempt("init_free_bytes", lambda: init_free_bytes(worker))
-    figures["utilization"] = notes.attempt(
-        "utilization", lambda: fraction(look_up(worker, "vllm_config", "cache_config", "gpu_memory_utilization"))
-    )
-    # The estimate is made in any case, and counted where the variable says so: its default differs by version.
-    flag = look_up(sys.modules.get("vllm.envs"), "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
-    figures["graphs_estimate_counted"] = flag if isinstance(flag, bool) else None
     returned = {} if start is None else start.returned
-    figures["returned_bytes"] = returned.get("profile")
-    figures["graphs_bytes"] = returned.get("graphs")
-    return figures
+    return {
+        **_values(worker, _MEMORY, notes),
+        # The estimate is made in any case, and counted where the variable says so: its default differs by version.
+        "graphs_estimate_counted": flag(
+            look_up(sys.modules.get("vllm.envs"), "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+        ),
+        "returned_bytes": returned.get("profile"),
+        "graphs_bytes": returned.get("graphs"),
+    }
 
 
 def _kv_cache(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any]:
-    cache = look_up(worker, "vllm_config", "cache_config")
-    made = look_up(worker, "model_runner", "kv_cache_config")
-    described: dict[str, Any] = {
-        name: notes.attempt(name, partial(_whole_of, cache, path)) for name, path in _CACHE.items()
+    cache = look_up(worker, "model_runner", "kv_cache_config")
+    return {
+        **_values(worker, _CACHE, notes),
+        "tensor_bytes": notes.attempt("tensor_bytes", lambda: _tensor_bytes(look_up(cache, "kv_cache_tensors"))),
+        "groups": notes.attempt("groups", lambda: _groups(cache)),
+        "layers": notes.attempt("layers", lambda: _layers(cache, start)),
     }
-    described["cache_dtype"] = notes.attempt("cache_dtype", lambda: _short(look_up(cache, "cache_dtype")))
-    described["mamba_cache_mode"] = notes.attempt(
-        "mamba_cache_mode", lambda: _short(look_up(cache, "mamba_cache_mode"))
-    )
-    described["prefix_caching"] = notes.attempt(
-        "prefix_caching", lambda: _flag(look_up(cache, "enable_prefix_caching"))
-    )
-    described["max_concurrency"] = notes.attempt(
-        "max_concurrency", lambda: fraction(look_up(cache, "kv_cache_max_concurrency"))
-    )
-    described["blocks"] = notes.attempt("blocks", lambda: whole(look_up(made, "num_blocks")))
-    described["tensor_bytes"] = notes.attempt("tensor_bytes", lambda: _tensor_bytes(look_up(made, "kv_cache_tensors")))
-    described["groups"] = notes.attempt("groups", lambda: _groups(made))
-    described["layers"] = notes.attempt("layers", lambda: _layers(made, start))
-    return described
 
 
-def _groups(made: object) -> list[dict[str, Any]] | None:
-    groups = look_up(made, "kv_cache_groups")
+def _groups(cache: object) -> list[dict[str, Any]] | None:
+    groups = look_up(cache, "kv_cache_groups")
     return None if groups is None else describe_groups(groups)
 
 
-def _layers(made: object, start: StartPhases | None) -> dict[str, Any] | None:
+def _layers(cache: object, start: StartPhases | None) -> dict[str, Any] | None:
     """Return the layers as they were before they were grouped, or, where that was not seen, as they are in groups."""
     if start is not None and start.kv_layers is not None:
         return start.kv_layers
     specs: dict[str, object] = {}
-    for group in look_up(made, "kv_cache_groups") or ():
+    for group in look_up(cache, "kv_cache_groups") or ():
         shared = look_up(group, "kv_cache_spec")
         own = look_up(shared, "kv_cache_specs")
         specs.update({name: (own or {}).get(name, shared) for name in look_up(group, "layer_names") or ()})
@@ -163,29 +164,15 @@ def _tensor_bytes(tensors: Iterable[object] | None) -> int | None:
     """Return the bytes of the pool's allocations on the device."""
     if tensors is None:
         return None
-    here = [tensor for tensor in tensors if not look_up(tensor, "host_resident")]
-    sizes = [whole(look_up(tensor, "size")) for tensor in here]
+    on_device = [tensor for tensor in tensors if not look_up(tensor, "host_resident")]
+    sizes = [whole(look_up(tensor, "size")) for tensor in on_device]
     known = [size for size in sizes if size is not None]
     if not known or len(known) < len(sizes):
         return None
     # Tensors with a stride lie in one allocation, of which each names the whole size (vllm 0.27.0
     # v1/core/kv_cache_utils.py:1351, vllm 0.32.0 v1/core/kv_cache_utils.py:1668).
-    is_packed = any(whole(look_up(tensor, "block_stride")) for tensor in here)
+    is_packed = any(whole(look_up(tensor, "block_stride")) for tensor in on_device)
     return max(known) if is_packed else sum(known)
-
-
-def _limits(worker: object) -> dict[str, Any]:
-    scheduler = look_up(worker, "vllm_config", "scheduler_config")
-    model = look_up(worker, "vllm_config", "model_config")
-    return {
-        "max_model_len": whole(look_up(model, "max_model_len")),
-        "max_num_batched_tokens": whole(look_up(scheduler, "max_num_batched_tokens")),
-        "max_num_seqs": whole(look_up(scheduler, "max_num_seqs")),
-        "max_encoder_tokens": whole(look_up(scheduler, "max_num_encoder_input_tokens")),
-        "v2_runner": _flag(look_up(worker, "use_v2_model_runner")),
-        "async_scheduling": _flag(look_up(scheduler, "async_scheduling")),
-        "hybrid_manager": _hybrid(look_up(scheduler, "disable_hybrid_kv_cache_manager")),
-    }
 
 
 def _encoder(worker: object) -> dict[str, Any] | None:
@@ -204,37 +191,15 @@ def _encoder(worker: object) -> dict[str, Any] | None:
         "max_items_per_batch": _by_modality(budget, "mm_max_items_per_batch", "max_items_per_batch_by_modality"),
         "embed_width": whole(tower) or whole(look_up(runner, "inputs_embeds_size")),
         "embed_bytes": whole(look_up(worker, "vllm_config", "model_config", "dtype", "itemsize")),
-        "skips_profiling": _flag(
-            look_up(worker, "vllm_config", "model_config", "multimodal_config", "skip_mm_profiling")
-        ),
+        "skips_profiling": first_of(worker, f"{_MODEL}.multimodal_config.skip_mm_profiling", convert=flag),
     }
 
 
 def _by_modality(budget: object, *names: str) -> dict[str, int | None] | None:
-    found = next((value for name in names if isinstance(value := look_up(budget, name), dict)), None)
-    return None if found is None else {str(key)[:20]: whole(found[key]) for key in list(found)[:_MAX_MODALITIES]}
+    counts = first_of(budget, *names, convert=lambda value: value if isinstance(value, dict) else None)
+    return None if counts is None else {str(key)[:20]: whole(counts[key]) for key in list(counts)[:_MAX_MODALITIES]}
 
 
 def _architecture(worker: object) -> str | None:
     names = look_up(worker, "vllm_config", "model_config", "hf_config", "architectures")
     return _short(names[0]) if isinstance(names, (list, tuple)) and names else None
-
-
-def _first(worker: object, paths: Iterable[tuple[str, ...]]) -> int | None:
-    return next((value for path in paths if (value := whole(look_up(worker, *path))) is not None), None)
-
-
-def _whole_of(value: object, name: str) -> int | None:
-    return whole(look_up(value, name))
-
-
-def _hybrid(disabled: object) -> bool | None:
-    return None if disabled is None else not disabled
-
-
-def _flag(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def _short(value: object) -> str | None:
-    return None if value is None else printable(str(value), _MAX_TEXT)

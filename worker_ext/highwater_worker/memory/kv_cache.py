@@ -1,17 +1,29 @@
-"""The memory reserved for keys and values."""
+"""The KV cache: its memory, the part of it that is resident, and its layers as the engine describes them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+import mmap
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
-from highwater_worker.attributes import look_up
-from highwater_worker.errors import UnreadableError
-from highwater_worker.memory.storages import tensors_in, unique_storages
+from highwater_worker.attributes import look_up, whole
+from highwater_worker.errors import UnreadableError, printable
+from highwater_worker.memory.storages import Storage, Tensor, tensors_in, unique_storages
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from highwater_worker.memory.storages import Storage, Tensor
+MAX_KINDS = 24
+"""Layers that differ from one another; no model known has more than a handful."""
+MAX_RUNS = 512
+MAX_GROUPS = 64
+_MAX_FIELDS = 32
+_MAX_TEXT = 60
+_SHORTEST_SECONDS = 2.0
+_SHARE = 1000
+"""A measurement is used for so many times its duration: it costs at most a thousandth of the engine's time."""
+_CHUNK_PAGES = 1 << 18
+_LOWEST_BIT = bytes(value & 1 for value in range(256))
 
 
 def kv_cache_storages(worker: object, device_type: str) -> list[Storage]:
@@ -34,3 +46,144 @@ def _tensors(caches: object, layers: object) -> Iterator[Tensor]:
     yield from tensors_in(caches)
     for layer in list(layers.values()) if isinstance(layers, dict) else ():
         yield from tensors_in(look_up(layer, "kv_cache"))
+
+
+def describe_layers(specs: Mapping[str, object]) -> dict[str, Any]:
+    """Return `kinds` (each different layer once) and `runs` (kind and count, in the model's order).
+
+    So a model of hundreds of layers is described in a few hundred bytes. `specs` is what `get_kv_cache_spec` returns:
+    by layer name, vLLM's own description (vllm 0.12.0 v1/kv_cache_interface.py:20, vllm 0.32.0
+    v1/kv_cache_interface.py:165, `KVCacheSpec`).
+
+    Raises:
+        UnreadableError: There are more kinds or runs than a file has room for.
+    """
+    kinds: list[dict[str, Any]] = []
+    runs: list[list[int]] = []
+    for spec in specs.values():
+        described = describe_spec(spec)
+        if described not in kinds:
+            kinds.append(described)
+        kind = kinds.index(described)
+        if runs and runs[-1][0] == kind:
+            runs[-1][1] += 1
+        else:
+            runs.append([kind, 1])
+        if len(kinds) > MAX_KINDS or len(runs) > MAX_RUNS:
+            raise UnreadableError(f"the model's {len(specs)} layers differ too often to be described")
+    return {"kinds": kinds, "runs": runs}
+
+
+def describe_groups(groups: Iterable[object]) -> list[dict[str, Any]]:
+    """Return each group's common description and its number of layers.
+
+    Raises:
+        UnreadableError: There are more groups than a file has room for.
+    """
+    described = [
+        {**describe_spec(look_up(group, "kv_cache_spec")), "layers": len(look_up(group, "layer_names") or ())}
+        for group in groups
+    ]
+    if len(described) > MAX_GROUPS:
+        raise UnreadableError(f"{len(described)} groups are too many to be described")
+    return described
+
+
+def describe_spec(spec: object) -> dict[str, Any]:
+    """Return a layer's description: the name of its class as `kind`, its size as `page_bytes`, and its own fields.
+
+    Every field that has a plain value is taken as it is called, so that a kind of layer that is new in a later vLLM
+    is described too; of a data type its size is taken, as `dtype_bytes`.
+    """
+    described: dict[str, Any] = {"kind": type(spec).__name__}
+    with suppress(Exception):  # computed: a kind of layer may have none, or compute it of what is not there
+        described["page_bytes"] = whole(getattr(spec, "page_size_bytes", None))
+    for name, value in list(getattr(spec, "__dict__", {}).items())[:_MAX_FIELDS]:
+        plain = _plain(value)
+        size = whole(getattr(value, "itemsize", None))
+        if size is not None:
+            described[f"{name}_bytes"] = size
+        elif isinstance(value, tuple) and value and all(hasattr(one, "itemsize") for one in value):
+            described[f"{name}_bytes"] = [whole(one.itemsize) for one in value]
+        elif plain is not None:
+            described[name] = plain
+    return described
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401 - a number, a text, or a list of lists of numbers
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):  # an enumeration of texts is its value
+        return printable(str(getattr(value, "value", value)), _MAX_TEXT)
+    number = whole(value)
+    if number is not None:
+        return number
+    if isinstance(value, (list, tuple)):
+        plain = [_plain(one) for one in value[:_MAX_FIELDS]]
+        return None if any(one is None for one in plain) else plain
+    # A fraction, such as the tokens of a state; nested objects and mappings are not a layer's geometry.
+    parts = whole(getattr(value, "numerator", None)), whole(getattr(value, "denominator", None))
+    return f"{parts[0]}/{parts[1]}" if None not in parts else None
+
+
+class Residency:
+    """Measures the resident bytes of allocations, and remembers them.
+
+    On a CPU worker reserved pages that were never written cost nothing yet, and the parts of its memory must fit into
+    the process's resident size. `mincore` costs about 3 ms per GiB while the engine waits, so it is called seldom.
+    """
+
+    def __init__(
+        self,
+        measure: Callable[[int, int], int | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._measure = measure or resident_bytes
+        self._clock = clock
+        self._whole: set[tuple[int, int]] = set()
+        self._partial: dict[tuple[int, int], tuple[int | None, float]] = {}
+
+    def total(self, storages: Iterable[Storage]) -> int | None:
+        """Return the resident bytes of all storages, None where that is unknown."""
+        parts = [self._resident(storage.pointer, storage.nbytes) for storage in storages]
+        known = [part for part in parts if part is not None]
+        return sum(known) if len(known) == len(parts) else None
+
+    def _resident(self, pointer: int, nbytes: int) -> int | None:
+        key = (pointer, nbytes)
+        # A storage once found whole stays so: vLLM gives no page of a KV cache back. On a machine that swaps, the
+        # process's resident size can fall below it.
+        if key in self._whole:
+            return nbytes
+        value, until = self._partial.get(key, (None, float("-inf")))
+        if self._clock() < until:
+            return value
+        started = self._clock()
+        value = self._measure(pointer, nbytes)
+        cost = self._clock() - started
+        if value == nbytes:
+            self._whole.add(key)
+            self._partial.pop(key, None)
+        else:
+            self._partial[key] = (value, self._clock() + max(_SHORTEST_SECONDS, _SHARE * cost))
+        return value
+
+
+def resident_bytes(pointer: int, nbytes: int) -> int | None:
+    """Return how many bytes from `pointer` on are in memory, to the page; None where the C library has no `mincore`."""
+    mincore = getattr(ctypes.CDLL(None), "mincore", None)
+    if mincore is None:
+        return None
+    mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    page = mmap.PAGESIZE
+    start = pointer // page * page
+    pages = -(-(pointer + nbytes - start) // page)
+    resident = 0
+    for first in range(0, pages, _CHUNK_PAGES):
+        vector = bytearray(min(_CHUNK_PAGES, pages - first))
+        buffer = (ctypes.c_char * len(vector)).from_buffer(vector)
+        if mincore(start + first * page, len(vector) * page, buffer) != 0:
+            return None
+        # Only the lowest bit of each byte is defined (mincore(2)).
+        resident += vector.translate(_LOWEST_BIT).count(1)
+    return min(nbytes, resident * page)

@@ -1,24 +1,25 @@
-"""The parts of one worker's memory, each read on its own: for the answer to `memory`, and for the recorder.
+"""The parts of one worker's memory, each read on its own: for the response to `memory`, and for the recorder.
 
 A part that cannot be read costs only itself, and is noted by name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from highwater_worker.attributes import fraction, look_up, whole
-from highwater_worker.devices.figures import AllocatorFigures, Space
-from highwater_worker.errors import RefusedError
-from highwater_worker.memory.kv_cache import kv_cache_storages
+from highwater_worker.attributes import first_of, fraction, look_up, whole
+from highwater_worker.devices import Device
+from highwater_worker.devices.family import AllocatorFigures, Space
+from highwater_worker.devices.host import HostMemory
+from highwater_worker.errors import Notes, RefusedError
+from highwater_worker.memory.allocator import AllocatorReserve
+from highwater_worker.memory.kv_cache import Residency, kv_cache_storages
 
-if TYPE_CHECKING:
-    from highwater_worker.devices import Device
-    from highwater_worker.devices.host import HostMemory
-    from highwater_worker.memory.allocator_reserve import AllocatorReserve
-    from highwater_worker.memory.residency import Residency
-    from highwater_worker.notes import Notes
-
+REQUESTED = ("requested_memory", "requested_cpu_memory")
+# vllm-ascend up to 0.13 kept the free bytes alone (vllm_ascend 0.12.0rc1 worker/worker_v1.py:216, vllm_ascend 0.13.0
+# worker/worker.py:240, `_init_device`).
+INIT_FREE = ("init_snapshot.free_memory", "init_npu_memory")
+SUSPENDED = "the engine is suspended by {}: its device is not read until it resumes"
 NO_DEVICE = "the worker's device is not known; see the note on device"
 
 
@@ -34,7 +35,7 @@ def read_space(worker: object, device: Device | None, host: HostMemory, notes: N
     unknown = Space(None, None, None)
     suspended_by = suspending_backend(worker)
     if suspended_by is not None:
-        notes.add("total_bytes", _suspended(suspended_by))
+        notes.add("total_bytes", SUSPENDED.format(suspended_by))
         return unknown
     if device is None:
         notes.add("total_bytes", NO_DEVICE)
@@ -66,11 +67,7 @@ def refuse_suspended(worker: object) -> None:
     """
     suspended_by = suspending_backend(worker)
     if suspended_by is not None:
-        raise RefusedError(_suspended(suspended_by))
-
-
-def _suspended(backend: str) -> str:
-    return f"the engine is suspended by {backend}: its device is not read until it resumes"
+        raise RefusedError(SUSPENDED.format(suspended_by))
 
 
 def look_at_segments_once(worker: object, device: Device | None, reserve: AllocatorReserve) -> None:
@@ -93,14 +90,7 @@ def pinned_bytes(device: Device | None, notes: Notes) -> int | None:
 
 
 def read_kv_cache(worker: object, kind: str, residency: Residency, notes: Notes) -> KvCache:
-    """Return the memory of keys and values.
-
-    Args:
-        worker: The worker.
-        kind: The type of its device.
-        residency: The caller's own; on CPU it measures which pages are there.
-        notes: Gets the names of values that could not be read.
-    """
+    """Return the memory of keys and values; on CPU `residency` measures which pages are there."""
     storages = notes.attempt("kv_cache_bytes", lambda: kv_cache_storages(worker, kind))
     if storages is None:
         return KvCache(None, None)
@@ -129,13 +119,9 @@ def _requested_bytes(worker: object, cache_config: object) -> int | None:
     # (vllm 0.32.0 v1/worker/gpu_worker.py:649, vllm 0.32.0 v1/worker/cpu_worker.py:213, `determine_available_memory`).
     if look_up(cache_config, "kv_cache_memory_bytes") is not None:
         return None
-    names = ("requested_memory", "requested_cpu_memory")
-    return next((value for name in names if (value := whole(look_up(worker, name))) is not None), None)
+    return cast("int | None", first_of(worker, *REQUESTED, convert=whole))
 
 
 def init_free_bytes(worker: object) -> int | None:
     """Return what was free when the engine first looked at its device; None where it does not keep that."""
-    # vllm-ascend up to 0.13 kept the free bytes alone (vllm_ascend 0.12.0rc1 worker/worker_v1.py:216, vllm_ascend
-    # 0.13.0 worker/worker.py:240, `_init_device`).
-    paths = (("init_snapshot", "free_memory"), ("init_npu_memory",))
-    return next((value for path in paths if (value := whole(look_up(worker, *path))) is not None), None)
+    return cast("int | None", first_of(worker, *INIT_FREE, convert=whole))

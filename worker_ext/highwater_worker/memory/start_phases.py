@@ -13,22 +13,17 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from highwater_worker.attributes import look_up, whole
 from highwater_worker.devices import device_of
-from highwater_worker.devices.host import read_host
-from highwater_worker.errors import describe
-from highwater_worker.memory.kv_layers import describe_layers
+from highwater_worker.devices.host import HostMemory, read_host
+from highwater_worker.errors import Notes, describe
+from highwater_worker.memory.kv_cache import describe_layers
 from highwater_worker.memory.memory_parts import init_free_bytes, read_allocator, read_space
-from highwater_worker.notes import Notes
 from highwater_worker.wrapping import unwrap_method, wrap_method
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from highwater_worker.devices.host import HostMemory
 
 PHASES = {
     "init_device": "init",

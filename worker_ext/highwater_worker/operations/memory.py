@@ -1,19 +1,21 @@
-"""`memory`: where this worker's device memory is.
+"""`memory`: the parts of this worker's device memory. `release`: give back what the allocator keeps unused.
 
-It reads counters and metadata. It refuses to touch tensor data, to wait for the device, or to allocate on it.
+`memory` reads counters and metadata, never tensor data. `release` frees no tensor: a block goes back once the last view
+of its storage is gone. What the allocator still keeps after that, no release gives back; the worker remembers it.
 """
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+import gc
+from collections.abc import Mapping
+from typing import Any
 
-from highwater_worker.devices import describe_device
-from highwater_worker.devices.host import read_host
-from highwater_worker.encoder_cache.encoder_outputs import encoder_cache_figures, odd_absence, read_encoder_outputs
-from highwater_worker.encoder_cache.sleep import asleep_tags
-from highwater_worker.errors import RefusedError, UnreadableError
+from highwater_worker.devices import Device, describe_device, device_of
+from highwater_worker.devices.host import HostMemory, read_host
+from highwater_worker.encoder_cache.encoder_outputs import note_odd_absence
+from highwater_worker.encoder_cache.sleep import asleep_tags, refuse_while_asleep
+from highwater_worker.errors import Notes
+from highwater_worker.memory.allocator import AllocatorReserve
 from highwater_worker.memory.memory_parts import (
     NO_DEVICE,
     look_at_segments_once,
@@ -22,27 +24,15 @@ from highwater_worker.memory.memory_parts import (
     read_budget,
     read_kv_cache,
     read_space,
+    refuse_suspended,
 )
 from highwater_worker.memory.weights import counting_caveat, weights_bytes
-from highwater_worker.notes import Notes
-from highwater_worker.operations.operation import Operation
-from highwater_worker.spill.host_copies import HostCopies
-from highwater_worker.spill.trimmable import Groups, movability, trimmable_bytes
-from highwater_worker.state import state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from highwater_worker.devices import Device
-    from highwater_worker.devices.host import HostMemory
-    from highwater_worker.encoder_cache.encoder_outputs import EncoderOutputs
-    from highwater_worker.memory.storages import Storage
-    from highwater_worker.state import WorkerState
+from highwater_worker.recorder.encoder_index import read_index
+from highwater_worker.state import WorkerState, state_of
 
 
 def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
-    """Return the answer's body."""
-    started = time.perf_counter()
+    """Return the parts of the device's memory, without waiting for the device or allocating on it."""
     notes, state = Notes(), state_of(worker)
     device, entry = describe_device(worker, notes)
     host = read_host(notes)
@@ -51,25 +41,21 @@ def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
     torch = read_allocator(device, notes)
     if state.allocator_reserve.kept_bytes is None and state.allocator_reserve.unknown_because is not None:
         notes.add("releasable_bytes", state.allocator_reserve.unknown_because)
-    body = {
+    return {
         "device": entry,
         **space._asdict(),
         "torch": torch._asdict(),
         "releasable_bytes": state.allocator_reserve.releasable_bytes(torch),
         **_components(worker, device, state, host, notes),
-        "asleep_tags": _asleep_tags(worker, state, notes),
+        "asleep_tags": notes.missing(
+            "asleep_tags",
+            asleep_tags(worker, state.sleep),
+            "the engine may have fallen asleep before the first call, and its allocator does not show it",
+        ),
         "budget": read_budget(worker, notes),
         "host_memory": {**host._asdict(), "pinned_bytes": pinned_bytes(device, notes)},
+        "notes": notes.as_list(),
     }
-    return {**body, "notes": notes.as_list(), "elapsed_ms": round((time.perf_counter() - started) * 1000, 3)}
-
-
-OPERATION = Operation("memory", {}, memory)
-
-
-def _asleep_tags(worker: object, state: WorkerState, notes: Notes) -> list[str] | None:
-    reason = "the engine may have fallen asleep before the first call, and its allocator does not show it"
-    return notes.missing("asleep_tags", asleep_tags(worker, state.sleep), reason)
 
 
 def _components(
@@ -83,11 +69,12 @@ def _components(
     kind = device.type
     weights = notes.attempt("weights_bytes", lambda: _weights(worker, kind, state, notes))
     kv_cache = read_kv_cache(worker, kind, state.residency, notes)
-    outputs = notes.attempt("encoder_cache", lambda: _encoder_outputs(worker, kind, notes))
-    encoder = notes.attempt(
-        "encoder_cache", lambda: encoder_cache_figures(worker, outputs, state.sightings, state.ledger)
-    )
-    trimmable = notes.attempt("trimmable_bytes", lambda: _trimmable(worker, device, outputs, host))
+    index = notes.attempt("encoder_cache", lambda: read_index(worker, device, host))
+    encoder = None if index is None else index.figures(worker, state.ledger)
+    if index is not None and encoder is None:
+        note_odd_absence(worker, "encoder_cache", notes)
+    # Without a note where it is null: why a trim would be refused is the trim's to say.
+    trimmable = None if index is None else index.trimmable_bytes
     return dict(zip(names, (weights, *kv_cache, encoder, trimmable)))
 
 
@@ -98,24 +85,47 @@ def _weights(worker: object, kind: str, state: WorkerState, notes: Notes) -> int
     return size
 
 
-def _encoder_outputs(worker: object, kind: str, notes: Notes) -> EncoderOutputs | None:
-    outputs = read_encoder_outputs(worker, kind)
-    odd = odd_absence(worker) if outputs is None else None
-    if odd is not None:
-        notes.add("encoder_cache", odd)
-    return outputs
+def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+    """Collect garbage, then return the allocator's unused blocks to the device."""
+    notes = Notes()
+    refuse_suspended(worker)
+    refuse_while_asleep(worker, state_of(worker).sleep)
+    device = device_of(worker)
+    before = _figures(device, notes)
+    collected = gc.collect()
+    mechanism = device.family.give_back(device.index)
+    # After the device's: copies to the host that are done by now let go of their pinned blocks.
+    notes.attempt("freed_pinned_bytes", device.family.give_back_pinned)
+    after = _figures(device, Notes(), state_of(worker).allocator_reserve)
+    if mechanism == "unsupported":
+        notes.add("mechanism", "the C library offers no way to return free memory to the kernel")
+    # On CPU by the process's own size: the machine's free memory moves with everybody's.
+    sizes = (after["rss_bytes"], before["rss_bytes"]), (before["free_bytes"], after["free_bytes"])
+    return {
+        "before": before,
+        "after": after,
+        "freed_bytes": _gain(*sizes[device.type != "cpu"]),  # negative where others allocated meanwhile
+        "freed_pinned_bytes": _gain(after["pinned_bytes"], before["pinned_bytes"]),
+        "gc_collected": collected,
+        "mechanism": mechanism,
+        "notes": notes.as_list(),
+    }
 
 
-def _trimmable(worker: object, device: Device, outputs: EncoderOutputs | None, host: HostMemory) -> int | None:
-    copies, groups = HostCopies(device), Groups(device.type)
-    entries = {} if outputs is None else {entry.mm_hash: entry for entry in outputs.entries}
-    for entry in entries.values():
-        groups.add(movability(entry, copies))
+def _figures(device: Device, notes: Notes, learning: AllocatorReserve | None = None) -> dict[str, int | None]:
+    host = read_host(notes)
+    space = notes.attempt("free_bytes", lambda: device.family.space(device.index, host))
+    torch = device.family.allocator(device.index, notes)
+    if learning is not None:
+        learning.learn_after_release(torch)
+    return {
+        "free_bytes": space.free_bytes if space else None,
+        "reserved_bytes": torch.reserved_bytes,
+        "allocated_bytes": torch.allocated_bytes,
+        "rss_bytes": host.rss_bytes,
+        "pinned_bytes": notes.attempt("pinned_bytes", device.family.pinned_bytes),
+    }
 
-    def storages_of(key: str) -> Iterable[Storage]:
-        return entries[key].storages.values() if key in entries else ()
 
-    # No note: why a trim would be refused is the trim's to say, and a cache that cannot be read is noted already.
-    with suppress(RefusedError, UnreadableError):
-        return trimmable_bytes(worker, device, groups, storages_of, host)
-    return None
+def _gain(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before

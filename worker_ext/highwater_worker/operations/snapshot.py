@@ -1,8 +1,8 @@
-"""`snapshot`: PyTorch's own memory snapshot into a file, for its viewer; or only how large it would be.
+"""`snapshot`: PyTorch's own memory snapshot as a file for its viewer. `record_stacks`: who allocates, for the next one.
 
-It refuses to write where the file would not leave the disk as much room again, and to leave half a file. It is
-not for regular use: it walks every block of the allocator, and the engine waits meanwhile. Of the allocator's
-history only the newest entries are written; that torch makes objects of all of it first cannot be helped from here.
+A snapshot is written only where the disk keeps as much room again, and whole or not at all. It walks every block of the
+allocator while the engine waits. Only the newest entries of the allocator's history are written; that torch makes
+objects of all of it first cannot be avoided.
 """
 
 from __future__ import annotations
@@ -10,22 +10,17 @@ from __future__ import annotations
 import os
 import pickle
 import stat
-import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from highwater_worker.devices import device_of
-from highwater_worker.errors import BadPayloadError, NoSpaceError
+from highwater_worker.errors import BadPayloadError, NoSpaceError, Notes
+from highwater_worker.files import new_file
 from highwater_worker.identity import identity
-from highwater_worker.new_file import new_file
-from highwater_worker.notes import Notes
-from highwater_worker.operations.operation import Operation
-from highwater_worker.operations.payload import boolean, text
 from highwater_worker.spill.spilling import refuse_now
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from highwater_worker.state import state_of
 
 _ROOM = 2
 """The free space needed, in file sizes: other ranks write theirs beside it."""
@@ -35,8 +30,8 @@ _OWNER_ONLY, _WITH_GROUP = 0o600, 0o640
 
 
 def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer's body."""
-    started, notes = time.perf_counter(), Notes()
+    """Write a snapshot, or compute its size."""
+    notes = Notes()
     path = None if arguments["dry_run"] else _path(worker, arguments)
     # The allocator's lock is waited for with Python's held, and sleep mode's calls Python under its own.
     refuse_now(worker)
@@ -60,19 +55,7 @@ def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "trace_entries": sum(map(len, taken.get("device_traces") or ())),
         "free_bytes": free,
         "notes": notes.as_list(),
-        "elapsed_ms": round((time.perf_counter() - started) * 1000, 3),
     }
-
-
-OPERATION = Operation(
-    "snapshot",
-    {
-        "directory": text(r"/[^\0]{0,999}", "an absolute path").or_null(),
-        "name": text("[0-9A-Za-z_]{1,64}", "1 to 64 letters, digits and underscores").or_null(),
-        "dry_run": boolean(default=False),
-    },
-    snapshot,
-)
 
 
 def _with_newest_history(taken: dict[str, Any], notes: Notes) -> dict[str, Any]:
@@ -123,3 +106,21 @@ def _share_with_the_folders_group(descriptor: int, folder: Path) -> None:
     with suppress(OSError):  # a group that this process is not in; then it stays the owner's
         os.fchown(descriptor, -1, status.st_gid)
         os.fchmod(descriptor, _WITH_GROUP)
+
+
+def record_stacks(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Have the allocator note who allocates, for so many minutes."""
+    history = state_of(worker).history
+    was_on, minutes = history.is_on, float(arguments["minutes"])
+    refuse_now(worker)
+    if minutes:
+        history.start(worker, device_of(worker), minutes * 60, arguments["entries"])
+    else:
+        history.stop()
+    left = history.seconds_left()
+    return {
+        "recording": history.is_on,
+        "was_recording": was_on,
+        "seconds_left": None if left is None else round(left, 1),
+        "entries": arguments["entries"] if history.is_on else None,
+    }

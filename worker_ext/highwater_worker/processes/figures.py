@@ -1,21 +1,27 @@
-"""A process's own memory, threads and open files, as its kernel counts them.
+"""Host memory of this process, and of those beside it that write no file, as kernel and C library count it.
 
 `/proc/self/status` is read and not `smaps_rollup`, which walks every page table entry with the address space locked.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import resource
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from highwater_worker.devices.cgroup import group_files
+from highwater_worker.errors import printable
+from highwater_worker.files import ROOT, read_start
+from highwater_worker.identity import pid_started
 
-_ROOT = Path("/")
 _STATUS_BYTES = 8192
+_MAX_READ, _MAX_LISTED = 128, 8
+_MAX_NAME = 48
+_LISTED = ("anonymous_bytes", "file_bytes", "shmem_bytes", "swap_bytes", "peak_bytes", "threads")
 _KIB = 1024
 _SIZES = {
     b"RssAnon": "anonymous_bytes",
@@ -27,36 +33,28 @@ _SIZES = {
 }
 
 
-def read_figures(pid: int | str = "self", root: Path = _ROOT) -> dict[str, Any]:
+def read_figures(pid: int | str = "self", root: Path = ROOT) -> dict[str, Any]:
     """Return sizes in bytes, `threads`, `parent_pid` and `command` (15 characters); what is not shown is missing.
-
-    Args:
-        pid: Of the process.
-        root: The file system's root; a test brings its own.
 
     Raises:
         OSError: There is no such process.
     """
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for line in read_start(f"{root}/proc/{pid}/status", _STATUS_BYTES).split(b"\n"):
         key, _, value = line.partition(b":")
         words = value.split()
         if key in _SIZES and words[1:] == [b"kB"] and words[0].isdigit():
-            found[_SIZES[key]] = int(words[0]) * _KIB
+            figures[_SIZES[key]] = int(words[0]) * _KIB
         elif key in (b"Threads", b"PPid") and len(words) == 1 and words[0].isdigit():
-            found["threads" if key == b"Threads" else "parent_pid"] = int(words[0])
+            figures["threads" if key == b"Threads" else "parent_pid"] = int(words[0])
         elif key == b"Name":
             # A process may call itself anything; what reads this takes printable ASCII alone.
-            found["command"] = re.sub(rb"[^ -~]", b"?", value.strip()).decode("ascii")
-    return found
+            figures["command"] = re.sub(rb"[^ -~]", b"?", value.strip()).decode("ascii")
+    return figures
 
 
-def count_descriptors(root: Path = _ROOT) -> int:
-    """Return how many files this process has open.
-
-    Raises:
-        OSError: The kernel does not show it.
-    """
+def count_descriptors(root: Path = ROOT) -> int:
+    """Return how many files this process has open; raises OSError where the kernel does not show it."""
     folder = f"{root}/proc/self/fd"
     # Since Linux 6.2 the folder's size is their number; before, each has to be listed, with the folder's own.
     size = os.stat(folder).st_size
@@ -69,30 +67,61 @@ def descriptors_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def read_machine(root: Path = _ROOT) -> Mapping[str, int]:
-    """Return `total_bytes` and `available_bytes` of the machine, as far as the kernel shows them.
+_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+# mallinfo(3): bytes from brk and arenas, in mappings of their own, in use, free, and free at the heap's end.
+_NAMES = {
+    "arena": "arena_bytes",
+    "hblkhd": "mapped_bytes",
+    "uordblks": "used_bytes",
+    "fordblks": "free_bytes",
+    "keepcost": "top_bytes",
+}
 
-    Raises:
-        OSError: There is no /proc.
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
+
+
+def read_malloc(library: Any = None) -> dict[str, int] | None:  # noqa: ANN401 - ctypes' library
+    """Return glibc's own count of what it has from the system, in use and free; None with another C library.
+
+    So also where glibc is older than 2.33.
     """
-    names = {b"MemTotal": "total_bytes", b"MemAvailable": "available_bytes"}
-    found = {}
-    for line in read_start(f"{root}/proc/meminfo", _KIB).split(b"\n"):
-        key, _, value = line.partition(b":")
-        words = value.split()
-        if key in names and words[1:] == [b"kB"]:
-            found[names[key]] = int(words[0]) * _KIB
-    return found
+    with suppress(Exception):  # musl has none; an allocator put in glibc's place may have less
+        function = (library or ctypes.CDLL(None)).mallinfo2
+        function.restype, function.argtypes = _Mallinfo2, []
+        info = function()
+        return {name: int(getattr(info, field)) for field, name in _NAMES.items()}
+    return None
 
 
-def read_start(path: str, limit: int) -> bytes:
-    """Return a file's first bytes: Python's file objects would make seven system calls of it.
+def list_processes(written: set[int], root: Path = ROOT) -> dict[str, Any]:
+    """Return the largest processes of this process's group as `largest`, and their number as `total`.
 
-    Raises:
-        OSError: It cannot be read.
+    They are found in the container's own group, so that a machine's other processes cost nothing. `written` are the
+    processes that have files of their own.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    files = group_files(root)
+    pids: list[int] = []
+    if files is not None:
+        with suppress(OSError, ValueError):
+            pids = [int(line) for line in (files.levels[0] / "cgroup.procs").read_text("ascii").split()]
+    others = [pid for pid in pids if pid > 0 and pid not in written]
+    rows = [row for pid in others[:_MAX_READ] if (row := _row(pid, root)) is not None]
+    rows.sort(key=lambda row: row.get("anonymous_bytes", 0), reverse=True)
+    return {"total": len(others), "largest": rows[:_MAX_LISTED]}
+
+
+def _row(pid: int, root: Path) -> dict[str, Any] | None:
     try:
-        return os.read(descriptor, limit)
-    finally:
-        os.close(descriptor)
+        figures = read_figures(pid, root)
+        words = read_start(f"{root}/proc/{pid}/cmdline", 512).replace(b"\0", b" ").decode("utf-8", "replace")
+        started = pid_started(root, pid)
+    except (OSError, ValueError, IndexError):  # it has ended meanwhile
+        return None
+    if not any(name in figures for name in _LISTED[:3]):  # the kernel's own thread, or a process that has ended
+        return None
+    is_tracker = "multiprocessing.resource_tracker" in words
+    name = "resource tracker" if is_tracker else printable(figures.get("command", ""), _MAX_NAME)
+    known = {key: figures[key] for key in _LISTED if key in figures}
+    return {"pid": pid, "started": started, "name": name, "tracker": is_tracker, **known}

@@ -1,8 +1,11 @@
-"""A trace of this process's Python memory, on request: which lines hold more at its end than a while before.
+"""A trace of this process's Python memory, on request: the lines that hold more at its end than a while before.
 
-Nothing happens until a request lies in the recorders' folder: `tick` costs one look at the folder then. Everything of a
-trace is done by the thread that calls `tick`, and by no other. The trace ends when its time is over, on request, or
-when what tracemalloc itself keeps passes `MAX_TRACER_BYTES`. A process that uses tracemalloc by itself is left alone.
+Nothing happens until a request lies in the recorders' folder: until then `tick` costs one look at the folder. A trace
+is made by the thread that calls `tick` alone. It ends when its time is over, on request, or when tracemalloc itself
+takes more than `MAX_TRACER_BYTES`. A process that uses tracemalloc by itself is left alone.
+
+The folder may be shared. So a request must be a file of this process's user or of root that nobody else may write to,
+must name this process by boot, number and start, and must be fresh; any other is never acted upon.
 
 Ending it: in CPython before 3.12.9 and 3.13.2 `tracemalloc.stop` can crash a thread that is about to note an
 allocation without holding Python's lock (https://github.com/python/cpython/issues/128679). Such a thread waits for that
@@ -12,26 +15,31 @@ is served; then `stop`, with nothing left to drop, takes microseconds. No readin
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import stat
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+from highwater_worker.attributes import fraction, whole
 from highwater_worker.errors import describe, printable
-from highwater_worker.identity import pid_started
-from highwater_worker.new_file import new_file
-from highwater_worker.processes.figures import read_figures
-from highwater_worker.processes.malloc_figures import read_malloc
-from highwater_worker.processes.trace_request import SUFFIX, BadRequestError, TraceRequest, read_request
-from highwater_worker.recorder.bodies import encoded
-from highwater_worker.recorder.identity import boot_id
+from highwater_worker.files import ROOT, encoded, new_file, remove_silent
+from highwater_worker.identity import boot_id, pid_started
+from highwater_worker.processes.figures import read_figures, read_malloc
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
+SUFFIX = ".trace-request"
+MAX_BYTES = 1024
+MAX_MINUTES = 60.0
+MAX_FRAMES = 8
+FRESH_SECONDS = 60.0
+_ID = re.compile("[0-9a-f]{16}")
+_OTHERS_MAY_WRITE = 0o022
 RESULT_SUFFIX = ".trace.json"
 MAX_TRACER_BYTES = 128 << 20
 MAX_RESULT_BYTES = 4096
@@ -41,9 +49,88 @@ _MAX_BASELINE = 20_000
 _MAX_FILE = 110
 _READABLE_BY_ALL = 0o644
 _OLD_SECONDS = 86_400.0
-_MAX_LOOKED_AT = 1024
 _YIELD_SECONDS = 0.02
 _OWN = str(Path(__file__).resolve().parents[1])
+
+
+class TraceRequest(NamedTuple):
+    """A valid request."""
+
+    id: str
+    action: str
+    """`start` or `stop`."""
+    minutes: float
+    frames: int
+
+
+class BadRequestError(Exception):
+    """The request is invalid; the message says why."""
+
+
+def read_request(path: str, now: float, root: Path = ROOT) -> TraceRequest | None:
+    """Return the request at a path, and remove the file; None without a file. `now` is in Unix seconds.
+
+    Raises:
+        BadRequestError: The request must not be acted upon.
+    """
+    try:
+        os.lstat(path)
+    except OSError:
+        return None
+    try:
+        return _checked(_text(path, now), root)
+    finally:
+        try:
+            os.unlink(path)
+        except OSError as error:
+            # It would be found again each second.
+            raise BadRequestError(f"the request cannot be removed: {error.strerror}") from error
+
+
+def _text(path: str, now: float) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise BadRequestError(f"the request cannot be opened: {error.strerror}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise BadRequestError("the request is no file of its own")
+        if status.st_uid not in (os.geteuid(), 0):
+            raise BadRequestError(
+                f"the request is of user {status.st_uid}; it must be of user {os.geteuid()}, the engine's, or of root"
+            )
+        if status.st_mode & _OTHERS_MAY_WRITE:
+            raise BadRequestError("others may write to the request; its mode must be 0644 or stricter")
+        if not 0 < status.st_size <= MAX_BYTES:
+            raise BadRequestError(f"the request has {status.st_size} bytes; it must have 1 to {MAX_BYTES}")
+        if abs(now - status.st_mtime) > FRESH_SECONDS:
+            raise BadRequestError(f"the request is older than {FRESH_SECONDS:.0f} s")
+        return os.read(descriptor, MAX_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _checked(text: bytes, root: Path) -> TraceRequest:
+    try:
+        given: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError("the request is no JSON") from error
+    if not isinstance(given, dict) or given.get("schema") != 1:
+        raise BadRequestError("the request is of another version")
+    mine = {"boot_id": boot_id(root), "pid": os.getpid(), "started": pid_started(root)}
+    for key, value in mine.items():
+        if given.get(key) != value:
+            raise BadRequestError(f"the request is for another process: its {key} is not {value}")
+    action, name = given.get("action"), given.get("id")
+    minutes, frames = fraction(given.get("minutes")), whole(given.get("frames"))
+    if not isinstance(name, str) or _ID.fullmatch(name) is None or action not in ("start", "stop"):
+        raise BadRequestError("the request has no id of 16 hexadecimal digits, or no action start or stop")
+    if minutes is None or not 0 < minutes <= MAX_MINUTES:
+        raise BadRequestError(f"the request's minutes must be above 0 and at most {MAX_MINUTES:.0f}")
+    if frames is None or not 1 <= frames <= MAX_FRAMES:
+        raise BadRequestError(f"the request's frames must be 1 to {MAX_FRAMES}")
+    return TraceRequest(name, str(action), minutes, frames)
 
 
 class HostTrace:
@@ -53,8 +140,8 @@ class HostTrace:
         folder: The recorders'.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
-        root: The file system's root; a test brings its own.
-        tracer: In the place of the module tracemalloc, which is imported when it is first needed.
+        root: The file system's root.
+        tracer: A substitute for the module tracemalloc, which is imported when it is first needed.
         pause: Gives up Python's lock for so many seconds.
     """
 
@@ -82,7 +169,7 @@ class HostTrace:
 
     @property
     def is_running(self) -> bool:
-        """Whether a trace is under way."""
+        """True while a trace is under way."""
         return self._request is not None
 
     def tick(self) -> None:
@@ -105,11 +192,11 @@ class HostTrace:
             self._write({"state": "refused", "why": printable(str(error), 200)})
             return
         if request is not None and (request.action == "stop" or not self.is_running):
-            self._asked(request)
+            self._obey(request)
         elif self.is_running:  # a second request is for nobody: the file of the first says what goes on
             self._look()
 
-    def _asked(self, request: TraceRequest) -> None:
+    def _obey(self, request: TraceRequest) -> None:
         if request.action == "stop":
             if self.is_running:
                 self._end("it was asked to stop")
@@ -125,7 +212,7 @@ class HostTrace:
         if tracer.is_tracing():
             self._write({"state": "refused", "why": "this process uses tracemalloc itself, and is left alone"})
             return
-        self._remove_old()
+        remove_silent(self._folder, RESULT_SUFFIX, self._wall_clock() - _OLD_SECONDS)
         now, seconds = self._clock(), request.minutes * 60
         self._until, self._baseline_due = now + seconds, now + seconds * _BASELINE_SHARE
         self._baseline = None
@@ -172,24 +259,24 @@ class HostTrace:
                 "after": self._figures(),
                 "tracer_bytes": traced,
                 "grown_bytes": sum(size for _, size, _ in grown),
-                "lines": [_line(*one) for one in grown[:MAX_LINES]],
+                "lines": [_line(*row) for row in grown[:MAX_LINES]],
             }
         )
 
     def _held(self) -> dict[Any, tuple[int, int]]:
-        """Return what is held, as bytes and pieces for each stack of lines, innermost first."""
+        """Return the bytes and pieces held for each stack of lines, innermost first."""
         started = time.perf_counter()
         snapshot = self._tracer.take_snapshot()
         self._result["stopped_ms"].append(round((time.perf_counter() - started) * 1000, 1))
-        found = {}
-        for one in snapshot.statistics("traceback"):
-            frames = tuple((frame.filename, frame.lineno) for frame in reversed(one.traceback))
+        held = {}
+        for row in snapshot.statistics("traceback"):
+            frames = tuple((frame.filename, frame.lineno) for frame in reversed(row.traceback))
             # A reading allocates too. Our wrappers of the engine's methods are callers of what may leak.
             innermost = frames[0][0]
             is_own = innermost.startswith(_OWN) or innermost == getattr(self._tracer, "__file__", None)
             if not (is_own or any(file == __file__ for file, _ in frames)):
-                found[frames] = (one.size, one.count)
-        return found
+                held[frames] = (row.size, row.count)
+        return held
 
     def _stop(self) -> None:
         tracer = self._tracer
@@ -198,11 +285,11 @@ class HostTrace:
         tracer.stop()
 
     def _figures(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"malloc": read_malloc()}
+        figures: dict[str, Any] = {}
         with suppress(OSError):
             figures = read_figures("self", self._root)
-            found.update({name: figures[name] for name in ("anonymous_bytes", "threads") if name in figures})
-        return found
+        known = {name: value for name, value in figures.items() if name in ("anonymous_bytes", "threads")}
+        return {"malloc": read_malloc(), **known}
 
     def _failed(self, error: Exception) -> None:
         with suppress(Exception):
@@ -247,18 +334,6 @@ class HostTrace:
             os.write(descriptor, body[:MAX_RESULT_BYTES])
         os.close(descriptor)
 
-    def _remove_old(self) -> None:
-        """Remove the results of a day ago."""
-        before = self._wall_clock() - _OLD_SECONDS
-        with suppress(OSError), os.scandir(self._folder) as entries:
-            for number, entry in enumerate(entries):
-                if number >= _MAX_LOOKED_AT:
-                    return
-                with suppress(OSError):
-                    is_ours = entry.name.startswith("highwater-") and entry.name.endswith(RESULT_SUFFIX)
-                    if is_ours and entry.stat(follow_symlinks=False).st_mtime < before:
-                        os.unlink(entry.path)
-
 
 def _has_python_lock() -> bool:
     enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
@@ -266,13 +341,13 @@ def _has_python_lock() -> bool:
 
 
 def _grown(before: dict[Any, tuple[int, int]], after: dict[Any, tuple[int, int]]) -> list[tuple[Any, int, int]]:
-    """Return what holds more than before, the most first: frames, bytes, pieces."""
-    found = []
+    """Return the stacks that hold more than before, the most first: frames, bytes, pieces."""
+    grown = []
     for frames, (size, count) in after.items():
         old_size, old_count = before.get(frames, (0, 0))
         if size > old_size:
-            found.append((frames, size - old_size, count - old_count))
-    return sorted(found, key=lambda one: one[1], reverse=True)
+            grown.append((frames, size - old_size, count - old_count))
+    return sorted(grown, key=lambda one: one[1], reverse=True)
 
 
 def _line(frames: Any, size: int, count: int) -> dict[str, Any]:  # noqa: ANN401 - pairs of file and line

@@ -1,7 +1,8 @@
 """A thread that writes this process's host memory into its file once a second.
 
 It touches neither torch nor the engine, waits for nothing but its own clock, and ends in silence where it cannot write:
-vLLM must serve as well without it. A forked child gets a thread and a file of its own.
+vLLM must serve as well without it. A forked child gets a thread and a file of its own. The file has 4096 bytes, and is
+rewritten in place with one system call; docs/recorder.md describes it.
 """
 
 from __future__ import annotations
@@ -11,32 +12,26 @@ import multiprocessing
 import os
 import re
 import socket
+import struct
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from multiprocessing.util import Finalize
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from highwater_worker.errors import printable
-from highwater_worker.identity import identity, pid_started
-from highwater_worker.notes import Notes
-from highwater_worker.processes.container import read_container
-from highwater_worker.processes.engine_settings import engine_settings
-from highwater_worker.processes.figures import count_descriptors, descriptors_limit, read_figures, read_machine
+from highwater_worker.devices.cgroup import read_container
+from highwater_worker.devices.host import read_machine
+from highwater_worker.errors import Notes, printable
+from highwater_worker.files import ROOT, checked, encoded, file_system_of, is_at, is_remote, new_file, remove_silent
+from highwater_worker.identity import boot_id, identity, pid_started
+from highwater_worker.processes.figures import count_descriptors, descriptors_limit, list_processes, read_figures
 from highwater_worker.processes.host_trace import HostTrace
-from highwater_worker.processes.listed import list_processes
-from highwater_worker.processes.process_file import MAX_BODY_BYTES, ProcessFile, make_process_file
-from highwater_worker.processes.role import Role, own_role
+from highwater_worker.processes.role import Role, engine_settings, own_role
 from highwater_worker.processes.shared_memory import read_shm
-from highwater_worker.recorder.bodies import encoded
-from highwater_worker.recorder.file_system import file_system_of, is_remote
-from highwater_worker.recorder.identity import boot_id
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SECONDS = 1.0
 _SELDOM_SECONDS = 10.0
@@ -48,21 +43,78 @@ _STOP_SECONDS = 1.0
 _EARLY = 100
 _SUFFIX = ".process"
 _NAME = re.compile(r"highwater-([0-9]{1,10})-[0-9]{1,20}\.process$")
-_MAX_LOOKED_AT = 4096
+_MAX_SCANNED = 4096
 _OLD_SECONDS = 600.0
-_MAX_OLD = 1024
 _SCHEMA = 1
+MAGIC = b"HWPROC01"
+FILE_BYTES = 4096
+_HEAD = struct.Struct("<8sII")
+_CHECKSUM_BYTES = 4
+MAX_BODY_BYTES = FILE_BYTES - _HEAD.size - _CHECKSUM_BYTES
+_READABLE_BY_ALL = 0o644
+
+
+class ProcessFile:
+    """The open file."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._written = 1
+
+    def write(self, body: bytes) -> None:
+        """Write over the old content.
+
+        Args:
+            body: One JSON object in ASCII, at most `MAX_BODY_BYTES` long.
+
+        Raises:
+            OSError: It could not be written.
+            ValueError: It is too long.
+        """
+        self._written += 1
+        os.pwrite(self._descriptor, _framed(self._written, body), 0)
+
+    def is_there(self) -> bool:
+        """Return whether the file is still in its place."""
+        return is_at(self.path, self._descriptor)
+
+    def close(self, *, removes: bool) -> None:
+        """Close the file, and remove it where its process ends in order; a second call does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor < 0:
+            return
+        with suppress(OSError):
+            if removes and is_at(self.path, descriptor):
+                os.unlink(self.path)
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+def make_process_file(path: Path, body: bytes) -> ProcessFile:
+    """Make a file with its first content; the folder is made where it is missing. Raises as `ProcessFile.write`."""
+    frame = _framed(1, body)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path, _READABLE_BY_ALL) as descriptor:
+        os.pwrite(descriptor, frame, 0)
+    return ProcessFile(path, descriptor)
+
+
+def _framed(sequence: int, body: bytes) -> bytes:
+    if len(body) > MAX_BODY_BYTES:
+        raise ValueError(f"{len(body)} bytes do not fit into {MAX_BODY_BYTES}")
+    return checked(_HEAD.pack(MAGIC, sequence & 0xFFFFFFFF, len(body)), body).ljust(FILE_BYTES, b"\0")
 
 
 class ProcessWriter:
     """Writes one process's file.
 
     Args:
-        folder: Where to.
+        folder: The recorders'.
         clock: Monotonic seconds, the same in all processes of a machine.
         wall_clock: Unix seconds.
-        root: The file system's root; a test brings its own.
-        shm: Where shared memory is.
+        root: The file system's root.
+        shm: The folder of shared memory.
     """
 
     def __init__(
@@ -71,7 +123,7 @@ class ProcessWriter:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        root: Path = Path("/"),
+        root: Path = ROOT,
         shm: str = "/dev/shm",  # noqa: S108 - looked at, never written to
     ) -> None:
         self.folder = folder
@@ -101,11 +153,7 @@ class ProcessWriter:
         self._engine = engine_settings(worker)
 
     def start(self) -> None:
-        """Start the thread.
-
-        Raises:
-            RuntimeError: None can be started.
-        """
+        """Start the thread; a RuntimeError says that none can be started."""
         thread = Thread(target=self.run, name="highwater-process", daemon=True)
         thread.start()
         self._thread = thread
@@ -141,7 +189,7 @@ class ProcessWriter:
         started = time.perf_counter()
         try:
             if self._file is None:
-                remove_old_files(self.folder, self._wall_clock())
+                remove_silent(self.folder, _SUFFIX, self._wall_clock() - _OLD_SECONDS)
                 self._file = make_process_file(self._path(), self._body())
             elif not self._file.is_there():
                 return False  # swept, or the folder is gone
@@ -173,14 +221,10 @@ class ProcessWriter:
         return body
 
     def record(self, now: float) -> dict[str, Any]:
-        """Return the file's content.
-
-        Args:
-            now: Monotonic seconds.
-        """
+        """Return the file's content as of `now`, in monotonic seconds."""
         notes = Notes()
         figures = notes.attempt("figures", lambda: read_figures("self", self._root)) or {}
-        self._every("role", _SELDOM_SECONDS, now, self._look_at_role)
+        self._every("role", _SELDOM_SECONDS, now, self._update_role)
         container = self._every(
             "container", SECONDS if self._is_first else _SELDOM_SECONDS, now, lambda: read_container(self._root)
         )
@@ -205,7 +249,7 @@ class ProcessWriter:
             record["engine"] = self._engine
         if self._is_first:
             record["shm"] = self._every("shm", _SHM_SECONDS, now, lambda: read_shm(self._shm))
-            record["machine"] = self._every("machine", _SELDOM_SECONDS, now, lambda: dict(read_machine(self._root)))
+            record["machine"] = self._every("machine", _SELDOM_SECONDS, now, lambda: read_machine(self._root))
             record["others"] = self._every(
                 "others", _SELDOM_SECONDS, now, lambda: list_processes(_writers(self.folder), self._root)
             )
@@ -224,7 +268,7 @@ class ProcessWriter:
         kept: dict[str, Any] = self._kept["constant"]
         return kept
 
-    def _look_at_role(self) -> None:
+    def _update_role(self) -> None:
         role = own_role()
         if role.role == "other" and self._worker:
             role = Role("worker", self._worker.get("rank"))
@@ -251,32 +295,10 @@ def _version() -> str | None:
 
 def _writers(folder: Path) -> set[int]:
     """Return the processes that have files in a folder, by the files' names."""
-    found: set[int] = set()
     with suppress(OSError), os.scandir(folder) as entries:
-        for entry in islice(entries, _MAX_LOOKED_AT):
-            name = _NAME.match(entry.name)
-            if name is not None:
-                found.add(int(name.group(1)))
-    return found
-
-
-def remove_old_files(folder: Path, now: float) -> None:
-    """Remove the files of processes that fell silent ten minutes ago; what cannot be removed stays.
-
-    Args:
-        folder: The recorders'; it may be missing.
-        now: Unix seconds.
-    """
-    looked_at = 0
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            looked_at += 1
-            if looked_at > _MAX_OLD:
-                return
-            with suppress(OSError):
-                is_ours = entry.name.startswith("highwater-") and entry.name.endswith(_SUFFIX)
-                if is_ours and entry.stat(follow_symlinks=False).st_mtime < now - _OLD_SECONDS:
-                    os.unlink(entry.path)
+        names = [_NAME.match(entry.name) for entry in islice(entries, _MAX_SCANNED)]
+        return {int(name[1]) for name in names if name is not None}
+    return set()
 
 
 class _Current:

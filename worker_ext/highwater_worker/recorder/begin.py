@@ -1,7 +1,7 @@
-"""Starting a worker's recorder: asked for by a sidecar, or by the environment as the worker comes up.
+"""Starts a worker's recorder: on a sidecar's request, or by the environment as the worker comes up.
 
-It refuses to begin what it could not go on with (the file has its whole size before the first record, or the old
-recorder goes on), and to write where another machine may keep the engine waiting.
+A recorder starts only where it can go on: its file has its whole size first, or the old recorder goes on; and it never
+writes where another machine may keep the engine waiting.
 """
 
 from __future__ import annotations
@@ -11,41 +11,45 @@ import hashlib
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import main_thread
+from typing import Any
 
-from highwater_worker.attributes import look_up
+from highwater_worker.attributes import look_up, short_text
+from highwater_worker.devices import describe_device
 from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache
-from highwater_worker.errors import BadPayloadError, RefusedError
-from highwater_worker.identity import EXTENSION_VERSION
-from highwater_worker.recorder.bodies import encoded
-from highwater_worker.recorder.file_system import file_system_of, is_in_memory, is_remote
-from highwater_worker.recorder.identity import boot_id, file_identity
-from highwater_worker.recorder.old_files import remove_old_files
+from highwater_worker.errors import BadPayloadError, Notes, RefusedError
+from highwater_worker.files import encoded, file_system_of, is_in_memory, is_remote, remove_old_rings
+from highwater_worker.identity import (
+    EXTENSION_VERSION,
+    boot_id,
+    identity,
+    model_name,
+    parallel_sizes,
+    pid_started,
+    ranks_expected,
+)
 from highwater_worker.recorder.recorder import NOT_ENDED, Options, Recorder
-from highwater_worker.recorder.ring import make_ring
-from highwater_worker.state import state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from highwater_worker.notes import Notes
-    from highwater_worker.recorder.ring import Layout, Ring
+from highwater_worker.recorder.ring import Layout, Ring, make_ring
+from highwater_worker.state import ATTRIBUTE, state_of
 
 DIRECTORY = "HIGHWATER_RECORDER_DIR"
 RATE, MIN_RATE, MAX_RATE = 10.0, 1.0, 100.0
 SECONDS, MIN_SECONDS, MAX_SECONDS = 120.0, 10.0, 3600.0
+_MAX_NAME = 200
+"""For a host's or a device's name: the machine chooses them, and the file's header has a fixed size."""
 
 
 def begin_recorder(worker: object, options: Options, notes: Notes, *, is_starting: bool = False) -> Recorder:
-    """Start one in the place of any other, and return it.
+    """Start a recorder in the place of any other, and return it.
 
     Args:
         worker: The worker.
-        options: What is asked for.
-        notes: Gets what will not be recorded.
-        is_starting: The model is not loaded yet: nobody can say whether there will be an encoder cache, and perhaps
-            no sidecar removes the files of earlier starts.
+        options: The recorder's.
+        notes: Gets the names of values that will not be recorded.
+        is_starting: The model is not loaded yet: whether there will be an encoder cache is unknown, and perhaps no
+            sidecar removes the files of earlier starts.
 
     Raises:
         RefusedError: The folder is not on this machine.
@@ -59,8 +63,8 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
             f"directory {str(options.directory)!r} lies on {kind}: a server that is gone would hold the engine up; "
             "it must be on this machine, best in memory, such as a folder in /dev/shm"
         )
-    identity = {
-        **file_identity(worker, options.instance, notes),
+    head = {
+        **_identity(worker, options.instance, notes),
         "started_at": round(time.time(), 3),
         "rate": options.rate,
         "seconds": options.seconds,
@@ -69,10 +73,10 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
     }
     has_cache = is_starting or notes.attempt("encoder_cache", lambda: find_encoder_cache(worker) is not None)
     layout = options.layout(has_entries=has_cache is not False)
-    ring = _make_ring(options, encoded(identity), layout, is_starting=is_starting)
+    ring = _make_ring(options, encoded(head), layout, is_starting=is_starting)
     try:
         recorder = Recorder(worker, ring, options, in_memory=is_in_memory(kind))
-        if state.recorder is not None and not state.recorder.stop():
+        if isinstance(state.recorder, Recorder) and not state.recorder.stop():
             notes.add("path", f"the recorder before this one {NOT_ENDED}")
         recorder.start(notes)
     except BaseException:
@@ -82,30 +86,46 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
     return recorder
 
 
+def _identity(worker: object, instance: str, notes: Notes) -> dict[str, Any]:
+    """Return the head of a recorder's file, without the time and the options of its start."""
+    ranks = identity(worker)
+    device = describe_device(worker, notes)[1]
+    return {
+        "instance": instance,
+        **ranks,
+        "host": short_text(ranks["host"], _MAX_NAME),
+        "pid_started": notes.attempt("pid_started", pid_started),
+        "boot_id": notes.attempt("boot_id", boot_id),
+        "device": {**device, **{name: short_text(device[name], _MAX_NAME) for name in ("type", "name", "uuid")}},
+        "main_thread": main_thread().ident,
+        "model": short_text(notes.attempt("model", lambda: model_name(worker)), _MAX_NAME),
+        "rpc": callable(getattr(worker, "highwater_rpc", None)),
+        "ranks_expected": notes.attempt("ranks_expected", lambda: ranks_expected(worker)),
+        **parallel_sizes(worker),
+    }
+
+
 def _make_ring(options: Options, identity: bytes, layout: Layout, *, is_starting: bool) -> Ring:
     path = options.path(os.getpid())
     if not is_starting:
         return make_ring(path, identity, layout)
-    remove_old_files(options.directory, options.instance)
+    remove_old_rings(options.directory, options.instance)
     try:
         return make_ring(path, identity, layout)
     except OSError as error:
         if getattr(error.__cause__, "errno", None) != errno.ENOSPC:
             raise
-        remove_old_files(options.directory, options.instance, has_room=False)
+        remove_old_rings(options.directory, options.instance, has_room=False)
         return make_ring(path, identity, layout)
 
 
 def options_from(environ: Mapping[str, str], instance: str) -> Options:
-    """Return what the environment asks for.
+    """Return the options in the environment, which has `HIGHWATER_RECORDER_DIR`.
 
-    Args:
-        environ: Holds `HIGHWATER_RECORDER_DIR`, and perhaps `HIGHWATER_RECORDER_RATE` (samples a second) and
-            `HIGHWATER_RECORDER_SECONDS` (how far back the file reaches).
-        instance: The name of the engine's life.
+    It may have `HIGHWATER_RECORDER_RATE` (samples a second) and `HIGHWATER_RECORDER_SECONDS` (of the past in the file).
 
     Raises:
-        BadPayloadError: A value is invalid; names the variable, the value and what would be right.
+        BadPayloadError: A value is invalid; names the variable, the value and what is valid.
     """
     directory = environ[DIRECTORY]
     if not directory.startswith("/") or "\0" in directory:
@@ -136,8 +156,23 @@ def instance_of(worker: object) -> str:
     Raises:
         RefusedError: This vLLM has no such id.
     """
-    found = look_up(worker, "vllm_config", "instance_id")
-    if not isinstance(found, str) or not found:
+    engine = look_up(worker, "vllm_config", "instance_id")
+    if not isinstance(engine, str) or not engine:
         raise RefusedError("this vLLM does not tell which engine a worker belongs to (vllm_config.instance_id)")
-    life = re.sub(r"_dp\d+$", "", found)
+    life = re.sub(r"_dp\d+$", "", engine)
     return hashlib.sha256(f"{boot_id()}/{life}".encode()).hexdigest()[:16]
+
+
+def running_recorder(worker: object) -> Recorder | None:
+    """Return the recorder that runs for the worker, None without one; no state is made."""
+    recorder = getattr(getattr(worker, ATTRIBUTE, None), "recorder", None)
+    return recorder if isinstance(recorder, Recorder) and recorder.is_running() else None
+
+
+def end_recorder(worker: object) -> bool:
+    """End the worker's recorder, whoever started it; False where its thread has not ended."""
+    recorder = running_recorder(worker)
+    if recorder is None:
+        return True
+    state_of(worker).recorder = None
+    return recorder.stop()

@@ -1,16 +1,20 @@
-"""The encoder cache's entries, kept up to date in slices on the engine's own thread.
+"""The encoder cache's entries, kept up to date: by the recorder in slices, by operations in one go.
 
-An entry is read once, when it is first seen; afterwards it is only compared with the one before. It refuses to
-keep anything of the engine's from one slice to the next but weak references: what the engine drops is freed at once.
+An entry is read once, when it is first seen; afterwards it is only compared with the one before. From one slice to the
+next only weak references to the engine's objects are kept: what the engine drops is freed at once.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+from highwater_worker.devices import Device
+from highwater_worker.devices.host import HostMemory
 from highwater_worker.encoder_cache.encoder_outputs import (
+    Entry,
     capacity_embeds,
     entry_bytes,
     entry_embeds,
@@ -19,25 +23,20 @@ from highwater_worker.encoder_cache.encoder_outputs import (
     read_entry,
     restore_reserve_bytes,
 )
+from highwater_worker.encoder_cache.spilling_dict import Ledger
 from highwater_worker.errors import printable
+from highwater_worker.memory.storages import Storage
 from highwater_worker.recorder.ring import MAX_ROWS, ROW
-from highwater_worker.spill.host_copies import HostCopies
+from highwater_worker.spill.mover import HostCopies
 from highwater_worker.spill.trimmable import Groups, Movability, movability, trimmable_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from highwater_worker.devices import Device
-    from highwater_worker.devices.host import HostMemory
-    from highwater_worker.encoder_cache.encoder_outputs import Entry
-    from highwater_worker.encoder_cache.spilling_dict import Ledger
-    from highwater_worker.memory.storages import Storage
+from highwater_worker.state import state_of
 
 _SLICE_SECONDS = 0.0005
 _SHARE = 500
 """A slice is followed by so many times its duration without one: at most a 500th of the engine's thread."""
 _PASS_SECONDS = 1.0
 _HASH_CHARACTERS = 64
+_MISSING = object()
 _BATCH = 16
 """Entries between two readings of the clock."""
 
@@ -54,69 +53,9 @@ class _Row(NamedTuple):
     origin: tuple[str, int] | None
     seen_at: float
 
-    @property
-    def storages(self) -> tuple[Storage, ...]:
-        """The storages that it lies in."""
-        return self.movability.storages
-
-
-class _Totals:
-    """The totals of all rows, moved along with each that comes or goes.
-
-    Args:
-        device_type: The worker's own device type.
-    """
-
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
-        # Not by the address alone: while the row of an entry that is gone is still there, its address may be in use
-        # again, for something of another size.
-        self._entries: dict[Storage, int] = {}
-        self.device_bytes = self.host_bytes = 0
-        """Of storages, each once."""
-        self.embeds = 0
-        self.host_entries = 0
-        self.groups = Groups(device_type)
-
-    def add(self, row: _Row) -> None:
-        """Count a row."""
-        self._count(row, 1)
-        self.groups.add(row.movability)
-        for storage in row.storages:
-            entries = self._entries.get(storage, 0)
-            self._entries[storage] = entries + 1
-            if not entries:
-                self._count_storage(storage, 1)
-
-    def remove(self, row: _Row) -> None:
-        """Count a row no more."""
-        self._count(row, -1)
-        self.groups.remove(row.movability)
-        for storage in row.storages:
-            entries = self._entries.pop(storage)
-            if entries > 1:
-                self._entries[storage] = entries - 1
-            else:
-                self._count_storage(storage, -1)
-
-    def _count(self, row: _Row, sign: int) -> None:
-        self.embeds += sign * row.embeds
-        self.host_entries += sign * row.is_on_host
-
-    def _count_storage(self, storage: Storage, sign: int) -> None:
-        if storage.device_type == self._device_type:
-            self.device_bytes += sign * storage.nbytes
-        else:
-            self.host_bytes += sign * storage.nbytes
-
 
 class EncoderIndex:
-    """Follows one worker's encoder cache.
-
-    Args:
-        device: The worker's own device.
-        cost_clock: Seconds that only grow; times the slices.
-    """
+    """Follows one worker's encoder cache; `cost_clock` times the slices."""
 
     def __init__(self, device: Device, cost_clock: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
@@ -124,7 +63,8 @@ class EncoderIndex:
         self._copies = HostCopies(device)
         self._cost_clock = cost_clock
         self._rows: dict[Any, _Row] = {}
-        self._totals = _Totals(device.type)
+        self._groups = Groups(device.type)
+        self._embeds = self._host_entries = 0
         self._figures: dict[str, Any] | None = None
         self._oldest_seen_at: float | None = None
         self._keys: Iterator[Any] | None = None
@@ -135,26 +75,27 @@ class EncoderIndex:
         """The value of `change` when the last whole pass began."""
         self._change_then: object = None
         """Its value when the pass under way began."""
-        self._pass_due = self._slice_due = float("-inf")
+        self._now = self._pass_due = self._slice_due = float("-inf")
         self._is_changed = False
         self.is_new = True
         """True where a whole pass has found other rows than `table` returned last."""
         self.trimmable_bytes: int | None = None
         """The bytes that the device would gain by a trim, as of the last whole pass; None where that is unknown."""
 
-    def look(self, worker: object, now: float, change: object, host: HostMemory, *, whole: bool) -> None:
-        """Go on reading, if it is time to and if anything may have changed.
+    def update(self, worker: object, now: float, change: object, host: HostMemory, *, whole: bool) -> None:
+        """Go on reading, if it is due and if anything may have changed.
 
         Args:
             worker: The worker.
             now: Monotonic seconds.
             change: A value that differs after everything that may have changed the cache; None where that is not seen.
             host: The host's memory.
-            whole: Whether to read to the end, however long that takes: an operation has just ended.
+            whole: Whether to read to the end, however long that takes.
 
         Raises:
             UnreadableError: The cache is of an unknown kind.
         """
+        self._now = now
         if not whole and now < self._slice_due:
             return
         if self._keys is None and not (whole or now >= self._pass_due):
@@ -171,17 +112,11 @@ class EncoderIndex:
         finally:
             self._slice_due = now + _SHARE * (self._cost_clock() - started)
 
-    def figures(self, worker: object, ledger: Ledger, now: float) -> dict[str, Any] | None:
-        """Return the cache's figures as of the last whole pass; None before the first, and where there is no cache.
-
-        Args:
-            worker: The worker.
-            ledger: The worker's own.
-            now: Monotonic seconds.
-        """
+    def figures(self, worker: object, ledger: Ledger) -> dict[str, Any] | None:
+        """Return the cache's figures as of the last whole pass; None before the first, and without a cache."""
         if self._figures is None:
             return None
-        oldest = None if self._oldest_seen_at is None else round(max(now - self._oldest_seen_at, 0.0), 3)
+        oldest = None if self._oldest_seen_at is None else round(max(self._now - self._oldest_seen_at, 0.0), 3)
         return {
             **self._figures,
             "capacity_embeds": capacity_embeds(worker),
@@ -189,6 +124,14 @@ class EncoderIndex:
             "restore_reserve_bytes": restore_reserve_bytes(worker),
             **moves(ledger),
         }
+
+    def ages(self) -> dict[str, float]:
+        """Return by mm_hash the seconds since each entry was first seen.
+
+        No engine records when an entry was made: this is a lower bound. An entry made anew under its old hash, on
+        another storage, starts again at 0.
+        """
+        return {str(key): self._now - row.seen_at for key, row in self._rows.items()}
 
     def table(self) -> tuple[int, bytes]:
         """Return how many entries there are, and the rows of those that were seen first."""
@@ -198,16 +141,16 @@ class EncoderIndex:
 
     def _trimmable(self, worker: object, host: HostMemory) -> int | None:
         try:
-            return trimmable_bytes(worker, self._device, self._totals.groups, self._storages_of, host)
+            return trimmable_bytes(worker, self._device, self._groups, self._storages_of, host)
         except Exception:  # noqa: BLE001 - a trim would be refused, mostly, and a trim says why; this figure alone is lost
             return None
 
     def _storages_of(self, key: str) -> tuple[Storage, ...]:
         row = self._rows.get(key)
-        return () if row is None else row.storages
+        return () if row is None else row.movability.storages
 
     def _read(self, worker: object, now: float, change: object, deadline: float | None) -> bool:
-        """Read on; return whether the pass has reached the cache's end."""
+        """Read on, and return whether the pass has reached the cache's end."""
         if self._keys is None:
             if change is not None and change == self._change:
                 self._pass_due = now + _PASS_SECONDS
@@ -228,11 +171,11 @@ class EncoderIndex:
         return True
 
     def _go_on(self, cache: dict[Any, Any], keys: Iterator[Any], now: float, deadline: float | None) -> bool:
-        """Read further entries; return whether all have been read."""
+        """Read further entries, and return whether all have been read."""
         for number, key in enumerate(keys, 1):
-            value = dict.get(cache, key)
+            value = dict.get(cache, key, _MISSING)
             row = self._rows.get(key)
-            if value is not None and (row is None or row.value() is not value):
+            if value is not _MISSING and (row is None or row.value() is not value):
                 self._put(key, value, read_entry(cache, key, value), now)
             if deadline is not None and number % _BATCH == 0 and self._cost_clock() > deadline:
                 return False
@@ -242,13 +185,12 @@ class EncoderIndex:
         for key in [key for key in self._rows if not dict.__contains__(cache, key)]:
             self._drop(key)
         self.is_new, self._is_changed = self.is_new or self._is_changed, False
-        totals = self._totals
         self._figures = {
             "entries": len(self._rows),
-            "device_bytes": totals.device_bytes,
-            "host_bytes": totals.host_bytes,
-            "host_entries": totals.host_entries,
-            "embeds": totals.embeds,
+            "device_bytes": self._groups.device_bytes,
+            "host_bytes": self._groups.host_bytes,
+            "host_entries": self._host_entries,
+            "embeds": self._embeds,
         }
         # Rows come at the end, and one that stays where it is keeps its place.
         self._oldest_seen_at = next((row.seen_at for row in self._rows.values()), None)
@@ -272,20 +214,25 @@ class EncoderIndex:
             seen_at=seen_at,
         )
         if before is not None:
-            self._totals.remove(before)
+            self._count(before, -1)
             if not same:
                 del self._rows[key]
         self._rows[key] = row
-        self._totals.add(row)
+        self._count(row, 1)
         self._is_changed = True
 
     def _drop(self, key: Any) -> None:  # noqa: ANN401 - a dict's
-        self._totals.remove(self._rows.pop(key))
+        self._count(self._rows.pop(key), -1)
         self._is_changed = True
+
+    def _count(self, row: _Row, sign: int) -> None:
+        self._embeds += sign * row.embeds
+        self._host_entries += sign * row.is_on_host
+        (self._groups.add if sign > 0 else self._groups.remove)(row.movability)
 
     def _forget(self, now: float) -> None:
         self.is_new = self.is_new or bool(self._rows)
-        self._rows, self._totals = {}, _Totals(self._device_type)
+        self._rows, self._groups, self._embeds, self._host_entries = {}, Groups(self._device_type), 0, 0
         self._figures = self._oldest_seen_at = self._keys = self._of = self._change = self.trimmable_bytes = None
         self._pass_due = now + _PASS_SECONDS
 
@@ -299,3 +246,21 @@ def _weak(value: object) -> Callable[[], object]:
 
 def _gone() -> None:
     return None
+
+
+def read_index(worker: object, device: Device, host: HostMemory | None = None) -> EncoderIndex:
+    """Return the index that operations keep of a worker's encoder cache, read to the end; the recorder has its own.
+
+    Raises:
+        UnreadableError: The cache is of an unknown kind.
+    """
+    state = state_of(worker)
+    index = state.index if isinstance(state.index, EncoderIndex) else EncoderIndex(device)
+    state.index = index
+    index.update(worker, time.monotonic(), None, host or HostMemory(), whole=True)
+    return index
+
+
+def encoder_cache_figures(worker: object, device: Device) -> dict[str, Any] | None:
+    """Return for a response the figures of the cache as it is now, None where the worker has none."""
+    return read_index(worker, device).figures(worker, state_of(worker).ledger)

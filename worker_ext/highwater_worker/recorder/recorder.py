@@ -1,8 +1,8 @@
 """The recorder of one worker: it samples and writes until it is stopped, or worker or process end.
 
-Samples are taken where the engine calls its worker, after a step: on the process's main thread and nowhere else. The
-thread that is started here writes heartbeats. Both refuse to raise into anything, to hold the engine up for longer than
-a sample takes, and to keep their worker alive.
+Samples are taken where the engine calls its worker, after a step: on the process's main thread only. The thread that is
+started here writes heartbeats. Neither raises, holds the engine up for longer than a sample takes, or keeps the worker
+alive.
 """
 
 from __future__ import annotations
@@ -13,30 +13,23 @@ import os
 import time
 import weakref
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
+from pathlib import Path
 from threading import Event, Thread, get_ident, main_thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from highwater_worker.devices.host import read_host
+from highwater_worker.devices.host import HostMemory, read_host
+from highwater_worker.errors import Notes
+from highwater_worker.files import encoded
 from highwater_worker.memory.engine_budget import read_engine_budget
 from highwater_worker.memory.memory_parts import read_budget
-from highwater_worker.notes import Notes
-from highwater_worker.recorder.bodies import encoded
-from highwater_worker.recorder.calls import Calls
-from highwater_worker.recorder.ring import MAX_HEAD_BYTES, MAX_ROWS, Layout
-from highwater_worker.recorder.sampler import NO_HOST, Sampler
-from highwater_worker.recorder.stacks import Stacks
+from highwater_worker.recorder.ring import MAX_HEAD_BYTES, MAX_ROWS, Layout, Ring
+from highwater_worker.recorder.sampler import Sampler
+from highwater_worker.recorder.stacks import GIVES_WAY, Stacks, Watchdog, is_timer_taken
 from highwater_worker.recorder.steps import Steps
-from highwater_worker.recorder.watchdog import GIVES_WAY, Watchdog, is_timer_taken
 from highwater_worker.state import state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from highwater_worker.recorder.ring import Ring
 
 BUSY_SECONDS = 0.1
 IDLE_SECONDS = 1.0
@@ -59,7 +52,7 @@ _MAX_WAITING = 256
 
 
 class Options(NamedTuple):
-    """The options that a recorder was started with."""
+    """The options of a recorder."""
 
     directory: Path
     instance: str
@@ -72,16 +65,20 @@ class Options(NamedTuple):
         return math.ceil(self.seconds * (self.rate + 1))
 
     def layout(self, *, has_entries: bool) -> Layout:
-        """Return the places of the file's parts.
-
-        Args:
-            has_entries: Whether the worker has an encoder cache.
-        """
+        """Return the places of the file's parts; entries are those of an encoder cache."""
         return Layout(self.slots, MAX_ROWS if has_entries else 0)
 
     def path(self, pid: int) -> Path:
         """Return the path of one process's file."""
         return self.directory / f"highwater-{self.instance}-{pid}.ring"
+
+
+class Call(NamedTuple):
+    """A call that is running, since a time in monotonic seconds, on a thread."""
+
+    since: float
+    thread: int
+    op: str
 
 
 class _Now(NamedTuple):
@@ -100,9 +97,9 @@ class Recorder:
     Args:
         worker: The worker.
         ring: The file; the thread closes it.
-        options: Its options.
-        in_memory: Whether the file is in memory, so that the engine's thread may write into it; else ours does. To
-            change a file on a disk can wait for its journal, for seconds.
+        options: The recorder's.
+        in_memory: Whether the file is in memory, so that the engine's thread may write into it. A disk's journal can
+            hold a writer for seconds, so only the recorder's thread writes there.
         clock: Monotonic seconds, the same in all processes of a machine.
         wall_clock: Unix seconds.
         wait: Waits for so many seconds, and returns whether to stop; by default until `stop`.
@@ -124,7 +121,9 @@ class Recorder:
         self.options = options
         self.ring = ring
         self.steps = Steps(clock, self._after_call)
-        self.calls = Calls(clock, began=self._wake, ended=self._after_operation)
+        self.current: Call | None = None
+        """The operation of this package that is running."""
+        self._operations_begun = 0
         # Called on the engine's thread only: the caller may hold the last reference, and would then free its tensors.
         self._worker = weakref.ref(worker, self._forget_worker)
         self._is_worker_gone = False
@@ -146,12 +145,12 @@ class Recorder:
         self._last_cost_ms: float | None = None
         self._has_table = False
         self._engine_budget: dict[str, Any] | None = None
-        # Of ours:
-        self._host = NO_HOST
+        # Of the recorder's thread:
+        self._host = HostMemory()
         self._host_due = float("-inf")
         self._activity = -1
         self._busy_until = float("-inf")
-        # From the engine's to ours:
+        # From the engine's thread to the recorder's:
         self._samples: deque[bytes] | None = None if in_memory else deque(maxlen=_MAX_WAITING)
         self._table: tuple[bytes, bytes] | None = None
 
@@ -160,8 +159,7 @@ class Recorder:
     def start(self, notes: Notes) -> None:
         """Count the worker's steps, take a first sample, and start the thread.
 
-        Args:
-            notes: Gets the names of values that will not be recorded.
+        `notes` gets the names of values that will not be recorded.
 
         Raises:
             RuntimeError: No thread can be started; everything is as it was then, but for the file.
@@ -190,33 +188,18 @@ class Recorder:
         atexit.register(self._end)
         self._finalizer = Finalize(None, self._end, exitpriority=_EARLY)
 
-    @property
-    def instance(self) -> str:
-        """The engine life that is recorded, as the starter named it."""
-        return self.options.instance
-
-    @property
-    def path(self) -> Path:
-        """The path of the file."""
-        return self.ring.path
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the file."""
-        return self.ring.layout.nbytes
-
-    @property
-    def slots(self) -> int:
-        """The number of samples that the file holds."""
-        return self.ring.layout.slots
-
-    def has_file(self) -> bool:
-        """Return whether the file is still in its place."""
-        return self.ring.is_there()
-
-    def operation(self, op: str) -> AbstractContextManager[None]:
-        """Record an operation while it runs."""
-        return self.calls.running(op)
+    @contextmanager
+    def operation(self, op: str) -> Iterator[None]:
+        """Record an operation of this package while it runs."""
+        before, self.current = self.current, Call(self._clock(), get_ident(), op)
+        self._operations_begun += 1
+        self._woken.set()
+        try:
+            yield
+        finally:
+            self.current = before
+            self._sample(whole=True)
+            self._woken.set()
 
     def is_running(self) -> bool:
         """Return whether the thread runs; in a forked child of its process it does not."""
@@ -260,25 +243,14 @@ class Recorder:
             # Where nothing comes after, everything is read now; no request waits for the engine then.
             self._sample(whole=must_look)
 
-    def _after_operation(self) -> None:
-        self._sample(whole=True)
-        self._wake()
-
     def start_changed(self) -> None:
         """Write down another phase of the worker's start; on the engine's thread."""
         self._has_table, self._engine_budget = False, None
         self._sampler.start_changed()
         self._sample(whole=True)
 
-    def _wake(self) -> None:
-        self._woken.set()
-
     def _sample(self, *, whole: bool) -> None:
-        """Take a sample; never raises.
-
-        Args:
-            whole: Whether to read all encoder outputs that may have changed, in one go.
-        """
+        """Take a sample, with all encoder outputs that may have changed if `whole`; never raises."""
         if self._stopping or get_ident() != self._main_thread or os.getpid() != self._pid:
             return
         started, now = time.perf_counter(), self._now()
@@ -341,7 +313,7 @@ class Recorder:
         else:
             self._table = head, rows
 
-    # --- on our thread ---
+    # --- on the recorder's thread ---
 
     def run(self) -> None:
         """Write heartbeats until `stop`: the thread's body."""
@@ -383,7 +355,7 @@ class Recorder:
         self._host = read_host(Notes())
 
     def _flush(self) -> None:
-        """Write what the engine's thread left to this one."""
+        """Write what the engine's thread handed over."""
         table, self._table = self._table, None
         with suppress(OSError, ValueError):  # there is nowhere to report it, and the next one may be written again
             while self._samples:
@@ -411,25 +383,24 @@ class Recorder:
         self._woken.clear()
         return self._stopping
 
-    # --- on either ---
+    # --- on either thread ---
 
     def _now(self) -> _Now:
         return _Now(self._wall_clock(), self._clock())
 
     def _calls_begun(self) -> int:
-        return self.steps.calls + self.calls.begun
+        return self.steps.calls + self._operations_begun
 
     def _longest_wait(self) -> tuple[float, int] | None:
         """Return the beginning and the thread of the call under way that has lasted for longest; None without one."""
-        steps, call, output = self.steps.progress(), self.calls.current, self.steps.outputs.oldest()
+        steps, output = self.steps.progress(), self.steps.outputs.oldest()
         waits = [(steps.since, steps.thread)] if steps is not None and steps.since is not None else []
-        waits += [] if call is None else [(call.since, call.thread)]
-        waits += [] if output is None else [(output.since, output.thread)]
+        waits += [(wait.since, wait.thread) for wait in (self.current, output) if wait is not None]
         return min(waits, default=None)
 
     def _moving(self, now: float, called: tuple[str, float] | None = None) -> dict[str, Any]:
         """Return the worker's progress: its steps, their outputs, operations of this package, other calls."""
-        steps, call, output = self.steps.progress(), self.calls.current, self.steps.outputs.oldest()
+        steps, call, output = self.steps.progress(), self.current, self.steps.outputs.oldest()
         return {
             "steps_begun": steps.begun if steps else None,
             "steps_ended": steps.ended if steps else None,

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from contextlib import suppress
+from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from highwater_worker.new_file import new_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from highwater_worker.files import checked, is_at, new_file
 
 HEADER_BYTES = 4096
 SLOT_BYTES = 2048
@@ -29,8 +26,8 @@ _MAGIC = b"HIGHWATR"
 _VERSION = 2
 _HEADER = struct.Struct("<8sHHIIIIII")
 _SLOT = struct.Struct("<QI")
-_CHECKSUM = struct.Struct("<I")
-_FRAME_BYTES = _SLOT.size + _CHECKSUM.size
+_CHECKSUM_BYTES = 4
+_FRAME_BYTES = _SLOT.size + _CHECKSUM_BYTES
 _HEAD_LENGTH = struct.Struct("<I")
 _STACK_HEAD = struct.Struct("<dd")
 _NO_STACK = bytes(16)
@@ -40,7 +37,7 @@ _TABLE_HEAD_BYTES = 32 * 1024
 MAX_HEAD_BYTES = _TABLE_HEAD_BYTES - _FRAME_BYTES - _HEAD_LENGTH.size
 MAX_BODY_BYTES = SLOT_BYTES - _FRAME_BYTES
 MAX_HEARTBEAT_BYTES = HEARTBEAT_BYTES - _FRAME_BYTES
-MAX_IDENTITY_BYTES = HEADER_BYTES - _HEADER.size - _CHECKSUM.size
+MAX_IDENTITY_BYTES = HEADER_BYTES - _HEADER.size - _CHECKSUM_BYTES
 _READABLE_BY_ALL = 0o644
 
 
@@ -81,10 +78,8 @@ class Layout(NamedTuple):
 class Ring:
     """The open file. Each kind of write has one caller at a time: samples and tables, heartbeats, the stack's head.
 
-    Args:
-        path: The file's path.
-        descriptor: Of the open file; the ring closes it.
-        layout: The places of its parts.
+    What is written is JSON in ASCII. Every write raises an OSError where it fails, and a ValueError where a record is
+    too long.
     """
 
     def __init__(self, path: Path, descriptor: int, layout: Layout) -> None:
@@ -96,44 +91,19 @@ class Ring:
         self._written = self._heartbeats = self._tables = 0
 
     def write(self, body: bytes) -> None:
-        """Write one sample over the oldest.
-
-        Args:
-            body: One JSON object in ASCII, at most `MAX_BODY_BYTES` long.
-
-        Raises:
-            OSError: It could not be written; the next one takes its number.
-            ValueError: It is too long.
-        """
+        """Write one sample, of at most `MAX_BODY_BYTES`, over the oldest; after a failure the next takes its number."""
         position = self.layout.ring_at + self._written % self.layout.slots * SLOT_BYTES
         self._write_frame(self._written + 1, body, MAX_BODY_BYTES, position)
         self._written += 1
 
     def write_heartbeat(self, body: bytes) -> None:
-        """Write a heartbeat over the one before the last.
-
-        Args:
-            body: One JSON object in ASCII, at most `MAX_HEARTBEAT_BYTES` long.
-
-        Raises:
-            OSError: It could not be written.
-            ValueError: It is too long.
-        """
+        """Write a heartbeat, of at most `MAX_HEARTBEAT_BYTES`, over the one before the last."""
         position = HEADER_BYTES + self._heartbeats % 2 * HEARTBEAT_BYTES
         self._write_frame(self._heartbeats + 1, body, MAX_HEARTBEAT_BYTES, position)
         self._heartbeats += 1
 
     def write_table(self, head: bytes, rows: bytes) -> None:
-        """Write an entry table over the one before the last.
-
-        Args:
-            head: One JSON object in ASCII.
-            rows: The rows, one after the other.
-
-        Raises:
-            OSError: It could not be written.
-            ValueError: It is too long.
-        """
+        """Write an entry table over the one before the last."""
         size = self.layout.table_bytes
         body = b"".join((_HEAD_LENGTH.pack(len(head)), head, rows))
         self._write_frame(self._tables + 1, body, size - _FRAME_BYTES, self.layout.tables_at + self._tables % 2 * size)
@@ -143,11 +113,8 @@ class Ring:
         """Empty the stack area, and return a descriptor whose next plain `write` begins in it.
 
         Args:
-            mono: Now, in monotonic seconds.
-            seconds: In how many seconds a stack will be written there, unless the area is cleared again.
-
-        Raises:
-            OSError: It could not be written.
+            mono: The time, in monotonic seconds.
+            seconds: The time until a stack is written there, unless the area is cleared again.
         """
         self._pwrite(_STACK_HEAD.pack(mono, seconds) + _NO_STACK, self.layout.stack_at)
         # Everything else is written with `pwrite`, which leaves the offset alone.
@@ -155,11 +122,8 @@ class Ring:
         return self._descriptor
 
     def is_there(self) -> bool:
-        """Return whether the file is still in its place: a removed one can be written and never be found."""
-        try:
-            return os.path.samestat(os.lstat(self.path), os.fstat(self._descriptor))
-        except OSError:
-            return False
+        """Return whether the file is still in its place."""
+        return is_at(self.path, self._descriptor)
 
     def close(self) -> None:
         """Close the file and leave it to its readers; a second call does nothing."""
@@ -171,16 +135,16 @@ class Ring:
 
     def discard(self) -> None:
         """Close the file and remove it: nothing will be written into it."""
-        is_ours = self.is_there()
+        is_there = self.is_there()
         self.close()
-        if is_ours:
+        if is_there:
             with suppress(OSError):
                 self.path.unlink()
 
     def _write_frame(self, sequence: int, body: bytes, limit: int, position: int) -> None:
         if len(body) > limit:
             raise ValueError(f"a record of {len(body)} bytes does not fit into {limit}")
-        self._pwrite(_checked(_SLOT.pack(sequence, len(body)), body), position)
+        self._pwrite(checked(_SLOT.pack(sequence, len(body)), body), position)
 
     def _pwrite(self, content: bytes, position: int) -> None:
         with self._lock:
@@ -192,10 +156,7 @@ class Ring:
 def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:
     """Make a file with a header and empty areas, in its whole size, and put it in place of one of the same name.
 
-    Args:
-        path: Its place; the folder is made where it is missing.
-        identity: One JSON object in ASCII.
-        layout: The places of its parts.
+    The folder is made where it is missing. The identity is one JSON object in ASCII.
 
     Raises:
         OSError: It cannot be made, with the reason in words.
@@ -217,8 +178,4 @@ def _header(identity: bytes, layout: Layout) -> bytes:
     if len(identity) > MAX_IDENTITY_BYTES:
         raise ValueError(f"an identity of {len(identity)} bytes does not fit into {MAX_IDENTITY_BYTES}")
     sizes = (SLOT_BYTES, layout.slots, HEARTBEAT_BYTES, layout.table_bytes, STACK_BYTES)
-    return _checked(_HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, *sizes, len(identity)), identity)
-
-
-def _checked(head: bytes, body: bytes) -> bytes:
-    return b"".join((head, _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(head))), body))
+    return checked(_HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, *sizes, len(identity)), identity)

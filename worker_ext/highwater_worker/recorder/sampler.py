@@ -8,11 +8,14 @@ held (vllm 0.32.0 device_allocator/cumem.py:204), so that from another thread bo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from highwater_worker.devices import device_of
+from highwater_worker.devices import Device, device_of
 from highwater_worker.devices.host import HostMemory, rss_bytes
 from highwater_worker.encoder_cache.sleep import asleep_tags
+from highwater_worker.encoder_cache.spilling_dict import Ledger
+from highwater_worker.errors import Notes
+from highwater_worker.memory.kv_cache import Residency
 from highwater_worker.memory.memory_parts import (
     look_at_segments_once,
     pinned_bytes,
@@ -21,19 +24,12 @@ from highwater_worker.memory.memory_parts import (
     read_space,
 )
 from highwater_worker.memory.weights import weights_bytes
-from highwater_worker.notes import Notes
 from highwater_worker.recorder.encoder_index import EncoderIndex
 from highwater_worker.state import state_of
-
-if TYPE_CHECKING:
-    from highwater_worker.devices import Device
-    from highwater_worker.encoder_cache.spilling_dict import Ledger
-    from highwater_worker.memory.residency import Residency
 
 _SELDOM_SECONDS = 10.0
 """The time for which the KV cache's size and the pools that are asleep are reused: a large model has hundreds of
 layers, and as many allocations of sleep mode; the pool is made once, and a call that puts it to sleep is seen."""
-NO_HOST = HostMemory(None, None, None, None, None)
 
 
 class Sampler:
@@ -46,7 +42,7 @@ class Sampler:
         self._asleep_tags: list[str] | None = None
         self.index: EncoderIndex | None = None
         """The encoder cache's entries; None before `memory`, and where the device is not known."""
-        self.host = NO_HOST
+        self.host = HostMemory()
         """The container's and the machine's memory, as another thread read it last."""
         self.notes: list[dict[str, str]] = []
         """The values that could not be read, as of the last sample that read everything."""
@@ -56,14 +52,9 @@ class Sampler:
         self._seldom_due = float("-inf")
 
     def memory(self, worker: object, now: float, change: object, *, whole: bool) -> dict[str, Any]:
-        """Return the worker's memory, with the names of the answer to `memory`; unknown values are null.
+        """Return the worker's memory, with the names of the response to `memory`; unknown values are null.
 
-        Args:
-            worker: The worker.
-            now: Monotonic seconds.
-            change: A value that differs after everything that may have changed the encoder cache; None where that is
-                not seen.
-            whole: Whether to read all encoder outputs that may have changed, in one go.
+        The other arguments are those of `EncoderIndex.update`.
         """
         notes, state, reads_all = Notes(), state_of(worker), whole and now >= self._seldom_due
         device = self._device_of(worker, notes)
@@ -113,5 +104,5 @@ class Sampler:
         index = self.index
         if index is None:
             return None
-        notes.attempt("encoder_cache", lambda: index.look(worker, now, change, self.host, whole=whole))
-        return notes.attempt("encoder_cache", lambda: index.figures(worker, ledger, now))
+        notes.attempt("encoder_cache", lambda: index.update(worker, now, change, self.host, whole=whole))
+        return notes.attempt("encoder_cache", lambda: index.figures(worker, ledger))

@@ -1,25 +1,28 @@
-"""The steps that a worker has begun and ended, counted where the engine calls them.
+"""The steps that a worker has begun and ended, counted where the engine calls them, and waits for their outputs.
 
 The engine calls `worker.execute_model` by name, under its uniproc, multiproc and second Ray executor alike
 (vllm 0.32.0 v1/worker/worker_base.py:370, `WorkerWrapperBase.execute_model`), so that an attribute of the worker's own
-comes before its class's method. It refuses to change what a call takes, returns or raises, and to hold the worker.
+comes before its class's method.
+
+With asynchronous scheduling a step returns before the device is done with it. Then not the step hangs, but
+`get_output()` of the object that it returned, in a thread of its own (vllm 0.32.0
+v1/executor/multiproc_executor.py:998, `enqueue_output`, in `async_output_busy_loop`) or wherever the engine waits (vllm
+0.32.0 v1/executor/uniproc_executor.py:44).
+
+Nothing here changes what a call takes, returns or raises, or keeps the worker or an output alive.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from highwater_worker.attributes import look_up
-from highwater_worker.recorder.outputs import Outputs
+from highwater_worker.errors import Notes
 from highwater_worker.wrapping import unwrap_method, wrap_method
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from highwater_worker.notes import Notes
 
 _STEP = "execute_model"
 # The second call of a step in engines that have it, and the step that a replica takes without requests so that the
@@ -71,8 +74,8 @@ class Steps:
         """The number of calls of the engine that have begun, steps or other."""
         self.has_failed = False
         """True if the last call of a step raised: the engine ends of that, and may end its workers in order."""
-        # One tuple, put in place by one statement: a reader has all of it old or all of it new.
-        self._seen: tuple[int, int, float | None, float | None, int] = (0, 0, None, None, 0)
+        # Replaced by one statement: a reader has all of it old or all of it new.
+        self._seen = Progress(0, 0, None, None, 0)
         # Held by the worker alone: a wrapper may reach it.
         self._put: dict[str, weakref.ref[Any]] = {}
         self._passed_by = False
@@ -81,15 +84,10 @@ class Steps:
     @property
     def was_empty(self) -> bool | None:
         """True if the last step had no tokens, so that the engine has nothing to do; None where no step was seen."""
-        return None if not self._seen[1] else not self._had_tokens
+        return None if not self._seen.ended else not self._had_tokens
 
     def attach(self, worker: Any, notes: Notes) -> None:  # noqa: ANN401 - vLLM's worker, of any version
-        """Count from now on.
-
-        Args:
-            worker: The worker.
-            notes: Gets the reason why steps cannot be counted.
-        """
+        """Count from now on; `notes` gets the reason where steps cannot be counted."""
         wrappers = {_STEP: self._step, **dict.fromkeys(_PARTS, self._part), **dict.fromkeys(_CHANGES, self._change)}
         for name, make in wrappers.items():
             if wrap_method(worker, name, make):
@@ -111,9 +109,9 @@ class Steps:
 
     def progress(self) -> Progress | None:
         """Return the counts, None where steps cannot be seen."""
-        if _STEP not in self._put or (self._passed_by and not self._seen[0]):
+        if _STEP not in self._put or (self._passed_by and not self._seen.begun):
             return None
-        return Progress(*self._seen)
+        return self._seen
 
     def _step(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
@@ -142,7 +140,7 @@ class Steps:
         def change(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
             self.calls += 1
             output = method(*arguments, **named)
-            if self._seen[2] is None:
+            if self._seen.since is None:
                 self._has_ended(True)
             return output
 
@@ -152,7 +150,7 @@ class Steps:
         begun, ended, outer, _, _ = self._seen
         now = self._clock()
         self.calls += 1
-        self._seen = (begun + step, ended, now, now, get_ident())
+        self._seen = Progress(begun + step, ended, now, now, get_ident())
         try:
             output = method(*arguments, **named)
         except Exception:  # not SystemExit, by which a worker that is told to end ends
@@ -164,9 +162,79 @@ class Steps:
         finally:
             # Read again: a call within this one has moved them. Around that one, this one goes on.
             begun, ended, _, _, thread = self._seen
-            self._seen = (begun, ended + step, outer, self._clock(), thread)
+            self._seen = Progress(begun, ended + step, outer, self._clock(), thread)
 
     def _ended(self, output: object, *, must_look: bool) -> None:
         self.outputs.watch(output)
-        if self._seen[2] is None:
+        if self._seen.since is None:
             self._has_ended(must_look)
+
+
+class Wait(NamedTuple):
+    """A thread that waits for an output."""
+
+    since: float
+    thread: int
+
+
+class Outputs:
+    """Times the waits for the outputs that steps return."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._waiting: dict[int, float] = {}
+        self._watched: dict[type, type | None] = {}
+
+    def watch(self, output: object) -> None:
+        """Time the waits for this output, if it is one that can be waited for.
+
+        The object gets a subclass of its class. Its own `get_output` cannot be replaced on it: an attribute that holds
+        the object keeps it, and what it has on the device, until the garbage collector runs; one that does not hold it
+        finds it gone, for the engine may pass `output.get_output` on and drop the output (vllm 0.12.0
+        v1/executor/uniproc_executor.py:82).
+        """
+        kind = type(output)
+        try:
+            watched = self._watched[kind]
+        except KeyError:
+            watched = self._watched[kind] = self._subclass(kind)
+        if watched is not None:
+            try:
+                output.__class__ = watched
+            except TypeError:  # its memory is laid out otherwise, as that of a class written in C may be
+                self._watched[kind] = None
+
+    def oldest(self) -> Wait | None:
+        """Return the longest wait, None without one."""
+        # One call that takes all of it: other threads come and go meanwhile.
+        waits = [Wait(since, thread) for thread, since in list(self._waiting.items())]
+        return min(waits, default=None)
+
+    def _subclass(self, kind: type) -> type | None:
+        method: Any = getattr(kind, "get_output", None)
+        if not callable(method):
+            return None
+        waiting, clock = self._waiting, self._clock
+
+        def get_output(output: object, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            thread = get_ident()
+            is_outermost = thread not in waiting
+            if is_outermost:
+                waiting[thread] = clock()
+            try:
+                return method(output, *arguments, **named)
+            finally:
+                if is_outermost:
+                    waiting.pop(thread, None)
+
+        names = {
+            "__slots__": (),
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            "__doc__": kind.__doc__,
+            "get_output": get_output,
+        }
+        try:
+            return type(kind)(kind.__name__, (kind,), names)
+        except Exception:  # noqa: BLE001 - a class that cannot be inherited from is left alone: its waits are not seen
+            return None

@@ -1,39 +1,159 @@
-"""Moves encoder outputs between device and host memory, group by group, and keeps the accounts.
+"""Moves encoder outputs between one worker's device and host memory, group by group, and keeps the accounts.
 
 Whatever goes wrong in the middle, an entry is whole, on one side or the other. The engine waits meanwhile, so a move
-ends between two groups when its time is up, and reports what is left.
+ends between two groups when its time is up, and reports what is left. torch is imported when the first tensor is
+copied, never with this module.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Hashable, Sequence
+from importlib import import_module
+from typing import Any
 
-from highwater_worker.encoder_cache.spilling_dict import Spilled, SpilledGroup
-from highwater_worker.errors import describe
-from highwater_worker.memory.storages import view_bytes
-from highwater_worker.spill.host_copies import HostCopies
+from highwater_worker.devices import Device
+from highwater_worker.encoder_cache.spilling_dict import Spilled, SpilledGroup, SpillingDict
+from highwater_worker.errors import Notes, describe
+from highwater_worker.memory.storages import Tensor, is_tensor, storage_of, view_bytes
+from highwater_worker.spill.plan import Group
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
 
-    from highwater_worker.devices import Device
-    from highwater_worker.encoder_cache.spilling_dict import SpillingDict
-    from highwater_worker.memory.storages import Tensor
-    from highwater_worker.notes import Notes
-    from highwater_worker.spill.restore_reserve import RestoreReserve
-    from highwater_worker.spill.spill_plan import Group
+class HostCopies:
+    """Copies tensors between one worker's device and host memory.
+
+    Every copy to the host is waited for, and of those to the device all but the ones that the engine's next computation
+    waits for by itself.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._pins = device.family.pins_host_memory
+        self._plain: type | None = None
+        self._strided: object = None
+        self._under_way: deque[tuple[Tensor, Any]] = deque()
+        """Sources of copies that were not waited for, each with the event that comes after the copy."""
+
+    def can_take(self, value: object) -> bool:
+        """Return whether a value is one plain tensor on the worker's device: nothing else can come back from a copy."""
+        if not is_tensor(value):
+            return False
+        if self._plain is None:
+            torch = import_module("torch")
+            self._plain, self._strided = torch.Tensor, torch.strided
+        # A subclass (a parameter, a tensor in parts) may hold more than its elements, and so may one that somebody hung
+        # attributes on (such as the `modality` of embeddings, vllm 0.32.0 multimodal/utils.py:400). A sparse one has no
+        # such elements.
+        if type(value) is not self._plain or vars(value) or value.layout is not self._strided:
+            return False
+        device = value.device
+        return bool(device.type == self._device.type) and getattr(device, "index", None) in (None, self._device.index)
+
+    def host_bytes(self, tensor: Tensor) -> int:
+        """Return the bytes of the host that the copy of a tensor takes."""
+        return self.copy_bytes(view_bytes(tensor))
+
+    def copy_bytes(self, nbytes: int) -> int:
+        """Return the bytes of the host that the copy of so many bytes takes."""
+        # torch rounds pinned memory up to a power of two (torch 2.13.0 include/ATen/core/CachingHostAllocator.h:305).
+        return 1 << (nbytes - 1).bit_length() if self._pins and nbytes else nbytes
+
+    def to_host(self, tensor: Tensor, group: SpilledGroup, notes: Notes) -> Spilled:
+        """Copy a tensor into host memory. The caller has waited for the device."""
+        host = self._pinned(tensor, notes) if self._pins else None
+        is_pinned = host is not None
+        if host is None:
+            host = self._copy(tensor, "cpu")
+        return Spilled(host, tensor.device, self.host_bytes(tensor), storage_of(tensor).key, group, is_pinned)
+
+    def to_device(self, spilled: Spilled, *, is_waited_for: bool) -> Tensor:
+        """Copy a tensor back, or raise a RuntimeError where there is no room.
+
+        A copy that is not waited for is put on the device's current stream, where its memory is pinned: the next
+        computation there comes after it.
+        """
+        if is_waited_for or not spilled.is_pinned:
+            return self._copy(spilled.host, spilled.device)
+        self._forget_done()
+        made = self._copy(spilled.host, spilled.device, non_blocking=True)
+        # The source must outlive the copy, as vllm-ascend has it (vllm_ascend 0.27.1rc1 worker/model_runner_v1.py:1089,
+        # `_copy_cpu_encoder_cache_to_device`).
+        done = getattr(import_module("torch"), self._device.type).Event()
+        done.record()
+        self._under_way.append((spilled.host, done))
+        return made
+
+    def _forget_done(self) -> None:
+        while self._under_way and self._under_way[0][1].query():
+            self._under_way.popleft()
+
+    def _pinned(self, tensor: Tensor, notes: Notes) -> Tensor | None:
+        try:
+            return self._copy(tensor, "cpu", pin_memory=True)
+        except RuntimeError as error:
+            # Containers limit locked memory. Pageable memory does as well, at a fraction of the speed.
+            notes.add("host_bytes_added", f"in pageable memory, because pinning failed: {describe(error)}")
+            self._pins = False
+            return None
+
+    @staticmethod
+    def _copy(tensor: Tensor, device: object, *, non_blocking: bool = False, **options: bool) -> Tensor:
+        torch = import_module("torch")
+        # As the engine makes them. A dense tensor keeps its strides, another becomes contiguous.
+        with torch.inference_mode():
+            made: Tensor = torch.empty_like(tensor, device=device, **options).copy_(tensor, non_blocking=non_blocking)
+        return made
+
+
+class RestoreReserve:
+    """One unused block on the device, kept for entries to come back into as long as some lie in host memory.
+
+    What the allocator keeps unused may be given away at any moment (`empty_cache`, `release`, another process); an
+    allocated block may not. On a CPU worker nothing is kept: host and device are the same memory.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._block: Any = None
+        self.nbytes = 0
+
+    def growth(self, nbytes: int) -> int:
+        """Return the bytes of the device that a reserve of that size would take besides those that it has."""
+        return 0 if self._device.type == "cpu" else max(0, nbytes - self.nbytes)
+
+    def keep(self, nbytes: int) -> bool:
+        """Resize it, and return True; where the device has no room for that, it stays as it was."""
+        if self._device.type == "cpu" or nbytes == self.nbytes:
+            return True
+        before = self.nbytes
+        # The old block first where the new one is smaller: it finds its place there.
+        if nbytes < before:
+            self.drop()
+        if self._allocate(nbytes):
+            return True
+        self.drop()
+        return self._allocate(nbytes) or (self._allocate(before) and False)
+
+    def drop(self) -> None:
+        """Give it back to the allocator."""
+        self._block, self.nbytes = None, 0
+
+    def _allocate(self, nbytes: int) -> bool:
+        if nbytes <= 0:
+            return True
+        torch = import_module("torch")
+        try:
+            block = torch.empty(nbytes, dtype=torch.uint8, device=f"{self._device.type}:{self._device.index}")
+        except RuntimeError:  # torch.OutOfMemoryError is one; the caller says what follows from it
+            return False
+        self._block, self.nbytes = block, nbytes
+        return True
 
 
 class Mover:
-    """Does one operation's moves.
-
-    Args:
-        device: The worker's.
-        notes: Gets the reasons why entries could not be moved.
-        deadline: The end of its time, by `time.perf_counter`; at least one group is moved all the same.
-    """
+    """Does one operation's moves, until a deadline by `time.perf_counter`; at least one group is moved all the same."""
 
     def __init__(self, device: Device, notes: Notes, deadline: float = math.inf) -> None:
         self._device = device
@@ -51,11 +171,16 @@ class Mover:
         """Entries that stayed because the host was to give no more."""
         self.failed = 0
         """Entries that stayed because a copy failed."""
-        self.remaining_entries = 0
-        """Entries that would go next, were the time not up."""
-        self.remaining_bytes = 0
-        """Bytes that the device would get back for them, or have to give."""
+        self.remaining_entries = self.remaining_bytes = 0
         self.seconds = 0.0
+
+    def left(self) -> dict[str, Any]:
+        """Return for a response what would go next, were the time not up."""
+        return {
+            "complete": self.remaining_entries == 0,
+            "remaining_entries": self.remaining_entries,
+            "remaining_bytes": self.remaining_bytes,
+        }
 
     def spill(
         self,
@@ -113,9 +238,7 @@ class Mover:
     def bring_back(self, cache: SpillingDict, reserve: RestoreReserve) -> None:
         """Move everything back to the device, what was used last first, until there is no more room.
 
-        Args:
-            cache: The encoder cache.
-            reserve: Kept for urgent ways back; it is used where all that is left fits into it.
+        The reserve is kept for urgent ways back; it is used where all that is left fits into it.
         """
         spilled = [(key, value) for key, value in dict.items(cache) if type(value) is Spilled]
         spilled.sort(key=lambda item: -cache.last_use(item[0]))

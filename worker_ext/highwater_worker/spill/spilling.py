@@ -1,35 +1,63 @@
 """Puts a cache that can spill in the place of the engine's encoder cache, and refuses where that is dangerous.
 
-It refuses wherever another object may hold the cache or its tensors, or a step may run beside this call: a missing
-entry ends the engine.
+That is wherever another object may hold the cache or its tensors, or a step may run beside this call: a missing entry
+ends the engine.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
 
 from highwater_worker.attributes import look_up
-from highwater_worker.devices.accelerator import on_main_thread
+from highwater_worker.devices import Device
+from highwater_worker.devices.family import on_main_thread
 from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache, spilling_cache
 from highwater_worker.encoder_cache.sleep import refuse_while_asleep
 from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
 from highwater_worker.errors import RefusedError
-from highwater_worker.spill.holders import is_held_once, other_holders
 from highwater_worker.spill.way_back import WayBack
-from highwater_worker.state import state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
-    from highwater_worker.devices import Device
-    from highwater_worker.state import WorkerState
+from highwater_worker.state import WorkerState, state_of
 
 # What vllm-ascend keeps encoder outputs in while it moves them to host memory itself. Its runners have all three from
 # 0.27.1rc1 on, and use them where `use_score_encoder_cache` is set (vllm_ascend 0.27.1rc1
 # worker/model_runner_v1.py:589, `__init__`).
 ASCENDS_OWN = ("cpu_encoder_cache", "tmp_encoder_cache", "_pending_encoder_cache_copies")
+
+
+def other_holders(owner: object, name: str) -> list[str]:
+    """Return the types of the objects, besides its owner, that refer to `owner.name`.
+
+    References are counted first, which takes no time and misses none. Only where there are too many does the garbage
+    collector look for them: it walks every object, and sees neither references in C nor objects that the engine has
+    frozen (`gc.freeze()` after warming up: vllm 0.32.0 v1/worker/gpu_worker.py:1082, `compile_or_warm_up_model`). A
+    frame is not a holder: it belongs to a call that ends.
+    """
+    if is_held_once(owner, name):
+        return []
+    found = gc.get_referrers(getattr(owner, name))
+    own: list[Any] = [owner, getattr(owner, "__dict__", None)]
+    kinds = sorted({type(holder).__name__ for holder in found if not _is_one_of(holder, own)} - {FrameType.__name__})
+    if not kinds and gc.get_freeze_count():
+        return ["something that cannot be seen"]
+    return kinds
+
+
+def is_held_once(owner: object, name: str) -> bool:
+    """Return whether nothing but its owner refers to `owner.name`; a frame of a call under way counts here too."""
+    # The same expression on an object that is surely held once says how many references the expression makes itself.
+    return _references(owner, name) <= _references(SimpleNamespace(held={}), "held")
+
+
+def _references(owner: object, name: str) -> int:
+    return sys.getrefcount(getattr(owner, name))
+
+
+def _is_one_of(value: object, others: list[Any]) -> bool:
+    return any(value is other for other in others)
 
 
 def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | None:

@@ -6,25 +6,19 @@ itself: the needs of running requests, and the room on the host, may be differen
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache, needed_hashes, spilling_cache
+from highwater_worker.devices import Device
+from highwater_worker.devices.host import HostMemory
+from highwater_worker.encoder_cache.encoder_outputs import Entry, find_encoder_cache, needed_hashes, spilling_cache
 from highwater_worker.encoder_cache.spilling_dict import Spilled
-from highwater_worker.memory.storages import view_bytes
-from highwater_worker.notes import Notes
-from highwater_worker.spill.host_budget import read_host_budget
-from highwater_worker.spill.restore_reserve import RestoreReserve
+from highwater_worker.errors import Notes
+from highwater_worker.memory.storages import Storage, Tensor, view_bytes
+from highwater_worker.spill.mover import HostCopies, RestoreReserve
+from highwater_worker.spill.plan import read_host_budget
 from highwater_worker.spill.spilling import refuse_trim, way_back_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from highwater_worker.devices import Device
-    from highwater_worker.devices.host import HostMemory
-    from highwater_worker.encoder_cache.encoder_outputs import Entry
-    from highwater_worker.memory.storages import Storage, Tensor
-    from highwater_worker.spill.host_copies import HostCopies
 
 
 class Movability(NamedTuple):
@@ -70,25 +64,24 @@ class _SharedStorage:
     copy_bytes: int = 0
 
     def can_leave(self, storage: Storage) -> bool:
-        """Say whether all of them may go; where views overlap they would come back larger than they went."""
+        """Return whether all of them may go; where views overlap they would come back larger than they went."""
         return not self.fixed and self.view_bytes <= storage.nbytes
 
 
 class Groups:
-    """A cache's storages on the device, and the totals of those that may go.
-
-    Args:
-        device_type: The worker's own device type.
-    """
+    """A cache's storages, and the totals of all and of those on the device that may go; each storage counts once."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
+        # Not by the address alone: while an entry that is gone still counts, its address may be in use again, for
+        # something of another size.
         self._groups: dict[Storage, _SharedStorage] = {}
         # Of the storages that may go. Kept along, as a cache has thousands of entries and the engine waits.
         self._bytes = self._copy_bytes = 0
         self._of_size: dict[int, int] = {}
+        self.device_bytes = self.host_bytes = 0
         self.spilled_bytes = 0
-        """The bytes in host memory already."""
+        """The bytes of the copies in host memory."""
 
     def add(self, entry: Movability) -> None:
         """Count an entry."""
@@ -105,7 +98,7 @@ class Groups:
             needed: Storages that running requests have yet to read.
             budget: The host bytes that may be used.
         """
-        kept = {storage for storage in needed if storage in self._groups and self._groups[storage].can_leave(storage)}
+        kept = {storage for storage in needed if self._can_leave(storage)}
         of_size = dict(self._of_size)
         for storage in kept:
             of_size[storage.nbytes] -= 1
@@ -115,7 +108,7 @@ class Groups:
             return all_of_it, all_of_it
         gone = largest = on_host = 0
         for storage, group in self._groups.items():
-            if storage not in kept and group.can_leave(storage) and on_host + group.copy_bytes <= budget:
+            if storage not in kept and self._can_leave(storage) and on_host + group.copy_bytes <= budget:
                 gone, largest = gone + storage.nbytes, max(largest, storage.nbytes)
                 on_host += group.copy_bytes  # one that does not fit stays, and a smaller one may still fit
         return all_of_it, Movable(gone, largest)
@@ -123,31 +116,37 @@ class Groups:
     def _count(self, entry: Movability, sign: int) -> None:
         self.spilled_bytes += sign * entry.spilled_bytes
         for storage in entry.storages:
-            if storage.device_type != self._device_type:
-                continue
             group = self._groups.get(storage)
             if group is None:
                 group = self._groups[storage] = _SharedStorage()
-            else:
-                self._weigh(storage, group, -1)
+                self._weigh_all(storage, 1)
+            self._weigh_movable(storage, group, -1)
             group.entries += sign
             group.fixed += sign * (not entry.can_go)
             group.view_bytes += sign * entry.view_bytes
             group.copy_bytes += sign * entry.copy_bytes
-            if group.entries:
-                self._weigh(storage, group, 1)
-            else:
+            self._weigh_movable(storage, group, 1)
+            if not group.entries:
                 del self._groups[storage]
+                self._weigh_all(storage, -1)
 
-    def _weigh(self, storage: Storage, group: _SharedStorage, sign: int) -> None:
-        if not group.can_leave(storage):
+    def _can_leave(self, storage: Storage) -> bool:
+        group = self._groups.get(storage)
+        return group is not None and storage.device_type == self._device_type and group.can_leave(storage)
+
+    def _weigh_all(self, storage: Storage, sign: int) -> None:
+        if storage.device_type == self._device_type:
+            self.device_bytes += sign * storage.nbytes
+        else:
+            self.host_bytes += sign * storage.nbytes
+
+    def _weigh_movable(self, storage: Storage, group: _SharedStorage, sign: int) -> None:
+        if not group.entries or not self._can_leave(storage):
             return
         self._bytes += sign * storage.nbytes
         self._copy_bytes += sign * group.copy_bytes
-        count = self._of_size.get(storage.nbytes, 0) + sign
-        if count:
-            self._of_size[storage.nbytes] = count
-        else:
+        self._of_size[storage.nbytes] = self._of_size.get(storage.nbytes, 0) + sign
+        if not self._of_size[storage.nbytes]:
             del self._of_size[storage.nbytes]
 
 
@@ -160,12 +159,7 @@ def trimmable_bytes(
 ) -> int:
     """Return the bytes that the device would gain, less what would be kept for the way back.
 
-    Args:
-        worker: The worker.
-        device: Its device.
-        groups: Its encoder cache's storages.
-        storages_of: Returns the storages of the entry with a key.
-        host: The host's memory.
+    `storages_of` returns the storages of the entry with a key.
 
     Raises:
         RefusedError: A trim would be refused, or it is unknown whether it would.

@@ -1,4 +1,4 @@
-"""Bringing a spilled entry back to its device, and making room for it there.
+"""Brings a spilled entry back to its device, and makes room for it there.
 
 An access that fails ends the engine, so every harmless way is tried first, in this order: the allocator's unused
 blocks go back to the device; idle entries go to host memory, least recently used first; the reserve is dropped.
@@ -7,27 +7,17 @@ blocks go back to the device; idle entries go to host memory, least recently use
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from highwater_worker.devices import Device
 from highwater_worker.encoder_cache.encoder_outputs import needed_hashes
-from highwater_worker.encoder_cache.spilling_dict import Spilled
-from highwater_worker.errors import RefusedError
-from highwater_worker.memory.storages import view_bytes
-from highwater_worker.notes import Notes
-from highwater_worker.spill.host_budget import read_host_budget
-from highwater_worker.spill.host_copies import HostCopies
-from highwater_worker.spill.mover import Mover
-from highwater_worker.spill.restore_reserve import RestoreReserve
-from highwater_worker.spill.spill_plan import Target, make_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from highwater_worker.devices import Device
-    from highwater_worker.encoder_cache.spilling_dict import SpillingDict
-    from highwater_worker.memory.allocator_reserve import AllocatorReserve
-    from highwater_worker.memory.storages import Tensor
+from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
+from highwater_worker.errors import Notes, RefusedError
+from highwater_worker.memory.allocator import AllocatorReserve
+from highwater_worker.memory.storages import Tensor, view_bytes
+from highwater_worker.spill.mover import HostCopies, Mover, RestoreReserve
+from highwater_worker.spill.plan import Target, make_plan, read_host_budget
 
 _NO_TARGET = Target(free_bytes=None, keep_bytes=None, idle_seconds=None)
 

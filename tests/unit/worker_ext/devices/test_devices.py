@@ -101,8 +101,7 @@ def machine_gives(monkeypatch):
 
     def put(available):
         host = HostMemory(10, None, None, 5_000, available)
-        for module in ("memory", "release"):
-            monkeypatch.setattr(f"highwater_worker.operations.{module}.read_host", lambda _: host)
+        monkeypatch.setattr("highwater_worker.operations.memory.read_host", lambda _: host)
 
     return put
 

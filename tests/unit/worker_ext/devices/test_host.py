@@ -7,7 +7,7 @@ import mmap
 import pytest
 
 from highwater_worker.devices.host import HostMemory, read_host
-from highwater_worker.notes import Notes
+from highwater_worker.errors import Notes
 
 MIB = 1 << 20
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"

@@ -10,7 +10,7 @@ import pytest
 
 from highwater_worker.errors import UnreadableError
 from highwater_worker.memory.engine_budget import read_engine_budget
-from highwater_worker.memory.kv_layers import MAX_KINDS, describe_layers, describe_spec
+from highwater_worker.memory.kv_cache import MAX_KINDS, describe_layers, describe_spec
 from tests.fakes.started import BF16, GIB, full, gemma, qwen3_next, story
 from tests.unit.worker_ext.fakes import ask, fake_worker
 

@@ -143,9 +143,7 @@ def test_ages_count_from_the_first_call_that_saw_the_entry(monkeypatch):
     cache = {"old": FakeTensor(1)}
     worker = worker_with(cache)
     now = 1000.0
-    ask(worker, "memory")
-    monkeypatch.setattr(worker._highwater_state.sightings, "_clock", lambda: now)
-    worker._highwater_state.sightings._first.clear()
+    monkeypatch.setattr("highwater_worker.recorder.encoder_index.time.monotonic", lambda: now)
     ask(worker, "encoder_cache")
     now += 5
     cache["young"] = FakeTensor(100)

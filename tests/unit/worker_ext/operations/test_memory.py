@@ -174,7 +174,7 @@ def test_an_older_ascend_worker_kept_only_the_free_bytes(torch_device):
 
 def test_a_cpu_workers_memory_is_its_process(monkeypatch):
     """Used is the resident size, and the KV cache counts with its resident pages."""
-    monkeypatch.setattr("highwater_worker.memory.residency.resident_bytes", lambda _pointer, nbytes: nbytes // 4)
+    monkeypatch.setattr("highwater_worker.memory.kv_cache.resident_bytes", lambda _pointer, nbytes: nbytes // 4)
     runner = fake_runner("cpu", get_model=lambda: FakeModel(device="cpu"))
     answer = ask(fake_worker("cpu", None, model_runner=runner), "memory")
     assert answer["used_bytes"] == answer["host_memory"]["rss_bytes"]

@@ -24,7 +24,7 @@ def module(torch_device):
 def clock(monkeypatch):
     """`clock(seconds)` lets that much time pass."""
     now = [1_000.0]
-    monkeypatch.setattr("highwater_worker.memory.allocation_history.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("highwater_worker.memory.allocator.time.monotonic", lambda: now[0])
 
     def passes(seconds: float) -> None:
         now[0] += seconds

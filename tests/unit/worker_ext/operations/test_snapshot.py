@@ -14,7 +14,7 @@ import pytest
 
 from highwater_worker.errors import BadPayloadError
 from highwater_worker.operations import OPERATIONS
-from highwater_worker.operations.payload import parse_payload
+from highwater_worker.operations.operation import parse_payload
 from tests.unit.worker_ext.fakes import ask, fake_worker, refusal
 
 NAME = "20261121T161500123Z"
@@ -206,7 +206,7 @@ def test_a_link_is_not_written_through(module, take, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("cpu", "PyTorch keeps no memory snapshot on cpu; it keeps one of npu and cuda devices"),
+        ("cpu", "PyTorch's memory snapshot is not taken on cpu; it is on npu and cuda devices"),
         ("xpu", "PyTorch's memory snapshot is not taken on xpu; it is on npu and cuda devices"),
     ],
 )

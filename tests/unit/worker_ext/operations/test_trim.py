@@ -6,6 +6,7 @@ import gc
 import json
 import sys
 import threading
+import time
 from collections import deque
 from types import ModuleType, SimpleNamespace
 
@@ -22,7 +23,7 @@ HOST = HostMemory(
 
 @pytest.fixture(autouse=True)
 def npu(torch_device, monkeypatch):
-    monkeypatch.setattr("highwater_worker.spill.host_budget.read_host", lambda _notes: HOST)
+    monkeypatch.setattr("highwater_worker.spill.plan.read_host", lambda _notes: HOST)
     return torch_device("npu")
 
 
@@ -412,12 +413,12 @@ def test_an_entry_keeps_its_age_wherever_it_lies(monkeypatch):
     """It was made when it was made; and from the first trim on it is known when it was last used."""
     worker = worker_with(tensors("ab"))
     ask(worker, "memory")
-    state = worker._highwater_state
-    started = state.sightings._clock()
-    monkeypatch.setattr(state.sightings, "_clock", lambda: started + 30)
     for _ in range(2):
         trim(worker)
         worker.model_runner.encoder_cache.get("a")
+    later = time.monotonic() + 30
+    clock = SimpleNamespace(monotonic=lambda: later, perf_counter=time.perf_counter)
+    monkeypatch.setattr("highwater_worker.recorder.encoder_index.time", clock)
     rows = ask(worker, "encoder_cache")["entries"]
     assert all(row["age_seconds"] >= 29 for row in rows)
     assert all(0 <= row["idle_seconds"] < 5 for row in rows)

@@ -11,10 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.identity import pid_started
+from highwater_worker.identity import boot_id, pid_started
 from highwater_worker.processes import host_trace
 from highwater_worker.processes.host_trace import MAX_RESULT_BYTES, MAX_TRACER_BYTES, HostTrace
-from highwater_worker.recorder.identity import boot_id
 
 NOW = 1_800_000_000.0
 ID = "0123456789abcdef"

@@ -15,10 +15,16 @@ import pytest
 
 from highwater_worker import plugin
 from highwater_worker.devices import cgroup
+from highwater_worker.files import remove_silent
 from highwater_worker.processes import writer as writer_module
 from highwater_worker.processes.figures import read_figures
-from highwater_worker.processes.process_file import FILE_BYTES, MAX_BODY_BYTES, make_process_file
-from highwater_worker.processes.writer import ProcessWriter, remove_old_files, start_process_file
+from highwater_worker.processes.writer import (
+    FILE_BYTES,
+    MAX_BODY_BYTES,
+    ProcessWriter,
+    make_process_file,
+    start_process_file,
+)
 
 HEAD = struct.Struct("<8sII")
 
@@ -125,7 +131,7 @@ def test_files_of_silent_processes_are_removed_at_a_start(tmp_path):
     for name, at in (("highwater-1-1.process", 10.0), ("highwater-2-2.process", 900.0), ("other.process", 10.0)):
         (tmp_path / name).write_bytes(b"")
         os.utime(tmp_path / name, (at, at))
-    remove_old_files(tmp_path, 1000.0)
+    remove_silent(tmp_path, ".process", 400.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["highwater-2-2.process", "other.process"]
 
 

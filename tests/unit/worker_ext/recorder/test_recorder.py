@@ -17,15 +17,14 @@ from types import SimpleNamespace
 import pytest
 
 import highwater_worker
-from highwater_worker.errors import BadPayloadError
-from highwater_worker.notes import Notes
+from highwater_worker.errors import BadPayloadError, Notes
+from highwater_worker.files import file_system_of, is_in_memory
 from highwater_worker.operations import OPERATIONS
-from highwater_worker.operations.payload import parse_payload
-from highwater_worker.recorder.file_system import file_system_of, is_in_memory
+from highwater_worker.operations.operation import Operation, parse_payload
+from highwater_worker.recorder.begin import end_recorder, running_recorder
 from highwater_worker.recorder.recorder import Options, Recorder
 from highwater_worker.recorder.ring import Layout, make_ring
-from highwater_worker.recorder.watchdog import Watchdog
-from highwater_worker.state import end_recorder, running_recorder
+from highwater_worker.recorder.stacks import Watchdog
 from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, refusal
 from tests.unit.worker_ext.ring_bytes import file_bytes, heartbeat, parse, records, table, watchdog
 
@@ -259,13 +258,13 @@ def test_an_operation_is_shown_while_it_runs(worker, start, monkeypatch):
     seen = []
 
     def look(asked: object, _: object) -> dict[str, object]:
-        seen.append(running_recorder(asked).calls.current)
+        seen.append(running_recorder(asked).current)
         return {}
 
-    monkeypatch.setitem(OPERATIONS, "memory", SimpleNamespace(name="memory", fields={}, run=look))
+    monkeypatch.setitem(OPERATIONS, "memory", Operation(look))
     ask(worker, "memory")
     assert [call.op for call in seen] == ["memory"]
-    assert running_recorder(worker).calls.current is None
+    assert running_recorder(worker).current is None
 
 
 def test_an_operation_ends_with_a_sample(worker, start, tmp_path):
@@ -440,7 +439,7 @@ def test_nothing_is_sampled_off_the_main_thread(worker, tmp_path):
 
     def elsewhere() -> None:
         worker.execute_model(plan(0))
-        with recorder.calls.running("memory"):
+        with recorder.operation("memory"):
             pass
         recorder.start(notes)
         recorder.stop()
@@ -567,7 +566,7 @@ def test_a_heartbeat_tells_what_is_under_way(worker, tmp_path):
             beat()
 
     def step(plan: object) -> object:
-        with recorder.calls.running("hello"):
+        with recorder.operation("hello"):
             beat()
         return Output()
 
@@ -618,7 +617,7 @@ def test_what_lasts_for_a_second_shows_where_it_is(worker, tmp_path, what):
         thread.start()
         thread.join()
     elif what == "operation":
-        with recorder.calls.running("release"):
+        with recorder.operation("release"):
             last_long()
     first, *lines = dumps[1].splitlines()
     assert dumps[0] is None
@@ -640,7 +639,7 @@ def test_our_thread_touches_neither_torch_nor_the_collector(torch_device, tmp_pa
     recorder, path = recorder_on(time, worker, tmp_path)
     for owner, name in ((gc, "disable"), (gc, "enable"), (gc, "collect"), (sys, "_current_frames")):
         monkeypatch.setattr(owner, name, forbidden)
-    with recorder.calls.running("release"):
+    with recorder.operation("release"):
         module.calls.clear()
         thread = threading.Thread(target=recorder.run)
         thread.start()
@@ -685,7 +684,7 @@ import json, multiprocessing, os, sys
 from types import SimpleNamespace
 sys.path.insert(0, sys.argv[2])
 from highwater_worker import MemoryExtension
-from highwater_worker.state import running_recorder
+from highwater_worker.recorder.begin import running_recorder
 
 class Worker(MemoryExtension):
     device = SimpleNamespace(type="cpu", index=None)
@@ -779,7 +778,7 @@ def test_a_hang_that_holds_pythons_lock_leaves_every_stack(folder_in_memory):
         folder_in_memory,
         """
 import ctypes, signal, threading
-import highwater_worker.recorder.watchdog as module
+import highwater_worker.recorder.stacks as module
 module.SECONDS = 0.5
 start()
 armed = threading.Event()

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from highwater_worker.recorder.bodies import encoded
+from highwater_worker.files import encoded
 from highwater_worker.recorder.ring import MAX_BODY_BYTES, MAX_HEARTBEAT_BYTES, ROW, Layout, make_ring
 from tests.unit.worker_ext.ring_bytes import TABLES_AT, heartbeat, parse, ring_at, table, watchdog
 

@@ -11,8 +11,7 @@ import pytest
 
 from highwater_worker.devices import device_of
 from highwater_worker.devices.host import HostMemory, read_host
-from highwater_worker.errors import UnreadableError
-from highwater_worker.notes import Notes
+from highwater_worker.errors import Notes, UnreadableError
 from highwater_worker.recorder import encoder_index
 from highwater_worker.recorder.encoder_index import EncoderIndex
 from highwater_worker.recorder.ring import ROW
@@ -226,11 +225,11 @@ class Index:
         self.worker.model_runner.encoder_cache = cache
 
     def look(self, *, whole: bool = False) -> dict[str, object] | None:
-        self.index.look(self.worker, self.now, self.changes, HOST, whole=whole)
+        self.index.update(self.worker, self.now, self.changes, HOST, whole=whole)
         return self.figures()
 
     def figures(self) -> dict[str, object] | None:
-        return self.index.figures(self.worker, state_of(self.worker).ledger, self.now)
+        return self.index.figures(self.worker, state_of(self.worker).ledger)
 
     def rows(self) -> list[tuple[str, int, float, int]]:
         return [(name.rstrip(b"\0").decode(), *rest) for name, *rest in ROW.iter_unpack(self.index.table()[1])]
@@ -257,7 +256,7 @@ def test_every_entry_has_a_row(index):
     index.now = 101.0
     assert index.rows() == [("a" * 64, 20, 100.0, 0), ("?\x1b", 1000, 100.0, 1)]
     assert (figures["entries"], figures["device_bytes"], figures["host_bytes"]) == (2, 20, 1000)
-    assert (figures["host_entries"], index.figures()["oldest_age_seconds"]) == (1, 1.0)
+    assert (figures["host_entries"], index.look()["oldest_age_seconds"]) == (1, 1.0)
 
 
 def test_an_entry_is_read_once(index):

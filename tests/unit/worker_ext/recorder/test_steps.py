@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.notes import Notes
+from highwater_worker.errors import Notes
 from highwater_worker.recorder.steps import Progress, Steps
 from tests.unit.worker_ext.fakes import fake_worker
 

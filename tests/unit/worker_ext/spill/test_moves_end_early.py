@@ -30,13 +30,13 @@ def clock(monkeypatch):
     """Seconds that pass with each copy."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    copied = highwater_worker.spill.host_copies.HostCopies._copy
+    copied = highwater_worker.spill.mover.HostCopies._copy
 
     def slow(*arguments, **options):
         now[0] += 0.125
         return copied(*arguments, **options)
 
-    monkeypatch.setattr(highwater_worker.spill.host_copies.HostCopies, "_copy", staticmethod(slow))
+    monkeypatch.setattr(highwater_worker.spill.mover.HostCopies, "_copy", staticmethod(slow))
     return now
 
 

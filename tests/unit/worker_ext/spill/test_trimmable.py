@@ -23,7 +23,7 @@ def host(available: int = 1 << 30) -> HostMemory:
 
 @pytest.fixture(autouse=True)
 def npu(torch_device, monkeypatch):
-    for module in ("spill.host_budget", "operations.memory"):
+    for module in ("spill.plan", "operations.memory"):
         monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _notes: host())
     return torch_device("npu")
 
@@ -37,7 +37,7 @@ def told(worker) -> int | None:
 
 def sampled(worker, available: int = 1 << 30) -> int | None:
     index = EncoderIndex(device_of(worker))
-    index.look(worker, 100.0, 0, host(available), whole=True)
+    index.update(worker, 100.0, 0, host(available), whole=True)
     return index.trimmable_bytes
 
 
@@ -116,7 +116,7 @@ def test_the_budget_of_the_last_trim_holds():
 def test_a_host_that_cannot_be_read_leaves_it_unknown(monkeypatch):
     """A trim would be refused."""
     unknown = HostMemory(None, None, None, None, None)
-    for module in ("spill.host_budget", "operations.memory"):
+    for module in ("spill.plan", "operations.memory"):
         monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _notes: unknown)
     assert ask(worker_with(tensors()), "memory")["trimmable_bytes"] is None
 
@@ -215,7 +215,7 @@ def test_answer_sample_and_trim_agree_on_any_cache(seed):
         worker.model_runner.requests = request(*draw.sample(names, draw.randint(0, 3)))
         if draw.random() < 0.5:
             trim(worker, free_bytes=draw.choice([0, 100, 500]))
-        index.look(worker, 100.0 + 10 * turn, turn, host(), whole=True)
+        index.update(worker, 100.0 + 10 * turn, turn, host(), whole=True)
         assert index.trimmable_bytes == told(worker)
     expected = told(worker)
     assert gained(worker) == expected
@@ -231,6 +231,6 @@ def test_it_costs_no_more_where_nothing_came_or_went(monkeypatch):
     worker = worker_with(tensors())
     index = EncoderIndex(device_of(worker), cost_clock=lambda: 0.0)
     for tick in range(50):
-        index.look(worker, 100.0 + tick / 10, tick, host(), whole=False)
+        index.update(worker, 100.0 + tick / 10, tick, host(), whole=False)
     assert (index.trimmable_bytes, 4 <= len(calls) <= 6) == (300, True)
     assert json.dumps(index.trimmable_bytes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater_worker.recorder.file_system import file_system_of, is_in_memory, is_remote
+from highwater_worker.files import file_system_of, is_in_memory, is_remote
 
 MOUNTS = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

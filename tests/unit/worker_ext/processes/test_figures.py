@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from highwater_worker.processes.malloc_figures import read_malloc
+from highwater_worker.processes.figures import read_malloc
 
 
 def test_glibc_counts_what_is_in_use():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater_worker.recorder.old_files import KEPT_STARTS, remove_old_files
+from highwater_worker.files import KEPT_STARTS, remove_old_rings
 
 NOW = 1_763_660_000.0
 UNDER_WAY = "f" * 16
@@ -22,7 +22,7 @@ def write(folder: Path, start: int, *, pid: int = 7, age: float, suffix: str = "
 
 
 def left(folder: Path, instance: str = UNDER_WAY, *, has_room: bool = True) -> set[Path]:
-    remove_old_files(folder, instance, has_room=has_room, clock=lambda: NOW)
+    remove_old_rings(folder, instance, has_room=has_room, clock=lambda: NOW)
     return set(folder.iterdir())
 
 
@@ -80,5 +80,5 @@ def test_neither_a_link_nor_a_folder_of_such_a_name_is_touched(tmp_path):
 
 def test_a_folder_that_is_missing_costs_nothing(tmp_path):
     """It is made by whoever writes first."""
-    remove_old_files(tmp_path / "missing", UNDER_WAY)
+    remove_old_rings(tmp_path / "missing", UNDER_WAY)
     assert list(tmp_path.iterdir()) == []

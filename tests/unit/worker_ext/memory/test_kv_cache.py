@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 
-from highwater_worker.memory.residency import Residency, resident_bytes
+from highwater_worker.memory.kv_cache import Residency, resident_bytes
 from highwater_worker.memory.storages import Storage
 
 

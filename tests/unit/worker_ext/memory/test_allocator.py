@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater_worker.devices import FAMILIES, Device
-from highwater_worker.devices.figures import AllocatorFigures
-from highwater_worker.memory.allocator_reserve import MAX_BLOCKS, AllocatorReserve
-from highwater_worker.notes import Notes
+from highwater_worker.devices.accelerator import AllocatorFigures
+from highwater_worker.errors import Notes
+from highwater_worker.memory.allocator import MAX_BLOCKS, AllocatorReserve
 from tests.unit.worker_ext.fake_allocator import DEFAULT_POOL, MIB, Block, FakeAllocator, Segment
 from tests.unit.worker_ext.fakes import FakeTorch, ask, fake_worker
 

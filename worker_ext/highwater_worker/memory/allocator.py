@@ -1,4 +1,4 @@
-"""The part of the allocator reserve that `release` can give back.
+"""PyTorch's allocator: the part of its reserve that `release` can give back, and the history of its allocations.
 
 The whole reserve, reserved less allocated, is more. Of a segment that still holds a tensor nothing can go: its free
 pieces are what torch counts as `inactive_split_bytes`. And of free memory that it does not count there, `empty_cache`
@@ -10,17 +10,18 @@ captured, and is learned in two ways: by one look at the allocator's segments, a
 
 from __future__ import annotations
 
+import functools
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from highwater_worker.devices.accelerator import on_main_thread
-from highwater_worker.errors import UnreadableError, describe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from highwater_worker.devices import Device
-    from highwater_worker.devices.figures import AllocatorFigures
+from highwater_worker.devices import Device
+from highwater_worker.devices.family import AllocatorFigures, on_main_thread
+from highwater_worker.errors import RefusedError, UnavailableError, UnreadableError, describe
+from highwater_worker.wrapping import unwrap_method, wrap_method
 
 MAX_BLOCKS = 10_000
 """Up to so many a walk is cheap: torch makes a small dict of each block, in a few microseconds."""
@@ -84,9 +85,7 @@ def _look(device: Device) -> int:
 def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
     """Return the free bytes that `empty_cache` would keep and that are not in torch's `inactive_split_bytes`.
 
-    Args:
-        segments: As `torch.<type>.memory_snapshot` returns them, of every device that the process uses.
-        index: The worker's device.
+    The segments are those of `torch.<type>.memory_snapshot`, of every device that the process uses.
 
     Raises:
         UnreadableError: The segments do not name their pool.
@@ -117,3 +116,85 @@ def _ends_of_pages(segment: Mapping[str, Any]) -> int:
             kept += block["size"] - pages * page
         start = end
     return kept
+
+
+class AllocationHistory:
+    """The history of torch's allocations, with Python's stacks, as far as this package turned it on.
+
+    It ends without a timer. Turning it off takes torch's own locks, which belong to the worker's main thread: so its
+    end is checked there, after each step and in each operation. Meanwhile it does not grow beyond its ring. A history
+    that other code turned on is left alone.
+    """
+
+    def __init__(self) -> None:
+        self._device: Device | None = None
+        self._until = 0.0
+        self._wrapper: object = None
+        self._worker: Callable[[], Any] = lambda: None
+
+    @property
+    def is_on(self) -> bool:
+        """True if this turned it on, and has not turned it off."""
+        return self._device is not None
+
+    def start(self, worker: object, device: Device, seconds: float, entries: int) -> None:
+        """Turn it on for so many seconds from now, with so many entries in its ring; on the main thread only.
+
+        Raises:
+            UnavailableError: This device, or this version of torch, has none.
+            RefusedError: Somebody else turned it on.
+        """
+        record = device.family.history_switch()
+        if record is None:
+            raise UnavailableError(f"PyTorch keeps no allocation history on {device.type}; it does on npu and cuda")
+        if not self.is_on and device.family.records_history():
+            raise RefusedError("torch records its history already, or does not say: somebody else's is left alone")
+        # Python's frames alone: those of C++ cost more to read than all the rest (torch 2.13.0 cuda/memory.py:892).
+        record(enabled="all", context="alloc", stacks="python", max_entries=entries)
+        self._until = time.monotonic() + seconds
+        if not self.is_on:
+            self._device = device
+            self._watch(worker)
+
+    def stop(self) -> bool:
+        """Turn it off, if this turned it on; on the main thread only. Stacks of blocks in use stay."""
+        device, self._device = self._device, None
+        if device is None:
+            return False
+        worker = self._worker()
+        if worker is not None and self._wrapper is not None:
+            unwrap_method(worker, "execute_model", self._wrapper)
+        self._wrapper = None
+        record = device.family.history_switch()
+        if record is not None:
+            record(enabled=None)
+        return True
+
+    def end_if_due(self) -> None:
+        """Turn it off when its time is over, on the main thread only; never raises."""
+        if self._device is not None and time.monotonic() >= self._until and on_main_thread():
+            with suppress(Exception):  # the engine's step goes on, whatever torch says
+                self.stop()
+
+    def seconds_left(self) -> float | None:
+        """Return how long it stays on; None while it is off."""
+        return max(0.0, self._until - time.monotonic()) if self.is_on else None
+
+    def _watch(self, worker: object) -> None:
+        history = weakref.ref(self)
+        self._worker = weakref.ref(worker)
+
+        def make(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            def step(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+                try:
+                    return method(*arguments, **named)
+                finally:
+                    alive = history()
+                    if alive is not None:
+                        alive.end_if_due()
+
+            self._wrapper = step
+            return step
+
+        wrap_method(worker, "execute_model", make)

@@ -1,0 +1,202 @@
+"""Files for other processes to read: whole or absent, on which file system, and removed when their writers are gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path("/")
+"""The default of every `root`: the file system's root, in whose place a test puts a folder of its own."""
+
+
+@contextmanager
+def new_file(path: Path, mode: int) -> Iterator[int]:
+    """Open a new file that replaces the one at a path once the block ends, or leaves nothing where it raises.
+
+    The mode is the file's, whatever the process's umask; a link at the path is replaced, not followed.
+
+    Yields:
+        A descriptor to read and write by. The caller closes it, except where the block raises.
+
+    Raises:
+        OSError: The file cannot be made.
+    """
+    hidden = path.with_name(f".{path.name}.tmp")
+    descriptor = _open_new(hidden)
+    try:
+        os.fchmod(descriptor, mode)
+        yield descriptor
+        hidden.rename(path)
+    except BaseException:
+        os.close(descriptor)
+        with suppress(OSError):
+            hidden.unlink()
+        raise
+
+
+def _open_new(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o600)
+    except FileExistsError:
+        # Left by a process of our number that died here, or put there for us to follow: it goes, and its target stays.
+        path.unlink()
+        return os.open(path, flags, 0o600)
+
+
+encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=True, separators=(",", ":")).encode
+
+
+def encoded(record: dict[str, Any]) -> bytes:
+    """Return a record as one JSON object in ASCII."""
+    return encode_json(record).encode("ascii")
+
+
+_IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+_REMOTE = frozenset(
+    (
+        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "ocfs2"),
+        *("gfs2", "autofs"),  # to touch autofs mounts it
+    )
+)
+_LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs"})
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """One line of /proc/self/mountinfo."""
+
+    group: str
+    """The directory of the file system that is mounted; of a cgroup file system, a group."""
+    point: str
+    kind: str
+    options: str
+
+
+def read_mounts(root: Path = ROOT) -> Iterator[Mount]:
+    """Yield the mounted file systems; of several on one point the last one lies on top."""
+    for line in lines_of(root / "proc/self/mountinfo"):
+        # id parent major:minor group mount-point options [tags] - kind source options (proc_pid_mountinfo(5))
+        before, _, after = line.partition(" - ")
+        place, rest = before.split(), after.split()
+        if len(place) > 4 and rest:  # noqa: PLR2004 - the fields read below
+            point = _ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), place[4])
+            yield Mount(place[3], point, rest[0], rest[2] if len(rest) > 2 else "")  # noqa: PLR2004 - as above
+
+
+def lines_of(path: Path) -> list[str]:
+    """Return a file's lines; none where it cannot be read."""
+    try:
+        return path.read_text("utf-8", "replace").splitlines()
+    except OSError:  # not Linux, not mounted, not ours to read: the same as not there
+        return []
+
+
+def read_start(path: str, limit: int) -> bytes:
+    """Return a file's first bytes with three system calls; Python's file objects make seven.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, limit)
+    finally:
+        os.close(descriptor)
+
+
+def checked(head: bytes, body: bytes) -> bytes:
+    """Return head and body with the checksum of both between them."""
+    return b"".join((head, struct.pack("<I", zlib.crc32(body, zlib.crc32(head))), body))
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Return whether an open file is still in its place: a removed file can be written and never be found."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def file_system_of(path: Path, root: Path = ROOT) -> str | None:
+    """Return the type of the file system that an absolute path lies on, None where the kernel does not show it.
+
+    The path need not exist, and is not touched: an unreachable server would hold the caller. So links on the way are
+    not followed.
+    """
+    wanted, best, kind = os.path.normpath(path) + "/", -1, None
+    for mount in read_mounts(root):
+        if len(mount.point) >= best and wanted.startswith(mount.point.rstrip("/") + "/"):
+            best, kind = len(mount.point), mount.kind
+    return kind
+
+
+def is_in_memory(kind: str | None) -> bool:
+    """Return whether a write waits for no disk."""
+    return kind in _IN_MEMORY
+
+
+def is_remote(kind: str | None) -> bool:
+    """Return whether a call may wait for another machine, or for another process, without a bound."""
+    return kind is not None and (kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE))
+
+
+_RING = re.compile(r"\.?highwater-([0-9a-f]{16})-[0-9]{1,10}\.ring(?:\.tmp)?", re.ASCII)
+_SILENT_SECONDS = 60.0
+"""A recorder writes once a second at least."""
+_SILENT_SECONDS_WITHOUT_ROOM = 5.0
+KEPT_STARTS = 8
+_MAX_SCANNED = 1024
+
+
+def remove_silent(directory: Path, suffix: str, before: float) -> None:
+    """Remove files of ours that end with a suffix and were last written before a time in Unix seconds.
+
+    What cannot be removed stays, and so does what lies behind the first 1,024 files.
+    """
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in islice(entries, _MAX_SCANNED):
+            with suppress(OSError):
+                is_ours = entry.name.startswith("highwater-") and entry.name.endswith(suffix)
+                if is_ours and entry.stat(follow_symlinks=False).st_mtime < before:
+                    os.unlink(entry.path)
+
+
+def remove_old_rings(
+    directory: Path, instance: str, *, has_room: bool = True, clock: Callable[[], float] = time.time
+) -> None:
+    """Remove the recorder files of silent starts but for the last ones; what cannot be removed stays.
+
+    A sidecar removes them ten minutes after their writers fell silent. Where none runs, an engine that crashes again
+    and again would fill a file system in memory with them.
+
+    Args:
+        directory: The recorders' folder; it may be missing.
+        instance: The start that is under way: none of its files is removed.
+        has_room: Whether there is room for another file; where there is none, no silent start is kept.
+        clock: Unix seconds.
+    """
+    starts: dict[str, list[tuple[float, str]]] = {}
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            found = _RING.fullmatch(entry.name)
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if found is not None and found[1] != instance and stat.S_ISREG(status.st_mode):
+                    starts.setdefault(found[1], []).append((status.st_mtime, entry.path))
+    before = clock() - (_SILENT_SECONDS if has_room else _SILENT_SECONDS_WITHOUT_ROOM)
+    silent = sorted((max(files), files) for files in starts.values() if max(files)[0] < before)
+    for _, files in silent[:-KEPT_STARTS] if has_room else silent:
+        for _, path in files:
+            with suppress(OSError):
+                os.unlink(path)

@@ -1,0 +1,115 @@
+"""`trim`: move the least recently used encoder outputs to host memory. `restore`: bring them back to the device.
+
+Neither drops an entry: the engine still has it, and its next access brings it back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from highwater_worker.devices import device_of
+from highwater_worker.encoder_cache.encoder_outputs import (
+    find_encoder_cache,
+    needed_hashes,
+    spilling_cache,
+)
+from highwater_worker.encoder_cache.spilling_dict import SpillingDict
+from highwater_worker.errors import BadPayloadError, Notes, RefusedError
+from highwater_worker.recorder.encoder_index import encoder_cache_figures
+from highwater_worker.spill.mover import Mover
+from highwater_worker.spill.plan import SpillPlan, Target, make_plan, read_host_budget
+from highwater_worker.spill.spilling import refuse_now, spilled_entries, watch, way_back_of
+from highwater_worker.state import state_of
+
+
+def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Move entries to the host until the target is met, or the time is up."""
+    deadline = time.perf_counter() + arguments["max_seconds"]
+    target = Target(*(arguments[name] for name in Target._fields))
+    given = [name for name, value in target._asdict().items() if value is not None]
+    if len(given) > 1:
+        raise BadPayloadError(f"payload keys {given[0]!r} and {given[1]!r} exclude each other; give one of them")
+    notes, device = Notes(), device_of(worker)
+    cache = watch(worker, device, state_of(worker))
+    mover = Mover(device, notes, deadline)
+    plan = _plan(worker, cache, target, mover, notes)
+    if cache is not None and plan.groups and plan.asked_bytes != 0:
+        _spill(worker, cache, plan, arguments, mover)
+    if device.type == "cpu" and mover.entries:
+        notes.add("spilled_bytes", "device and host memory are the same on a CPU worker: this gave nothing back")
+    found = find_encoder_cache(worker)
+    return {
+        "kind": found[0] if found else None,
+        "asked_bytes": plan.asked_bytes,
+        "spilled_entries": mover.entries,
+        "spilled_bytes": mover.device_bytes,
+        "host_bytes_added": mover.host_bytes,
+        **mover.left(),
+        "kept": {
+            "needed_entries": plan.kept_as_needed,
+            "over_budget_entries": mover.over_budget,
+            "unspillable_entries": plan.unspillable + mover.failed,
+        },
+        "encoder_cache": encoder_cache_figures(worker, device),
+        "copy_seconds": round(mover.seconds, 6),
+        "notes": notes.as_list(),
+    }
+
+
+def _plan(worker: object, cache: SpillingDict | None, target: Target, mover: Mover, notes: Notes) -> SpillPlan:
+    if not cache:
+        reason = "it is empty" if cache is not None else "this worker has none: a text model, or a later pipeline stage"
+        notes.add("encoder_cache", reason)
+        return SpillPlan([], target.asked_bytes(0), 0, 0)
+    needed = needed_hashes(worker)
+    if needed is None:
+        # No danger: an entry that is needed after all comes back, later by a copy.
+        notes.add("kept.needed_entries", "the runner does not show what running requests need: nothing was held back")
+    plan = make_plan(cache, target, mover.copies.can_take, needed, mover.device_type)
+    return plan if needed is not None else plan._replace(kept_as_needed=None)
+
+
+def _spill(worker: object, cache: SpillingDict, plan: SpillPlan, arguments: Mapping[str, Any], mover: Mover) -> None:
+    way_back = way_back_of(cache)
+    largest = max(group.nbytes for group in plan.groups)
+    if sum(group.nbytes for group in plan.groups) <= way_back.reserve.growth(largest):
+        mover.notes.add(
+            "spilled_entries",
+            f"the device would gain nothing: {largest} bytes are kept for the way back, as much as all of them have",
+        )
+        return
+    taken = sum(value.host_bytes for value in spilled_entries(cache).values())
+    way_back.host_budget_bytes = arguments["host_budget_bytes"]
+    budget = read_host_budget(worker, way_back.host_budget_bytes, taken, mover.notes)
+    # `keep_bytes` limits the cache alone, whatever the reserve takes.
+    costs = None if arguments["keep_bytes"] is not None else way_back.reserve
+    mover.spill(cache, plan.groups, plan.asked_bytes, budget.left, costs)
+    way_back.settle(cache, mover.notes, mover.device_bytes)
+    if mover.over_budget and not mover.entries and not mover.failed:
+        raise RefusedError(f"{budget}: no entry fits, and {mover.over_budget} stay on the device")
+
+
+def restore(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring every entry back, until the device is full or the time is up."""
+    deadline = time.perf_counter() + arguments["max_seconds"]
+    notes, device = Notes(), device_of(worker)
+    cache = spilling_cache(worker)
+    mover = Mover(device, notes, deadline)
+    if cache is not None and spilled_entries(cache):
+        refuse_now(worker)
+        way_back = way_back_of(cache)
+        mover.bring_back(cache, way_back.reserve)
+        way_back.settle(cache, notes)
+    else:
+        notes.add("restored_entries", "nothing lies in host memory")
+    return {
+        "restored_entries": mover.entries,
+        "restored_bytes": mover.device_bytes,
+        "left_entries": mover.failed,
+        **mover.left(),
+        "encoder_cache": encoder_cache_figures(worker, device),
+        "copy_seconds": round(mover.seconds, 6),
+        "notes": notes.as_list(),
+    }
