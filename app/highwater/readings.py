@@ -1,7 +1,6 @@
-"""The frozen values that every layer speaks: what a worker said, what a report says, what happened.
+"""The frozen values that all layers share: a worker's memory, the report, and what happened.
 
-Bytes are integers, times are Unix seconds, ratios are 0 to 1; absent knowledge is ``None``, never 0. Nothing here
-reads, decides or formats anything.
+Bytes are integers, times are Unix seconds, ratios are 0 to 1; an unknown figure is ``None``, never 0.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ SCHEMA = 1
 EngineState: TypeAlias = Literal[
     "starting", "ready", "paused", "sleeping", "busy", "slow", "stuck", "not_answering", "gone"
 ]
-# How the memory stands by the policy's rules, the worst of them; `unknown`: no fresh reading, so nothing is done.
+# The worst state of the policy's rules; `unknown`: no fresh reading, so nothing is done.
 PolicyLevel: TypeAlias = Literal["calm", "short", "urgent", "held", "unknown"]
 RulePhase: TypeAlias = Literal["calm", "short", "urgent", "acting", "resting", "held"]
 PolicyMode: TypeAlias = Literal["act", "observe"]
@@ -26,19 +25,19 @@ EventKind: TypeAlias = Literal[
 ]
 Trigger: TypeAlias = Literal["policy", "reclaim", "drop-in"]
 Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
-# What became of a remedy that a rule had run; `ineffective`: done, and it gave less than it had to.
+# The outcome of a remedy that a rule started; `ineffective`: done, and it freed less than it had to.
 ActionOutcome: TypeAlias = Literal["done", "ineffective", "refused", "failed", "observed"]
-# What let a control call in: the admin token, or a loopback address where trust_loopback is set.
+# The reason why a control call was allowed: the admin token, or a loopback address where trust_loopback is set.
 Credential: TypeAlias = Literal["token", "loopback"]
 Mode: TypeAlias = Literal["safe", "now"]
-# What kept requests away from a remedy: nothing, which it does not need; or the gate, until those under way had ended.
+# `nothing`: the remedy runs beside requests; `gate`: new requests were held, and those under way had ended.
 QuiescedBy: TypeAlias = Literal["nothing", "gate"]
-# Where a rank's reading is from: its answer to our call, or its recorder.
+# A rank's reading comes from its response to our call, or from its recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
 ProgressVerdict: TypeAlias = Literal["progressing", "idle", "busy", "stuck", "unknown"]
-# What became of a series of memory between requests; app/highwater/growth/judging.py decides it.
+# The verdict on a series of memory between requests: app/highwater/growth/judging.py.
 GrowthKind: TypeAlias = Literal["flat", "plateau", "step", "leak", "not_known"]
-# What a growth goes along with.
+# A leak is proportional to one of these.
 GrowthDriver: TypeAlias = Literal["request", "image", "new_image", "1k_tokens", "hour"]
 GrowthUnit: TypeAlias = Literal["bytes", "count"]
 
@@ -53,12 +52,12 @@ class StateTraits:
         level: How bad it is, as people are shown it.
         serves: A request that is sent now will be served.
         is_up: The engine runs, as far as is known.
-        answers: It answered the last questions in time.
-        takes_remedies: Its workers answer calls soon. A busy one would run a remedy after what keeps it busy.
-        is_late: It goes on, and answers late.
+        answers: It responded to the last requests in time.
+        takes_remedies: Its workers respond to calls soon. A busy one would run a remedy after what keeps it busy.
+        is_late: It goes on, and responds late.
         is_held: Somebody paused it or put it to sleep: no step is to be expected.
-        is_absent: No engine is there: it has not come yet, or it has ended.
-        is_hung: It is there, and no call is answered or no step ends.
+        is_absent: No engine runs: it has not started yet, or it has ended.
+        is_hung: It runs, and no call is answered or no step ends.
         is_lost: It will not go on by itself: to restart it costs nothing more.
         lacks_weights: Its weights are not on the device, as intended: its memory says nothing of how it works.
     """
@@ -91,7 +90,7 @@ STATES: Mapping[EngineState, StateTraits] = MappingProxyType(
 )
 
 
-# --- what one worker says over the wire (op `memory`; worker_ext/README.md is the contract) ---
+# --- one worker's memory (op `memory`; worker_ext/README.md is the contract) ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +99,9 @@ class Device:
 
     Attributes:
         type: ``npu``, ``cuda``, ``xpu`` or ``cpu``; ``None`` where the worker does not name its device.
-        index: The device's index as the worker's process numbers it; ``None`` on CPU.
-        physical_index: As the machine numbers it; ``None`` where that is not known.
-        name: The vendor's product name.
-        uuid: The vendor's own identity of it; ``None`` where it is not known.
+        index: As the worker's process numbers it; ``None`` on CPU.
+        physical_index: As the machine numbers it.
+        uuid: The vendor's own identity of it.
     """
 
     type: str | None = None
@@ -130,15 +128,13 @@ class EncoderCache:
     """Totals of one worker's multimodal encoder cache; storages shared by several entries count once.
 
     Attributes:
-        entries: How many images (or other items) are cached.
-        device_bytes: What they hold on the device.
-        host_bytes: What was spilled to host memory.
-        host_entries: How many entries lie there.
+        entries: Cached images and other items.
+        host_bytes: Spilled to host memory; ``host_entries``: so many entries.
         capacity_embeds: The scheduler's budget, in embeddings; vLLM evicts lazily and stays near it.
-        embeds: How many are cached, wherever they lie; ``None`` where a worker's extension does not tell yet.
+        embeds: The number of cached embeddings, also on the host; ``None`` from older worker extensions.
         oldest_age_seconds: Since the oldest entry was first seen by us: a lower bound.
         spills: Entries moved to host memory so far, one that moved twice counted twice; likewise ``restores``.
-        restore_seconds: What bringing them back has taken in all.
+        restore_seconds: The time that restores have taken in all.
     """
 
     entries: int
@@ -169,7 +165,6 @@ class StartPhase:
     Attributes:
         name: ``before``, ``init``, ``weights``, ``profile``, ``kv_cache``, ``graphs`` or ``warm_up``.
         at: When it began, in Unix seconds.
-        seconds: How long it took.
         error: The exception that ended it, in one line; ``None`` where it succeeded.
     """
 
@@ -189,8 +184,9 @@ class StartPhase:
 class HostMemory:
     """Host memory as the worker's process sees it.
 
-    ``pinned_bytes`` of it are locked in place for copies to and from the device; ``None`` where that is not known.
-    ``cgroup_oom_kills`` counts the processes of its container that the kernel has killed for memory.
+    Attributes:
+        pinned_bytes: Locked in place for copies to and from the device.
+        cgroup_oom_kills: The processes of its container that the kernel has killed for memory.
     """
 
     rss_bytes: int | None = None
@@ -204,17 +200,26 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something that could not be known or placed, and why."""
+    """Something that could not be read or attributed, and why."""
 
     name: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerMemory:
-    """One worker's answer to op ``memory``, as it came."""
+class RankMemory:
+    """One rank's memory at one moment; ``WorkerMemory`` is it as reported, ``RankReading`` as accounted for.
 
-    rank: int | None
+    Attributes:
+        pid_started: When its process was started, in the kernel's ticks since boot.
+        taken_at: By the clock of the rank's own machine, which may differ from ours.
+        releasable_bytes: The device would gain so much by a ``release`` now.
+        trimmable_bytes: Likewise by a trim without a target; ``None`` also where the worker would refuse to trim.
+        asleep_tags: The parts of the engine that are asleep (``weights``, ``kv_cache``).
+        start: The phases of its start; empty where nobody saw them.
+    """
+
+    rank: int | None = None
     local_rank: int | None = None
     dp_rank: int | None = None
     tp_rank: int | None = None
@@ -231,33 +236,28 @@ class WorkerMemory:
     releasable_bytes: int | None = None
     trimmable_bytes: int | None = None
     asleep_tags: tuple[str, ...] | None = None
-    weights_bytes: int | None = None
-    kv_cache_bytes: int | None = None
     encoder_cache: EncoderCache | None = None
-    budget: WorkerBudget = WorkerBudget()
     start: tuple[StartPhase, ...] = ()
     host_memory: HostMemory = HostMemory()
     notes: tuple[Note, ...] = ()
 
 
-# --- what the sidecar makes of it ---
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory(RankMemory):
+    """One worker's response to op ``memory``."""
+
+    rank: int | None
+    weights_bytes: int | None = None
+    kv_cache_bytes: int | None = None
+    budget: WorkerBudget = WorkerBudget()
+
+
+# --- the report of the sidecar ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
-    """Exclusive parts of ``used_bytes``; the ones that are known sum to it exactly.
-
-    Attributes:
-        weights_bytes: The model's parameters and buffers.
-        kv_cache_bytes: The preallocated KV pool.
-        encoder_cache_bytes: Encoder outputs kept on the device.
-        other_tensors_bytes: Allocated by PyTorch and none of the above: buffers, workspaces and graphs' inputs at
-            rest, and activations while a step runs.
-        torch_cached_bytes: Reserved by PyTorch's allocator and not allocated: fragments, captured graphs' pools, and
-            what ``release`` can give back (``RankReading.releasable_bytes``).
-        non_torch_bytes: The rest: contexts, collectives, graphs, workspaces, other processes; on CPU the
-            interpreter, its libraries and the heap.
-    """
+    """Exclusive parts of ``used_bytes``; the known ones sum to it exactly. Their meanings: accounting/components.py."""
 
     weights_bytes: int | None = None
     kv_cache_bytes: int | None = None
@@ -269,12 +269,10 @@ class Components:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """vLLM's share of the device, and how much of it is left.
+    """vLLM's share of the device.
 
     Attributes:
-        gpu_memory_utilization: The engine's setting.
-        requested_bytes: That share in bytes.
-        headroom_bytes: What the device still has free.
+        headroom_bytes: The device's free bytes.
     """
 
     gpu_memory_utilization: float | None = None
@@ -283,56 +281,28 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankReading:
-    """One worker's memory, accounted for.
+class RankReading(RankMemory):
+    """One rank's memory, accounted for.
 
     Attributes:
-        pid_started: When its process was started, in the kernel's ticks since boot.
-        taken_at: By the clock of the rank's own machine, which may be set otherwise than ours.
-        age_seconds: How old it was when the report was made, whatever that clock says.
-        releasable_bytes: What the device would gain by a ``release`` now; ``None`` where that is not known.
-        trimmable_bytes: What it would gain by a trim without a target; ``None`` likewise, and where the worker would
-            refuse to trim.
-        asleep_tags: What of the engine is asleep (``weights``, ``kv_cache``); ``None`` where that is not known.
-        start: The phases of its start; empty where nobody saw them.
+        age_seconds: At the time of the report, whatever the rank's clock says.
     """
 
-    rank: int | None
-    local_rank: int | None
-    dp_rank: int | None
-    tp_rank: int | None
-    pp_rank: int | None
-    host: str | None
-    pid: int | None
-    taken_at: float
-    device: Device
-    total_bytes: int | None
-    free_bytes: int | None
-    used_bytes: int | None
-    used_ratio: float | None
-    torch: TorchMemory
-    components: Components
-    pid_started: int | None = None
+    used_ratio: float | None = None
+    components: Components = Components()
+    budget: Budget = Budget()
     age_seconds: float = 0.0
-    releasable_bytes: int | None = None
-    trimmable_bytes: int | None = None
-    asleep_tags: tuple[str, ...] | None = None
-    encoder_cache: EncoderCache | None
-    budget: Budget
-    start: tuple[StartPhase, ...] = ()
-    host_memory: HostMemory
-    notes: tuple[Note, ...] = ()
     source: ReadingSource = "rpc"
 
 
 def are_recorded(ranks: Sequence[RankReading]) -> bool:
-    """Return whether there are ranks, and the recorders show each of them: no worker need be called to watch it."""
+    """Return whether the recorders show every rank, so that no worker need be called to watch it."""
     return bool(ranks) and all(rank.source == "recorder" for rank in ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedRank:
-    """How far one worker came in a start that failed.
+    """The progress of one worker in a start that failed.
 
     Attributes:
         status: By its recorder: ``dead`` or ``ended``.
@@ -359,13 +329,12 @@ class StartedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFailure:
-    """A start of the engine that failed, as its workers' recorders tell.
+    """A start of the engine that failed, as its workers' recorders show it.
 
     Attributes:
-        at: When it was seen to have failed.
+        at: When the sidecar saw that it had failed.
         recorder_instance: The name of its recorders' files.
         summary: One sentence: which rank, in which phase, with which error.
-        ranks: How far each worker came.
     """
 
     at: float
@@ -380,10 +349,9 @@ class MissingRank:
 
     Attributes:
         status: ``never seen``; ``unheard``: it was there before, or its recorder has written nothing yet; or
-            by its recorder: ``silent``, ``stopped`` (by a signal or a debugger), ``dead`` (its process is
-            gone), ``ended`` (in order).
-        last_seen_at: Of its last reading.
-        used_bytes: Device memory in that reading.
+            by its recorder: ``silent``, ``stopped`` (by a signal or a debugger), ``dead`` (its process has
+            ended), ``ended`` (in order).
+        last_seen_at: The time of its last reading; ``used_bytes``: its device memory then.
     """
 
     dp_rank: int
@@ -399,13 +367,13 @@ class MissingRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of the ranks, by what their recorders say.
+    """The progress of the ranks by their recorders.
 
     Attributes:
-        verdict: ``progressing``: steps begin and end. ``idle``: nothing to do. ``busy``: one long step or call of ours.
-            ``stuck``: it will not go on by itself. ``unknown``: the records do not tell.
-        since_seconds: For how long at least that has been so; ``None`` where it is not known.
-        ranks: What each rank is doing, in words.
+        verdict: ``progressing``: steps begin and end. ``idle``: nothing to do. ``busy``: a long step or call of ours.
+            ``stuck``: it will not go on by itself. ``unknown``: the records do not show it.
+        since_seconds: For how long at least that has been so.
+        ranks: One sentence for each rank.
         summary: One sentence for an operator.
     """
 
@@ -417,12 +385,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCounts:
-    """What the engine has done since its start, by its own counters; ``None`` where it does not count that.
+    """The engine's work since its start, by its own counters; ``None`` where it does not count that.
 
     Attributes:
         requests: Requests that ended.
-        images: Images and other multimodal items that its processor cache was asked for.
-        new_images: Those of them that the cache did not hold.
+        images: Images and other multimodal items that were looked up in its processor cache; ``new_images``: those of
+            them that were not in it.
         tokens: Prompt and generated tokens.
     """
 
@@ -437,14 +405,11 @@ class EngineLoad:
     """The engine's own ``/metrics``, summed over its engines.
 
     Attributes:
-        requests_running: Requests in the running batch.
-        requests_waiting: Requests queued in the scheduler.
         kv_cache_usage_ratio: Of the fullest engine.
         sleeping: Whether any engine has its weights offloaded or discarded.
         work_done: Tokens and requests counted so far; the same number twice means that nothing ran in between.
-        work: The same one by one, with images.
-        mm_cache_queries: Items looked up in the processor cache so far.
-        mm_cache_hits: Those that were found.
+        work: Its parts, with images.
+        mm_cache_queries: Items looked up in the processor cache so far; ``mm_cache_hits``: those that were in it.
     """
 
     requests_running: int | None = None
@@ -464,25 +429,17 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """The engine as the last poll found it.
+    """The engine as of the last poll; figures of its load as in ``EngineLoad``.
 
     Attributes:
-        url: Where it is.
         state: The verdict (app/highwater/engine/verdict.py).
         since: When that began, in Unix seconds; ``None`` before the first poll.
-        started_at: When its first process was started, in Unix seconds; ``None`` where that is not known.
+        started_at: When its first process was started, in Unix seconds.
         restarts: How many lives of it before this one the sidecar has seen.
         version: vLLM's.
-        model: The one it serves.
-        requests_running: Requests in the running batch.
-        requests_waiting: Requests queued in the scheduler.
-        kv_cache_usage_ratio: Of the fullest engine.
-        capabilities: What it can do.
         hint: Why it is in that state, or what to do; ``None`` where there is nothing to say.
-        work_done: Tokens and requests counted so far: the same number twice means that nothing ran in between.
-        work: The same one by one, with images.
-        is_loading: Whether its workers' recorders show a start under way; ``None`` where they would not show one.
-        extension_versions: Those of the worker package, by the workers' recorders; empty without any.
+        is_loading: Whether its workers' recorders show a start under way; ``None`` where they would not show it.
+        extension_versions: Those of the worker package, by the workers' recorders.
     """
 
     url: str
@@ -513,12 +470,11 @@ class EncoderCacheTotals:
     """The encoder cache over all ranks.
 
     Attributes:
-        entries: Of the rank that holds most: every tensor-parallel rank holds a full copy.
-        device_bytes: Summed over the ranks.
-        host_bytes: Summed over the ranks.
+        entries: Of the rank that holds most: every tensor-parallel rank holds a full copy. Likewise ``spills``,
+            ``restores`` and ``restore_seconds``.
+        device_bytes: Summed over the ranks, as ``host_bytes``.
         capacity_embeds: Of one rank.
         oldest_age_seconds: Of the oldest entry of any rank; a lower bound.
-        spills: Of the rank with the most; likewise ``restores`` and ``restore_seconds``.
     """
 
     entries: int
@@ -533,12 +489,11 @@ class EncoderCacheTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGrowth:
-    """How one rank's device fills.
+    """The rate at which one rank's device fills.
 
     Attributes:
-        rank: The rank, and the data-parallel engine that numbers it.
         bytes_per_second: The slope of its used bytes over the last minute; ``None`` where that is too short to know.
-        seconds_to_full: When its device is full at that pace; ``None`` where that is noise, or not within a day.
+        seconds_to_full: When its device is full at that rate; ``None`` where that is noise, or not within a day.
     """
 
     rank: int | None
@@ -549,14 +504,12 @@ class RankGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthRate:
-    """How fast a series leaks.
+    """The rate of a leak.
 
     Attributes:
-        driver: What it goes along with.
-        per_driver: Bytes, or descriptors or threads, for each of the driver's unit: a request, an hour.
-        low: The lower end of the 95 % interval of that.
-        high: Its upper end.
-        per_hour: The same for each hour of the window, with its own rests and bursts.
+        per_driver: Bytes, or descriptors or threads, for each unit of the driver: a request, an hour. ``low`` and
+            ``high`` are the ends of its 95 % interval.
+        per_hour: For each hour of the window, idle times included.
         also: Other drivers that explain the growth as well.
     """
 
@@ -570,31 +523,23 @@ class GrowthRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesGrowth:
-    """The verdict on one series of memory, and what it is based on.
+    """The verdict on one series of memory, and its evidence.
 
     Attributes:
         series: Its name: ``rank 0 other_tensors_bytes``, ``API server anonymous_bytes``.
-        owner: Whose memory it is: a rank or a process.
-        measure: What of it.
-        place: ``device`` or ``host``.
-        unit: Of ``value``.
-        verdict: ``flat``; ``plateau``: it levelled off, or grows to a bound that it has by design; ``step``: it made
-            one; ``leak``; ``not_known``.
+        owner: The rank or process whose memory it is; ``measure``: the part of it.
+        verdict: ``flat``; ``plateau``: it levelled off, or grows to a bound that it has by design; ``step``: it rose
+            once; ``leak``; ``not_known``.
         text: One sentence: what was seen, why, and what would settle it.
-        value: At the last idle floor.
-        grown: Since the first one that counts.
-        rate: How fast it leaks; ``None`` for other verdicts.
-        bound: What a plateau may grow to by design; ``None`` where none is known.
-        bound_by: Whose limit that is.
-        step: The size of a step; ``None`` for other verdicts.
-        step_at: When it was made, in Unix seconds: between the floor before and this one.
-        step_by: The event nearest to it; ``None`` where none is known.
-        exhausted_at: When a leak has used up what is left, in Unix seconds; ``None`` where no limit is known.
-        limit_by: What it uses up, in words.
-        floors: How many idle floors the verdict rests on.
-        window_seconds: From the first of them to the last.
+        value: At the last idle floor, in ``unit``; ``grown``: since the first floor that counts.
+        rate: ``None`` where it does not leak.
+        bound: The limit of a plateau by design; ``bound_by``: whose limit that is.
+        step: The size of a step; ``step_at``: the Unix time of the first floor after it; ``step_by``: the event
+            nearest to it.
+        exhausted_at: When a leak has used up what is left, in Unix seconds; ``limit_by``: what it uses up.
+        floors: The number of idle floors; ``window_seconds``: from the first to the last.
         since: Since when the verdict is this one, in Unix seconds.
-        is_over: Whether the process has ended: the verdict is about the past.
+        is_over: Whether the process has ended.
     """
 
     series: str
@@ -622,16 +567,14 @@ class SeriesGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """How used bytes moved, summed over the ranks that were there at both ends.
+    """The change of used bytes, summed over the ranks that were there at both ends.
 
     Attributes:
-        since_ready_bytes: Since the first reading after the engine became ready.
+        since_ready_bytes: Since the first reading after the engine became ready, taken at ``baseline_taken_at``.
         bytes_per_second: The slope over the last minute.
-        host_since_ready_bytes: The workers' resident set size (RSS) since then.
-        baseline_taken_at: When that first reading was taken.
-        reason: Why growth since then is not known; ``None`` where it is, or where there is nothing to say yet.
-        seconds_to_full: When the first device is full if all goes on as in the last minute; ``None`` where none fills.
-        ranks: How each rank's device fills.
+        host_since_ready_bytes: The growth of the workers' resident set size (RSS) since then.
+        reason: Why growth since then is unknown; ``None`` where it is known, or nothing has been read yet.
+        seconds_to_full: When the first device is full at the rate of the last minute; ``None`` where none fills.
         series: The verdict on each series of memory, the leaks first.
     """
 
@@ -656,16 +599,13 @@ class RankFreed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyState:
-    """A remedy of a rule: how it went last, and when it may run again.
+    """A remedy of a rule: its last run, and when it may run again.
 
     Attributes:
-        name: Its name.
-        unavailable: Why it could not run here now, in words; ``None`` where nothing is known against it.
+        unavailable: Why it could not run here now; ``None`` where nothing is known against it.
         last_run_at: When it ended last; ``None`` if it never ran for this rule in this engine's life.
-        last_outcome: What became of it then; ``ineffective`` where it gave less than it had to.
-        last_reason: Why not, or what the engine said.
-        last_freed_bytes: What it freed of what it can free, over all ranks.
-        last_freed_ranks: The same by rank.
+        last_reason: Why it did not run, or what the engine reported.
+        last_freed_bytes: What it freed of what it can free, over all ranks; ``last_freed_ranks``: by rank.
         rest_until: When it may run again, in Unix seconds; ``None`` if nothing but its figures holds it back.
     """
 
@@ -681,19 +621,16 @@ class RemedyState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPressure:
-    """How one rank stands to a rule, in bytes of its device; ``None`` where that is not known or no matter of bytes.
+    """One rank as measured by a rule, in bytes of its device; ``None``: unknown, or the rule does not watch bytes.
 
     Attributes:
-        rank: The rank, and the data-parallel engine that numbers it.
-        free_bytes: What its device has free.
         high_free_bytes: With less than that free the rule acts.
         low_free_bytes: With that much free the rule is satisfied.
         short_bytes: What is missing to ``low_free_bytes`` once less than ``high_free_bytes`` is free; else 0.
-        can_release_bytes: What ``release`` could give back.
-        can_trim_bytes: What ``trim_encoder_cache`` could.
-        seconds_to_high_water: When it comes under ``high_free_bytes`` at the pace of the last minute; ``None`` where
+        can_release_bytes: What ``release`` could give back; ``can_trim_bytes``: what ``trim_encoder_cache`` could.
+        seconds_to_high_water: When it comes under ``high_free_bytes`` at the rate of the last minute; ``None`` where
             that is not within a day, or where it is under it.
-        note: Why this rank is left out, or what is odd about it; ``None`` where nothing is.
+        note: Why this rank is left out, or what is odd about it.
     """
 
     rank: int | None
@@ -710,23 +647,19 @@ class RankPressure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleStatus:
-    """One rule as it stands.
+    """One rule's present state.
 
     Attributes:
-        name: Its name.
-        signal: What it watches.
+        signal: What it watches; ``value``: the signal on the rank that is worst off.
         phase: ``calm``; ``short`` or ``urgent``: over high water; ``acting``: a remedy runs; ``resting``: after a
             relief that did not reach low water; ``held``: it does not act, see ``reason``.
-        value: The signal, on the rank that is worst off.
         high_water: Where the rule acts, in the signal's unit; of that rank, where each has its own.
         low_water: Where it is satisfied.
-        reason: One sentence on why it stands as it does; ``None`` where it is calm.
-        since: Since when it is in this phase, in Unix seconds.
-        rest_until: When the rest after the last relief ends, likewise; ``None`` where it does not rest.
+        reason: One sentence on why it is in this phase; ``None`` where it is calm.
+        since: The start of this phase, in Unix seconds; ``rest_until``: the end of the rest.
         ranks: Each rank's own figures, for rules about device memory.
-        remedies: Its remedies, in order.
-        is_dormant: Whether it is held although the engine is at work: somebody should look after it. On CPU the default
-            rule has nothing to watch, and that is as it should be.
+        is_dormant: Whether it is held although the engine is at work, so that an operator should look after it. On CPU
+            the default rule has nothing to watch: it is not dormant.
     """
 
     name: str
@@ -745,13 +678,12 @@ class RuleStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStatus:
-    """The policy as it stands.
+    """The policy's present state.
 
     Attributes:
         mode: ``act``, or ``observe``: decide and record, and do nothing.
         level: That of the rule that is worst off.
         summary: One sentence.
-        rules: Its rules, in order.
         actions_last_hour: Remedies that it started within the last hour, over all engine lives.
     """
 
@@ -764,18 +696,16 @@ class PolicyStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSummary:
-    """Host memory in a few figures; ``GET /memory/host`` has all of it. ``None`` is what could not be read.
+    """Host memory in a few figures; ``GET /memory/host`` has all of it. ``None``: could not be read.
 
     Attributes:
-        processes: How many of the engine's processes are seen.
+        processes: The number of the engine's processes that are seen.
         used_bytes: Charged to the engine's container, page cache included.
-        kept_bytes: Of the group whose limit is met first, what the kernel cannot drop.
-        limit_bytes: That limit; ``None``: there is none.
-        seconds_to_limit: When it is reached at the pace of the last minutes; ``None``: not within a week.
+        kept_bytes: The part of it that the kernel cannot drop, of the group whose limit is met first.
+        limit_bytes: That limit; ``None``: unlimited.
+        seconds_to_limit: When it is reached at the rate of the last minutes; ``None``: not within a week.
         largest: The largest part that the kernel cannot drop.
-        largest_bytes: Its size.
-        shm_used_bytes: Of ``/dev/shm``, which has ``shm_size_bytes``.
-        warnings: What is wrong, one sentence each.
+        warnings: One sentence each.
     """
 
     processes: int = 0
@@ -798,10 +728,9 @@ class Report:
         taken_at: When the oldest of the workers' readings was taken, by this machine's clock; ``None`` until the first.
         age_seconds: Since then.
         stale: Whether that is too long ago to act on.
-        ranks_missing: Those that should be there and are not.
-        progress: Whether the ranks make progress; ``None`` without recorders.
-        start_failure: The last start that failed; ``None`` once the engine is up, and where none was seen.
-        host: Host memory in a few figures; ``None`` where no process of the engine is seen.
+        progress: ``None`` without recorders.
+        start_failure: The last start that failed; ``None`` once the engine is up.
+        host: ``None`` where no process of the engine is seen.
     """
 
     schema: int = SCHEMA
@@ -821,17 +750,17 @@ class Report:
     host: HostSummary | None = None
 
 
-# --- what was done, and what happened ---
+# --- actions and events ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """How far a trim goes, on every rank; at most one of them. None: all that no running request still needs.
+    """The bound of a trim, on every rank; at most one of them. None: all that no running request still needs.
 
     Attributes:
-        free_bytes: Device bytes to let go.
+        free_bytes: Device bytes to free.
         keep_bytes: Device bytes of encoder outputs to keep at most.
-        idle_seconds: Let go what was not used for so long.
+        idle_seconds: Free what was not used for so long.
     """
 
     free_bytes: int | None = None
@@ -844,7 +773,7 @@ UNNEEDED = Target()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDelta:
-    """The difference between two readings of one rank; who makes it says which way round.
+    """The difference between two readings of one rank; its maker defines the sign.
 
     ``card`` is the same for ranks on one device: used bytes are the whole device's on each of them.
     """
@@ -858,25 +787,18 @@ class RankDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyResult:
-    """One remedy, run or not, and what it gave back.
+    """The outcome of one remedy.
 
     Attributes:
-        remedy: Its name.
-        outcome: ``done``, ``refused``, ``failed`` or (policy in observe mode) ``observed``.
-        reason: Why not, or what the engine said.
+        reason: Why it was not done, or what the engine reported.
         seconds: From start to the reading after it.
         freed_bytes: Used bytes before less after, summed over ranks; negative when traffic took more meanwhile.
-        freed_components: The same by component.
-        ranks: The same by rank.
-        credited_bytes: What it freed of what it can free (app/highwater/accounting/freed.py), as in ``/policy`` and in
-        the metric; ``None``
-            where that was not measured.
-        credited_components: The same by component; ``None`` for those that it cannot free.
-        frees: What this remedy can free, in words.
-        does_not_free: What it cannot, in words.
+        credited_bytes: The part of it that the remedy can free (app/highwater/accounting/freed.py), as in ``/policy``
+            and in the metric; ``None`` where that was not measured, as in ``credited_components``.
+        frees: What this remedy can free, in words; ``does_not_free``: what it cannot.
         quiesced_by: What kept requests away from it; ``None`` where it did not come to that.
         held_seconds: How long new requests waited for it at the gate.
-        detail: What the workers said of it, rank by rank.
+        detail: The workers' responses, rank by rank.
     """
 
     remedy: str
@@ -901,7 +823,7 @@ class Caller:
 
     Attributes:
         address: The peer's, as the socket shows it: a reverse proxy's own, where the call came through one.
-        by: What let the call in.
+        by: Why the call was allowed.
     """
 
     address: str
@@ -910,10 +832,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened, newest last in the ring.
-
-    ``caller`` is who asked for it by a control call; ``None`` where the sidecar acted, or saw it, by itself.
-    """
+    """An event; ``caller``: whose control call it was, ``None`` where the sidecar acted, or saw it, by itself."""
 
     id: int
     at: float

@@ -1,6 +1,6 @@
-"""Accounting: from what a worker said to exclusive components that sum to what is used. Pure; no I/O, no clock.
+"""Accounting of a worker's memory: exclusive components that sum to the used bytes. Pure; no I/O, no clock.
 
-The parts are placed one after another into ``used_bytes`` and never overfill it: a part that does not fit any more
+The parts are placed one after another into ``used_bytes`` and never overfill it: a part that does not fit
 (PyTorch's statistics and the driver's are not read at the same instant; a sleeping engine has unmapped pools that
 PyTorch still counts) is cut, and a note says so.
 """
@@ -22,6 +22,7 @@ from highwater.readings import (
     Note,
     RankDelta,
     RankGrowth,
+    RankMemory,
     RankReading,
     ReadingSource,
     WorkerMemory,
@@ -40,7 +41,7 @@ Points: TypeAlias = Sequence[tuple[float, float]]
 
 
 class Ranked(Protocol):
-    """Whatever is one rank's: it names the rank, and the data-parallel engine that numbers it."""
+    """A value of one rank; ``dp_rank`` is the data-parallel engine that numbers it."""
 
     @property
     def rank(self) -> int | None:
@@ -52,40 +53,19 @@ class Ranked(Protocol):
 
 
 def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
-    """One worker's answer as a reading whose known components sum to ``used_bytes`` exactly."""
+    """Return a worker's memory as a reading whose known components sum to ``used_bytes`` exactly."""
     components, notes = _place(worker)
-    ratio = None
-    if worker.used_bytes is not None and worker.total_bytes:
-        ratio = worker.used_bytes / worker.total_bytes
+    shared = {field.name: getattr(worker, field.name) for field in fields(RankMemory)}
+    has_ratio = worker.used_bytes is not None and worker.total_bytes
     return RankReading(
-        rank=worker.rank,
-        local_rank=worker.local_rank,
-        dp_rank=worker.dp_rank,
-        tp_rank=worker.tp_rank,
-        pp_rank=worker.pp_rank,
-        host=worker.host,
-        pid=worker.pid,
-        pid_started=worker.pid_started,
-        taken_at=worker.taken_at,
-        device=worker.device,
-        total_bytes=worker.total_bytes,
-        free_bytes=worker.free_bytes,
-        used_bytes=worker.used_bytes,
-        used_ratio=ratio,
-        torch=worker.torch,
+        **shared | {"notes": worker.notes + notes},
+        used_ratio=(worker.used_bytes or 0) / (worker.total_bytes or 1) if has_ratio else None,
         components=components,
-        releasable_bytes=worker.releasable_bytes,
-        trimmable_bytes=worker.trimmable_bytes,
-        asleep_tags=worker.asleep_tags,
-        encoder_cache=worker.encoder_cache,
         budget=Budget(
             gpu_memory_utilization=worker.budget.gpu_memory_utilization,
             requested_bytes=worker.budget.requested_bytes,
             headroom_bytes=worker.free_bytes,
         ),
-        start=worker.start,
-        host_memory=worker.host_memory,
-        notes=worker.notes + notes,
         source=source,
     )
 

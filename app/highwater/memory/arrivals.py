@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from highwater.accounting.attribution import rank_key
 from highwater.readings import RankReading
-from highwater.recorder.folder import RankRecord
+from highwater.recorder.rank import RankRecord
 
 
 class _Arrival(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from highwater.accounting.attribution import account, rank_key
 from highwater.engine.capabilities import Capabilities
 from highwater.readings import MissingRank, RankReading
-from highwater.recorder.folder import RankRecord
-from highwater.recorder.ring import Identity
+from highwater.recorder.identity import Identity
+from highwater.recorder.rank import RankRecord
 
 
 def best_readings(

@@ -24,7 +24,7 @@ from highwater.memory.sources.health import Health
 from highwater.memory.start_failure import is_up_by_recorder, start_failure
 from highwater.readings import STATES, EngineLoad, EngineState, Progress, Report, StartFailure
 from highwater.recorder.coverage import Coverage
-from highwater.recorder.folder import RankRecord
+from highwater.recorder.rank import RankRecord
 from highwater.recorder.recorders import Recorders
 
 SERVER_ERROR = 500

@@ -113,9 +113,10 @@ class SharedDevices:
     def _others(self, ranks: Sequence[RankReading]) -> Iterator[tuple[str, str]]:
         cards = {device_id(rank) for rank in ranks}
         for ring in self._recorders.others() if self._recorders is not None else ():
-            card = device_id(ring.newest) if ring.newest is not None else None
-            if card in cards and card is not None and ring.status == "alive" and ring.identity is not None:
-                yield card, f"another engine (a worker with pid {ring.identity.pid})"
+            newest = None if ring.record is None else ring.record.newest
+            card = None if newest is None else device_id(newest)
+            if newest is not None and card is not None and card in cards and ring.is_alive:
+                yield card, f"another engine (a worker with pid {newest.pid})"
         if self._nvml is not None:
             yield from self._other_processes(self._nvml, ranks)
 

@@ -17,7 +17,8 @@ from pydantic_core import to_json
 
 from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled
-from highwater.recorder.folder import EntryRow, RankRecord, largest_first
+from highwater.recorder.entry_table import EntryRow, largest_first
+from highwater.recorder.rank import RankRecord
 
 Order = Literal["bytes", "age"]
 
