@@ -124,29 +124,39 @@ class TorchMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderCache:
-    """Totals of one worker's multimodal encoder cache; storages shared by several entries count once.
+class EncoderCacheTotals:
+    """The encoder cache over all ranks.
 
     Attributes:
-        entries: Cached images and other items.
-        host_bytes: Spilled to host memory; ``host_entries``: so many entries.
+        entries: Images and other items of the rank that holds most: every tensor-parallel rank holds a full copy.
+        device_bytes: Summed over the ranks, as ``host_bytes``.
         capacity_embeds: The scheduler's budget, in embeddings; vLLM evicts lazily and stays near it.
-        embeds: The number of cached embeddings, also on the host; ``None`` from older worker extensions.
-        oldest_age_seconds: Since the oldest entry was first seen by us: a lower bound.
-        spills: Entries moved to host memory so far, one that moved twice counted twice; likewise ``restores``.
-        restore_seconds: The time that restores have taken in all.
+        oldest_age_seconds: Since the oldest entry of any rank was first seen by us: a lower bound.
+        spills: Entries moved to host memory so far, of the rank with the most, one that moved twice counted twice;
+            likewise ``restores`` and the time that they took.
     """
 
     entries: int
     device_bytes: int
     host_bytes: int = 0
-    host_entries: int = 0
     capacity_embeds: int | None = None
-    embeds: int | None = None
     oldest_age_seconds: float | None = None
     spills: int = 0
     restores: int = 0
     restore_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderCache(EncoderCacheTotals):
+    """Those of one worker; storages shared by several entries count once.
+
+    Attributes:
+        host_entries: Entries in host memory.
+        embeds: The number of cached embeddings, also on the host; ``None`` from older worker extensions.
+    """
+
+    host_entries: int = 0
+    embeds: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,28 +473,6 @@ class EngineStatus:
     def traits(self) -> StateTraits:
         """The consequences of the state."""
         return STATES[self.state]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderCacheTotals:
-    """The encoder cache over all ranks.
-
-    Attributes:
-        entries: Of the rank that holds most: every tensor-parallel rank holds a full copy. Likewise ``spills``,
-            ``restores`` and ``restore_seconds``.
-        device_bytes: Summed over the ranks, as ``host_bytes``.
-        capacity_embeds: Of one rank.
-        oldest_age_seconds: Of the oldest entry of any rank; a lower bound.
-    """
-
-    entries: int
-    device_bytes: int
-    host_bytes: int
-    capacity_embeds: int | None = None
-    oldest_age_seconds: float | None = None
-    spills: int = 0
-    restores: int = 0
-    restore_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ def _unplaced(name: str) -> Note:
 
 
 def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> dict[str, int | None]:
-    """Return what PyTorch's allocator holds beyond the known parts: other live tensors, and cached blocks.
+    """Return what PyTorch's allocator holds beyond the known parts: other live tensors, and its reserve.
 
     Where weights or KV pool are unknown, they cannot be distinguished from other tensors, which stay ``None``.
     """
@@ -129,7 +129,7 @@ def card(reading: RankReading) -> str:
 
 
 def device_id(reading: RankReading | WorkerMemory) -> str | None:
-    """The device's identity on its machine; ``None`` where it is not known, and on CPU."""
+    """Return the device's identity on its machine; ``None`` where it is unknown, and on CPU."""
     device = reading.device
     if device.uuid is not None:
         return f"{reading.host}/{device.uuid}"
@@ -160,7 +160,7 @@ def freed(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[
 
 
 def total(deltas: Sequence[RankDelta]) -> tuple[int | None, Components]:
-    """Deltas summed over the ranks: used bytes, each device's once, and the same by component."""
+    """Return the sum over the ranks: used bytes, each device's once, and by component."""
     parts = {name: _sum(getattr(delta.components, name) for delta in deltas) for name in COMPONENTS}
     used = _once_per_card((delta.card, delta.used_bytes) for delta in deltas)
     cards = [delta.card for delta in deltas if delta.card is not None]
@@ -171,7 +171,7 @@ def total(deltas: Sequence[RankDelta]) -> tuple[int | None, Components]:
 
 
 def encoder_totals(ranks: Sequence[RankReading]) -> EncoderCacheTotals | None:
-    """The encoder cache over all ranks, or ``None`` where no rank has one (text-only models)."""
+    """Return the encoder cache over all ranks; ``None`` where no rank has one (text-only models)."""
     caches = [rank.encoder_cache for rank in ranks if rank.encoder_cache is not None]
     if not caches:
         return None
@@ -195,13 +195,11 @@ def growth(
     recent: Points,
     recent_by_rank: Mapping[RankKey, Points] = MappingProxyType({}),
 ) -> Growth:
-    """Growth since ``baseline``, the slope over ``recent``, and when each device is full.
+    """Return the growth since ``baseline``, the slope over ``recent``, and when each device is full.
 
-    Args:
-        baseline: The first readings after the engine became ready.
-        ranks: The readings now.
-        recent: ``(taken_at, used bytes summed over ranks)`` of the last minute, oldest first.
-        recent_by_rank: The same of each rank alone.
+    ``baseline`` are the first readings after the engine became ready; ``recent`` the used bytes of the last minute,
+    over
+    all ranks and by rank.
     """
     grown, _ = total(compare(baseline, ranks))
     filling = tuple(_filling(rank, recent_by_rank.get(rank_key(rank), ())) for rank in ranks)
@@ -216,7 +214,7 @@ def growth(
 
 
 def seconds_until(room_bytes: float | None, bytes_per_second: float | None) -> float | None:
-    """When so many bytes are taken at this pace; ``None`` where that is noise, not within a day, or not known."""
+    """Return when so many bytes are used up; ``None`` where that is noise, not within a day, or unknown."""
     if room_bytes is None or bytes_per_second is None or bytes_per_second < SLOWEST_BYTES_PER_SECOND:
         return None
     seconds = max(room_bytes, 0) / bytes_per_second
@@ -224,7 +222,7 @@ def seconds_until(room_bytes: float | None, bytes_per_second: float | None) -> f
 
 
 def without_forecast(grown: Growth) -> Growth:
-    """The growth without what was foretold from it: old figures foretell nothing."""
+    """Return the growth without its forecast: old figures allow none."""
     return replace(grown, seconds_to_full=None, ranks=())
 
 
@@ -236,17 +234,17 @@ def _filling(rank: RankReading, recent: Points) -> RankGrowth:
 
 
 def used_total(ranks: Iterable[RankReading]) -> int | None:
-    """Used bytes of all devices, each counted once, whoever uses it; ``None`` where none is known."""
+    """Return the used bytes of all devices, each counted once, whoever uses it."""
     return _once_per_card((card(rank), rank.used_bytes) for rank in ranks)
 
 
 def device_total(ranks: Iterable[RankReading]) -> int | None:
-    """Memory of all devices, each counted once; ``None`` where none is known."""
+    """Return the memory of all devices, each counted once."""
     return _once_per_card((card(rank), rank.total_bytes) for rank in ranks)
 
 
 def first_of_each_card(ranks: Sequence[RankReading]) -> tuple[int, ...]:
-    """The positions of the ranks that stand for their devices: the first of each with its used bytes known."""
+    """Return the positions of the first rank of each device whose used bytes are known."""
     first: dict[str, int] = {}
     for position, rank in enumerate(ranks):
         if rank.used_bytes is not None:
@@ -255,12 +253,12 @@ def first_of_each_card(ranks: Sequence[RankReading]) -> tuple[int, ...]:
 
 
 def host_used(ranks: Sequence[RankReading]) -> int | None:
-    """Host memory in use where the workers run: of the control group if it has a limit, else of the node."""
+    """Return the host memory in use where the workers run: of the control group if it has a limit, else of the node."""
     return max((used for used, _ in map(host_share, ranks) if used is not None), default=None)
 
 
 def host_share(rank: RankReading) -> tuple[int | None, int | None]:
-    """``(used, total)`` of the host memory that this worker lives in; ``None`` where not known."""
+    """Return ``(used, total)`` of this worker's host memory; ``None`` where unknown."""
     host = rank.host_memory
     if host.cgroup_limit_bytes and host.cgroup_used_bytes is not None:
         return host.cgroup_used_bytes, host.cgroup_limit_bytes
@@ -270,13 +268,13 @@ def host_share(rank: RankReading) -> tuple[int | None, int | None]:
 
 
 def host_ratio(rank: RankReading) -> float | None:
-    """Used over total of the host memory that this worker lives in."""
+    """Return used over total of this worker's host memory."""
     used, total = host_share(rank)
     return used / total if used is not None and total else None
 
 
 def _slope(points: Points) -> float | None:
-    """Least-squares slope; ``None`` below three points, where it would only show noise."""
+    """Return the least-squares slope; ``None`` below three points, where it would only show noise."""
     if len(points) < 3 or points[0][0] == points[-1][0]:  # noqa: PLR2004 - a line through two points says nothing
         return None
     start = points[0][0]
@@ -298,7 +296,7 @@ def _combine(op: Callable[[int | None, int | None], int | None], left: Component
 
 
 def _once_per_card(sizes: Iterable[tuple[str | None, int | None]]) -> int | None:
-    """The sum of what the first rank of each device reports; one without a device counts for itself."""
+    """Return the sum over devices of what the first rank of each reports; without a device a rank counts itself."""
     first: dict[object, int] = {}
     for name, size in sizes:
         if size is not None:

@@ -1,7 +1,7 @@
-"""The engine's memory budget as one worker reports it: frozen values of the wire (worker_ext/README.md, ``budget``).
+"""The engine's memory budget as one worker reports it (worker_ext/README.md, ``budget``).
 
-They come from a file or a worker call, so they are validated where they enter; a figure that this version of vLLM
-lacks is ``None``.
+It comes from a file or a worker call, so it is validated where it enters; a figure that this version of vLLM lacks is
+``None``. The vLLM attribute behind each figure: worker_ext/highwater_worker/memory/engine_budget.py.
 """
 
 from __future__ import annotations
@@ -27,20 +27,13 @@ class StartMemory:
     """The memory that the start measured.
 
     Attributes:
-        total_bytes: ``init_snapshot.total_memory``.
-        init_free_bytes: ``init_snapshot.free_memory``: free before the engine took any.
-        init_non_torch_bytes: ``init_snapshot.non_torch_memory``.
         utilization: ``gpu_memory_utilization``.
-        requested_bytes: ``requested_memory``; on CPU ``requested_cpu_memory``.
-        weights_bytes: ``model_memory_usage`` of the runner.
-        peak_activation_bytes: ``peak_activation_memory``: what the profiling pass took at most and gave back; from 0.27
-            on with the graphs' estimate where that is counted.
-        non_torch_bytes: ``non_torch_memory``: by how much what is not PyTorch's grew; up to 0.25.
-        total_consumed_bytes: ``total_consumed``: by how much the device's use grew; from 0.27 on.
-        graphs_estimate_bytes: ``cudagraph_memory_estimate``.
+        peak_activation_bytes: What the profiling pass took at most and gave back; from 0.27 on with the graphs'
+            estimate
+            where that is counted.
+        non_torch_bytes: The growth of what is not PyTorch's; up to 0.25.
+        total_consumed_bytes: The growth of the device's use; from 0.27 on.
         graphs_estimate_counted: ``VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`` as vLLM understands it.
-        graphs_bytes: What capturing the graphs took.
-        available_bytes: ``available_kv_cache_memory_bytes``.
         returned_bytes: What the profile returned to the engine, for the KV cache.
     """
 
@@ -67,7 +60,7 @@ class LayerRuns:
 
     Attributes:
         kinds: Each different layer.
-        runs: Which kind, and how many of it follow one another.
+        runs: The index of a kind, and how many of it follow one another.
         are_grouped: They are as the engine grouped them: block and page sizes may be of their group.
     """
 
@@ -78,17 +71,13 @@ class LayerRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheMade:
-    """The KV cache that the engine made, and the settings that it was made by.
+    """The KV cache that the engine allocated, and its settings.
 
     Attributes:
-        block_size: ``cache_config.block_size``.
-        blocks: ``kv_cache_config.num_blocks``.
-        tensor_bytes: What its allocations sum up to.
-        size_tokens: ``kv_cache_size_tokens``: the log's "KV cache size"; from 0.25 on, where the worker sees it.
-        max_concurrency: ``kv_cache_max_concurrency``, likewise.
+        tensor_bytes: The sum of its allocations.
+        size_tokens: The log's "KV cache size"; from 0.25 on, as ``max_concurrency``.
         given_bytes: ``kv_cache_memory_bytes``: the pool's size was given, or a startup plan has it.
-        cpu_space_bytes: ``cpu_kvcache_space_bytes``, of old CPU engines.
-        blocks_override: ``num_gpu_blocks_override``.
+        cpu_space_bytes: Of old CPU engines.
         groups: Layers that share block tables, each with ``layers``, their number.
         layers: The layers before they were grouped, where that was seen.
     """
@@ -110,12 +99,7 @@ class KvCacheMade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """The settings that sizing reads, with vLLM's defaults filled in.
-
-    Attributes:
-        max_encoder_tokens: ``max_num_encoder_input_tokens``.
-        v2_runner: ``use_v2_model_runner``.
-    """
+    """The settings that sizing reads, with vLLM's defaults filled in."""
 
     max_model_len: Count = None
     max_num_batched_tokens: Count = None
@@ -131,14 +115,11 @@ class EncoderLimits:
     """The multimodal budget.
 
     Attributes:
-        compute_budget: Embeddings that the encoder makes in one step at most.
+        compute_budget: Embeddings that the encoder computes in one step at most.
         cache_size: Embeddings that the encoder cache keeps.
-        max_tokens_per_item: By modality, the largest item.
-        max_items_per_prompt: By modality.
-        max_items_per_batch: By modality: so many are profiled.
-        embed_width: The width of one embedding, as far as the model shows it.
-        embed_bytes: The size of one element of it.
-        skips_profiling: ``skip_mm_profiling``.
+        max_tokens_per_item: The largest item, by modality, as the next two.
+        max_items_per_batch: So many are profiled.
+        embed_width: Elements of one embedding, of ``embed_bytes`` each.
     """
 
     compute_budget: Count = None
@@ -153,10 +134,9 @@ class EncoderLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBudget:
-    """One worker's word on its start; see the parts.
+    """One worker's start.
 
     Attributes:
-        ascend_version: Of vllm-ascend, where that is loaded.
         environment: The variables of the worker's process that change how much memory is used.
     """
 

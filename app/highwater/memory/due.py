@@ -33,12 +33,12 @@ class Situation:
     """The knowledge of the engine before a request is made.
 
     Attributes:
-        is_recorded: Every rank's recorder is alive and says as much as the worker would answer.
+        is_recorded: Every rank's recorder writes and shows as much as the worker would report.
         verdict: The progress that the recorders show; ``None`` without any.
         still_seconds: Since a worker was last seen to begin a call of the engine.
         has_requests: The engine counted requests last, or some are under way through this sidecar.
         is_held: The engine was paused or asleep at the last round.
-        is_at_rest: The API server counts no work since the workers answered last.
+        is_at_rest: The API server counts no work since the workers responded last.
         is_unanswered: The engine's loop has not responded to the last request that needed it.
         is_sure: The last poll got every response, its report is fresh, and no worker has ended since.
     """
@@ -67,14 +67,9 @@ class Situation:
 def is_due(
     reach: Reach, situation: Situation, answered_seconds_ago: float | None, *, idle_poll_seconds: float, slack: float
 ) -> bool:
-    """Return whether a request is to be made in this poll.
+    """Return whether a request is to be made in this poll, which may come ``slack`` seconds before its time.
 
-    Args:
-        reach: What has to respond to it.
-        situation: The knowledge of the engine.
-        answered_seconds_ago: Since the last response; ``None`` without one in this life of the engine.
-        idle_poll_seconds: The time between two calls of the workers of an engine at rest.
-        slack: A poll may come this much before its time.
+    ``answered_seconds_ago`` is ``None`` without a response in this life of the engine.
     """
 
     def has_passed(seconds: float) -> bool:
@@ -91,7 +86,6 @@ def is_due(
 
 
 def _is_pause_due(situation: Situation, is_long_ago: bool, is_due_while_held: bool) -> bool:
-    """Return whether to ask if the scheduler is paused, which running steps rule out."""
     if situation.is_idle:
         return is_due_while_held if situation.is_held else is_long_ago
     return situation.is_held or not situation.is_progressing

@@ -36,13 +36,7 @@ _TMP_NAME = re.compile(rf"\.({RING_NAME.pattern})\.tmp", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherRing:
-    """A file of another life of the engine, or of another engine.
-
-    Attributes:
-        instance: By its name.
-        record: ``None`` where it cannot be read.
-        problem: Why it cannot be read, or what is wrong with its content.
-    """
+    """A file of another life of the engine, or of another engine; without a record where it cannot be read."""
 
     path: Path
     instance: str
@@ -69,14 +63,9 @@ class Removal:
 
 
 class RecorderFolder:
-    """The folder, and the rings of one life of the engine in it.
+    """The folder, and the rings of one life of the engine (``instance``) in it.
 
-    Args:
-        folder: The folder into which the workers write.
-        instance: The life of the engine that is followed; ``None``: none yet.
-        clock: Unix seconds.
-        monotonic: ``CLOCK_MONOTONIC``, which the workers of this machine share.
-        proc: The folder in which the kernel shows processes.
+    ``clock`` returns Unix seconds, ``monotonic`` those of ``CLOCK_MONOTONIC``, which the workers of this machine share.
     """
 
     def __init__(

@@ -48,23 +48,16 @@ log = logging.getLogger("highwater.recorders")
 
 
 class Recorders:
-    """The recorders of one engine's workers.
+    """The recorders of one engine's workers, which write into ``folder``, under the same path.
+
+    They take ``rate`` samples in a second and reach back ``seconds``. ``clock`` returns Unix seconds, ``monotonic``
+    those
+    of ``CLOCK_MONOTONIC``, which the workers of this machine share.
 
     Attributes:
         files: The folder's files.
         records: Their last contents; after the engine's end too.
         show_starts: Whether this engine's workers start them by themselves, so that an engine that loads is seen.
-
-    Args:
-        engine: The engine.
-        folder: Shared with the workers, under the same path.
-        rate: Samples in a second.
-        seconds: How far they reach back.
-        max_step_seconds: The longest normal step.
-        clock: Unix seconds.
-        monotonic: ``CLOCK_MONOTONIC``, which the workers of this machine share.
-        sleep: Waits for so many seconds.
-        proc: The folder in which the kernel shows processes.
     """
 
     def __init__(
@@ -153,11 +146,11 @@ class Recorders:
         self._refusal = None
 
     async def adopt(self, *, former: str | None = None, self_started: bool = False) -> None:
-        """Follow recorders that run already and that no call is needed for: workers start them by themselves.
+        """Follow recorders that run already, which takes no call: workers start them by themselves.
 
-        Args:
-            former: The name of a life that has ended: its files look alive for a moment longer.
-            self_started: Leave recorders alone that a sidecar started: they may be another engine's.
+        The files of ``former``, a life that has ended, look alive for a moment longer. ``self_started`` leaves
+        recorders alone
+        that a sidecar started: they may be another engine's.
         """
         # A writer that is only silent has not ended: another engine's files are not its.
         has_writer = any(record.status not in {"dead", "ended"} for record in self.records)
@@ -182,7 +175,7 @@ class Recorders:
             self.records = await asyncio.to_thread(self.files.read)
 
     async def begin(self) -> None:
-        """Start the recorders. What goes wrong is kept in ``problem``, and tried again later."""
+        """Start the recorders. An error is kept in ``problem``, and tried again later."""
         self._begun_at = self._monotonic()
         # One name for a whole life: the call may come late, or to some workers only, and recorders that run go on then.
         instance = self.files.instance or secrets.token_hex(8)
@@ -207,7 +200,7 @@ class Recorders:
         return await self._engine.rpc("recorder_start", payload)
 
     def _elsewhere(self, answers: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return what is wrong where running recorders write into another folder; ``None`` where they do not."""
+        """Return the problem where running recorders write into another folder."""
         named = (answer.get("path") for answer in answers)
         paths = (Path(path) for path in named if isinstance(path, str) and path.isprintable())
         folder = next((path.parent for path in paths if path.parent != self._folder), None)
@@ -233,9 +226,7 @@ class Recorders:
     async def read(self, *, within_seconds: float | None = None) -> tuple[RankRecord, ...]:
         """Return every rank's record.
 
-        Args:
-            within_seconds: Wait, for ``WAIT_SECONDS`` at most, until the reading of every rank that writes is not
-                older than this.
+        With ``within_seconds`` it waits, for ``WAIT_SECONDS`` at most, until no reading of a rank that writes is older.
         """
         if self._monotonic() - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = self._monotonic()
@@ -309,16 +300,7 @@ class Recorders:
         loop_silent_seconds: float | None = None,
         loop_answer_age_seconds: float | None = None,
     ) -> Progress | None:
-        """Return the progress of the ranks; ``None`` where there are no records.
-
-        Args:
-            records: Of every rank.
-            load: The last that the engine reported.
-            proxied_requests: The number of requests under way through this sidecar.
-            held: Whether it is paused or asleep on purpose.
-            loop_silent_seconds: How long the engine's loop has not responded to a request other than a worker call.
-            loop_answer_age_seconds: Since it responded to one.
-        """
+        """Return the progress of the ranks; ``None`` without records. Arguments as of ``Demand``."""
         if not records:
             return None
         load = load or EngineLoad()

@@ -12,7 +12,7 @@ import pytest
 
 from highwater.engine.client import Engine
 from highwater.memory.due import SETTLE_SECONDS
-from highwater.memory.poller import GROWTH_SECONDS, LOOK_SECONDS
+from highwater.memory.poller import GROWTH_SECONDS, MIN_READ_SECONDS
 from highwater.memory.ranks import Sizes, missing_ranks
 from highwater.readings import Report
 from highwater.recorder.recorders import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Recorders
@@ -831,7 +831,7 @@ async def test_a_look_reads_the_files_and_asks_nobody(core):
     core.fake.end_step()
     core.fake.record()
     core.fake.calls.clear()
-    report = await core.poller.look()
+    report = await core.poller.read_recorders()
     assert [rank.used_bytes for rank in report.ranks] == [USED_READY + IMAGE_BYTES] * 2
     assert (report.engine.state, report.age_seconds, report.stale) == ("ready", 0.0, False)
     assert (core.fake.calls, told) == ([], [report])
@@ -841,11 +841,11 @@ async def test_it_is_looked_as_often_as_is_asked(core):
     """By the files where they tell all, and no more often than every twentieth of a second."""
     await aloft(core)
     core.poller.pace = None
-    assert core.poller._next_look() == (1.0, core.poller.look)
+    assert core.poller._next_read() == (1.0, core.poller.read_recorders)
     core.poller.pace = lambda report: 0.2 if report.ranks else 9.0
-    assert core.poller._next_look() == (0.2, core.poller.look)
+    assert core.poller._next_read() == (0.2, core.poller.read_recorders)
     core.poller.pace = lambda _: 0.0
-    assert core.poller._next_look()[0] == LOOK_SECONDS
+    assert core.poller._next_read()[0] == MIN_READ_SECONDS
 
 
 async def test_without_recorders_it_is_polled_once_a_second_at_most():
@@ -853,10 +853,10 @@ async def test_without_recorders_it_is_polled_once_a_second_at_most():
     core = core_on()
     await core.tick()
     core.poller.pace = lambda _: 0.1
-    seconds, look = core.poller._next_look()
+    seconds, read = core.poller._next_read()
     assert seconds == 1.0
     core.fake.calls.clear()
-    await look()
+    await read()
     assert core.fake.asked("/metrics")
 
 
