@@ -13,30 +13,19 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One component.
+    """One component."""
 
-    Attributes:
-        name: Its field in ``readings.Components``, in ``/memory`` and in the history.
-        title: As people read it.
-        meaning: In a few words.
-        explained: What its growth means, in sentences.
-        letter: Draws it in a terminal without colour, and in legends.
-        terminal: Its colour in a terminal, likewise ``grafana``.
-        light: On the dashboard's light ground: Okabe and Ito's hues, of different lightness too; ``dark``: on
-            its dark one.
-        layer: Its place in a stacked chart, from the bottom: stable parts first.
-    """
-
-    name: str
-    title: str
-    meaning: str
-    explained: str
-    letter: str
-    terminal: str
+    name: str  # its field in `readings.Components`, in `/memory` and in the history
+    title: str  # as people read it
+    meaning: str  # in a few words
+    explained: str  # what its growth means, in sentences
+    letter: str  # draws it in a terminal without colour, and in legends
+    terminal: str  # its colour in a terminal, likewise `grafana`
+    # On the dashboard's light ground: Okabe and Ito's hues, of different lightness too; `dark`: on its dark one.
     light: str
     dark: str
     grafana: str
-    layer: int
+    layer: int  # its place in a stacked chart, from the bottom: stable parts first
 
     @property
     def label(self) -> str:

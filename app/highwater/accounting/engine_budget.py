@@ -24,77 +24,54 @@ Described: TypeAlias = Annotated[Mapping[str, Any], Field(max_length=40)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartMemory:
-    """The memory that the start measured.
-
-    Attributes:
-        utilization: ``gpu_memory_utilization``.
-        peak_activation_bytes: What the profiling pass took at most and gave back; from 0.27 on with the graphs'
-            estimate
-            where that is counted.
-        non_torch_bytes: The growth of what is not PyTorch's; up to 0.25.
-        total_consumed_bytes: The growth of the device's use; from 0.27 on.
-        graphs_estimate_counted: ``VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`` as vLLM understands it.
-        returned_bytes: What the profile returned to the engine, for the KV cache.
-    """
+    """The memory that the start measured."""
 
     total_bytes: Bytes = None
     init_free_bytes: Bytes = None
     init_non_torch_bytes: int | None = None
-    utilization: Annotated[float, Field(ge=0, le=100)] | None = None
+    utilization: Annotated[float, Field(ge=0, le=100)] | None = None  # `gpu_memory_utilization`
     requested_bytes: Bytes = None
     weights_bytes: Bytes = None
     # vLLM's own differences: nothing holds them above zero.
+    # What the profiling pass took at most and gave back; from 0.27 on with the graphs' estimate where that is counted.
     peak_activation_bytes: int | None = None
-    non_torch_bytes: int | None = None
-    total_consumed_bytes: int | None = None
+    non_torch_bytes: int | None = None  # the growth of what is not PyTorch's; up to 0.25
+    total_consumed_bytes: int | None = None  # the growth of the device's use; from 0.27 on
     graphs_estimate_bytes: int | None = None
-    graphs_estimate_counted: bool | None = None
+    graphs_estimate_counted: bool | None = None  # `VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS` as vLLM understands it
     graphs_bytes: int | None = None
     available_bytes: int | None = None
-    returned_bytes: int | None = None
+    returned_bytes: int | None = None  # what the profile returned to the engine, for the KV cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRuns:
-    """The layers of one worker, equal ones once.
+    """The layers of one worker, equal ones once."""
 
-    Attributes:
-        kinds: Each different layer.
-        runs: The index of a kind, and how many of it follow one another.
-        are_grouped: They are as the engine grouped them: block and page sizes may be of their group.
-    """
-
-    kinds: Annotated[tuple[Described, ...], Field(max_length=64)]
+    kinds: Annotated[tuple[Described, ...], Field(max_length=64)]  # each different layer
+    # The index of a kind, and how many of it follow one another.
     runs: Annotated[tuple[tuple[int, int], ...], Field(max_length=_MAX_LIST)]
-    are_grouped: bool = False
+    are_grouped: bool = False  # they are as the engine grouped them: block and page sizes may be of their group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheMade:
-    """The KV cache that the engine allocated, and its settings.
-
-    Attributes:
-        tensor_bytes: The sum of its allocations.
-        size_tokens: The log's "KV cache size"; from 0.25 on, as ``max_concurrency``.
-        given_bytes: ``kv_cache_memory_bytes``: the pool's size was given, or a startup plan has it.
-        cpu_space_bytes: Of old CPU engines.
-        groups: Layers that share block tables, each with ``layers``, their number.
-        layers: The layers before they were grouped, where that was seen.
-    """
+    """The KV cache that the engine allocated, and its settings."""
 
     block_size: Count = None
     blocks: Count = None
-    tensor_bytes: Bytes = None
-    size_tokens: Count = None
+    tensor_bytes: Bytes = None  # the sum of its allocations
+    size_tokens: Count = None  # the log's "KV cache size"; from 0.25 on, as `max_concurrency`
     max_concurrency: Annotated[float, Field(ge=0, le=1e15)] | None = None
-    given_bytes: Bytes = None
-    cpu_space_bytes: Bytes = None
+    given_bytes: Bytes = None  # `kv_cache_memory_bytes`: the pool's size was given, or a startup plan has it
+    cpu_space_bytes: Bytes = None  # of old CPU engines
     blocks_override: Count = None
     cache_dtype: Text = None
     mamba_cache_mode: Text = None
     prefix_caching: bool | None = None
+    # Layers that share block tables, each with `layers`, their number.
     groups: Annotated[tuple[Described, ...], Field(max_length=128)] | None = None
-    layers: LayerRuns | None = None
+    layers: LayerRuns | None = None  # the layers before they were grouped, where that was seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,33 +89,22 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderLimits:
-    """The multimodal budget.
+    """The multimodal budget."""
 
-    Attributes:
-        compute_budget: Embeddings that the encoder computes in one step at most.
-        cache_size: Embeddings that the encoder cache keeps.
-        max_tokens_per_item: The largest item, by modality, as the next two.
-        max_items_per_batch: So many are profiled.
-        embed_width: Elements of one embedding, of ``embed_bytes`` each.
-    """
-
-    compute_budget: Count = None
-    cache_size: Count = None
+    compute_budget: Count = None  # embeddings that the encoder computes in one step at most
+    cache_size: Count = None  # embeddings that the encoder cache keeps
+    # The largest item, by modality, as the next two.
     max_tokens_per_item: Annotated[Mapping[str, Count], Field(max_length=16)] | None = None
     max_items_per_prompt: Annotated[Mapping[str, Count], Field(max_length=16)] | None = None
-    max_items_per_batch: Annotated[Mapping[str, Count], Field(max_length=16)] | None = None
-    embed_width: Count = None
+    max_items_per_batch: Annotated[Mapping[str, Count], Field(max_length=16)] | None = None  # so many are profiled
+    embed_width: Count = None  # elements of one embedding, of `embed_bytes` each
     embed_bytes: Count = None
     skips_profiling: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBudget:
-    """One worker's start.
-
-    Attributes:
-        environment: The variables of the worker's process that change how much memory is used.
-    """
+    """One worker's start."""
 
     vllm_version: Text = None
     ascend_version: Text = None
@@ -149,4 +115,5 @@ class EngineBudget:
     limits: EngineLimits | None = None
     encoder: EncoderLimits | None = None
     parallel: Annotated[Mapping[str, Count], Field(max_length=16)] = field(default_factory=dict)
+    # The variables of the worker's process that change how much memory is used.
     environment: Annotated[Mapping[str, Text], Field(max_length=40)] = field(default_factory=dict)

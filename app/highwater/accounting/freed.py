@@ -17,15 +17,10 @@ from highwater.readings import Components, RankFreed, RankReading
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Bytes that a remedy is credited with.
+    """Bytes that a remedy is credited with."""
 
-    Attributes:
-        ranks: Those that were read before and after it.
-        components: Over all ranks; ``None`` for those that it cannot free.
-    """
-
-    ranks: tuple[RankFreed, ...]
-    components: Components
+    ranks: tuple[RankFreed, ...]  # those that were read before and after it
+    components: Components  # over all ranks; `None` for those that it cannot free
 
     @property
     def freed_bytes(self) -> int | None:

@@ -29,23 +29,17 @@ _UNKNOWN: Final = Components()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoint:
-    """One rank at one moment; ``None`` is unknown.
+    """One rank at one moment; ``None`` is unknown."""
 
-    Attributes:
-        at: Unix seconds.
-        encoder_cache_entries: Cached encoder outputs, on the device or the host.
-        host_rss_bytes: The resident set size of the worker's process.
-    """
-
-    at: float
+    at: float  # unix seconds
     total_bytes: int | None = None
     used_bytes: int | None = None
     free_bytes: int | None = None
     components: Components = _UNKNOWN
     torch_allocated_bytes: int | None = None
     torch_reserved_bytes: int | None = None
-    encoder_cache_entries: int | None = None
-    host_rss_bytes: int | None = None
+    encoder_cache_entries: int | None = None  # cached encoder outputs, on the device or the host
+    host_rss_bytes: int | None = None  # the resident set size of the worker's process
 
     @classmethod
     def of(cls, reading: RankReading) -> Self:

@@ -21,42 +21,30 @@ PROBED_PATHS = ("/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The capabilities of one engine; fields named like a route say whether it exists.
-
-    Attributes:
-        dev_mode: Whether the development routes exist (``VLLM_SERVER_DEV_MODE=1``).
-        collective_rpc: Whether the workers may be called: the route exists, and our class is loaded or every worker's
-            recorder says that it has our operations.
-        extension: The ``worker_extension_cls`` that the engine was started with.
-        server_info: Whether ``GET /server_info`` returns the configuration: not every version can write it.
-        model: The first served model name.
-        tensor_parallel: ``None`` where ``/server_info`` does not show it, as the other sizes.
-        encoder_decoder: Whether the model has an encoder that its decoder attends to throughout (Whisper).
-        ec_connector: Whether an encoder-cache connector is configured (it keeps references to the cache).
-        executor: The distributed executor backend.
-        root_path: The prefix below which all routes are served as well (``--root-path``), empty without any, or
-            ``None``
-            where there is no OpenAPI page.
-    """
+    """The capabilities of one engine; fields named like a route say whether it exists."""
 
     version: str | None = None
-    dev_mode: bool = False
+    dev_mode: bool = False  # whether the development routes exist (`VLLM_SERVER_DEV_MODE=1`)
+    # Whether the workers may be called: the route exists, and our class is loaded or every worker's recorder says that
+    # it has our operations.
     collective_rpc: bool = False
-    extension: str | None = None
+    extension: str | None = None  # the `worker_extension_cls` that the engine was started with
     reset_prefix_cache: bool = False
     reset_mm_cache: bool = False
     reset_encoder_cache: bool = False
     is_sleeping: bool = False
     is_paused: bool = False
-    server_info: bool = False
-    model: str | None = None
-    tensor_parallel: int | None = None
+    server_info: bool = False  # whether `GET /server_info` returns the configuration: not every version can write it
+    model: str | None = None  # the first served model name
+    tensor_parallel: int | None = None  # `None` where `/server_info` does not show it, as the other sizes
     pipeline_parallel: int | None = None
     data_parallel: int | None = None
-    encoder_decoder: bool = False
-    ec_connector: bool = False
-    executor: str | None = None
+    encoder_decoder: bool = False  # whether the model has an encoder that its decoder attends to throughout (Whisper)
+    ec_connector: bool = False  # whether an encoder-cache connector is configured (it keeps references to the cache)
+    executor: str | None = None  # the distributed executor backend
     gpu_memory_utilization: float | None = None
+    # The prefix below which all routes are served as well (`--root-path`), empty without any, or `None` where there is
+    # no OpenAPI page.
     root_path: str | None = None
 
     def at_least(self, version: str) -> bool:

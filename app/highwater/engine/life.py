@@ -35,15 +35,11 @@ _RANKS = TypeAdapter(tuple[RankReading, ...])
 
 
 class Process(NamedTuple):
-    """One worker's process. A container gives a new process the number of the old one, not its start time.
-
-    Attributes:
-        pid_started: In the kernel's ticks since boot; ``None`` where it is unknown.
-    """
+    """One worker's process. A container gives a new process the number of the old one, not its start time."""
 
     host: str | None
     pid: int | None
-    pid_started: int | None
+    pid_started: int | None  # in the kernel's ticks since boot; `None` where it is unknown
 
     def is_same(self, other: Process) -> bool:
         """Return whether both are the same process, as far as both are known."""
@@ -54,25 +50,16 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLife:
-    """One life of the engine, from its start to its end.
+    """One life of the engine, from its start to its end."""
 
-    Attributes:
-        id: Another one after each restart of the engine.
-        started_at: When its first process was started, in Unix seconds.
-        restarts: The number of lives before it that this sidecar has seen.
-        processes: Its workers' processes, as far as they are known.
-        baseline: The first readings after the engine became ready; empty where they are unknown.
-        is_watched: Whether this sidecar saw it before it did any work.
-        recorder_instance: The name of its recorders' files.
-    """
-
-    id: str
-    started_at: float | None = None
-    restarts: int = 0
-    processes: frozenset[Process] = frozenset()
+    id: str  # another one after each restart of the engine
+    started_at: float | None = None  # when its first process was started, in Unix seconds
+    restarts: int = 0  # the number of lives before it that this sidecar has seen
+    processes: frozenset[Process] = frozenset()  # its workers' processes, as far as they are known
+    # The first readings after the engine became ready; empty where they are unknown.
     baseline: tuple[RankReading, ...] = ()
-    is_watched: bool = False
-    recorder_instance: str | None = None
+    is_watched: bool = False  # whether this sidecar saw it before it did any work
+    recorder_instance: str | None = None  # the name of its recorders' files
 
     @property
     def baseline_problem(self) -> str | None:

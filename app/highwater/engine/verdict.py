@@ -47,48 +47,32 @@ def in_words(engine: EngineStatus) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The observations of one poll.
+    """The observations of one poll."""
 
-    Attributes:
-        contact: ``answered``: all that was requested. ``worker_call_late``: the API server responds, a worker
-            call has not
-            come back. ``late``: the API server did not respond in time. ``broken``: connections broke, or could not be
-            made in time. ``refused``: no process listens.
-        failure: What went wrong, in one sentence.
-        progress: By the recorders.
-        workers: Where the recorders show that no worker is left: ``dead``: the processes have ended; ``ended``: or have
-            announced their end.
-        is_another_loading: Whether recorders write of another engine than the one that was known.
-        sleeping: Whether the engine sleeps; ``None`` where it did not say, as ``paused``.
-    """
-
+    # `answered`: all that was requested. `worker_call_late`: the API server responds, a worker call has not come back.
+    # `late`: the API server did not respond in time. `broken`: connections broke, or could not be made in time.
+    # `refused`: no process listens.
     contact: Contact
-    failure: str | None = None
-    progress: Progress | None = None
+    failure: str | None = None  # what went wrong, in one sentence
+    progress: Progress | None = None  # by the recorders
+    # Where the recorders show that no worker is left: `dead`: the processes have ended; `ended`: or have announced
+    # their end.
     workers: Literal["dead", "ended"] | None = None
-    is_another_loading: bool = False
-    sleeping: bool | None = None
+    is_another_loading: bool = False  # whether recorders write of another engine than the one that was known
+    sleeping: bool | None = None  # whether the engine sleeps; `None` where it did not say, as `paused`
     paused: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineVerdict:
-    """The state of the engine, and what the next round needs of those before it.
-
-    Attributes:
-        since: When the state began, on the caller's clock; ``None`` before the first round.
-        reason: Why, in one sentence; ``None`` where there is nothing to say.
-        has_answered: Whether this engine has ever responded: only then can it end.
-        refused_rounds: The number of rounds in a row in which no process listened.
-        late_since: Since when no round got all its responses.
-    """
+    """The state of the engine, and what the next round needs of those before it."""
 
     state: EngineState = "starting"
-    since: float | None = None
-    reason: str | None = "not asked yet"
-    has_answered: bool = False
-    refused_rounds: int = 0
-    late_since: float | None = None
+    since: float | None = None  # when the state began, on the caller's clock; `None` before the first round
+    reason: str | None = "not asked yet"  # why, in one sentence; `None` where there is nothing to say
+    has_answered: bool = False  # whether this engine has ever responded: only then can it end
+    refused_rounds: int = 0  # the number of rounds in a row in which no process listened
+    late_since: float | None = None  # since when no round got all its responses
 
 
 _Finding: TypeAlias = tuple[EngineState, str | None]
@@ -120,7 +104,7 @@ def _without_engine(counted: EngineVerdict, seen: Seen, now: float) -> _Finding 
     if not counted.has_answered:
         return "starting", seen.failure
     if counted.state == "gone":
-        # A process that listens, though it does not respond, is not the one that ended.
+        # a process that listens, though it does not respond, is not the one that ended.
         is_over = counted.since is not None and now - counted.since >= GONE_SECONDS
         is_starting = is_over or seen.is_another_loading or seen.contact != "refused"
         return "starting" if is_starting else "gone", seen.failure

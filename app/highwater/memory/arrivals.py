@@ -12,17 +12,11 @@ from highwater.recorder.rank import RankRecord
 
 
 class _Arrival(NamedTuple):
-    """One rank's reading.
+    """One rank's reading."""
 
-    Attributes:
-        stamp: Its time by the worker's clock.
-        mono: Monotonic seconds.
-        at: Unix seconds, as they were when it came.
-    """
-
-    stamp: float
-    mono: float
-    at: float
+    stamp: float  # its time by the worker's clock
+    mono: float  # monotonic seconds
+    at: float  # unix seconds, as they were when it came
 
 
 class Arrivals:

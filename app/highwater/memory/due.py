@@ -30,27 +30,16 @@ SETTLE_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The knowledge of the engine before a request is made.
+    """The knowledge of the engine before a request is made."""
 
-    Attributes:
-        is_recorded: Every rank's recorder writes and shows as much as the worker would report.
-        verdict: The progress that the recorders show; ``None`` without any.
-        still_seconds: Since a worker was last seen to begin a call of the engine.
-        has_requests: The engine counted requests last, or some are under way through this sidecar.
-        is_held: The engine was paused or asleep at the last round.
-        is_at_rest: The API server counts no work since the workers responded last.
-        is_unanswered: The engine's loop has not responded to the last request that needed it.
-        is_sure: The last poll got every response, its report is fresh, and no worker has ended since.
-    """
-
-    is_recorded: bool = False
-    verdict: ProgressVerdict | None = None
-    still_seconds: float = 0.0
-    has_requests: bool = False
-    is_held: bool = False
-    is_at_rest: bool = False
-    is_unanswered: bool = False
-    is_sure: bool = True
+    is_recorded: bool = False  # every rank's recorder writes and shows as much as the worker would report
+    verdict: ProgressVerdict | None = None  # the progress that the recorders show; `None` without any
+    still_seconds: float = 0.0  # since a worker was last seen to begin a call of the engine
+    has_requests: bool = False  # the engine counted requests last, or some are under way through this sidecar
+    is_held: bool = False  # the engine was paused or asleep at the last round
+    is_at_rest: bool = False  # the API server counts no work since the workers responded last
+    is_unanswered: bool = False  # the engine's loop has not responded to the last request that needed it
+    is_sure: bool = True  # the last poll got every response, its report is fresh, and no worker has ended since
 
     @property
     def is_idle(self) -> bool:

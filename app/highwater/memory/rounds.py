@@ -44,40 +44,26 @@ class PollObserver(Protocol):
 
 @dataclass(slots=True)
 class Round:
-    """The outcome of one poll's requests.
+    """The outcome of one poll's requests."""
 
-    Attributes:
-        last: The report of the round before it.
-        recorder_instance: The name of the recorders of the engine's present life, or of its last one.
-        observation: What the sources returned; of a source that was not read, what still holds.
-        failure: What ended the round; ``contact``: how far it came.
-        first_failure: The first source that failed, and why; ``failed``: the names of all that did.
-        server_error: The API server's own error, where it responded with one.
-        requests: The number of sources that were read; ``responses``: the number of those that did not fail.
-        rested: Whether the engine or its workers were left alone.
-        is_loading: Whether the workers' recorders write though the API server does not respond yet.
-        is_another_loading: Whether recorders write that are not of the engine that was known last.
-        start_failure: How a start that was followed failed.
-        has_start_ended: Whether a start that was followed is over, failed or not.
-    """
-
-    last: Report
-    recorder_instance: str | None
+    last: Report  # the report of the round before it
+    recorder_instance: str | None  # the name of the recorders of the engine's present life, or of its last one
+    # What the sources returned; of a source that was not read, what still holds.
     observation: Observation = field(default_factory=Observation)
     records: tuple[RankRecord, ...] = ()
     progress: Progress | None = None
-    failure: EngineError | None = None
+    failure: EngineError | None = None  # what ended the round; `contact`: how far it came
     contact: Contact = "answered"
-    first_failure: str | None = None
+    first_failure: str | None = None  # the first source that failed, and why; `failed`: the names of all that did
     failed: set[str] = field(default_factory=set)
-    server_error: EngineRefused | None = None
-    requests: int = 0
+    server_error: EngineRefused | None = None  # the API server's own error, where it responded with one
+    requests: int = 0  # the number of sources that were read; `responses`: the number of those that did not fail
     responses: int = 0
-    rested: bool = False
-    is_loading: bool = False
-    is_another_loading: bool = False
-    start_failure: StartFailure | None = None
-    has_start_ended: bool = False
+    rested: bool = False  # whether the engine or its workers were left alone
+    is_loading: bool = False  # whether the workers' recorders write though the API server does not respond yet
+    is_another_loading: bool = False  # whether recorders write that are not of the engine that was known last
+    start_failure: StartFailure | None = None  # how a start that was followed failed
+    has_start_ended: bool = False  # whether a start that was followed is over, failed or not
 
     def end(self, failure: EngineError, reach: Reach) -> None:
         """Note that the engine, or the part of it that had to respond, did not."""

@@ -62,27 +62,18 @@ log = logging.getLogger("highwater.snapshots")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
-    """One worker's response to op ``snapshot``.
-
-    Attributes:
-        path: ``None`` after a dry run.
-        bytes: The file's size, or what it would be now.
-        segments: Of the allocator; ``blocks``: in them.
-        trace_entries: Of the allocator's history; 0 where none is recorded.
-        free_bytes: Of the disk, before.
-        elapsed_ms: For how long the worker stood still.
-    """
+    """One worker's response to op ``snapshot``."""
 
     rank: int | None
     dp_rank: int | None
     host: str | None
-    path: str | None
-    bytes: int
-    segments: int
+    path: str | None  # `None` after a dry run
+    bytes: int  # the file's size, or what it would be now
+    segments: int  # of the allocator; `blocks`: in them
     blocks: int
-    trace_entries: int
-    free_bytes: int | None
-    elapsed_ms: float
+    trace_entries: int  # of the allocator's history; 0 where none is recorded
+    free_bytes: int | None  # of the disk, before
+    elapsed_ms: float  # for how long the worker stood still
 
     @property
     def file_name(self) -> str | None:
@@ -92,54 +83,37 @@ class RankSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFile:
-    """One file in the folder.
-
-    Attributes:
-        snapshot: The part of the name that the files of one request share.
-        dp_rank: From the name; ``None`` where the worker did not know it, as ``rank``.
-        written_at: Unix seconds.
-    """
+    """One file in the folder."""
 
     name: str
-    snapshot: str
-    dp_rank: int | None
+    snapshot: str  # the part of the name that the files of one request share
+    dp_rank: int | None  # from the name; `None` where the worker did not know it, as `rank`
     rank: int | None
     pid: int
     bytes: int
-    written_at: float
+    written_at: float  # unix seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One request's outcome.
+    """One request's outcome."""
 
-    Attributes:
-        snapshot: As in the names of its files; ``None`` after a dry run.
-        ranks: The workers' responses, in rank order.
-        here: The names of the files that are in our folder: a worker on another machine wrote into its own.
-    """
-
-    snapshot: str | None
-    ranks: tuple[RankSnapshot, ...]
+    snapshot: str | None  # as in the names of its files; `None` after a dry run
+    ranks: tuple[RankSnapshot, ...]  # the workers' responses, in rank order
+    # The names of the files that are in our folder: a worker on another machine wrote into its own.
     here: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStacks:
-    """One worker's response to op ``record_stacks``.
-
-    Attributes:
-        recording: Whether the history is on; ``was_recording``: whether it was before this call.
-        seconds_left: After which it ends.
-        entries: The number that is kept, the newest.
-    """
+    """One worker's response to op ``record_stacks``."""
 
     rank: int | None
     dp_rank: int | None
-    recording: bool
+    recording: bool  # whether the history is on; `was_recording`: whether it was before this call
     was_recording: bool
-    seconds_left: float | None
-    entries: int | None
+    seconds_left: float | None  # after which it ends
+    entries: int | None  # the number that is kept, the newest
 
 
 _WIRE = TypeAdapter(tuple[RankSnapshot, ...])

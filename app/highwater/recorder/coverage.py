@@ -11,19 +11,12 @@ from highwater.recorder.rank import RankRecord
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The recorders at one moment, compared with the ranks that there should be.
+    """The recorders at one moment, compared with the ranks that there should be."""
 
-    Attributes:
-        writing: The records of ranks that write and have a reading.
-        is_complete: Every expected rank writes, and shows as much as its worker would report.
-        has_entries: And the entries of its encoder cache.
-        offers_calls: Every expected rank writes that our operations may be called on its worker.
-    """
-
-    writing: tuple[RankRecord, ...] = ()
-    is_complete: bool = False
-    has_entries: bool = False
-    offers_calls: bool = False
+    writing: tuple[RankRecord, ...] = ()  # the records of ranks that write and have a reading
+    is_complete: bool = False  # every expected rank writes, and shows as much as its worker would report
+    has_entries: bool = False  # and the entries of its encoder cache
+    offers_calls: bool = False  # every expected rank writes that our operations may be called on its worker
 
 
 def coverage(records: Sequence[RankRecord], expected: int | None) -> Coverage:
@@ -47,5 +40,5 @@ def ranks_expected(records: Sequence[RankRecord]) -> int | None:
 
 
 def _shows_all(newest: WorkerMemory | None) -> bool:
-    # A worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
+    # a worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
     return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)

@@ -26,18 +26,12 @@ _ROW = struct.Struct("<64sQdB7x")
 
 
 class EntryRow(TypedDict):
-    """One entry of a rank's encoder cache, as JSON has it.
+    """One entry of a rank's encoder cache, as JSON has it."""
 
-    Attributes:
-        mm_hash: Its first 64 characters.
-        residency: ``device`` or ``host``.
-        age_seconds: A lower bound.
-    """
-
-    mm_hash: str
+    mm_hash: str  # its first 64 characters
     bytes: int
-    residency: str
-    age_seconds: float
+    residency: str  # `device` or `host`
+    age_seconds: float  # a lower bound
 
 
 def largest_first(row: EntryRow) -> tuple[int, str]:
@@ -62,23 +56,15 @@ _ENGINE_BUDGET = TypeAdapter(EngineBudget)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryTable:
-    """The entries of a rank's encoder cache, and what else changes seldom.
+    """The entries of a rank's encoder cache, and what else changes seldom."""
 
-    Attributes:
-        mono: When entries came or went last, on the writer's monotonic clock.
-        total: How many entries there are; the table may have fewer.
-        start: The phases of the worker's start.
-        engine_budget: ``None`` where the file has none, or an invalid one.
-        rows: The entries as they stand in the file.
-    """
-
-    mono: float
-    total: int
+    mono: float  # when entries came or went last, on the writer's monotonic clock
+    total: int  # how many entries there are; the table may have fewer
     budget: WorkerBudget
-    start: tuple[StartPhase, ...]
+    start: tuple[StartPhase, ...]  # the phases of the worker's start
     notes: tuple[Note, ...]
-    rows: bytes
-    engine_budget: EngineBudget | None = None
+    rows: bytes  # the entries as they stand in the file
+    engine_budget: EngineBudget | None = None  # `None` where the file has none, or an invalid one
 
     def entries(self, mono: float) -> Iterator[EntryRow]:
         """Return the entries, in the order in which they were first seen; invalid ones are left out.

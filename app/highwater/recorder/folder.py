@@ -51,15 +51,10 @@ class OtherRing:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The outcome of ``remove_stale``.
+    """The outcome of ``remove_stale``."""
 
-    Attributes:
-        removed: The names of the files that were removed.
-        problems: A sentence for each file that could not be removed, or that is not a recorder's.
-    """
-
-    removed: tuple[str, ...]
-    problems: tuple[str, ...]
+    removed: tuple[str, ...]  # the names of the files that were removed
+    problems: tuple[str, ...]  # a sentence for each file that could not be removed, or that is not a recorder's
 
 
 class RecorderFolder:

@@ -22,22 +22,9 @@ _Word: TypeAlias = Annotated[str, Field(max_length=255, pattern=r"^[ -~]*$")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The writer of a recorder file; names and meanings are those of the worker's responses (worker_ext/README.md).
+    """The writer of a recorder file; names and meanings are those of the worker's responses (worker_ext/README.md)."""
 
-    Attributes:
-        instance: The name of one life of the engine; the sidecar chose it, or the worker.
-        pid: As the writer's own PID namespace numbers it.
-        pid_started: In ticks since boot: distinguishes a process from a later one with its number.
-        started_at: Unix seconds.
-        rate: Samples in a second.
-        seconds: How far the ring reaches back.
-        extension: The version of the worker extension.
-        main_thread: The number that dumps of stacks give the thread that runs the steps.
-        ranks_expected: How many workers the API server has.
-        rpc: Whether the worker has our operations, so that they may be called; ``None`` where it does not say.
-        self_started: Whether the worker started its recorder by itself, as the engine came up.
-    """
-
+    # The name of one life of the engine; the sidecar chose it, or the worker.
     instance: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     rank: Count | None = None
     local_rank: Count | None = None
@@ -45,22 +32,23 @@ class Identity:
     tp_rank: Count | None = None
     pp_rank: Count | None = None
     host: _Word | None = None
-    pid: Annotated[int, Field(ge=1, le=2**31 - 1)]
-    pid_started: Count | None = None
+    pid: Annotated[int, Field(ge=1, le=2**31 - 1)]  # as the writer's own PID namespace numbers it
+    pid_started: Count | None = None  # in ticks since boot: distinguishes a process from a later one with its number
     boot_id: _Word | None = None
     device: Device
-    started_at: Seconds
-    rate: Annotated[float, Field(gt=0, le=10_000)]
-    seconds: Seconds
-    extension: _Word | None = None
-    main_thread: Count | None = None
-    ranks_expected: _Ranks | None = None
+    started_at: Seconds  # unix seconds
+    rate: Annotated[float, Field(gt=0, le=10_000)]  # samples in a second
+    seconds: Seconds  # how far the ring reaches back
+    extension: _Word | None = None  # the version of the worker extension
+    main_thread: Count | None = None  # the number that dumps of stacks give the thread that runs the steps
+    ranks_expected: _Ranks | None = None  # how many workers the API server has
     data_parallel: _Ranks | None = None
     pipeline_parallel: _Ranks | None = None
     tensor_parallel: _Ranks | None = None
     model: _Word | None = None
+    # Whether the worker has our operations, so that they may be called; `None` where it does not say.
     rpc: bool | None = None
-    self_started: bool | None = None
+    self_started: bool | None = None  # whether the worker started its recorder by itself, as the engine came up
 
     @property
     def name(self) -> str:

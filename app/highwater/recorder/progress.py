@@ -41,35 +41,25 @@ _WHY_LOST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProgress:
-    """A worker's last record of its steps and of our calls in it; seconds as of then.
-
-    Attributes:
-        calls: The number of calls of the engine, steps or other, and operations of the sidecar that have begun.
-        is_out_of_work: Whether the last step had no tokens: the engine runs one after its last request has ended, or
-            was aborted; ``None`` where the recorder does not say.
-        step_seconds: The age of the current step; ``None`` outside of steps.
-        last_step_age_seconds: Since a step began or ended last; ``None`` before the first.
-        output_seconds: How long the engine has waited for what a step returned, with asynchronous scheduling.
-        rpc: Our operation that runs, for ``rpc_seconds``.
-        call: The engine's call outside of a step: to load weights, an adapter, to wake up; for at least
-            ``call_seconds``.
-        is_compiling: Whether what lasts is seen to compile or to capture graphs.
-        stack: Where its thread is, innermost first; empty where nothing has lasted for long.
-    """
+    """A worker's last record of its steps and of our calls in it; seconds as of then."""
 
     steps_begun: int = 0
     steps_ended: int = 0
-    calls: int = 0
+    calls: int = 0  # the number of calls of the engine, steps or other, and operations of the sidecar that have begun
+    # Whether the last step had no tokens: the engine runs one after its last request has ended, or was aborted; `None`
+    # where the recorder does not say.
     is_out_of_work: bool | None = None
-    step_seconds: float | None = None
-    last_step_age_seconds: float | None = None
+    step_seconds: float | None = None  # the age of the current step; `None` outside of steps
+    last_step_age_seconds: float | None = None  # since a step began or ended last; `None` before the first
+    # How long the engine has waited for what a step returned, with asynchronous scheduling.
     output_seconds: float | None = None
-    rpc: str | None = None
+    rpc: str | None = None  # our operation that runs, for `rpc_seconds`
     rpc_seconds: float | None = None
+    # The engine's call outside of a step: to load weights, an adapter, to wake up; for at least `call_seconds`.
     call: str | None = None
     call_seconds: float | None = None
-    is_compiling: bool = False
-    stack: tuple[str, ...] = ()
+    is_compiling: bool = False  # whether what lasts is seen to compile or to capture graphs
+    stack: tuple[str, ...] = ()  # where its thread is, innermost first; empty where nothing has lasted for long
 
 
 class Recorded(Protocol):
@@ -94,24 +84,17 @@ class Recorded(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The work that the engine has at this time.
+    """The work that the engine has at this time."""
 
-    Attributes:
-        requests_running: By the engine's counts; ``None`` where it does not report them.
-        proxied_requests: Under way through this sidecar. They count only where the engine reports none: the API
-            server may spend a minute on a request, downloading its images, before the engine receives it.
-        unanswered_seconds: How long a worker call, or another request to the engine's loop, has waited for its
-            response.
-        answer_age_seconds: Since the loop responded last; ``None`` if it never did.
-        is_held: Whether the engine is paused or asleep on purpose: requests may wait then.
-    """
-
-    requests_running: int | None = None
+    requests_running: int | None = None  # by the engine's counts; `None` where it does not report them
     requests_waiting: int | None = None
+    # Under way through this sidecar. They count only where the engine reports none: the API server may spend a minute
+    # on a request, downloading its images, before the engine receives it.
     proxied_requests: int = 0
+    # How long a worker call, or another request to the engine's loop, has waited for its response.
     unanswered_seconds: float | None = None
-    answer_age_seconds: float | None = None
-    is_held: bool = False
+    answer_age_seconds: float | None = None  # since the loop responded last; `None` if it never did
+    is_held: bool = False  # whether the engine is paused or asleep on purpose: requests may wait then
 
 
 _Finding: TypeAlias = tuple[ProgressVerdict, float | None, str]

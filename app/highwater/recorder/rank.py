@@ -41,27 +41,18 @@ _IDENTITY_FIELDS = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """The newest contents of one rank's recorder file.
-
-    Attributes:
-        newest: Its memory as of the last valid sample, as the worker would report it; ``None`` before the first. While
-            the worker has done nothing since that sample and still writes, it is of the last heartbeat's time.
-        progress: Its steps and calls as of its last record.
-        table: The entries of its encoder cache; ``None`` before the first.
-        mono: The time of its last record, on its own monotonic clock.
-        age_seconds: Since its last record.
-        reading_age_seconds: Since ``newest`` held; ``None`` before the first.
-        status: Whether it writes, and why not.
-    """
+    """The newest contents of one rank's recorder file."""
 
     identity: Identity
+    # Its memory as of the last valid sample, as the worker would report it; `None` before the first. While the worker
+    # has done nothing since that sample and still writes, it is of the last heartbeat's time.
     newest: WorkerMemory | None
-    progress: RankProgress | None
-    table: EntryTable | None
-    mono: float
-    age_seconds: float
-    status: RankStatus
-    reading_age_seconds: float | None = None
+    progress: RankProgress | None  # its steps and calls as of its last record
+    table: EntryTable | None  # the entries of its encoder cache; `None` before the first
+    mono: float  # the time of its last record, on its own monotonic clock
+    age_seconds: float  # since its last record
+    status: RankStatus  # whether it writes, and why not
+    reading_age_seconds: float | None = None  # since `newest` held; `None` before the first
 
     @property
     def name(self) -> str:
@@ -80,19 +71,12 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The clocks and the processes of this machine.
+    """The clocks and the processes of this machine."""
 
-    Attributes:
-        clock: Unix seconds.
-        monotonic: ``CLOCK_MONOTONIC``, which the workers of this machine share.
-        proc: The folder in which the kernel shows processes.
-        boot_id: The kernel's; ``None`` where it is not shown.
-    """
-
-    clock: Callable[[], float]
-    monotonic: Callable[[], float]
-    proc: Path
-    boot_id: str | None
+    clock: Callable[[], float]  # unix seconds
+    monotonic: Callable[[], float]  # `CLOCK_MONOTONIC`, which the workers of this machine share
+    proc: Path  # the folder in which the kernel shows processes
+    boot_id: str | None  # the kernel's; `None` where it is not shown
 
     @classmethod
     def of(cls, clock: Callable[[], float], monotonic: Callable[[], float], proc: Path) -> Self:

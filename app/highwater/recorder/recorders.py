@@ -152,7 +152,7 @@ class Recorders:
         recorders alone
         that a sidecar started: they may be another engine's.
         """
-        # A writer that is only silent has not ended: another engine's files are not its.
+        # a writer that is only silent has not ended: another engine's files are not its.
         has_writer = any(record.status not in {"dead", "ended"} for record in self.records)
         if self.are_followed and (has_writer or not self.records):
             return

@@ -49,17 +49,11 @@ _STACK_HEAD = struct.Struct("<dd")
 
 @dataclass(frozen=True, slots=True)
 class WatchdogDump:
-    """Every thread's stack, written because no Python thread of the process could run.
+    """Every thread's stack, written because no Python thread of the process could run."""
 
-    Attributes:
-        armed_mono: When one ran last, on the writer's monotonic clock.
-        seconds: How long after that the stacks were taken.
-        text: As Python's ``faulthandler`` writes them.
-    """
-
-    armed_mono: float
-    seconds: float
-    text: str
+    armed_mono: float  # when one ran last, on the writer's monotonic clock
+    seconds: float  # how long after that the stacks were taken
+    text: str  # as Python's `faulthandler` writes them
 
 
 @dataclass(frozen=True, slots=True)

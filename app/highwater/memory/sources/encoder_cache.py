@@ -53,17 +53,11 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class RankEntries:
-    """One rank's encoder cache as it was read.
+    """One rank's encoder cache as it was read."""
 
-    Attributes:
-        head: All about it but its entries.
-        rows: Its entries, largest first.
-        is_recorded: By its recorder, and not by its worker.
-    """
-
-    head: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-    is_recorded: bool = False
+    head: Mapping[str, Any]  # all about it but its entries
+    rows: Sequence[Mapping[str, Any]]  # its entries, largest first
+    is_recorded: bool = False  # by its recorder, and not by its worker
     _orders: dict[tuple[Order, bool], _Rows] = field(default_factory=dict, repr=False)
 
     async def json(self, limit: int, order: Order, alias: Callable[[object], str] | None) -> bytes:

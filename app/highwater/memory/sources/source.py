@@ -17,29 +17,18 @@ Reach: TypeAlias = Literal["api_server", "engine", "workers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The observations of one source; ``None`` where it reports nothing.
+    """The observations of one source; ``None`` where it reports nothing."""
 
-    Attributes:
-        workers: Each worker's memory, in rank order.
-        load: The engine's own counts.
-        paused: Whether the scheduler is paused.
-    """
-
-    workers: tuple[WorkerMemory, ...] | None = None
-    load: EngineLoad | None = None
-    paused: bool | None = None
+    workers: tuple[WorkerMemory, ...] | None = None  # each worker's memory, in rank order
+    load: EngineLoad | None = None  # the engine's own counts
+    paused: bool | None = None  # whether the scheduler is paused
 
 
 class Source(ABC):
-    """A source of readings. A source that fails costs only itself.
+    """A source of readings. A source that fails costs only itself."""
 
-    Attributes:
-        name: The ``source`` label of ``highwater_poll_failures_total``.
-        reach: The part of the engine that has to respond.
-    """
-
-    name: ClassVar[str]
-    reach: ClassVar[Reach] = "api_server"
+    name: ClassVar[str]  # the `source` label of `highwater_poll_failures_total`
+    reach: ClassVar[Reach] = "api_server"  # the part of the engine that has to respond
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
