@@ -198,8 +198,7 @@ def growth(
     """Return the growth since ``baseline``, the slope over ``recent``, and when each device is full.
 
     ``baseline`` are the first readings after the engine became ready; ``recent`` the used bytes of the last minute,
-    over
-    all ranks and by rank.
+    over all ranks and by rank.
     """
     grown, _ = total(compare(baseline, ranks))
     filling = tuple(_filling(rank, recent_by_rank.get(rank_key(rank), ())) for rank in ranks)

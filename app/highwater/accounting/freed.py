@@ -38,9 +38,9 @@ def credit(
 ) -> Credit:
     """Credit a remedy with what it freed.
 
-    Of the workers' responses (``detail``) the figure of a release counts: it measures in the call, before the
-    engine goes
-    on. Without ``is_released`` what left the encoder cache is the allocator's now, and the device has gained nothing.
+    Of the workers' responses (``detail``) the figure of a release counts: it measures in the call, before the engine
+    goes on. Without ``is_released`` what left the encoder cache is the allocator's now, and the device has gained
+    nothing.
     """
     earlier = {rank_key(reading): reading for reading in before}
     reported = {

@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
+
+if TYPE_CHECKING:
+    from highwater.engine.client import Engine
 
 EXTENSION = "highwater_worker.MemoryExtension"
 _PLUGIN = "the package vllm-highwater-worker beside it and HIGHWATER_RECORDER_DIR set"
@@ -75,20 +78,7 @@ def parse_version(text: str | None) -> Version | None:
         return None
 
 
-class EngineQueries(Protocol):
-    """The requests of detection, made by the engine client."""
-
-    async def get_json(self, path: str, **query: str) -> object:
-        """Return the JSON at ``path``; ``None`` where the status is 400 or more."""
-
-    async def has_post(self, path: str) -> bool:
-        """Return whether ``path`` exists as a POST-only route, by a GET."""
-
-    async def exists(self, path: str) -> bool:
-        """Return whether a GET on ``path`` finds a route."""
-
-
-async def detect(engine: EngineQueries, *, assume_extension: bool = False) -> Capabilities:
+async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilities:
     """Detect what the engine can do.
 
     ``assume_extension``: the operator says that our extension is loaded under another name (a subclass).
@@ -122,12 +112,12 @@ async def detect(engine: EngineQueries, *, assume_extension: bool = False) -> Ca
     )
 
 
-async def _version(engine: EngineQueries) -> str | None:
+async def _version(engine: Engine) -> str | None:
     answer = await engine.get_json("/version")
     return answer["version"] if isinstance(answer, dict) and isinstance(answer.get("version"), str) else None
 
 
-async def _routes(engine: EngineQueries) -> tuple[Collection[str], str | None]:
+async def _routes(engine: Engine) -> tuple[Collection[str], str | None]:
     """Return the paths, and the root path."""
     page = await engine.get_json("/openapi.json")
     routes = page.get("paths") if isinstance(page, dict) else None

@@ -70,9 +70,8 @@ class EngineLife:
 class Lives:
     """Distinguishes the engine's lives, and keeps what belongs to the present one.
 
-    Without a state file baselines do not outlive the sidecar. ``started_at`` returns when a rank's process was
-    started, in
-    Unix seconds.
+    Without a state file baselines do not outlive the sidecar. ``started_at`` returns when a rank's process was started,
+    in Unix seconds.
     """
 
     def __init__(

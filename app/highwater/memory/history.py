@@ -102,9 +102,8 @@ class History:
     def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
         """Return readings taken at or after ``since``, oldest first; of each ``step`` seconds the last (0: all).
 
-        May be called from any thread. The first value is the step that was used: a larger one where ``step``
-        would give more
-        than ``MAX_READINGS``, because writing many megabytes of JSON would hold up every stream of the proxy.
+        May be called from any thread. The first value is the step that was used: a larger one where ``step`` would give
+        more than ``MAX_READINGS``, because writing many megabytes of JSON would hold up every stream of the proxy.
         """
         kept = list(self._samples)  # in one step of the interpreter: the loop may add to them meanwhile
         wanted = [sample for sample in kept if sample.at >= since]

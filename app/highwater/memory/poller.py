@@ -54,8 +54,7 @@ class Poller:
     ``clock`` returns monotonic seconds, ``wall_clock`` Unix seconds. ``poll_seconds`` lie between polls,
     ``idle_poll_seconds`` between two calls of the workers of an engine at rest that have no recorders; from an age of
     ``stale_seconds`` on a report is stale. ``engine_has_extension``: the operator says that our extension is loaded
-    under
-    another name. ``requests_under_way`` counts those through this sidecar, ``internal_error`` our own faults.
+    under another name. ``requests_under_way`` counts those through this sidecar, ``internal_error`` our own faults.
 
     Attributes:
         listeners: Called with each report.

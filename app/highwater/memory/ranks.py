@@ -23,9 +23,8 @@ def best_readings(
 ) -> tuple[RankReading, ...] | None:
     """Return every rank's best reading, in the ranks' order; ``None`` without any.
 
-    ``kept`` are the workers' last responses, where they still hold; not used of a rank whose recorder does not
-    write. For
-    ``fuller_for_seconds`` a response is preferred to a newer record that shows less.
+    ``kept`` are the workers' last responses, where they still hold; not used of a rank whose recorder does not write.
+    For ``fuller_for_seconds`` a response is preferred to a newer record that shows less.
     """
     readings = {rank_key(reading): reading for reading in answered}
     alive = [record.newest for record in records if record.status == "alive" and record.newest is not None]

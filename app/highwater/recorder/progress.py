@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import TypeAlias
 
 from highwater.readings import Progress, ProgressVerdict
-
-# alive: it writes. silent: it should have written by now. dead: its process has ended. stopped: a signal or a debugger
-# holds its process. ended: it wrote that it would write no more.
-RankStatus: TypeAlias = Literal["alive", "silent", "dead", "stopped", "ended"]
+from highwater.recorder.rank import RankRecord
+from highwater.recorder.rank_progress import RankProgress, RankStatus
 
 LOST_SECONDS = 5.0
 """A rank's process may be dead or stopped for so long: the engine may be about to end, or a debugger to let go."""
@@ -37,49 +35,6 @@ _WHY_LOST = {
     "dead": "is dead: its process is gone, and it has written nothing",
     "stopped": "is stopped by a signal or a debugger, and has written nothing",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankProgress:
-    """A worker's last record of its steps and of our calls in it; seconds as of then."""
-
-    steps_begun: int = 0
-    steps_ended: int = 0
-    calls: int = 0  # the number of calls of the engine, steps or other, and operations of the sidecar that have begun
-    # Whether the last step had no tokens: the engine runs one after its last request has ended, or was aborted; `None`
-    # where the recorder does not say.
-    is_out_of_work: bool | None = None
-    step_seconds: float | None = None  # the age of the current step; `None` outside of steps
-    last_step_age_seconds: float | None = None  # since a step began or ended last; `None` before the first
-    # How long the engine has waited for what a step returned, with asynchronous scheduling.
-    output_seconds: float | None = None
-    rpc: str | None = None  # our operation that runs, for `rpc_seconds`
-    rpc_seconds: float | None = None
-    # The engine's call outside of a step: to load weights, an adapter, to wake up; for at least `call_seconds`.
-    call: str | None = None
-    call_seconds: float | None = None
-    is_compiling: bool = False  # whether what lasts is seen to compile or to capture graphs
-    stack: tuple[str, ...] = ()  # where its thread is, innermost first; empty where nothing has lasted for long
-
-
-class Recorded(Protocol):
-    """The part of a rank's record that is needed here."""
-
-    @property
-    def name(self) -> str:
-        """The rank as an operator calls it."""
-
-    @property
-    def status(self) -> RankStatus:
-        """The state of its writer."""
-
-    @property
-    def age_seconds(self) -> float:
-        """Since it wrote last."""
-
-    @property
-    def progress(self) -> RankProgress | None:
-        """Its last record; ``None`` before the first sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +66,7 @@ def requested_since(before: float | None, demand: Demand, now: float) -> float |
 
 
 def judge(
-    ranks: Sequence[Recorded],
+    ranks: Sequence[RankRecord],
     demand: Demand,
     *,
     requested_seconds: float = 0.0,
@@ -119,9 +74,8 @@ def judge(
 ) -> Progress:
     """Return the verdict over all ranks.
 
-    There have been requests without a break for ``requested_seconds`` (``requested_since``); ``max_step_seconds``
-    is the
-    longest normal step, or call of ours.
+    There have been requests without a break for ``requested_seconds`` (``requested_since``); ``max_step_seconds`` is
+    the longest normal step, or call of ours.
     """
     verdict, since, summary = (
         _lost(ranks)
@@ -142,7 +96,7 @@ def judge(
 # --- findings, in order; the first that applies is the verdict ---
 
 
-def _lost(ranks: Sequence[Recorded]) -> _Finding | None:
+def _lost(ranks: Sequence[RankRecord]) -> _Finding | None:
     alive = [rank for rank in ranks if rank.status == "alive"]
     lost = [rank for rank in ranks if rank.status in _LOST and rank.age_seconds >= _patience(rank.status)]
     # Where no rank writes, the engine has ended, or its files have moved: the polls show which. A process that is held
@@ -161,7 +115,7 @@ def _patience(status: RankStatus) -> float:
     return SILENT_SECONDS if status == "silent" else LOST_SECONDS
 
 
-def _held_up(ranks: Sequence[Recorded], max_step_seconds: float) -> _Finding | None:
+def _held_up(ranks: Sequence[RankRecord], max_step_seconds: float) -> _Finding | None:
     """Return the longest step or call that a rank is in."""
     holds = [(hold[1], hold[0], rank) for rank in ranks if rank.status == "alive" and (hold := _hold(rank.progress))]
     if not holds:
@@ -184,7 +138,7 @@ def _may_compile(progress: RankProgress | None) -> bool:
     return progress.is_compiling or progress.steps_begun <= FIRST_STEPS
 
 
-def _unreported(ranks: Sequence[Recorded]) -> _Finding | None:
+def _unreported(ranks: Sequence[RankRecord]) -> _Finding | None:
     """Return a rank of which nothing is known: it may be in a step."""
     untold = [rank for rank in ranks if rank.status != "alive" or rank.progress is None]
     if not untold:
@@ -193,7 +147,7 @@ def _unreported(ranks: Sequence[Recorded]) -> _Finding | None:
     return "unknown", None, f"not every rank reports progress: {named}"
 
 
-def _without_step(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float) -> _Finding:
+def _without_step(ranks: Sequence[RankRecord], demand: Demand, requested_seconds: float) -> _Finding:
     """Return whether the engine, with no rank in a step, should run one or respond to a call."""
     quiet = _quiet_seconds(ranks)
     requests, call_seconds = _requests(demand), demand.unanswered_seconds or 0.0
@@ -210,7 +164,7 @@ def _without_step(ranks: Sequence[Recorded], demand: Demand, requested_seconds: 
     return excused or _no_work(min(quiet, requested_seconds), asked, last)
 
 
-def _excused(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float, what: str) -> _Finding | None:
+def _excused(ranks: Sequence[RankRecord], demand: Demand, requested_seconds: float, what: str) -> _Finding | None:
     """Return why no step follows although the engine counts requests."""
     # The counts are as of the last step, and stay where they were when the last requests were aborted.
     if _are_out_of_work(ranks):
@@ -222,7 +176,7 @@ def _excused(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float
     return None
 
 
-def _without_requests(ranks: Sequence[Recorded], demand: Demand, quiet: float, last: str) -> _Finding:
+def _without_requests(ranks: Sequence[RankRecord], demand: Demand, quiet: float, last: str) -> _Finding:
     since = None if quiet == math.inf else quiet
     if demand.is_held:
         return "idle", since, f"the engine is paused or asleep; {last}"
@@ -261,11 +215,11 @@ def _loop_answers(demand: Demand) -> bool:
     return age is not None and age < NO_STEP_SECONDS
 
 
-def _are_out_of_work(ranks: Sequence[Recorded]) -> bool:
+def _are_out_of_work(ranks: Sequence[RankRecord]) -> bool:
     return all(rank.progress is not None and rank.progress.is_out_of_work for rank in ranks)
 
 
-def _quiet_seconds(ranks: Sequence[Recorded]) -> float:
+def _quiet_seconds(ranks: Sequence[RankRecord]) -> float:
     """Return since when no rank began or ended a step; infinite before the first."""
     ages = [rank.progress.last_step_age_seconds for rank in ranks if rank.progress is not None]
     return min((age for age in ages if age is not None), default=math.inf)
@@ -285,7 +239,7 @@ def _hold(progress: RankProgress | None) -> tuple[str, float] | None:
     return max(holds, key=lambda hold: hold[1], default=None)
 
 
-def _doing(rank: Recorded) -> str:
+def _doing(rank: RankRecord) -> str:
     """Return what a rank is doing, as the end of a sentence that begins with its name."""
     if rank.status in _WHY_LOST:
         return f"{_WHY_LOST[rank.status]} for {_seconds(rank.age_seconds)}{_place(rank.progress)}"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -18,21 +16,13 @@ from highwater.errors import flaw
 from highwater.readings import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerMemory
 from highwater.recorder.entry_table import EntryRow, EntryTable
 from highwater.recorder.identity import Identity
-from highwater.recorder.progress import RankProgress, RankStatus
+from highwater.recorder.rank_progress import RankProgress, RankStatus, parse_progress, parse_stack
 from highwater.recorder.ring import Ring, WatchdogDump
-from highwater.recorder.untrusted import count, is_within_bounds, number, part, short_text
+from highwater.recorder.untrusted import count, is_within_bounds, number, part
 
 # Three heartbeats of an idle worker.
 _SILENT_SECONDS = 3.0
-_MAX_STACK = 8
 _STATE, _STARTED = 0, 19  # fields of /proc/<pid>/stat, counted from behind the command's name; proc(5)
-
-# A frame as Python's faulthandler writes it: `  File "/usr/lib/python3/a.py", line 12 in run`.
-_FRAME = re.compile(r'  File "(?:.*/)?([^"]*)", line ([0-9]+) in (.*)')
-
-# Functions in which a step makes what it runs next: torch.compile (torch/_dynamo/convert_frame.py, _inductor), Triton's
-# compiler and its tuning, and the capture of graphs (vLLM's model runners).
-_COMPILES = frozenset({"_compile", "compile", "compile_fx", "do_bench", "capture_model", "_capture_cudagraphs"})
 
 _WORKER = TypeAdapter(WorkerMemory)
 # What never changes, and begins every response of a worker.
@@ -227,10 +217,10 @@ class RankFile:
 
     def _progress(self, dump: WatchdogDump | None) -> RankProgress | None:
         last = _later(self._sample, self._heartbeat)
-        progress = None if last is None else _progress(last)
+        progress = None if last is None else parse_progress(last.mono, last.body)
         if dump is None or (last is not None and last.mono >= dump.armed_mono + dump.seconds):
             return progress
-        return replace(progress or RankProgress(), stack=_stack(dump.text, self.ring.identity.main_thread))
+        return replace(progress or RankProgress(), stack=parse_stack(dump.text, self.ring.identity.main_thread))
 
     def _age_seconds(self, last: _Record | None, now: float, wall: float) -> float:
         if last is None:
@@ -312,45 +302,3 @@ def _as_of_heartbeat(reading: WorkerMemory, sample: _Record, heartbeat: _Record,
     elif reading.used_bytes is not None and rss_bytes is not None:
         reading = replace(reading, used_bytes=rss_bytes)  # its process's memory is its device's
     return replace(reading, taken_at=heartbeat.at)
-
-
-def _progress(record: _Record) -> RankProgress | None:
-    moving, dump = record.body.get("moving"), record.body.get("dump")
-    if not isinstance(moving, dict):
-        return None
-    last_step, is_out_of_work = number(moving.get("last_step_mono")), moving.get("last_step_empty")
-    return RankProgress(
-        steps_begun=count(moving.get("steps_begun")) or 0,
-        steps_ended=count(moving.get("steps_ended")) or 0,
-        calls=count(record.body.get("calls")) or 0,
-        is_out_of_work=is_out_of_work if isinstance(is_out_of_work, bool) else None,
-        last_step_age_seconds=None if last_step is None else max(record.mono - last_step, 0.0),
-        step_seconds=number(moving.get("step_seconds")),
-        output_seconds=number(moving.get("output_seconds")),
-        rpc=short_text(moving.get("rpc")),
-        rpc_seconds=number(moving.get("rpc_seconds")),
-        call=short_text(moving.get("call")),
-        call_seconds=number(moving.get("call_seconds")),
-        is_compiling=isinstance(dump, str) and _is_compiling(dump),
-        stack=_stack(dump, None) if isinstance(dump, str) else (),
-    )
-
-
-def _stack(dump: str, thread: int | None) -> tuple[str, ...]:
-    """Return one thread's innermost frames as ``file.py:line function``.
-
-    Args:
-        dump: As Python's ``faulthandler`` writes it, threads one after the other.
-        thread: Its number; the first thread where none has that number.
-    """
-    threads = dump.split("\n\n")
-    mark = "" if thread is None else f"0x{thread:016x}"
-    lines = next((text for text in threads if mark in text), threads[0]).splitlines()
-    frames = islice((frame for line in lines if (frame := _FRAME.fullmatch(line))), _MAX_STACK)
-    return tuple(text for frame in frames if (text := short_text(f"{frame[1]}:{frame[2]} {frame[3]}")))
-
-
-def _is_compiling(dump: str) -> bool:
-    """Return whether the first thread of a dump, the one that lasts longest, compiles or captures graphs."""
-    frames = map(_FRAME.fullmatch, dump.partition("\n\n")[0].splitlines())
-    return any(frame is not None and frame[3] in _COMPILES for frame in frames)

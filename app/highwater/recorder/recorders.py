@@ -51,8 +51,7 @@ class Recorders:
     """The recorders of one engine's workers, which write into ``folder``, under the same path.
 
     They take ``rate`` samples in a second and reach back ``seconds``. ``clock`` returns Unix seconds, ``monotonic``
-    those
-    of ``CLOCK_MONOTONIC``, which the workers of this machine share.
+    those of ``CLOCK_MONOTONIC``, which the workers of this machine share.
 
     Attributes:
         files: The folder's files.
@@ -149,8 +148,7 @@ class Recorders:
         """Follow recorders that run already, which takes no call: workers start them by themselves.
 
         The files of ``former``, a life that has ended, look alive for a moment longer. ``self_started`` leaves
-        recorders alone
-        that a sidecar started: they may be another engine's.
+        recorders alone that a sidecar started: they may be another engine's.
         """
         # a writer that is only silent has not ended: another engine's files are not its.
         has_writer = any(record.status not in {"dead", "ended"} for record in self.records)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.recorder.progress import Demand, RankProgress, judge, requested_since
+from highwater.recorder.progress import Demand, judge, requested_since
+from highwater.recorder.rank_progress import RankProgress
 
 
 def idle(**beside) -> Demand:
