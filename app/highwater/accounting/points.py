@@ -31,7 +31,7 @@ _UNKNOWN: Final = Components()
 class MemoryPoint:
     """One rank at one moment; ``None`` is unknown."""
 
-    at: float  # unix seconds
+    at: float  # Unix seconds
     total_bytes: int | None = None
     used_bytes: int | None = None
     free_bytes: int | None = None

@@ -117,14 +117,14 @@ class Engine:
         self._outstanding_op = ""
         self._outstanding_since = 0.0
         self._answered_at: float | None = None
-        # a context without authorities: by default httpx would load 3 MB of them.
+        # A context without authorities: by default httpx would load 3 MB of them.
         verify = ssl_context or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         limits = httpx.Limits(max_connections=8, max_keepalive_connections=4, keepalive_expiry=KEEPALIVE_SECONDS)
         base = url
         if url.startswith("unix:"):
             transport = transport or httpx.AsyncHTTPTransport(uds=url.removeprefix("unix:"), limits=limits)
             base = "http://localhost"
-        # a worker call has no deadline: only keep-alive probes notice a peer that has vanished.
+        # A worker call has no deadline: only keep-alive probes notice a peer that has vanished.
         transport = transport or httpx.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=_KEEPALIVE)
         self._client = httpx.AsyncClient(
             base_url=base,
@@ -132,7 +132,7 @@ class Engine:
             limits=limits,
             transport=transport,
             verify=verify,
-            # a proxy variable meant for the internet must not catch calls to the neighbour.
+            # A proxy variable meant for the internet must not catch calls to the neighbour.
             trust_env=False,
         )
 

@@ -104,7 +104,7 @@ def _without_engine(counted: EngineVerdict, seen: Seen, now: float) -> _Finding 
     if not counted.has_answered:
         return "starting", seen.failure
     if counted.state == "gone":
-        # a process that listens, though it does not respond, is not the one that ended.
+        # A process that listens, though it does not respond, is not the one that ended.
         is_over = counted.since is not None and now - counted.since >= GONE_SECONDS
         is_starting = is_over or seen.is_another_loading or seen.contact != "refused"
         return "starting" if is_starting else "gone", seen.failure

@@ -16,7 +16,7 @@ class _Arrival(NamedTuple):
 
     stamp: float  # its time by the worker's clock
     mono: float  # monotonic seconds
-    at: float  # unix seconds, as they were when it came
+    at: float  # Unix seconds, as they were when it came
 
 
 class Arrivals:

@@ -82,7 +82,7 @@ class SharedDevices:
             try:
                 await self.look()
             except Exception:
-                # a folder or a driver may fail in unforeseen ways; the last known devices stay.
+                # A folder or a driver may fail in unforeseen ways; the last known devices stay.
                 self._internal_error()
                 log.exception("looking for other users of the devices failed unexpectedly")
             await self._sleep(LOOK_SECONDS)

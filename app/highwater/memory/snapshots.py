@@ -91,7 +91,7 @@ class SnapshotFile:
     rank: int | None
     pid: int
     bytes: int
-    written_at: float  # unix seconds
+    written_at: float  # Unix seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class RankStacks:
     entries: int | None  # the number that is kept, the newest
 
 
-_WIRE = TypeAdapter(tuple[RankSnapshot, ...])
-_STACKS_WIRE = TypeAdapter(tuple[RankStacks, ...])
+_SNAPSHOTS = TypeAdapter(tuple[RankSnapshot, ...])
+_STACKS = TypeAdapter(tuple[RankStacks, ...])
 _Answer = TypeVar("_Answer")
 
 
@@ -146,10 +146,10 @@ class Snapshots:
         """Have every worker write a snapshot, or only return how large it would be.
 
         Raises:
-            RequestError: ``Refused``: there is no folder, a snapshot is being taken, or the workers refuse.
-                ``NotOffered``: the
-                devices have none. ``NoRoom``: the disk has too little room. ``NotAvailable``: no
-                    response, or a worker failed.
+            Refused: There is no folder, a snapshot is being taken, or the workers refuse.
+            NotOffered: The devices have none.
+            NoRoom: The disk has too little room.
+            NotAvailable: No response, or a worker failed.
         """
         if self.folder is None and not dry_run:
             raise Refused(
@@ -161,7 +161,7 @@ class Snapshots:
         self._check_engine()
         async with self._lock:
             payload = {} if self.folder is None else {"directory": str(self.folder)}
-            measured = await self._ask(payload | {"dry_run": True})
+            measured = await self._write(payload | {"dry_run": True})
             if dry_run:
                 return Taken(None, measured)
             _check_room(measured)
@@ -170,7 +170,7 @@ class Snapshots:
     async def _take(self, payload: dict[str, Any], caller: Caller | None) -> Taken:
         snapshot = _name(self._clock())
         try:
-            ranks = await self._ask(payload | {"name": snapshot})
+            ranks = await self._write(payload | {"name": snapshot})
         except RequestError as exc:
             self._history.record("snapshot", f"memory snapshot {snapshot} failed: {exc}", caller=caller)
             raise
@@ -193,11 +193,8 @@ class Snapshots:
             raise Refused("a snapshot is being taken; the history of allocations is turned on or off after it")
         self._check_engine()
         async with self._lock:
-            try:
-                answers = await self._call("record_stacks", {"minutes": minutes, "entries": entries})
-            except EngineUnresponsive as exc:
-                raise NotAvailable(f"{exc}; the workers do it as soon as they can") from exc
-        ranks = _validated(_STACKS_WIRE, "record_stacks", answers)
+            payload = {"minutes": minutes, "entries": entries}
+            ranks = await self._call(_STACKS, "record_stacks", payload, late="the workers do it as soon as they can")
         what = f"turned on for {minutes:g} min" if minutes else "turned off"
         self._history.record("snapshot", f"history of allocations {what} on {len(ranks)} ranks", caller=caller)
         return ranks
@@ -208,23 +205,22 @@ class Snapshots:
         if problem is not None:
             raise NotAvailable(problem)
 
-    async def _ask(self, payload: dict[str, Any]) -> tuple[RankSnapshot, ...]:
-        try:
-            answers = await self._call("snapshot", payload)
-        except EngineUnresponsive as exc:
-            later = "a snapshot that is late is written all the same, and GET /memory/snapshots lists it then"
-            raise NotAvailable(f"{exc}; {later}") from exc
-        return _validated(_WIRE, "snapshot", answers)
+    async def _write(self, payload: dict[str, Any]) -> tuple[RankSnapshot, ...]:
+        late = "a snapshot that is late is written all the same, and GET /memory/snapshots lists it then"
+        return await self._call(_SNAPSHOTS, "snapshot", payload, late=late)
 
-    async def _call(self, op: str, payload: dict[str, Any]) -> list[dict[str, Any]]:
+    async def _call(self, wire: TypeAdapter[_Answer], op: str, payload: dict[str, Any], *, late: str) -> _Answer:
         try:
             answers = await self._engine.rpc(op, payload)
-        except EngineUnresponsive:
-            raise
+        except EngineUnresponsive as exc:
+            raise NotAvailable(f"{exc}; {late}") from exc
         except EngineError as exc:
             raise NotAvailable(str(exc)) from exc
         _check_answers(answers)
-        return answers
+        try:
+            return wire.validate_python(answers)
+        except ValidationError as exc:
+            raise NotAvailable(f"worker call {op}: {flaw(exc.errors())}") from exc
 
     # --- the folder ---
 
@@ -308,13 +304,6 @@ def pieces(file: BinaryIO, size: int, most: int = 256 * 1024) -> Iterator[bytes]
         while size > 0 and (piece := file.read(min(size, most))):
             size -= len(piece)
             yield piece
-
-
-def _validated(wire: TypeAdapter[_Answer], op: str, answers: list[dict[str, Any]]) -> _Answer:
-    try:
-        return wire.validate_python(answers)
-    except ValidationError as exc:
-        raise NotAvailable(f"worker call {op}: {flaw(exc.errors())}") from exc
 
 
 def _name(now: float) -> str:

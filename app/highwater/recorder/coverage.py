@@ -40,5 +40,5 @@ def ranks_expected(records: Sequence[RankRecord]) -> int | None:
 
 
 def _shows_all(newest: WorkerMemory | None) -> bool:
-    # a worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
+    # A worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
     return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)

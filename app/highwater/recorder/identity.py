@@ -36,7 +36,7 @@ class Identity:
     pid_started: Count | None = None  # in ticks since boot: distinguishes a process from a later one with its number
     boot_id: _Word | None = None
     device: Device
-    started_at: Seconds  # unix seconds
+    started_at: Seconds  # Unix seconds
     rate: Annotated[float, Field(gt=0, le=10_000)]  # samples in a second
     seconds: Seconds  # how far the ring reaches back
     extension: _Word | None = None  # the version of the worker extension

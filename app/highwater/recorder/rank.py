@@ -63,7 +63,7 @@ class RankRecord:
 class Machine:
     """The clocks and the processes of this machine."""
 
-    clock: Callable[[], float]  # unix seconds
+    clock: Callable[[], float]  # Unix seconds
     monotonic: Callable[[], float]  # `CLOCK_MONOTONIC`, which the workers of this machine share
     proc: Path  # the folder in which the kernel shows processes
     boot_id: str | None  # the kernel's; `None` where it is not shown

@@ -150,7 +150,7 @@ class Recorders:
         The files of ``former``, a life that has ended, look alive for a moment longer. ``self_started`` leaves
         recorders alone that a sidecar started: they may be another engine's.
         """
-        # a writer that is only silent has not ended: another engine's files are not its.
+        # A writer that is only silent has not ended: another engine's files are not its.
         has_writer = any(record.status not in {"dead", "ended"} for record in self.records)
         if self.are_followed and (has_writer or not self.records):
             return
