@@ -8,7 +8,7 @@ PyTorch still counts) is cut, and a note says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from statistics import linear_regression
 from types import MappingProxyType
@@ -146,8 +146,13 @@ def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tupl
             rank=now.rank,
             dp_rank=now.dp_rank,
             card=card(now),
-            used_bytes=_minus(now.used_bytes, was.used_bytes),
-            components=_combine(_minus, now.components, was.components),
+            used_bytes=difference(now.used_bytes, was.used_bytes),
+            components=Components(
+                **{
+                    name: difference(getattr(now.components, name), getattr(was.components, name))
+                    for name in COMPONENTS
+                }
+            ),
         )
         for now in after
         if (was := earlier.get(rank_key(now))) is not None
@@ -161,7 +166,7 @@ def freed(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[
 
 def total(deltas: Sequence[RankDelta]) -> tuple[int | None, Components]:
     """Return the sum over the ranks: used bytes, each device's once, and by component."""
-    parts = {name: _sum(getattr(delta.components, name) for delta in deltas) for name in COMPONENTS}
+    parts = {name: sum_known(getattr(delta.components, name) for delta in deltas) for name in COMPONENTS}
     used = _once_per_card((delta.card, delta.used_bytes) for delta in deltas)
     cards = [delta.card for delta in deltas if delta.card is not None]
     if used is not None and len(set(cards)) < len(cards):
@@ -175,14 +180,14 @@ def encoder_totals(ranks: Sequence[RankReading]) -> EncoderCacheTotals | None:
     caches = [rank.encoder_cache for rank in ranks if rank.encoder_cache is not None]
     if not caches:
         return None
-    capacities = [cache.capacity_embeds for cache in caches if cache.capacity_embeds is not None]
-    ages = [cache.oldest_age_seconds for cache in caches if cache.oldest_age_seconds is not None]
     return EncoderCacheTotals(
         entries=max(cache.entries for cache in caches),
         device_bytes=sum(cache.device_bytes for cache in caches),
         host_bytes=sum(cache.host_bytes for cache in caches),
-        capacity_embeds=max(capacities, default=None),
-        oldest_age_seconds=max(ages, default=None),
+        capacity_embeds=max((c.capacity_embeds for c in caches if c.capacity_embeds is not None), default=None),
+        oldest_age_seconds=max(
+            (c.oldest_age_seconds for c in caches if c.oldest_age_seconds is not None), default=None
+        ),
         spills=max(cache.spills for cache in caches),
         restores=max(cache.restores for cache in caches),
         restore_seconds=max(cache.restore_seconds for cache in caches),
@@ -233,7 +238,7 @@ def _filling(rank: RankReading, recent: Points) -> RankGrowth:
 
 
 def used_total(ranks: Iterable[RankReading]) -> int | None:
-    """Return the used bytes of all devices, each counted once, whoever uses it."""
+    """Return the used bytes of all devices, each counted once, other programs included."""
     return _once_per_card((card(rank), rank.used_bytes) for rank in ranks)
 
 
@@ -283,15 +288,12 @@ def _slope(points: Points) -> float | None:
 
 def _rss_growth(baseline: Sequence[RankReading], ranks: Sequence[RankReading]) -> int | None:
     earlier = {rank_key(reading): reading.host_memory.rss_bytes for reading in baseline}
-    return _sum(_minus(rank.host_memory.rss_bytes, earlier.get(rank_key(rank))) for rank in ranks)
+    return sum_known(difference(rank.host_memory.rss_bytes, earlier.get(rank_key(rank))) for rank in ranks)
 
 
-def _minus(now: int | None, was: int | None) -> int | None:
+def difference(now: int | None, was: int | None) -> int | None:
+    """Return ``now - was``; ``None`` where either is unknown."""
     return None if now is None or was is None else now - was
-
-
-def _combine(op: Callable[[int | None, int | None], int | None], left: Components, right: Components) -> Components:
-    return Components(**{name: op(getattr(left, name), getattr(right, name)) for name in COMPONENTS})
 
 
 def _once_per_card(sizes: Iterable[tuple[str | None, int | None]]) -> int | None:
@@ -300,9 +302,10 @@ def _once_per_card(sizes: Iterable[tuple[str | None, int | None]]) -> int | None
     for name, size in sizes:
         if size is not None:
             first.setdefault(object() if name is None else name, size)
-    return _sum(first.values())
+    return sum_known(first.values())
 
 
-def _sum(sizes: Iterable[int | None]) -> int | None:
+def sum_known(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum of the known sizes; ``None`` without any."""
     known = [size for size in sizes if size is not None]
     return sum(known) if known else None

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from highwater.accounting.attribution import COMPONENTS, rank_key
+from highwater.accounting.attribution import COMPONENTS, difference, rank_key, sum_known
 from highwater.readings import Components, RankFreed, RankReading
 
 
@@ -44,9 +44,9 @@ def credit(
     """
     earlier = {rank_key(reading): reading for reading in before}
     reported = {
-        (answer.get("dp_rank") or 0, answer.get("rank") or 0): max(size, 0)
-        for answer in detail
-        if isinstance(size := answer.get("freed_bytes"), int)
+        (response.get("dp_rank") or 0, response.get("rank") or 0): max(size, 0)
+        for response in detail
+        if isinstance(size := response.get("freed_bytes"), int)
     }
     parts = {
         rank_key(now): _parts(remedy, earlier[rank_key(now)], now, reported.get(rank_key(now)), is_released=is_released)
@@ -54,11 +54,12 @@ def credit(
         if rank_key(now) in earlier
     }
     ranks = tuple(
-        RankFreed(rank=now.rank, dp_rank=now.dp_rank, freed_bytes=_total(parts[rank_key(now)]))
+        # 0 for a remedy that frees no device memory.
+        RankFreed(rank=now.rank, dp_rank=now.dp_rank, freed_bytes=sum_known(sizes.values()) if sizes else 0)
         for now in after
-        if rank_key(now) in parts
+        if (sizes := parts.get(rank_key(now))) is not None
     )
-    sums = {name: _total([sizes[name] for sizes in parts.values() if name in sizes]) for name in COMPONENTS}
+    sums = {name: sum_known(sizes.get(name) for sizes in parts.values()) for name in COMPONENTS}
     return Credit(ranks, Components(**sums))
 
 
@@ -66,19 +67,19 @@ def _parts(
     remedy: str, was: RankReading, now: RankReading, reported: int | None, *, is_released: bool
 ) -> dict[str, int | None]:
     """Return the freed bytes of the components that the remedy can free; ``None`` where unknown at either end."""
-    cached = _change(was.components.torch_cached_bytes, now.components.torch_cached_bytes)
+    cached = difference(was.components.torch_cached_bytes, now.components.torch_cached_bytes)
     if remedy == "release":
         # On NPU empty_cache drops the operators' workspaces too, on CPU the heap's free pages: both are non_torch.
-        other = _change(was.components.non_torch_bytes, now.components.non_torch_bytes)
+        other = difference(was.components.non_torch_bytes, now.components.non_torch_bytes)
         names = {"cpu": ("non_torch_bytes",), "npu": ("torch_cached_bytes", "non_torch_bytes")}
         own = names.get(was.device.type or "", ("torch_cached_bytes",))
         sizes = {"torch_cached_bytes": _gain(cached), "non_torch_bytes": _gain(other)}
         return _as_reported({name: sizes[name] for name in own}, reported)
     if remedy in {"trim_encoder_cache", "reset_encoder_cache"}:
-        gone = _change(was.components.encoder_cache_bytes, now.components.encoder_cache_bytes)
-        if gone is not None and not is_released:
-            gone += min(cached or 0, 0)
-        return {"encoder_cache_bytes": _gain(gone)}
+        left = difference(was.components.encoder_cache_bytes, now.components.encoder_cache_bytes)
+        if left is not None and not is_released:
+            left += min(cached or 0, 0)
+        return {"encoder_cache_bytes": _gain(left)}
     return {}
 
 
@@ -94,18 +95,5 @@ def _as_reported(sizes: dict[str, int | None], reported: int | None) -> dict[str
     return {**credited, last: reported}
 
 
-def _change(was: int | None, now: int | None) -> int | None:
-    return None if was is None or now is None else was - now
-
-
 def _gain(change: int | None) -> int | None:
     return None if change is None else max(change, 0)
-
-
-def _total(sizes: Mapping[str, int | None] | Sequence[int | None]) -> int | None:
-    """Return the sum of the known sizes; ``None`` without any, 0 for a remedy that frees no device memory."""
-    values = list(sizes.values()) if isinstance(sizes, Mapping) else list(sizes)
-    known = [size for size in values if size is not None]
-    if not known:
-        return 0 if isinstance(sizes, Mapping) and not sizes else None
-    return sum(known)

@@ -218,7 +218,7 @@ def _base(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise SidecarUnreachable(_line(f"{url!r} is no URL of a sidecar; one is http://127.0.0.1:8001"))
+        raise SidecarUnreachable(_line(f"{url!r} is not the URL of a sidecar; an example is http://127.0.0.1:8001"))
     if parts.username is not None:
         raise SidecarUnreachable("the URL carries a user name; the token belongs in HIGHWATER_ADMIN_TOKEN")
     return full.partition("?")[0].partition("#")[0].rstrip("/")

@@ -1,6 +1,6 @@
 """Detection of what this engine can do, without side effects.
 
-Never a POST (it would act), never an OPTIONS (vLLM's CORS middleware answers it for every path): the OpenAPI page
+Never a POST (it would act), never an OPTIONS (vLLM's CORS middleware responses it for every path): the OpenAPI page
 lists the paths where there is one, else a GET on a POST-only path gets 405 or 404.
 """
 
@@ -113,8 +113,8 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
 
 
 async def _version(engine: Engine) -> str | None:
-    answer = await engine.get_json("/version")
-    return answer["version"] if isinstance(answer, dict) and isinstance(answer.get("version"), str) else None
+    response = await engine.get_json("/version")
+    return response["version"] if isinstance(response, dict) and isinstance(response.get("version"), str) else None
 
 
 async def _routes(engine: Engine) -> tuple[Collection[str], str | None]:

@@ -112,7 +112,7 @@ class Engine:
         self.has_rpc_failed = False
         self._request_seconds = request_seconds
         self._rpc_deadline = rpc_deadline_seconds
-        self._turn = asyncio.Lock()
+        self._rpc_lock = asyncio.Lock()
         self._outstanding: asyncio.Task[httpx.Response] | None = None
         self._outstanding_op = ""
         self._outstanding_since = 0.0
@@ -153,11 +153,11 @@ class Engine:
 
     async def get_json(self, path: str, **query: str) -> object:
         """Return the JSON at ``path``; ``None`` where the status is 400 or more, or the body is no JSON."""
-        answer = await self._read(path, params=query)
-        if answer.status >= HTTP_ERROR:
+        response = await self._read(path, params=query)
+        if response.status >= HTTP_ERROR:
             return None
         try:
-            return json.loads(answer.body)
+            return json.loads(response.body)
         except ValueError:
             return None
 
@@ -167,10 +167,10 @@ class Engine:
         Raises:
             EngineRefused: The status is 400 or more.
         """
-        answer = await self._read(path)
-        if answer.status >= HTTP_ERROR:
-            raise EngineRefused(f"GET {path} answered {answer.status}", answer.status)
-        return answer.body.decode(errors="replace")
+        response = await self._read(path)
+        if response.status >= HTTP_ERROR:
+            raise EngineRefused(f"GET {path} answered {response.status}", response.status)
+        return response.body.decode(errors="replace")
 
     async def has_post(self, path: str) -> bool:
         """Return whether ``path`` is a POST-only route: a GET gets 405 there, 404 elsewhere, and changes nothing."""
@@ -218,7 +218,7 @@ class Engine:
         body = bytearray()
         async with self._client.stream("GET", path, **options) as response:
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise EngineGarbled(f"GET {path}: compressed, though that was not asked for")
+                raise EngineGarbled(f"GET {path}: compressed, though that was not requested")
             async for piece in response.aiter_bytes():
                 body += piece
                 if len(body) > max_bytes:
@@ -295,7 +295,7 @@ class Engine:
         """
         if not self.rpc_allowed:
             raise EngineRefused("the worker extension is not known to be loaded", 409)
-        async with self._turn:
+        async with self._rpc_lock:
             self._refuse_while_outstanding()
             body = {"method": RPC_METHOD, "args": [op, json.dumps(payload or {})]}
             call = asyncio.create_task(self._client.post("/collective_rpc", json=body, timeout=None))
@@ -309,11 +309,11 @@ class Engine:
             response = call.result()
         self.has_rpc_failed = self.has_rpc_failed or response.is_server_error
         if len(response.content) > _LARGE_BYTES:
-            answers = await asyncio.to_thread(_worker_answers, op, response)
+            results = await asyncio.to_thread(_worker_results, op, response)
         else:
-            answers = _worker_answers(op, response)
+            results = _worker_results(op, response)
         self._answered_at = self._clock()
-        return answers
+        return results
 
     def _refuse_while_outstanding(self) -> None:
         if self._outstanding is not None and not self._outstanding.done():
@@ -341,18 +341,17 @@ def _is_refused(exc: BaseException | None) -> bool:
     return exc is not None
 
 
-def _worker_answers(op: str, response: httpx.Response) -> list[dict[str, Any]]:
+def _worker_results(op: str, response: httpx.Response) -> list[dict[str, Any]]:
     if response.status_code >= HTTP_ERROR:
         raise EngineRefused(f"worker call {op} answered {response.status_code}", response.status_code)
     try:
-        results = response.json()["results"]
-        answers = [json.loads(result) for result in results]
+        results = [json.loads(result) for result in response.json()["results"]]
     except (ValueError, KeyError, TypeError) as exc:
         raise EngineGarbled(f"worker call {op}: not a list of JSON texts") from exc
-    if not answers or not all(isinstance(answer, dict) for answer in answers):
-        raise EngineGarbled(f"worker call {op}: {len(answers)} answers, not every one an object")
-    strays = {str(answer.get("op")) for answer in answers} - {op}
+    if not results or not all(isinstance(result, dict) for result in results):
+        raise EngineGarbled(f"worker call {op}: {len(results)} answers, not every one an object")
+    strays = {str(result.get("op")) for result in results} - {op}
     if strays:
         # One raising worker method shifts vLLM's per-rank queues by one for ever (vLLM pull request 57846).
         raise EngineGarbled(f"worker call {op} was answered with {sorted(strays)}: its worker queues are out of step")
-    return answers
+    return results

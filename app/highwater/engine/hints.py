@@ -34,10 +34,10 @@ def missing_hint(missing: Sequence[MissingRank], expected: int, recorders_proble
     if recorders_problem is None:
         return (
             f"{there} answer: vLLM's collective_rpc returns only the first data-parallel engine's results; with "
-            "recorder_dir the others are heard of too"
+            "recorder_dir the others report too"
         )
     problem = f"; {recorders_problem}" if recorders_problem else ""
-    return f"{there} are heard of; missing: {missing_text(missing)}{problem}"
+    return f"{there} report; missing: {missing_text(missing)}{problem}"
 
 
 def setup_hint(capabilities: Capabilities) -> str | None:

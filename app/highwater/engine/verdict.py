@@ -112,7 +112,7 @@ def _without_engine(counted: EngineVerdict, seen: Seen, now: float) -> _Finding 
         return None
     if seen.workers is not None or counted.refused_rounds >= REFUSED_ROUNDS:
         return "gone", seen.failure
-    return counted.state, f"{seen.failure}; it is asked once more before it counts as gone"
+    return counted.state, f"{seen.failure}; it is polled once more before it counts as gone"
 
 
 def _with_engine(counted: EngineVerdict, seen: Seen, now: float, max_step_seconds: float) -> _Finding:
@@ -152,7 +152,7 @@ def _is_known(progress: Progress | None) -> bool:
 
 
 def _held(before: EngineState, seen: Seen) -> EngineState | None:
-    """Return whether it is paused or asleep: as it says, or as it said last where it says nothing."""
+    """Return whether it is paused or asleep; the last known state where it did not say."""
     if seen.sleeping or (seen.sleeping is None and before == "sleeping"):
         return "sleeping"
     return "paused" if seen.paused or (seen.paused is None and before == "paused") else None

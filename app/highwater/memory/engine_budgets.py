@@ -19,7 +19,7 @@ _Process = tuple[str | None, int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """One worker's start; its phases are empty where nobody saw them."""
+    """One worker's start; without phases where none were recorded."""
 
     engine_budget: EngineBudget
     start: tuple[StartPhase, ...] = ()
@@ -45,17 +45,17 @@ class EngineBudgets:
         if not present - self._known.keys():
             return
         try:
-            answers = await self._engine.rpc("budget")
+            responses = await self._engine.rpc("budget")
         except EngineError:
             return  # it is reported where its memory is read, and tried again at the next poll
-        self._known = dict.fromkeys(present) | dict(map(_started, answers))
+        self._known = dict.fromkeys(present) | dict(map(_started, responses))
 
 
-def _started(answer: Mapping[str, Any]) -> tuple[_Process, Started | None]:
-    process = answer.get("host"), answer.get("pid"), answer.get("pid_started")
+def _started(response: Mapping[str, Any]) -> tuple[_Process, Started | None]:
+    process = response.get("host"), response.get("pid"), response.get("pid_started")
     try:
-        reported = {key: answer.get(key) for key in ("engine_budget", "start")}
+        reported = {key: response.get(key) for key in ("engine_budget", "start")}
         # An older package does not know the operation.
-        return process, _STARTED.validate_python(cleaned(reported)) if answer.get("ok") else None
+        return process, _STARTED.validate_python(cleaned(reported)) if response.get("ok") else None
     except ValidationError:
         return process, None

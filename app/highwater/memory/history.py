@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 from highwater.accounting.attribution import RankKey, first_of_each_card, used_total
@@ -137,14 +138,11 @@ class History:
         return points
 
     def _recent(self, seconds: float) -> list[_Sample]:
-        samples: list[_Sample] = []
-        for sample in reversed(self._samples):
-            last = self._samples[-1]
-            if sample.mono < last.mono - seconds or sample.identities != last.identities:
-                break
-            samples.append(sample)
-        samples.reverse()
-        return samples
+        if not self._samples:
+            return []
+        earliest, identities = self._samples[-1].mono - seconds, self._samples[-1].identities
+        recent = takewhile(lambda one: one.mono >= earliest and one.identities == identities, reversed(self._samples))
+        return list(recent)[::-1]
 
     # --- events ---
 

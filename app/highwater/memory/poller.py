@@ -140,11 +140,6 @@ class Poller:
         """The engine's present life."""
         return self._lives.present
 
-    @property
-    def baseline(self) -> tuple[RankReading, ...]:
-        """The first readings after the engine became ready; empty before, and where they are not known."""
-        return self._lives.present.baseline
-
     async def run(self) -> None:
         """Poll until cancelled, on a grid that a slow poll does not shift; in between read as ``pace`` says."""
         now = asyncio.get_running_loop().time  # what asyncio sleeps by
@@ -174,7 +169,7 @@ class Poller:
         except Exception:
             # As above: polls go on without the policy's pace.
             self._internal_error()
-            log.exception("the pace could not be asked for")
+            log.exception("the policy's pace failed")
             self._observer.poll_failed("poller", "unexpected")
             return self._poll_seconds, self.read_recorders
 
@@ -339,7 +334,7 @@ class Poller:
         # The memory that an engine takes while it loads is no growth.
         seconds = 0.0 if self._up_since is None else min(self._clock() - self._up_since, GROWTH_SECONDS)
         used, by_rank = self._history.recent_used(seconds), self._history.recent_used_by_rank(seconds)
-        grown = replace(growth(self.baseline, ranks, used, by_rank), reason=self.life.baseline_problem)
+        grown = replace(growth(self.life.baseline, ranks, used, by_rank), reason=self.life.baseline_problem)
         return grown if self._up_since is not None else without_forecast(grown)
 
     def _status(self, outcome: Round, hint: str | None) -> EngineStatus:

@@ -96,7 +96,7 @@ def missing_ranks(
     silent = {_place(record.identity, tensor_parallel): record for record in records}
     last = {_place(rank, tensor_parallel): rank for rank in was}
     known = {_place(rank, tensor_parallel): rank for rank in before}
-    first = _first_replica(sizes.data_parallel, (place for heard in (there, silent, last) for place in heard))
+    first = _first_replica(sizes.data_parallel, (*there, *silent, *last))
     replicas = range(first, first + sizes.data_parallel)
     return tuple(
         _missing(place, silent.get(place), last.get(place), known.get(place))
@@ -108,9 +108,9 @@ def missing_ranks(
 _Place: TypeAlias = tuple[int, int, int]
 
 
-def _first_replica(replicas: int, heard: Iterable[_Place]) -> int:
+def _first_replica(replicas: int, known_places: Iterable[_Place]) -> int:
     """Return the first replica's number: behind an external load balancer a server has a range of all replicas."""
-    numbers = {dp_rank for dp_rank, _, _ in heard}
+    numbers = {dp_rank for dp_rank, _, _ in known_places}
     return 0 if max(numbers, default=0) < replicas else min(numbers) // replicas * replicas
 
 

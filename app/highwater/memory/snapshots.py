@@ -118,7 +118,7 @@ class RankStacks:
 
 _SNAPSHOTS = TypeAdapter(tuple[RankSnapshot, ...])
 _STACKS = TypeAdapter(tuple[RankStacks, ...])
-_Answer = TypeVar("_Answer")
+_Response = TypeVar("_Response")
 
 
 class Snapshots:
@@ -209,16 +209,16 @@ class Snapshots:
         late = "a snapshot that is late is written all the same, and GET /memory/snapshots lists it then"
         return await self._call(_SNAPSHOTS, "snapshot", payload, late=late)
 
-    async def _call(self, wire: TypeAdapter[_Answer], op: str, payload: dict[str, Any], *, late: str) -> _Answer:
+    async def _call(self, wire: TypeAdapter[_Response], op: str, payload: dict[str, Any], *, late: str) -> _Response:
         try:
-            answers = await self._engine.rpc(op, payload)
+            responses = await self._engine.rpc(op, payload)
         except EngineUnresponsive as exc:
             raise NotAvailable(f"{exc}; {late}") from exc
         except EngineError as exc:
             raise NotAvailable(str(exc)) from exc
-        _check_answers(answers)
+        _check_responses(responses)
         try:
-            return wire.validate_python(answers)
+            return wire.validate_python(responses)
         except ValidationError as exc:
             raise NotAvailable(f"worker call {op}: {flaw(exc.errors())}") from exc
 
@@ -315,15 +315,15 @@ def _rank(text: str) -> int | None:
     return None if text == "x" else int(text)
 
 
-def _check_answers(answers: list[dict[str, Any]]) -> None:
-    failed = [answer for answer in answers if not answer.get("ok")]
+def _check_responses(responses: list[dict[str, Any]]) -> None:
+    failed = [response for response in responses if not response.get("ok")]
     if not failed:
         return
     reported = failed[0].get("error")
     error = reported if isinstance(reported, dict) else {}
     message = str(error.get("message", "no reason given"))
-    if len(failed) < len(answers):
-        message = f"{len(failed)} of {len(answers)} ranks failed; the first error: {message}"
+    if len(failed) < len(responses):
+        message = f"{len(failed)} of {len(responses)} ranks failed; the first error: {message}"
     raise _ERRORS.get(error.get("code"), NotAvailable)(message)
 
 

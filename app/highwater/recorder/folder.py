@@ -183,7 +183,7 @@ class RecorderFolder:
         self._folder_problem = None
         if len(names) > MAX_FILES or len(listed) == MAX_ENTRIES:
             read = f"{MAX_FILES} rings among {MAX_ENTRIES} files"
-            self._folder_problem = f"recorder_dir: {self.folder} holds more than the {read} that are looked at"
+            self._folder_problem = f"recorder_dir: {self.folder} holds more than the {read} that are read"
         return names[:MAX_FILES]
 
     # --- any life ---

@@ -126,7 +126,7 @@ def _held_up(ranks: Sequence[RankRecord], max_step_seconds: float) -> _Finding |
     # The engine's own calls of the worker, and a compilation, end by themselves: a restart would only begin anew.
     may_last = rank.progress is not None and (rank.progress.call is not None or rank.progress.is_compiling)
     if seconds > limit and not may_last:
-        return "stuck", seconds, f"{place}: longer than the {_seconds(limit)} that may be in order"
+        return "stuck", seconds, f"{place}: longer than the {_seconds(limit)} limit"
     if seconds >= LONG_SECONDS:
         return "busy", seconds, place
     return "progressing", None, f"steps begin and end; {rank.name} is in one"
@@ -140,10 +140,10 @@ def _may_compile(progress: RankProgress | None) -> bool:
 
 def _unreported(ranks: Sequence[RankRecord]) -> _Finding | None:
     """Return a rank of which nothing is known: it may be in a step."""
-    untold = [rank for rank in ranks if rank.status != "alive" or rank.progress is None]
-    if not untold:
+    unreported = [rank for rank in ranks if rank.status != "alive" or rank.progress is None]
+    if not unreported:
         return None
-    named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in untold)
+    named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in unreported)
     return "unknown", None, f"not every rank reports progress: {named}"
 
 
@@ -181,18 +181,18 @@ def _without_requests(ranks: Sequence[RankRecord], demand: Demand, quiet: float,
     if demand.is_held:
         return "idle", since, f"the engine is paused or asleep; {last}"
     if demand.requests_running is not None and demand.requests_waiting is not None:
-        return "idle", since, f"nothing is asked for; {last}"
+        return "idle", since, f"no requests; {last}"
     if _are_out_of_work(ranks):
         return "idle", since, f"{last} and had nothing to do"
     if quiet < NO_STEP_SECONDS:
-        return "progressing", None, f"{last}; the engine does not tell what it is asked for"
+        return "progressing", None, f"{last}; the engine does not report its requests"
     if _loop_answers(demand):
         return "idle", since, f"{last}, and the engine's loop answers calls"
-    return "unknown", None, f"{last}; the engine does not tell what it is asked for"
+    return "unknown", None, f"{last}; the engine does not report its requests"
 
 
 def _no_work(seconds: float, asked: str, last: str) -> _Finding:
-    return "stuck", seconds, f"the engine's loop hands out no work: {asked}, no rank is in a step, and {last}"
+    return "stuck", seconds, f"the engine's loop schedules no work: {asked}, no rank is in a step, and {last}"
 
 
 # --- facts about records and demand ---

@@ -179,27 +179,27 @@ class Recorders:
         instance = self.files.instance or secrets.token_hex(8)
         self.files.follow(instance)
         try:
-            answers = await self._start(instance)
-            other = _other_instance(answers)
+            responses = await self._start(instance)
+            other = _other_instance(responses)
             if other is not None:
                 # Ours may run on some, also of those engines whose workers do not respond: all must have one name.
                 await self._engine.rpc("recorder_stop", {"instance": instance})
                 self.files.follow(other)
-                answers = await self._start(other)
+                responses = await self._start(other)
         except EngineError as exc:
             self._refusal = f"the recorders were not started: {exc}"
             return
-        refusals = [answer for answer in answers if not answer.get("ok")]
-        self._started = len(answers) - len(refusals)
-        self._refusal = _refusal(refusals[0]) if refusals else self._elsewhere(answers)
+        refusals = [response for response in responses if not response.get("ok")]
+        self._started = len(responses) - len(refusals)
+        self._refusal = _refusal(refusals[0]) if refusals else self._elsewhere(responses)
 
     async def _start(self, instance: str) -> Sequence[Mapping[str, Any]]:
         payload = {"directory": str(self._folder), "instance": instance, "rate": self._rate, "seconds": self._seconds}
         return await self._engine.rpc("recorder_start", payload)
 
-    def _elsewhere(self, answers: Sequence[Mapping[str, Any]]) -> str | None:
+    def _elsewhere(self, responses: Sequence[Mapping[str, Any]]) -> str | None:
         """Return the problem where running recorders write into another folder."""
-        named = (answer.get("path") for answer in answers)
+        named = (response.get("path") for response in responses)
         paths = (Path(path) for path in named if isinstance(path, str) and path.isprintable())
         folder = next((path.parent for path in paths if path.parent != self._folder), None)
         if folder is None:
@@ -321,16 +321,16 @@ def _either(choose: Callable[[list[float]], float], *values: float | None) -> fl
     return choose(known) if known else None
 
 
-def _other_instance(answers: Sequence[Mapping[str, Any]]) -> str | None:
+def _other_instance(responses: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the name of recorders that another sidecar started."""
-    names = (answer.get("instance") for answer in answers if answer.get("ok") and answer.get("other"))
+    names = (response.get("instance") for response in responses if response.get("ok") and response.get("other"))
     return next((name for name in names if isinstance(name, str) and re.fullmatch("[0-9a-f]{16}", name)), None)
 
 
-def _refusal(answer: Mapping[str, Any]) -> str:
-    error = answer.get("error")
+def _refusal(response: Mapping[str, Any]) -> str:
+    error = response.get("error")
     reason = error.get("message") if isinstance(error, dict) else error
-    return f"rank {answer.get('rank')} did not start its recorder: {reason}"
+    return f"rank {response.get('rank')} did not start its recorder: {reason}"
 
 
 def _is_within(record: RankRecord, seconds: float) -> bool:

@@ -586,7 +586,7 @@ def test_of_too_many_files_those_of_this_life_count(recorder, writers, folder):
         (folder / f"highwater-{'0' * 16}-{number}.ring").touch()
     writers().sample()
     assert len(recorder.read()) == 1
-    assert "holds more than the 256 rings among 4096 files that are looked at" in recorder.problems[0]
+    assert "holds more than the 256 rings among 4096 files that are read" in recorder.problems[0]
     assert len(recorder.others()) == MAX_FILES - 1
 
 

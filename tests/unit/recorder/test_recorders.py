@@ -390,7 +390,7 @@ async def test_a_missing_rank_is_named_with_what_was_last_known(fly, how):
     assert (missing.rank, missing.host, missing.pid, missing.status) == (0, "node-a", lost.pid, how)
     assert (missing.last_seen_at, missing.used_bytes) == (seen_at, USED_READY)
     assert (report.ranks_expected, report.ranks_reported) == (2, 1)
-    assert f"1 of 2 ranks are heard of; missing: dp 1 pp 0 tp 0 ({how})" in (report.engine.hint or "")
+    assert f"1 of 2 ranks report; missing: dp 1 pp 0 tp 0 ({how})" in (report.engine.hint or "")
 
 
 async def test_a_rank_that_has_not_written_yet_is_missing(fly):
@@ -432,10 +432,10 @@ async def test_the_baseline_grows_by_ranks_that_are_heard_of_later(fly):
     """Growth is told of each from its own beginning."""
     core = fly(tensor_parallel=1, data_parallel=2)
     await spared(core)
-    assert [rank.dp_rank for rank in core.poller.baseline] == [0]
+    assert [rank.dp_rank for rank in core.poller.life.baseline] == [0]
     core.fake.serve_images(1)
     assert (await spared(core)).growth.since_ready_bytes == IMAGE_BYTES
-    assert [rank.dp_rank for rank in core.poller.baseline] == [0, 1]
+    assert [rank.dp_rank for rank in core.poller.life.baseline] == [0, 1]
     core.fake.serve_images(1)
     assert (await spared(core)).growth.since_ready_bytes == 3 * IMAGE_BYTES
 
@@ -660,7 +660,7 @@ async def test_requests_that_no_step_follows_are_stuck(core):
     states += [(await spared(core, 4.0)).engine.state for _ in range(3)]
     report = core.poller.current()
     assert (states[0], states[-1], report.progress.verdict) == ("ready", "stuck", "stuck")
-    assert "hands out no work" in (report.engine.hint or "")
+    assert "schedules no work" in (report.engine.hint or "")
 
 
 async def test_what_waits_in_a_paused_engine_is_not_stuck(core):

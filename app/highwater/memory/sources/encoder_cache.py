@@ -106,8 +106,8 @@ class EncoderCacheEntries:
         async with self._lock:
             if self._answered is None or not self._is_fresh(self._answered):
                 now = self._clock()
-                answers = await self._engine.rpc("encoder_cache", {"limit": MAX_ENTRIES, "sort": "bytes"})
-                self._answered = EntriesReading(tuple(map(_answered, answers)), now)
+                responses = await self._engine.rpc("encoder_cache", {"limit": MAX_ENTRIES, "sort": "bytes"})
+                self._answered = EntriesReading(tuple(map(_answered, responses)), now)
             return self._answered
 
     async def of_records(self, records: Sequence[RankRecord]) -> EntriesReading:
@@ -141,12 +141,12 @@ class EncoderCacheEntries:
         return self._clock() - reading.at < KEPT_SECONDS
 
 
-def _answered(answer: Mapping[str, Any]) -> RankEntries:
-    rows = answer.get("entries")
-    if not answer.get("ok") or not isinstance(rows, list):
-        raise EngineGarbled(f"rank {answer.get('rank')} could not list: {answer.get('error')}")
+def _answered(response: Mapping[str, Any]) -> RankEntries:
+    rows = response.get("entries")
+    if not response.get("ok") or not isinstance(rows, list):
+        raise EngineGarbled(f"rank {response.get('rank')} could not list: {response.get('error')}")
     dropped = {"ok", "op", "schema", "entries"}
-    return RankEntries({key: value for key, value in answer.items() if key not in dropped}, rows)
+    return RankEntries({key: value for key, value in response.items() if key not in dropped}, rows)
 
 
 def _head(record: RankRecord) -> Mapping[str, Any]:

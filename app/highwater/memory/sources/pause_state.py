@@ -17,8 +17,8 @@ class PauseState(Source):
         return capabilities.is_paused
 
     async def read(self) -> Observation:  # noqa: D102
-        answer = await self._engine.get_json("/is_paused")
-        paused = answer.get("is_paused") if isinstance(answer, dict) else None
+        response = await self._engine.get_json("/is_paused")
+        paused = response.get("is_paused") if isinstance(response, dict) else None
         if not isinstance(paused, bool):
-            raise EngineGarbled(f"GET /is_paused answered {answer!r}")
+            raise EngineGarbled(f"GET /is_paused answered {response!r}")
         return Observation(paused=paused)

@@ -29,14 +29,16 @@ class Workers(Source):
         return capabilities.collective_rpc
 
     async def read(self) -> Observation:  # noqa: D102 - as in Source
-        answers = await self._engine.rpc("memory")
-        for answer in answers:
-            if not answer.get("ok"):
-                raise EngineGarbled(f"rank {answer.get('rank')} could not read its memory: {answer.get('error')}")
-            if answer.get("schema") != SCHEMA:
-                raise EngineGarbled(f"the worker extension speaks schema {answer.get('schema')}, the sidecar {SCHEMA}")
+        responses = await self._engine.rpc("memory")
+        for response in responses:
+            if not response.get("ok"):
+                raise EngineGarbled(f"rank {response.get('rank')} could not read its memory: {response.get('error')}")
+            if response.get("schema") != SCHEMA:
+                raise EngineGarbled(
+                    f"the worker extension speaks schema {response.get('schema')}, the sidecar {SCHEMA}"
+                )
         try:
-            workers = _WIRE.validate_python(answers)
+            workers = _WIRE.validate_python(responses)
         except ValidationError as exc:
             raise EngineGarbled(f"worker call memory: {flaw(exc.errors())}") from exc
         if self._budgets is not None:
